@@ -1,0 +1,1 @@
+"""Durable bulk operations for Python."""

@@ -1,0 +1,83 @@
+"""Time, identity and chance come in from outside, so that tests can hold them still."""
+
+from __future__ import annotations
+
+import random
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Protocol
+
+__all__ = ["Clock", "Entropy", "ManualClock", "SystemClock", "from_micros", "micros", "operation_id"]
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def micros(instant: datetime) -> int:
+    """An instant as whole microseconds since 1970, the form in which every database stores it."""
+    return (instant - EPOCH) // timedelta(microseconds=1)
+
+
+def from_micros(value: int) -> datetime:
+    """The instant, in UTC, that `micros` wrote."""
+    return EPOCH + timedelta(microseconds=value)
+
+
+class Clock(Protocol):
+    """Where the time comes from; `is_real` says whether the database may use its own clock instead."""
+
+    is_real: bool
+
+    def now_us(self) -> int:
+        """Microseconds since 1970."""
+
+    def monotonic(self) -> float:
+        """Seconds on a clock that never jumps and also counts suspend."""
+
+
+class SystemClock:
+    """The machine's clock."""
+
+    is_real = True
+
+    def now_us(self) -> int:
+        return time.time_ns() // 1000
+
+    def monotonic(self) -> float:
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class ManualClock:
+    """A clock that moves only when told; for tests."""
+
+    is_real = False
+
+    def __init__(self, start: datetime = datetime(2030, 1, 1, tzinfo=UTC)) -> None:
+        self._us = micros(start)
+
+    def now_us(self) -> int:
+        return self._us
+
+    def monotonic(self) -> float:
+        return self._us / 1e6
+
+    def advance(self, seconds: float) -> None:
+        """Move time forward."""
+        self._us += round(seconds * 1e6)
+
+
+@dataclass(frozen=True)
+class Entropy:
+    """Chance: random bits for ids and a generator for jitter."""
+
+    bits: Callable[[int], int] = secrets.randbits
+    jitter: random.Random = field(default_factory=random.Random)
+
+
+def operation_id(clock: Clock, entropy: Entropy) -> str:
+    """A new UUID version 7: ids sort by time of creation."""
+    value = (clock.now_us() // 1000) << 80 | 0x7 << 76 | entropy.bits(12) << 64 | 0b10 << 62 | entropy.bits(62)
+    text = f"{value:032x}"
+    return "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
