@@ -1,0 +1,50 @@
+"""Database URLs: which database is meant, and whether its driver is there."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+from sqlalchemy import URL, make_url
+from sqlalchemy.exc import ArgumentError
+
+from penstock.db.dialects import DIALECTS, Dialect
+from penstock.errors import SettingsInvalid
+
+__all__ = ["parse"]
+
+KNOWN = "sqlite:///file.db, postgresql://user:password@host/name, mariadb://user:password@host/name"
+
+
+def parse(url: str) -> tuple[URL, Dialect]:
+    """The URL as the driver wants it, and its dialect; `SettingsInvalid` says what would be right."""
+    try:
+        given = make_url(url)
+    except (ArgumentError, ValueError):
+        raise SettingsInvalid(f"the database URL cannot be read; known forms are: {KNOWN}") from None
+    scheme = given.drivername.partition("+")[0]
+    for dialect in DIALECTS:
+        if scheme in dialect.schemes:
+            _require_driver(dialect)
+            _require_place(dialect, given)
+            return dialect.arrange(given.set(drivername=dialect.driver)), dialect
+    raise SettingsInvalid(f"the database URL begins with {scheme!r}; known forms are: {KNOWN}")
+
+
+def _require_driver(dialect: Dialect) -> None:
+    if find_spec(dialect.module) is None:
+        raise SettingsInvalid(
+            f'{dialect.name} needs the driver {dialect.module}: pip install "penstock[{dialect.extra}]"'
+        )
+
+
+def _require_place(dialect: Dialect, url: URL) -> None:
+    if not dialect.is_file:
+        if not url.database:
+            raise SettingsInvalid(f"the database URL {url} names no database; known forms are: {KNOWN}")
+        return
+    if not url.database or ":memory:" in url.database or url.query.get("mode") == "memory":
+        raise SettingsInvalid("a SQLite database in memory forgets everything; name a file: sqlite:///penstock.db")
+    folder = Path(url.database.removeprefix("file:")).absolute().parent
+    if not folder.is_dir():
+        raise SettingsInvalid(f"the folder of the database does not exist: {folder}")

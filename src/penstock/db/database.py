@@ -1,0 +1,207 @@
+"""The database: one pool of connections, write transactions that are repeated when they collide, snapshots to read."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from typing import Any, Self, TypeVar
+
+from sqlalchemy import ColumnElement, event
+from sqlalchemy.exc import DBAPIError, InvalidRequestError
+from sqlalchemy.exc import TimeoutError as PoolExhausted
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+
+from penstock.clock import Clock
+from penstock.db.address import parse
+from penstock.db.dialects import Dialect, notice_partitions
+from penstock.db.safety import Finding, judge, refuse_unsafe
+from penstock.errors import DatabaseUnsafe, SettingsInvalid, Unavailable
+
+__all__ = ["CommitUnknown", "Database"]
+
+T = TypeVar("T")
+
+TRIES_MAX = 10
+BACKOFF_S = 0.005
+BACKOFF_MAX_S = 0.5
+POOL_WAIT_S = 10
+
+
+class CommitUnknown(Unavailable):
+    """The connection died at COMMIT: the transaction happened as a whole or not at all, and only a look will tell.
+
+    Never repeated by us. Read again what the transaction would have written, by a version or an id made before it.
+    """
+
+
+class Database:
+    """A database that is safe and has our schema; see `open`."""
+
+    def __init__(self, engine: AsyncEngine, dialect: Dialect, clock: Clock) -> None:
+        self.dialect = dialect
+        self._engine = engine
+        self._clock = clock
+        # SQLite has one writer; ours queue here in order instead of fighting over the file's lock.
+        self._turn: AbstractAsyncContextManager[Any] = asyncio.Lock() if dialect.is_file else nullcontext()
+
+    @classmethod
+    async def open(cls, url: str, *, clock: Clock, upgrade: bool | None = None, pool_size: int = 5) -> Self:
+        """Connect, refuse unsafe settings, and see to the schema.
+
+        `upgrade` None: SQLite upgrades itself, servers raise `DatabaseUnready` unless the schema fits. True: upgrade.
+        False: do not look at the schema.
+        """
+        from penstock.db.upgrade import prepare_schema
+
+        database = cls.connect(url, clock=clock, pool_size=pool_size)
+        try:
+            refuse_unsafe(database.dialect.name, await database.findings())
+            if upgrade is not False:
+                await prepare_schema(database, upgrade=upgrade or database.dialect.is_file)
+        except BaseException:
+            await database.close()
+            raise
+        return database
+
+    @classmethod
+    def connect(cls, url: str, *, clock: Clock, pool_size: int = 5) -> Self:
+        """A database about which nothing has been checked; connections are made when needed."""
+        address, dialect = parse(url)
+        engine = create_async_engine(
+            address,
+            isolation_level="AUTOCOMMIT",
+            connect_args=dialect.connect_args(),
+            pool_size=pool_size,
+            max_overflow=0,
+            pool_timeout=POOL_WAIT_S,
+            # We end every transaction ourselves, so a ROLLBACK on return would be a round trip for nothing.
+            pool_reset_on_return=None,
+            skip_autocommit_rollback=True,
+        )
+        dialect.adapt(engine)
+        event.listen(engine.sync_engine, "connect", _on_connect(dialect))
+        return cls(engine, dialect, clock)
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self._engine.dispose()
+
+    def now(self) -> ColumnElement[int]:
+        """Microseconds since 1970 on the database's clock, as SQL; the given clock's value when it is not real."""
+        return self.dialect.now(self._clock)
+
+    async def transaction(self, work: Callable[[AsyncConnection], Awaitable[T]]) -> T:
+        """Run `work` in a write transaction and commit; all of it is repeated when it collided with another.
+
+        So `work` touches nothing but the database. `Unavailable` when the database is away or the collisions do not
+        end; `CommitUnknown` when it may have happened. Any other error rolls back and propagates.
+        """
+        tries = 0
+        while True:
+            tries += 1
+            try:
+                async with self.write() as tx:
+                    return await work(tx)
+            except DBAPIError as error:
+                if self.dialect.trouble(error) != "contended":
+                    raise
+                if tries == TRIES_MAX:
+                    raise Unavailable(f"a transaction collided with others {tries} times") from error
+            await asyncio.sleep(random.uniform(0, min(BACKOFF_MAX_S, BACKOFF_S * 2**tries)))
+
+    @asynccontextmanager
+    async def write(self) -> AsyncIterator[AsyncConnection]:
+        """One write transaction that is tried once, committed at the end of the block, undone by any error."""
+        async with self._turn, self.connection() as tx:
+            await _send(tx, self.dialect.begin_write)
+            try:
+                yield tx
+            except BaseException:
+                await _roll_back(tx)
+                raise
+            await self._commit(tx)
+
+    @asynccontextmanager
+    async def read(self) -> AsyncIterator[AsyncConnection]:
+        """One consistent snapshot to read; blocks no writer and is blocked by none."""
+        async with self.connection() as tx:
+            await _send(tx, self.dialect.begin_read)
+            try:
+                yield tx
+            finally:
+                await _roll_back(tx)
+
+    async def findings(self) -> tuple[Finding, ...]:
+        """The verdicts on the database's version and settings."""
+        async with self.connection() as connection:
+            facts = (await connection.exec_driver_sql(self.dialect.facts)).mappings().one()
+        return judge(self.dialect.requirements, {str(name): value for name, value in facts.items()})
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator[AsyncConnection]:
+        """A connection outside any transaction: each statement commits by itself."""
+        connection = await self._check_out()
+        try:
+            yield connection
+        except DBAPIError as error:
+            if self.dialect.trouble(error) == "unavailable":
+                raise Unavailable(f"{self.dialect.name} is away: {error.orig}") from error
+            raise
+        finally:
+            await connection.close()
+
+    async def _check_out(self) -> AsyncConnection:
+        try:
+            return await self._engine.connect()
+        except PoolExhausted as error:
+            raise Unavailable(f"no connection became free within {POOL_WAIT_S} s") from error
+        except (OSError, TimeoutError) as error:
+            raise Unavailable(f"{self.dialect.name} cannot be reached: {error}") from error
+        except DBAPIError as error:
+            if self.dialect.trouble(error) == "refused":
+                raise SettingsInvalid(f"{self.dialect.name} refused the connection: {error.orig}") from error
+            raise Unavailable(f"{self.dialect.name} cannot be reached: {error.orig}") from error
+        except TypeError as error:
+            raise SettingsInvalid(f"the database URL has an option the driver does not know: {error}") from error
+        except InvalidRequestError as error:  # a MySQL server behind a mariadb URL
+            raise DatabaseUnsafe(f"this server is not the database its URL names: {error}") from error
+
+    async def _commit(self, tx: AsyncConnection) -> None:
+        try:
+            await tx.exec_driver_sql("COMMIT")
+        except DBAPIError as error:
+            if self.dialect.trouble(error) == "unavailable":
+                raise CommitUnknown(f"the connection died at COMMIT: {error.orig}") from error
+            await _roll_back(tx)
+            raise
+        except OSError as error:
+            await tx.invalidate()
+            raise CommitUnknown(f"the connection died at COMMIT: {error}") from error
+
+
+async def _send(tx: AsyncConnection, statements: tuple[str, ...]) -> None:
+    for statement in statements:
+        await tx.exec_driver_sql(statement)
+
+
+async def _roll_back(tx: AsyncConnection) -> None:
+    """End the transaction, or the connection when even that fails."""
+    if tx.invalidated:
+        return
+    try:
+        await tx.exec_driver_sql("ROLLBACK")
+    except (DBAPIError, OSError) as error:
+        await tx.invalidate(error)
+
+
+def _on_connect(dialect: Dialect) -> Callable[[Any, Any], None]:
+    def prepare(dbapi_connection: Any, _record: Any) -> None:
+        notice_partitions(dbapi_connection.driver_connection)
+        cursor = dbapi_connection.cursor()
+        for statement in dialect.on_connect:
+            cursor.execute(statement)
+        cursor.close()
+
+    return prepare

@@ -1,0 +1,301 @@
+"""What differs between SQLite, PostgreSQL and MariaDB; each difference says what forced it.
+
+Connections are in autocommit mode and we send BEGIN and COMMIT ourselves, so nothing is implicit and we know exactly
+when a COMMIT was sent.
+"""
+
+from __future__ import annotations
+
+import socket
+import sqlite3
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, ClassVar, Literal
+
+from sqlalchemy import URL, BigInteger, ColumnElement, Table, func, literal, literal_column, select
+from sqlalchemy.dialects.mysql import insert as mariadb_insert
+from sqlalchemy.dialects.postgresql import insert as postgresql_insert
+from sqlalchemy.dialects.sqlite import insert as sqlite_insert
+from sqlalchemy.dialects.sqlite.base import SQLiteTypeCompiler
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.sql.dml import Insert
+
+from penstock.clock import Clock
+from penstock.db.onehop import use_one_hop
+from penstock.db.safety import Requirement, at_least, one_of
+
+__all__ = ["DIALECTS", "Dialect", "Trouble"]
+
+# How long a statement waits for a lock; below the 2 s margin in which a worker starts nothing before its lease ends.
+LOCK_WAIT_S = 1.5
+# A frozen process must not hold row locks for ever.
+IDLE_TRANSACTION_S = 30
+CONNECT_S = 5
+# A silent partition is noticed after this: well under a lease of 10 s.
+PARTITION_S = 5
+
+Trouble = Literal["contended", "unavailable", "refused", "other"]
+
+
+class Dialect(ABC):
+    """One database. `is_file` says that it has one writer at a time and upgrades itself when opened."""
+
+    name: ClassVar[str]
+    schemes: ClassVar[tuple[str, ...]]
+    driver: ClassVar[str]
+    module: ClassVar[str]
+    extra: ClassVar[str] = ""
+    is_file: ClassVar[bool] = False
+
+    begin_write: ClassVar[tuple[str, ...]]
+    begin_read: ClassVar[tuple[str, ...]]
+    on_connect: ClassVar[tuple[str, ...]] = ()
+    upgrade_lock: ClassVar[tuple[str, ...]] = ()
+    upgrade_unlock: ClassVar[tuple[str, ...]] = ()
+
+    # One query whose row holds the version and the settings, and what they must be.
+    facts: ClassVar[str]
+    requirements: ClassVar[tuple[Requirement, ...]]
+
+    def arrange(self, url: URL) -> URL:
+        """The URL with options spelled as our driver spells them."""
+        return url
+
+    @abstractmethod
+    def connect_args(self) -> dict[str, Any]:
+        """Arguments for the driver."""
+
+    def adapt(self, engine: AsyncEngine) -> None:  # noqa: B027  # most need nothing
+        """Change what SQLAlchemy would do for this database."""
+
+    @abstractmethod
+    def trouble(self, error: DBAPIError) -> Trouble:
+        """What an error asks for: repeat the transaction, come back later, fix the settings, or none of these."""
+
+    @abstractmethod
+    def clock_expression(self, clock: Clock) -> ColumnElement[int]:
+        """Microseconds since 1970 on the database's own clock."""
+
+    def now(self, clock: Clock) -> ColumnElement[int]:
+        """Microseconds since 1970: the database's clock, or the given one when that is not real."""
+        return self.clock_expression(clock) if clock.is_real else literal(clock.now_us(), BigInteger)
+
+    @abstractmethod
+    def upsert(self, table: Table, *, key: Sequence[str], update: Sequence[str]) -> Insert:
+        """An INSERT that takes over the `update` columns where a row with that `key` exists, or leaves it as it is.
+
+        Execute it with a list of rows. Its row count means nothing: MariaDB counts an update twice.
+        """
+
+    def least(self, *values: ColumnElement[int]) -> ColumnElement[int]:
+        """The smallest of several numbers, none of them null."""
+        return func.least(*values)
+
+
+class _StrictTypes(SQLiteTypeCompiler):
+    """STRICT tables know INTEGER, REAL, TEXT and BLOB only, and want them spelled so."""
+
+    def visit_BIGINT(self, type_: Any, **kw: Any) -> str:
+        return "INTEGER"
+
+    visit_SMALLINT = visit_BOOLEAN = visit_BIGINT
+
+    def visit_VARCHAR(self, type_: Any, **kw: Any) -> str:
+        return "TEXT"
+
+
+class Sqlite(Dialect):
+    name = "sqlite"
+    schemes = ("sqlite",)
+    driver = "sqlite+aiosqlite"
+    module = "aiosqlite"
+    is_file = True
+
+    # A deferred transaction that turns from reading to writing fails at once when another has written.
+    begin_write = ("BEGIN IMMEDIATE",)
+    begin_read = ("BEGIN",)
+    on_connect = (
+        "PRAGMA journal_mode=WAL",
+        "PRAGMA synchronous=FULL",
+        "PRAGMA foreign_keys=ON",
+    )
+    facts = "SELECT sqlite_version() AS version"
+    requirements = (Requirement("version", "3.37 or newer", at_least(3, 37)),)
+
+    def connect_args(self) -> dict[str, Any]:
+        return {"timeout": LOCK_WAIT_S}
+
+    def adapt(self, engine: AsyncEngine) -> None:
+        dialect = engine.dialect
+        dialect.type_compiler_instance = dialect.type_compiler = _StrictTypes(dialect)
+        use_one_hop(engine)
+
+    def trouble(self, error: DBAPIError) -> Trouble:
+        match getattr(error.orig, "sqlite_errorcode", 0) & 0xFF:
+            case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
+                return "contended"
+            case sqlite3.SQLITE_FULL | sqlite3.SQLITE_IOERR | sqlite3.SQLITE_READONLY | sqlite3.SQLITE_CANTOPEN:
+                return "unavailable"
+            case sqlite3.SQLITE_NOTADB:
+                return "refused"
+        return "other"
+
+    def clock_expression(self, clock: Clock) -> ColumnElement[int]:
+        # All processes of a file share a host, hence a clock; SQLite's own has milliseconds only.
+        return literal(clock.now_us(), BigInteger)
+
+    def upsert(self, table: Table, *, key: Sequence[str], update: Sequence[str]) -> Insert:
+        insert = sqlite_insert(table)
+        if not update:
+            return insert.on_conflict_do_nothing(index_elements=key)
+        return insert.on_conflict_do_update(index_elements=key, set_={name: insert.excluded[name] for name in update})
+
+    def least(self, *values: ColumnElement[int]) -> ColumnElement[int]:
+        # SQLite calls it min.
+        return func.min(*values)
+
+
+class Postgresql(Dialect):
+    name = "postgresql"
+    schemes = ("postgresql", "postgres")
+    driver = "postgresql+asyncpg"
+    module = "asyncpg"
+    extra = "postgres"
+
+    begin_write = ("BEGIN ISOLATION LEVEL READ COMMITTED",)
+    begin_read = ("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY",)
+    # The number is ours alone; the lock ends with the transaction.
+    upgrade_lock = ("SET LOCAL lock_timeout = '60s'", "SELECT pg_advisory_xact_lock(7308324469)")
+    facts = (
+        "SELECT current_setting('server_version') AS version, current_setting('fsync') AS fsync,"
+        " current_setting('synchronous_commit') AS synchronous_commit,"
+        " current_setting('full_page_writes') AS full_page_writes,"
+        " current_setting('server_encoding') AS server_encoding"
+    )
+    requirements = (
+        Requirement("version", "13 or newer", at_least(13)),
+        Requirement("fsync", "on", one_of("on")),
+        Requirement("synchronous_commit", "on", one_of("on", "local", "remote_write", "remote_apply")),
+        Requirement("full_page_writes", "on", one_of("on")),
+        Requirement("server_encoding", "UTF8", one_of("UTF8")),
+    )
+
+    def arrange(self, url: URL) -> URL:
+        # libpq, and so every tutorial, says sslmode; asyncpg says ssl.
+        if "sslmode" not in url.query:
+            return url
+        return url.difference_update_query(["sslmode"]).update_query_pairs([("ssl", str(url.query["sslmode"]))])
+
+    def connect_args(self) -> dict[str, Any]:
+        return {
+            "timeout": CONNECT_S,
+            "server_settings": {
+                "application_name": "penstock",
+                "lock_timeout": f"{round(LOCK_WAIT_S * 1000)}ms",
+                "idle_in_transaction_session_timeout": f"{IDLE_TRANSACTION_S}s",
+                "tcp_user_timeout": f"{PARTITION_S}s",
+            },
+        }
+
+    def trouble(self, error: DBAPIError) -> Trouble:
+        code = getattr(error.orig, "sqlstate", None) or ""
+        # Serialization failure, deadlock, lock timeout.
+        if code in {"40001", "40P01", "55P03"}:
+            return "contended"
+        # Connection, resources, operator intervention, system; read only while it fails over.
+        if error.connection_invalidated or code[:2] in {"08", "53", "57", "58"} or code == "25006":
+            return "unavailable"
+        return "refused" if code[:2] in {"28", "3D"} else "other"
+
+    def clock_expression(self, clock: Clock) -> ColumnElement[int]:
+        # now() stands still within a transaction. clock_timestamp() may differ from row to row, which would rule out
+        # an index on the column it is compared with; as a sub-select it is asked once a statement.
+        return select(
+            literal_column("CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000000 AS BIGINT)", BigInteger)
+        ).scalar_subquery()
+
+    def upsert(self, table: Table, *, key: Sequence[str], update: Sequence[str]) -> Insert:
+        insert = postgresql_insert(table)
+        if not update:
+            return insert.on_conflict_do_nothing(index_elements=key)
+        return insert.on_conflict_do_update(index_elements=key, set_={name: insert.excluded[name] for name in update})
+
+
+class Mariadb(Dialect):
+    name = "mariadb"
+    schemes = ("mariadb", "mysql")
+    driver = "mariadb+asyncmy"
+    module = "asyncmy"
+    extra = "mariadb"
+
+    begin_write = ("START TRANSACTION",)
+    # It has no one statement for both; the level holds for the next transaction only.
+    begin_read = (
+        "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ",
+        "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY",
+    )
+    on_connect = (
+        "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
+        # Not strict, it cuts long text and clamps numbers. Notes would each cost a round trip to fetch.
+        "SET SESSION sql_mode = 'STRICT_ALL_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION', sql_notes = 0,"
+        f" innodb_lock_wait_timeout = {round(LOCK_WAIT_S)}, idle_transaction_timeout = {IDLE_TRANSACTION_S}",
+    )
+    # A named lock belongs to the whole server, hence the name of the database; DDL commits, so no row lock would do.
+    upgrade_lock = ("SELECT GET_LOCK(CONCAT('penstock.', DATABASE()), 60)",)
+    upgrade_unlock = ("SELECT RELEASE_LOCK(CONCAT('penstock.', DATABASE()))",)
+    facts = (
+        "SELECT VERSION() AS version, @@innodb_flush_log_at_trx_commit AS innodb_flush_log_at_trx_commit,"
+        " @@innodb_doublewrite AS innodb_doublewrite, IF(@@log_bin, @@sync_binlog, 1) AS sync_binlog"
+    )
+    requirements = (
+        # MySQL knows neither the collations nor the timeouts we set.
+        Requirement("version", "MariaDB 10.6 or newer", at_least(10, 6, containing="MariaDB")),
+        Requirement("innodb_flush_log_at_trx_commit", "1", one_of("1")),
+        Requirement("innodb_doublewrite", "ON", lambda found: found.upper() not in {"0", "OFF"}),
+        # With a binary log, recovery rolls back what that log lost, even if InnoDB has it.
+        Requirement("sync_binlog", "1", lambda found: found != "0"),
+    )
+
+    def connect_args(self) -> dict[str, Any]:
+        return {"connect_timeout": CONNECT_S, "charset": "utf8mb4", "autocommit": True}
+
+    def trouble(self, error: DBAPIError) -> Trouble:
+        code = error.orig.args[0] if error.orig and error.orig.args else 0
+        # Lock timeout, deadlock, record or table definition changed since the snapshot.
+        if code in {1205, 1213, 1020, 1412}:
+            return "contended"
+        # Too many connections, shutdown, disk full, killed, read only, idle transaction ended; 20xx are the client's.
+        if error.connection_invalidated or code in {1021, 1040, 1053, 1114, 1203, 1290, 1836, 1927, 1969}:
+            return "unavailable"
+        if isinstance(code, int) and 2000 <= code < 2100:
+            return "unavailable"
+        return "refused" if code in {1044, 1045, 1049, 1698} else "other"
+
+    def clock_expression(self, clock: Clock) -> ColumnElement[int]:
+        # UTC whatever the session's time zone says, and one value a statement, so that an index can be used.
+        return literal_column(
+            "TIMESTAMPDIFF(MICROSECOND, TIMESTAMP'1970-01-01 00:00:00', UTC_TIMESTAMP(6))", BigInteger
+        )
+
+    def upsert(self, table: Table, *, key: Sequence[str], update: Sequence[str]) -> Insert:
+        # It finds the key by itself. INSERT IGNORE would swallow other errors too, so a key is set to itself instead.
+        insert = mariadb_insert(table)
+        return insert.on_duplicate_key_update({name: insert.inserted[name] for name in update or key[:1]})
+
+
+DIALECTS: tuple[Dialect, ...] = (Sqlite(), Postgresql(), Mariadb())
+
+
+def notice_partitions(driver_connection: Any) -> None:
+    """Make the kernel give up on a peer that fell silent; nothing to do where the driver shows no TCP socket."""
+    transport = getattr(driver_connection, "_transport", None)
+    sock = transport.get_extra_info("socket") if transport is not None else None
+    if sock is None or sock.family == socket.AF_UNIX:
+        return
+    options = {"TCP_KEEPIDLE": 2, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": PARTITION_S * 1000}
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in options.items():
+        with suppress(AttributeError, OSError):  # not every system has them all
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -1,0 +1,120 @@
+"""The schema's version: is it ours, and how it becomes ours. Alembic is imported only when there is work for it."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqlalchemy import Connection, inspect
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from penstock.clock import Clock
+from penstock.db.database import Database
+from penstock.db.safety import Finding
+from penstock.db.schema import VERSION_TABLE
+from penstock.errors import DatabaseUnready, Unavailable
+
+__all__ = ["HEAD", "REVISIONS", "Report", "check", "prepare_schema", "revision_of", "upgrade"]
+
+# Every revision, oldest first; a test keeps it equal to the folder of migrations.
+REVISIONS = ("0001",)
+HEAD = REVISIONS[-1]
+MIGRATIONS = Path(__file__).parent / "migrations"
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What `penstock db check` found; `problems` is empty when Penstock can work here."""
+
+    database: str
+    version: str
+    revision: str | None
+    findings: tuple[Finding, ...]
+    problems: tuple[str, ...]
+
+
+async def upgrade(url: str, clock: Clock) -> tuple[str | None, str]:
+    """Bring the schema to this release; the revisions before and after."""
+    database = await Database.open(url, clock=clock, upgrade=False)
+    try:
+        return await prepare_schema(database, upgrade=True), HEAD
+    finally:
+        await database.close()
+
+
+async def check(url: str, clock: Clock) -> Report:
+    """Look at version, settings and schema, and name all problems at once."""
+    database = Database.connect(url, clock=clock)
+    try:
+        findings = await database.findings()
+        async with database.read() as tx:
+            revision = await revision_of(tx)
+    finally:
+        await database.close()
+    problems = [str(finding) for finding in findings if not finding.is_ok]
+    if revision != HEAD:
+        problems.append(_unready(revision))
+    version = next(finding.found for finding in findings if finding.setting == "version")
+    return Report(database.dialect.name, version, revision, findings, tuple(problems))
+
+
+async def prepare_schema(database: Database, *, upgrade: bool) -> str | None:
+    """See that the schema is this release's, upgrading it if allowed; the revision it had."""
+    async with database.read() as tx:
+        revision = await revision_of(tx)
+    if revision == HEAD:
+        return revision
+    if not upgrade or not _is_older(revision):
+        raise DatabaseUnready(_unready(revision))
+    return await database.transaction(lambda tx: _upgrade(database, tx))
+
+
+async def revision_of(tx: AsyncConnection) -> str | None:
+    """The schema's revision; None when there is none."""
+    if not await tx.run_sync(lambda connection: inspect(connection).has_table(VERSION_TABLE)):
+        return None
+    return (await tx.exec_driver_sql(f"SELECT version_num FROM {VERSION_TABLE}")).scalar()
+
+
+def _is_older(revision: str | None) -> bool:
+    return revision is None or revision in REVISIONS
+
+
+def _unready(revision: str | None) -> str:
+    if not _is_older(revision):
+        return f"the schema is at {revision}, newer than this release, which knows {HEAD}; upgrade Penstock"
+    found = "is missing" if revision is None else f"is at {revision}"
+    return f"the schema {found}; this release needs {HEAD}: run `penstock db upgrade`"
+
+
+async def _upgrade(database: Database, tx: AsyncConnection) -> str | None:
+    """Upgrade under a lock, so that of several processes one works and the others find it done."""
+    await _lock(database, tx)
+    try:
+        revision = await revision_of(tx)
+        if revision != HEAD:
+            await tx.run_sync(_run_migrations)
+        return revision
+    finally:
+        with suppress(DBAPIError):
+            for statement in database.dialect.upgrade_unlock:
+                await tx.exec_driver_sql(statement)
+
+
+async def _lock(database: Database, tx: AsyncConnection) -> None:
+    for statement in database.dialect.upgrade_lock:
+        result = await tx.exec_driver_sql(statement)
+        if result.returns_rows and result.scalar() == 0:
+            raise Unavailable("another process has been upgrading the schema for a minute; try again")
+
+
+def _run_migrations(connection: Connection) -> None:
+    from alembic import command
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
+    config.attributes["connection"] = connection
+    command.upgrade(config, "head")

@@ -1,0 +1,133 @@
+"""`Penstock`, the composition root: the one place that sees every capability."""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+from penstock.blobs.store import FileStore
+from penstock.clock import Clock, Entropy, SystemClock
+from penstock.db.database import Database
+from penstock.errors import DeclarationError
+from penstock.operations.intake import Source
+from penstock.operations.model import Operation
+from penstock.operations.service import Operations
+from penstock.operations.worker import Worker
+from penstock.pipeline import Definition, definition_of
+from penstock.settings import Settings, load_settings
+
+__all__ = ["Penstock", "run"]
+
+Watch = Callable[[Operation], None]
+
+
+class Penstock:
+    """Operations on one database. Use `async with Penstock.open(…)`, or `penstock.run` from a script."""
+
+    def __init__(
+        self, db: Database, settings: Settings, definitions: Mapping[str, Definition], *, clock: Clock, entropy: Entropy
+    ) -> None:
+        self.db, self.settings, self.definitions = db, settings, definitions
+        self.clock, self.entropy = clock, entropy
+        self.files = FileStore(settings.storage_folder)
+        self.operations = Operations(db, self.files, settings, definitions, clock=clock, entropy=entropy, actor=_user())
+
+    @classmethod
+    @asynccontextmanager
+    async def open(
+        cls,
+        url: str | None = None,
+        *,
+        operations: Iterable[object] = (),
+        settings: Settings | None = None,
+        clock: Clock | None = None,
+        entropy: Entropy | None = None,
+    ) -> AsyncIterator[Penstock]:
+        """Connect to a database with these operations: classes or functions marked by `@operation`.
+
+        A SQLite database is made and upgraded when needed; a server refuses until `penstock db upgrade` was run.
+        """
+        if settings is None:
+            settings = load_settings(database_url=url)
+        elif url is not None:
+            settings = settings.model_copy(update={"database_url": url})
+        definitions = by_name(operations)
+        clock = clock or SystemClock()
+        db = await Database.open(settings.database_url, clock=clock)
+        penstock = cls(db, settings, definitions, clock=clock, entropy=entropy or Entropy())
+        try:
+            yield penstock
+        finally:
+            await penstock.operations.close()
+            await db.close()
+
+    @asynccontextmanager
+    async def worker(self) -> AsyncIterator[Worker]:
+        """A worker in this process."""
+        worker = Worker(
+            self.db, self.files, self.definitions, self.settings, clock=self.clock, entropy=self.entropy
+        )
+        async with worker:
+            yield worker
+
+    async def run_until_done(self, operation: str, *, watch: Watch | None = None, every_s: float = 0.25) -> Operation:
+        """Work in this process until the operation is settled; `watch` is shown its progress."""
+        done = asyncio.Event()
+        async with self.worker() as worker:
+            follower = asyncio.create_task(self._follow(operation, done, worker, watch, every_s))
+            try:
+                await worker.run(done)
+            finally:
+                follower.cancel()
+                await asyncio.gather(follower, return_exceptions=True)
+        return await self.operations.get(operation)
+
+    async def _follow(
+        self, operation: str, done: asyncio.Event, worker: Worker, watch: Watch | None, every_s: float
+    ) -> None:
+        while True:
+            now = await self.operations.get(operation)
+            if watch is not None:
+                watch(now)
+            if now.is_settled:
+                done.set()
+                return
+            await asyncio.sleep(every_s)
+
+
+def run(
+    operation: object,
+    file: Source,
+    *,
+    metadata: Any = None,
+    url: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Operation:
+    """Run one file through one operation and wait for the verdicts: the blocking door, for scripts."""
+
+    async def go() -> Operation:
+        async with Penstock.open(url, operations=[operation]) as penstock:
+            made = await penstock.operations.create(operation, file=file, metadata=metadata, options=options)
+            return await penstock.run_until_done(made.id)
+
+    return asyncio.run(go())
+
+
+def by_name(operations: Iterable[object]) -> dict[str, Definition]:
+    """Definitions by name, ignoring case; two of one name are refused."""
+    found: dict[str, Definition] = {}
+    for definition in map(definition_of, operations):
+        twin = found.setdefault(definition.name.casefold(), definition)
+        if twin is not definition:
+            raise DeclarationError(f"two operations are called {twin.name!r} and {definition.name!r}; names ignore case")
+    return found
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return "unknown"

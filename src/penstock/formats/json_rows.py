@@ -1,0 +1,151 @@
+"""One JSON text becomes one row, or the list of everything that is wrong with it.
+
+Decoders are lenient in ways that would change data silently: they keep the last of two equal keys, read 1e400 as
+infinity, and let NaN, NUL and half a surrogate pair through. `is_plain` shows cheaply, for many rows at once, that
+none of this can be the case; `decode_row` looks closely at the rest.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.errors import Fault
+from penstock.formats.model import Limits, RawRow
+
+__all__ = ["Decoded", "decode_row", "is_plain", "oversized"]
+
+# A key's colon stands behind its quote or behind white space, so these count every key at least once.
+KEY_ENDS = ('":', " :", "\t:", "\n:", "\r:")
+ESCAPES_TO_EXAMINE = ("\\u0000", "\\ud", "\\uD")
+NUL_ESCAPE = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
+TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"?|[\[{]|[\]}]', re.DOTALL)
+
+KINDS = {dict: "an object", list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
+
+
+@dataclass(slots=True)
+class Decoded:
+    """What became of a JSON text; `row` is the text itself where it is no usable object.
+
+    `broken_at` is the index at which it stops being JSON, `repeated` the keys that an object has twice.
+    """
+
+    row: RawRow
+    faults: list[Fault] = field(default_factory=list)
+    broken_at: int | None = None
+    repeated: list[str] = field(default_factory=list)
+
+
+def is_plain(text: str, rows: Sequence[Any], limits: Limits) -> bool:
+    """Whether `rows`, decoded from `text` by any decoder that refuses NaN and infinity, are surely good rows.
+
+    No means only that they must be looked at one by one, or closely.
+    """
+    return (
+        set(map(type, rows)) == {dict}
+        and has_no_repeated_key(text, rows)
+        and text.count("{") + text.count("[") - len(rows) < limits.json_depth_max
+        and not any(escape in text for escape in ESCAPES_TO_EXAMINE)
+    )
+
+
+def decode_row(text: str, limits: Limits) -> Decoded:
+    """The row in one JSON text, every fault of it noted; raises nothing."""
+    if len(text.encode()) > limits.row_bytes_max:
+        return Decoded(text[: limits.row_bytes_max], [oversized(limits)])
+    if depth(text) > limits.json_depth_max:
+        return Decoded(text, [Fault(f"is nested more than {limits.json_depth_max} levels deep")])
+    audit = Audit()
+    try:
+        value = audit.decode(text)
+    except json.JSONDecodeError as error:
+        return Decoded(text, [Fault(f"is not JSON: {error.msg} at character {error.pos + 1}")], broken_at=error.pos)
+    if not isinstance(value, dict):
+        audit.faults.append(Fault(f"is {KINDS.get(type(value), 'a number')}, not an object"))
+    if NUL_ESCAPE.search(text):
+        audit.faults.append(Fault("contains a NUL character"))
+    if has_lone_surrogate(value):
+        audit.faults.append(Fault("contains half of a surrogate pair, which is no character"))
+    audit.faults += [Fault("appears twice in one object", key) for key in audit.repeated]
+    return Decoded(text if audit.faults else value, audit.faults, repeated=audit.repeated)
+
+
+def oversized(limits: Limits) -> Fault:
+    """The fault of a row that is too large to be read."""
+    return Fault(f"is larger than {limits.row_bytes_max:,} bytes")
+
+
+def has_no_repeated_key(text: str, rows: Sequence[dict[str, Any]]) -> bool:
+    """Whether there are as many keys as the text could have at most; most rows are flat, so that is tried first."""
+    keys_max = sum(map(text.count, KEY_ENDS))
+    return keys_max == sum(map(len, rows)) or keys_max == sum(map(count_keys, rows))
+
+
+def count_keys(value: Any) -> int:
+    if type(value) is dict:
+        return len(value) + sum(map(count_keys, value.values()))
+    return sum(map(count_keys, value)) if type(value) is list else 0
+
+
+def depth(text: str) -> int:
+    """How deep arrays and objects are nested, without recursion."""
+    if text.count("{") + text.count("[") == 0:
+        return 0
+    level = deepest = 0
+    for token in TOKEN.findall(text):
+        if token in "[{":
+            level += 1
+            deepest = max(deepest, level)
+        elif token in "]}":
+            level -= 1
+    return deepest
+
+
+def has_lone_surrogate(value: Any) -> bool:
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+class Audit:
+    """A strict decoder that goes on behind a fault, so that all of them are found."""
+
+    def __init__(self) -> None:
+        self.faults: list[Fault] = []
+        self.repeated: list[str] = []
+        self.decode = json.JSONDecoder(
+            object_pairs_hook=self._object,
+            parse_constant=self._constant,
+            parse_float=self._float,
+            parse_int=self._int,
+        ).decode
+
+    def _object(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        value = dict(pairs)
+        if len(value) < len(pairs):
+            seen: set[str] = set()
+            self.repeated += [key for key, _ in pairs if key in seen or seen.add(key)]  # type: ignore[func-returns-value]
+        return value
+
+    def _constant(self, name: str) -> None:
+        self.faults.append(Fault(f"contains {name}, which is not JSON"))
+
+    def _float(self, text: str) -> float:
+        value = float(text)
+        if math.isinf(value):
+            self.faults.append(Fault(f"contains {text[:40]}, a number too large to be held"))
+        return value
+
+    def _int(self, text: str) -> int:
+        try:
+            return int(text)
+        except ValueError:
+            self.faults.append(Fault(f"contains a number of {len(text):,} digits"))
+            return 0

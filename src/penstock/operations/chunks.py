@@ -1,0 +1,159 @@
+"""Chunks are owned, rows are not: claiming, writing and letting go of a chunk.
+
+Every write of an owner carries its fence, so the ownership check and the write are one compare-and-set. When it
+matches no row, the chunk has a new owner: `Lost` ends the transaction and whatever we still meant to write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from sqlalchemy import ColumnElement, Insert, exists, insert, or_, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from penstock.db.database import Database
+from penstock.operations.held import Held, Story
+from penstock.operations.ledger import Ledger
+from penstock.operations.referee import Head, finish_if_over, touch
+from penstock.operations.tables import chunk_rows, chunks, history, operations, row_records, workers
+
+__all__ = ["Lost", "candidates", "claim", "close", "flush", "is_free", "load_stories", "release"]
+
+
+class Lost(Exception):
+    """The chunk has another owner now: drop it, keep nothing."""
+
+
+def is_dead(db: Database, owner: ColumnElement[Any]) -> ColumnElement[bool]:
+    """Whether an owner's lease is over on the database's clock, or it was never there."""
+    return ~exists().where(workers.c.id == owner, workers.c.lease_until >= db.now())
+
+
+def is_free(db: Database, owner: ColumnElement[Any]) -> ColumnElement[bool]:
+    """Whether nobody holds the record any more."""
+    return or_(owner.is_(None), is_dead(db, owner))
+
+
+async def candidates(
+    db: Database, tx: AsyncConnection, *, names: Collection[str], limit: int, skip: Collection[int] = ()
+) -> list[Held]:
+    """Chunks that could be claimed now, longest due first; a plain read, so each may be gone by the time we try.
+
+    Chunks of a stopping operation can be drained by anyone; the others only by who has the operation's code.
+    """
+    if not limit:
+        return []
+    query = (
+        select(chunks, chunk_rows.c.data, operations.c.state.label("operation_state"), operations.c.plan)
+        .join(operations, operations.c.number == chunks.c.operation)
+        .outerjoin(chunk_rows, chunk_rows.c.chunk == chunks.c.id)
+        .where(chunks.c.is_open == 1, is_free(db, chunks.c.owner), chunks.c.id.not_in(skip))
+        .limit(limit)
+    )
+    runnable = query.where(
+        operations.c.state.in_(("Running", "Retrying")),
+        operations.c.name.in_(names),
+        chunks.c.due_at <= db.now(),
+    ).order_by(chunks.c.due_at, chunks.c.id)
+    draining = query.where(operations.c.state == "Stopping").order_by(chunks.c.id)
+    found = (await tx.execute(draining)).all()
+    if names and len(found) < limit:
+        found = [*found, *(await tx.execute(runnable)).all()]
+    return [_held(row._mapping) for row in found[:limit]]
+
+
+def _held(row: Mapping[str, Any]) -> Held:
+    steps = len(row["plan"]["steps"])
+    return Held(
+        plan=row["plan"],
+        id=row["id"],
+        operation=row["operation"],
+        operation_state=row["operation_state"],
+        first_row=row["first_row"],
+        row_count=row["row_count"],
+        source_offset=row["source_offset"],
+        fence=row["fence"],
+        version=row["version"],
+        mail=row["mail"],
+        ledger=Ledger.decode(row["ledger"], rows=row["row_count"], steps=steps, base=0),
+        data=row["data"],
+    )
+
+
+async def claim(db: Database, tx: AsyncConnection, held: Held, *, owner: str, write: bool) -> bool:
+    """Become the owner of a candidate; with `write` its ledger (our first intent) goes into the same statement.
+
+    The caller raises the fence it holds once this is committed.
+    """
+    values: dict[str, Any] = {"owner": owner, "fence": chunks.c.fence + 1, "due_at": db.now()}
+    if write:
+        values |= {"ledger": held.ledger.encode(), "version": chunks.c.version + 1}
+    done = await tx.execute(
+        update(chunks)
+        .where(
+            chunks.c.id == held.id,
+            chunks.c.fence == held.fence,
+            chunks.c.is_open == 1,
+            chunks.c.mail == held.mail,
+            is_free(db, chunks.c.owner),
+        )
+        .values(values)
+    )
+    return done.rowcount == 1
+
+
+async def load_stories(tx: AsyncConnection, held: Held) -> None:
+    """Read the records of a chunk's rows; only its owner may rely on them."""
+    found = await tx.execute(select(row_records).where(row_records.c.chunk == held.id))
+    held.stories = {(row.row, row.step): Story(**row._mapping) for row in found}
+
+
+async def flush(db: Database, tx: AsyncConnection, held: Held, *guards: ColumnElement[bool], **extra: Any) -> None:
+    """Write the ledger, the counters and what changed in the records; `Lost` when the chunk is no longer ours."""
+    await _write(tx, held, *guards, ledger=held.ledger.encode(), **asdict(held.ledger.counts()), **extra)
+    if held.changed:
+        rows = [asdict(held.stories[key]) for key in sorted(held.changed)]
+        await tx.execute(_upsert_stories(db), rows)
+    if held.lines:
+        await tx.execute(insert(history), held.lines)
+
+
+async def release(db: Database, tx: AsyncConnection, held: Held, *, due_at: int) -> bool:
+    """Let go until something is due; False when new mail has come, so that it must be looked at first."""
+    try:
+        await _write(tx, held, chunks.c.mail == held.mail, owner=None, due_at=due_at)
+    except Lost:
+        await _write(tx, held)  # still ours? then it was the mail
+        return False
+    return True
+
+
+async def close(db: Database, tx: AsyncConnection, held: Held, *, actor: str, draining: bool = False) -> Head | None:
+    """End a chunk whose rows all have their verdicts, and the operation with its last one.
+
+    None when a drain finds the operation no longer Stopping.
+    """
+    guards = (operations.c.state == "Stopping",) if draining else ()
+    head = await touch(tx, held.operation, *guards, open_chunks=operations.c.open_chunks - 1)
+    if head is None:
+        return None
+    seen = () if draining else (chunks.c.mail == held.mail,)
+    await flush(db, tx, held, *seen, is_open=0, owner=None)
+    return await finish_if_over(db, tx, head, actor=actor)
+
+
+async def _write(tx: AsyncConnection, held: Held, *guards: ColumnElement[bool], **values: Any) -> None:
+    done = await tx.execute(
+        update(chunks)
+        .where(chunks.c.id == held.id, chunks.c.fence == held.fence, *guards)
+        .values(version=chunks.c.version + 1, **values)
+    )
+    if done.rowcount != 1:
+        raise Lost(f"chunk {held.id} at fence {held.fence}")
+
+
+def _upsert_stories(db: Database) -> Insert:
+    key = ("chunk", "row", "step")
+    return db.dialect.upsert(row_records, key=key, update=[c.name for c in row_records.c if c.name not in key])

@@ -1,0 +1,55 @@
+"""A crew works on the jobs of one operation with a limited number of hands.
+
+No task per row: a hand pulls row after row from the first job that has any left, so jobs of neighbouring chunks
+overlap and no hand idles at a chunk's end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
+
+__all__ = ["Crew", "Job"]
+
+Spawn = Callable[[Coroutine[Any, Any, None]], object]
+
+
+class Job(Protocol):
+    """Work that several hands can share."""
+
+    done: asyncio.Event
+
+    def units(self) -> int:
+        """How many hands could be of use."""
+
+    async def pull(self) -> bool:
+        """Take and finish some of the work; False when none was left to take."""
+
+
+class Crew:
+    """Up to `size` hands over a queue of jobs; `spawn` starts a task that somebody owns."""
+
+    def __init__(self, size: int, spawn: Spawn) -> None:
+        self._size, self._spawn = size, spawn
+        self._jobs: deque[Job] = deque()
+        self._hands = 0
+
+    def put(self, job: Job) -> None:
+        """Queue a job; its `done` is set when all of it is finished."""
+        self._jobs.append(job)
+        for _ in range(min(self._size - self._hands, job.units())):
+            self._hands += 1
+            self._spawn(self._hand())
+
+    async def _hand(self) -> None:
+        try:
+            while self._jobs:
+                job = self._jobs[0]
+                if await job.pull():
+                    await asyncio.sleep(0)
+                elif self._jobs and self._jobs[0] is job:
+                    self._jobs.popleft()
+        finally:
+            self._hands -= 1

@@ -1,0 +1,87 @@
+"""What becomes of a row after one attempt: pure rules, no clock, no database."""
+
+from __future__ import annotations
+
+import random
+import re
+import zlib
+from dataclasses import dataclass
+from datetime import timedelta
+
+from penstock.errors import Fault, RetryLater, StepFailed
+from penstock.pipeline import StepOptions
+
+__all__ = ["MESSAGE_MAX", "RETRY_LATER_MAX_S", "Verdict", "cut", "error_group", "error_text", "is_validation", "judge"]
+
+MESSAGE_MAX = 2000
+RETRY_LATER_MAX_S = timedelta(hours=24).total_seconds()
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The event a row step takes, and what to record with it; `after` is the delay of a postponement."""
+
+    event: str
+    error_type: str
+    message: str
+    after: float = 0.0
+    spends_retry: bool = False
+
+
+def judge(
+    error: BaseException, options: StepOptions, *, errors: int, postponed_s: float, jitter: random.Random
+) -> Verdict:
+    """What an attempt that raised leads to.
+
+    `errors` counts the earlier attempts of this generation that spent a retry; `postponed_s` is how long the row
+    has been put off by `RetryLater` so far.
+    """
+    if isinstance(error, RetryLater):
+        if postponed_s + error.after > RETRY_LATER_MAX_S:
+            return Verdict("failed", "Timeout", f"still told to retry later after 24 h: {error_text(error)}")
+        return Verdict("postponed", "StepFailure", error_text(error) or "asked to retry later", after=error.after)
+    is_timeout = isinstance(error, AttemptTimedOut)
+    error_type = "Timeout" if is_timeout else "StepFailure"
+    if not isinstance(error, StepFailed) and (is_timeout or isinstance(error, options.retry_on)) and errors < options.retries:
+        after = options.backoff.delay(errors + 1, jitter)
+        return Verdict("postponed", error_type, error_text(error), after=after, spends_retry=True)
+    return Verdict("timed_out" if is_timeout else "failed", error_type, error_text(error), spends_retry=True)
+
+
+class AttemptTimedOut(Exception):
+    """An attempt ran past its step's timeout."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"no answer within {seconds:g} s")
+
+
+def is_validation(error: BaseException) -> bool:
+    """Whether an exception from a validator is a verdict on the row rather than trouble of the validator."""
+    return isinstance(error, ValueError | AssertionError)
+
+
+def error_text(error: BaseException) -> str:
+    """What to show of an exception: its message, or its type when it has none; the type leads unless it is ours."""
+    text = str(error).replace("\x00", "\\x00")
+    if isinstance(error, StepFailed | RetryLater | AttemptTimedOut):
+        return cut(text or type(error).__name__)
+    return cut(f"{type(error).__name__}: {text}" if text else type(error).__name__)
+
+
+def cut(text: str, limit: int = MESSAGE_MAX) -> str:
+    """Text of at most `limit` characters, safe for every database, the cut marked."""
+    text = text.replace("\x00", "\\x00").encode("utf-8", "backslashreplace").decode()
+    return text if len(text) <= limit else text[: limit - 20] + f"… ({len(text)} characters)"
+
+
+_VARIABLE = re.compile(r"""'[^']*'|"[^"]*"|\b0x[0-9a-f]+\b|\b[0-9a-f]{8}-[0-9a-f-]{27}\b|\d+""", re.IGNORECASE)
+
+
+def error_group(message: str) -> str:
+    """A short key that is the same for messages that differ only in numbers, ids and quoted values."""
+    return f"{zlib.crc32(_VARIABLE.sub('#', message).encode()):08x}"
+
+
+def describe(faults: list[Fault]) -> str:
+    """All faults of a row as one message."""
+    return cut("; ".join(map(str, faults)))

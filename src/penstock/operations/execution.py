@@ -1,0 +1,129 @@
+"""Everything that stays the same while one operation runs in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Executor
+from contextlib import AbstractAsyncContextManager, nullcontext
+from functools import partial
+from typing import Any
+
+from penstock.clock import Clock
+from penstock.operations.crew import Crew
+from penstock.operations.decide import AttemptTimedOut
+from penstock.operations.gates import Pace
+from penstock.operations.spans import Span, cut_spans
+from penstock.pipeline import BoundStep, Definition, Run, StepPlan
+
+__all__ = ["Execution", "LiveStep"]
+
+Call = Callable[[Any, Any], Any]
+
+
+class LiveStep:
+    """One step bound to its pipeline, behind its gates."""
+
+    __slots__ = ("_gate", "_pace", "bound", "call", "encode", "plan", "when")
+
+    def __init__(self, plan: StepPlan, bound: BoundStep, clock: Clock, threads: Executor) -> None:
+        self.plan, self.bound = plan, bound
+        self.encode = plan.output.encode
+        options = plan.options
+        self._gate: asyncio.Semaphore | None = asyncio.Semaphore(options.concurrency) if options.concurrency else None
+        self._pace = Pace(options.rate, clock.monotonic) if options.rate else None
+        self.when = _awaitable(bound.when) if bound.when is not None else None
+        call: Call = bound.call
+        if not plan.is_async:
+            call = _on_thread(call, threads)
+        if options.timeout is not None and plan.kind in ("plain", "batch"):
+            call = _timed(call, options.timeout)
+        if self._gate is not None or self._pace is not None:
+            call = self._gated(call)
+        self.call: Callable[[Any, Any], Awaitable[Any]] = call
+
+    def _gated(self, call: Call) -> Call:
+        gate: AbstractAsyncContextManager[Any] = self._gate or nullcontext()
+        pace = self._pace
+
+        async def gated(row: Any, ctx: Any) -> Any:
+            async with gate:
+                if pace is not None:
+                    await pace.wait(len(row) if self.plan.kind == "batch" else 1)
+                return await call(row, ctx)
+
+        return gated
+
+
+def _on_thread(call: Call, threads: Executor) -> Call:
+    async def hop(row: Any, ctx: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(threads, call, row, ctx)
+
+    return hop
+
+
+def _timed(call: Call, seconds: float) -> Call:
+    async def timed(row: Any, ctx: Any) -> Any:
+        try:
+            async with asyncio.timeout(seconds) as limit:
+                return await call(row, ctx)
+        except TimeoutError as error:
+            # The step may raise a TimeoutError of its own; only ours ends the attempt as timed out.
+            raise AttemptTimedOut(seconds) from error if limit.expired() else error
+
+    return timed
+
+
+def _awaitable(check: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Awaitable[Any]]:
+    async def ask(row: Any, ctx: Any) -> Any:
+        answer = check(row, ctx)
+        return await answer if inspect.isawaitable(answer) else answer
+
+    return ask
+
+
+class Execution:
+    """One operation in this process: its code, its metadata, its limits."""
+
+    def __init__(
+        self,
+        *,
+        number: int,
+        file_format: str,
+        file_key: str,
+        definition: Definition,
+        pipeline: object,
+        run: Run,
+        columns: Sequence[str] | None,
+        crew: Crew,
+        clock: Clock,
+        jitter: random.Random,
+        threads: Executor,
+        may_start: Callable[[], bool],
+    ) -> None:
+        self.number, self.file_format, self.file_key = number, file_format, file_key
+        self.definition, self.run, self.crew = definition, run, crew
+        self.clock, self.jitter, self.threads, self.may_start = clock, jitter, threads, may_start
+        self.spans: tuple[Span, ...] = cut_spans(definition.steps)
+        self.boundaries = frozenset(span.stop for span in self.spans)
+        self.steps = tuple(LiveStep(step, step.bind(pipeline), clock, threads) for step in definition.steps)
+        self.validators = _validators(definition, pipeline)
+        self.has_async_validators = any(hook.is_async for hook in (*definition.validators, definition.validate_row) if hook)
+        self.use_columns(columns)
+
+    def use_columns(self, columns: Sequence[str] | None) -> None:
+        """Rows come as cells of these columns, or as records when there are none."""
+        self.columns = None if columns is None else tuple(columns)
+        self.parse = self.definition.row.parser(self.columns)
+
+    def span_at(self, place: int) -> Span:
+        """The span that holds a step, counted as in the ledger."""
+        return next(span for span in self.spans if span.first <= place < span.stop)
+
+
+def _validators(definition: Definition, pipeline: object) -> tuple[Callable[[Any, Any], Any], ...]:
+    composed = tuple(hook.call for hook in definition.validators)
+    own = definition.validate_row
+    return composed if own is None else (*composed, partial(own.call, pipeline))

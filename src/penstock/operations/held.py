@@ -1,0 +1,156 @@
+"""A chunk as its owner holds it in memory, and the records of its rows that have a story to tell."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from penstock.operations.decide import error_group
+from penstock.operations.ledger import CANCELLED, FAILED, RUNNING, WAITING, Ledger, compress, decompress
+from penstock.operations.states import ROW_STEP
+
+__all__ = ["Held", "Story", "cancel_unfinished", "pack_rows", "recover", "unpack_rows"]
+
+
+@dataclass(slots=True)
+class Story:
+    """The record of one step of one row that did not simply succeed; the fields are the table's columns."""
+
+    chunk: int
+    row: int
+    step: int
+    operation: int
+    state: str
+    at: int
+    generation: int = 0
+    attempt: int = 0
+    errors: int = 0
+    row_key: str | None = None
+    signal_key: str | None = None
+    since: int | None = None
+    due_at: int | None = None
+    deadline: int | None = None
+    error_type: str | None = None
+    error_group: str | None = None
+    message: str | None = None
+    faults: list[list[str | None]] | None = None
+    data: Any = None
+
+    def tell(self, error_type: str | None, message: str | None) -> None:
+        """What went wrong, or nothing."""
+        self.error_type, self.message = error_type, message
+        self.error_group = None if message is None else error_group(message)
+
+
+@dataclass(slots=True)
+class Held:
+    """A claimed chunk: on disk as of `version`; what was changed since is in `changed` and `lines`."""
+
+    plan: Mapping[str, Any]
+    id: int
+    operation: int
+    operation_state: str
+    first_row: int
+    row_count: int
+    source_offset: int
+    fence: int
+    version: int
+    mail: int
+    ledger: Ledger
+    data: bytes | None
+    stories: dict[tuple[int, int], Story] = field(default_factory=dict)  # by (row number, step)
+    changed: set[tuple[int, int]] = field(default_factory=set)
+    lines: list[dict[str, Any]] = field(default_factory=list)  # history not yet written
+
+    def told(self, i: int, place: int) -> Story | None:
+        """The record of row i's step, if it has one."""
+        return self.stories.get((self.first_row + i, place - 1))
+
+    def story(self, i: int, place: int, state: str, now: int) -> Story:
+        """The record of row i's step, made when it has none, in its new state."""
+        key = (self.first_row + i, place - 1)
+        story = self.stories.get(key)
+        if story is None:
+            story = self.stories[key] = Story(self.id, *key, self.operation, state, now)
+        story.state, story.at = state, now
+        story.generation, story.attempt = self.ledger.generation[i], self.ledger.tracks[place].attempt[i]
+        self.changed.add(key)
+        return story
+
+    def note(self, story: Story, event: str) -> None:
+        """Add a line to the row's history."""
+        self.lines.append(
+            {
+                "operation": story.operation,
+                "row": story.row,
+                "step": story.step,
+                "generation": story.generation,
+                "attempt": story.attempt,
+                "event": event,
+                "error_type": story.error_type,
+                "message": story.message,
+                "data": None,
+                "at": story.at,
+            }
+        )
+
+    def is_at_most_once(self, place: int) -> bool:
+        """Whether a step may never be started twice."""
+        return bool(self.plan["steps"][place - 1]["options"]["delivery"] == "at_most_once")
+
+
+def recover(held: Held, now: int) -> None:
+    """Rows found in flight were lost with their worker: they start again, or are in doubt if they must not.
+
+    Only the owner may do this, and it is written with its next intent, flush or drain.
+    """
+    ledger = held.ledger
+    for i in range(ledger.rows):
+        if not ledger.in_flight[i]:
+            continue
+        ledger.in_flight[i] = 0
+        ledger.lost[i] = min(255, ledger.lost[i] + 1)
+        place = ledger.at[i]
+        if ledger.tracks[place].state[i] != WAITING and held.is_at_most_once(place):
+            _leave_in_doubt(held, i, place, now)
+
+
+def cancel_unfinished(held: Held, now: int) -> None:
+    """The operation is stopping: every row without a verdict is Cancelled; a begun at-most-once call is in doubt."""
+    ledger = held.ledger
+    for i in range(ledger.rows):
+        if ledger.is_terminal(i):
+            continue
+        place = ledger.at[i]
+        state = ledger.state(i)
+        if state == RUNNING and held.is_at_most_once(place):
+            _leave_in_doubt(held, i, place, now)
+            continue
+        ledger.tracks[place].state[i] = CANCELLED
+        ledger.in_flight[i] = 0
+        if held.told(i, place) is not None:
+            story = held.story(i, place, "Cancelled", now)
+            story.due_at = None
+            story.tell("Cancelled", "the operation was stopped")
+
+
+def _leave_in_doubt(held: Held, i: int, place: int, now: int) -> None:
+    held.ledger.tracks[place].state[i] = FAILED
+    held.ledger.in_flight[i] = 0
+    story = held.story(i, place, ROW_STEP.after("Running", "left_in_doubt"), now)
+    story.due_at = None
+    story.tell("InDoubt", "the call was cut off, so it may or may not have taken effect")
+
+
+def pack_rows(rows: Sequence[Any]) -> bytes:
+    """A chunk's rows, as the reader gave them, for storage."""
+    return compress(msgspec.json.encode(rows))
+
+
+def unpack_rows(data: bytes) -> list[Any]:
+    """Undo `pack_rows`."""
+    rows: list[Any] = msgspec.json.decode(decompress(data))
+    return rows

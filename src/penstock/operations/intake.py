@@ -1,0 +1,155 @@
+"""Taking an operation in: everything is checked before anything is stored, and accepted means durable."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+from sqlalchemy import insert
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from penstock.blobs.store import FileStore, Stored
+from penstock.clock import Clock, Entropy, operation_id
+from penstock.db.database import Database
+from penstock.errors import Fault, FileRejected, MetadataInvalid
+from penstock.formats import format_of
+from penstock.journal import queries as journal
+from penstock.operations.states import OPERATION
+from penstock.operations.tables import operations
+from penstock.pipeline import Definition
+
+__all__ = ["Source", "create", "metadata_document", "open_source"]
+
+Source = str | Path | bytes | BinaryIO
+
+
+async def create(
+    db: Database,
+    files: FileStore,
+    definition: Definition,
+    pipeline: object,
+    *,
+    source: Source,
+    file_name: str | None,
+    metadata: Any,
+    overrides: Mapping[str, Any],
+    created_by: str,
+    clock: Clock,
+    entropy: Entropy,
+    metadata_bytes_max: int,
+) -> str:
+    """Store the file, then the operation that runs over it; returns its id.
+
+    Unknown formats, metadata that does not fit and unknown options are refused before anything is stored.
+    """
+    resolved = definition.with_overrides(overrides)
+    document = await metadata_document(resolved, pipeline, metadata, bytes_max=metadata_bytes_max)
+    name = file_name or _name_of(source)
+    file_format = format_of(name)
+    stored = await asyncio.to_thread(_store, files, source)
+    return await db.transaction(
+        _insertion(
+            db,
+            operation_id(clock, entropy),
+            resolved,
+            stored,
+            file_name=name,
+            file_format=file_format,
+            metadata=document,
+            overrides=overrides,
+            created_by=created_by,
+        )
+    )
+
+
+async def metadata_document(definition: Definition, pipeline: object, metadata: Any, *, bytes_max: int) -> Any:
+    """Metadata as it is stored, once the model and `validate_metadata` have accepted it; `MetadataInvalid` otherwise."""
+    meta = definition.meta.parse(metadata)
+    hook = definition.validate_metadata
+    if hook is not None:
+        try:
+            answer = hook.call(pipeline, meta)
+            if hook.is_async:
+                await answer
+        except (ValueError, AssertionError) as error:
+            raise MetadataInvalid(f"metadata of {definition.name!r}: {error}", [Fault(str(error))]) from error
+    document = definition.meta.dump(meta)
+    size = len(msgspec.json.encode(document))
+    if size > bytes_max:
+        raise MetadataInvalid(f"metadata of {definition.name!r} has {size:,} bytes; at most {bytes_max:,} are taken")
+    return document
+
+
+def _insertion(
+    db: Database,
+    new_id: str,
+    definition: Definition,
+    stored: Stored,
+    *,
+    overrides: Mapping[str, Any],
+    created_by: str,
+    **columns: Any,
+) -> Any:
+    async def insert_operation(tx: AsyncConnection) -> str:
+        await tx.execute(
+            insert(operations).values(
+                id=new_id,
+                name=definition.name,
+                state=OPERATION.initial,
+                reading="open",
+                open_chunks=1,
+                file_key=stored.key,
+                file_bytes=stored.size_bytes,
+                file_sha256=stored.sha256,
+                plan=definition.plan_document() | {"overrides": dict(overrides)},
+                created_by=created_by,
+                created_at=db.now(),
+                **columns,
+            )
+        )
+        await journal.record(
+            tx,
+            machine=OPERATION.name,
+            subject=new_id,
+            source=None,
+            event="created",
+            target=OPERATION.initial,
+            at=db.now(),
+            actor=created_by,
+        )
+        return new_id
+
+    return insert_operation
+
+
+def open_source(source: Source) -> AbstractContextManager[BinaryIO]:
+    """A path, bytes or an open file as a binary stream."""
+    if isinstance(source, bytes):
+        return io.BytesIO(source)
+    if isinstance(source, str | Path):
+        try:
+            return Path(source).open("rb")
+        except FileNotFoundError:
+            raise FileRejected(f"{source}: no such file", code="missing") from None
+        except OSError as error:
+            raise FileRejected(f"{source}: {error.strerror}", code="unreadable") from error
+    return nullcontext(source)
+
+
+def _store(files: FileStore, source: Source) -> Stored:
+    with open_source(source) as stream:
+        return files.put(stream)
+
+
+def _name_of(source: Source) -> str:
+    if isinstance(source, str | Path):
+        return Path(source).name
+    name = getattr(source, "name", None)
+    if isinstance(name, str):
+        return Path(name).name
+    raise FileRejected("a file given as bytes needs file_name, so that its format is known", code="unknown_format")

@@ -1,0 +1,249 @@
+"""A chunk's ledger: state, attempt, start, duration and output of every step of every row, as one compact block.
+
+Columns, not records: a thousand rows that simply succeeded compress to a few kilobytes and cost no row in any
+table. In memory the columns are lists and bytearrays indexed by the row's place in its chunk. Step 0 here is
+validation (-1 on the wire); steps 1..n are the pipeline's; a row whose place is n + 1 has run them all.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+
+import msgspec
+import zstandard
+
+__all__ = [
+    "CANCELLED",
+    "COMPLETED",
+    "FAILED",
+    "INVALID",
+    "PENDING",
+    "RUNNING",
+    "SKIPPED",
+    "STATES",
+    "TIMED_OUT",
+    "WAITING",
+    "Counts",
+    "Ledger",
+    "Track",
+    "compress",
+    "decompress",
+]
+
+# A row that fails validation is Failed on the wire too; its own code keeps it apart from a validator that broke.
+STATES = (
+    "Pending",
+    "Running",
+    "WaitingForCompletion",
+    "Completed",
+    "Failed",
+    "TimedOut",
+    "Cancelled",
+    "Skipped",
+    "Failed",
+)
+PENDING, RUNNING, WAITING, COMPLETED, FAILED, TIMED_OUT, CANCELLED, SKIPPED, INVALID = range(9)
+
+_FORMAT = 1
+_LONGEST = 2**32 - 1
+
+
+def compress(data: bytes) -> bytes:
+    """Shrink a block for storage."""
+    return zstandard.ZstdCompressor(level=3).compress(data)
+
+
+def decompress(data: bytes) -> bytes:
+    """Undo `compress`."""
+    return zstandard.ZstdDecompressor().decompress(data)
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """How many rows have which verdict; an operation's counters are the sums over its chunks."""
+
+    succeeded: int = 0
+    invalid: int = 0
+    failed: int = 0
+    timed_out: int = 0
+    cancelled: int = 0
+    waiting: int = 0
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+    @property
+    def unsuccessful(self) -> int:
+        """The rows that count as failed."""
+        return self.invalid + self.failed + self.timed_out
+
+    @property
+    def processed(self) -> int:
+        """The rows with a verdict of success or failure."""
+        return self.succeeded + self.unsuccessful
+
+
+class Track:
+    """One step's columns. Times are microseconds: `began` since the ledger's base, `took` at least 1 once it ran."""
+
+    __slots__ = ("attempt", "began", "outputs", "state", "took")
+
+    def __init__(self, rows: int) -> None:
+        self.state = bytearray(rows)
+        self.attempt: list[int] = [0] * rows
+        self.began: list[int] = [0] * rows
+        self.took: list[int] = [0] * rows
+        self.outputs: dict[int, bytes] = {}
+
+
+class Ledger:
+    """The rows of one chunk and how far each has come."""
+
+    __slots__ = ("at", "base", "generation", "in_flight", "lost", "rows", "steps", "tracks")
+
+    def __init__(self, rows: int, steps: int, base: int) -> None:
+        self.rows, self.steps, self.base = rows, steps, base
+        self.at = bytearray(b"\x01") * rows
+        self.in_flight = bytearray(rows)
+        self.lost = bytearray(rows)
+        self.generation: list[int] = [0] * rows
+        self.tracks = [Track(rows) for _ in range(steps + 1)]
+        self.tracks[0].state = bytearray([COMPLETED]) * rows
+
+    # --- reading
+
+    def state(self, i: int) -> int:
+        """The state of row i's current step; Completed when it has run them all."""
+        at = self.at[i]
+        if at > self.steps:
+            return COMPLETED
+        state = self.tracks[at].state[i]
+        return RUNNING if state == PENDING and self.in_flight[i] else state
+
+    def is_terminal(self, i: int) -> bool:
+        """Whether row i has its verdict."""
+        return self.at[i] > self.steps or self.tracks[self.at[i]].state[i] >= FAILED
+
+    def counts(self) -> Counts:
+        """The verdicts, counted anew from the columns."""
+        tally: Counter[int] = Counter()
+        for at, many in Counter(self.at).items():
+            if at > self.steps:
+                tally[COMPLETED] += many
+            elif many == self.rows:
+                tally.update(self.tracks[at].state)
+            else:
+                states = self.tracks[at].state
+                tally.update(states[i] for i, place in enumerate(self.at) if place == at)
+        return Counts(
+            succeeded=tally[COMPLETED],
+            invalid=tally[INVALID],
+            failed=tally[FAILED],
+            timed_out=tally[TIMED_OUT],
+            cancelled=tally[CANCELLED],
+            waiting=tally[WAITING],
+        )
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every row has its verdict."""
+        return sum(self.at) == self.rows * (self.steps + 1) or all(map(self.is_terminal, range(self.rows)))
+
+    def unfinished(self) -> Sequence[int]:
+        """The rows without a verdict."""
+        is_fresh = self.at.count(1) == self.rows and not any(self.tracks[1].state)
+        return range(self.rows) if is_fresh else [i for i in range(self.rows) if not self.is_terminal(i)]
+
+    # --- writing
+
+    def reject(self, i: int, state: int = INVALID) -> None:
+        """Row i failed validation, or (Failed) its validator broke."""
+        self.at[i] = 0
+        self.tracks[0].state[i] = state
+
+    def start(self, rows: Iterable[int]) -> None:
+        """The intent: these rows are about to run from their current step on, one attempt further."""
+        at, tracks, in_flight = self.at, self.tracks, self.in_flight
+        for i in rows:
+            in_flight[i] = 1
+            tracks[at[i]].attempt[i] += 1
+
+    def stand_down(self, rows: Iterable[int]) -> None:
+        """Take an intent back: these rows did not begin."""
+        for i in rows:
+            self.in_flight[i] = 0
+            self.tracks[self.at[i]].attempt[i] -= 1
+
+    # --- storing
+
+    def encode(self) -> bytes:
+        """The ledger as one compressed block; columns that hold nothing but their default take no space."""
+        ones = bytearray(b"\x01") * self.rows
+        block = [
+            _FORMAT,
+            self.rows,
+            self.steps,
+            self.base,
+            b"" if self.at == ones else bytes(self.at),
+            bytes(self.in_flight) if any(self.in_flight) else b"",
+            bytes(self.lost) if any(self.lost) else b"",
+            _pack(self.generation),
+            [
+                [bytes(t.state), _pack(t.attempt), _pack(t.began), _pack(t.took), t.outputs]
+                if any(t.state) or t.outputs or any(t.attempt)
+                else []
+                for t in self.tracks
+            ],
+        ]
+        return compress(msgspec.msgpack.encode(block))
+
+    @classmethod
+    def decode(cls, data: bytes, *, rows: int, steps: int, base: int) -> Ledger:
+        """The ledger that `encode` wrote; an empty block is a chunk of valid rows on which nothing has begun."""
+        if not data:
+            return cls(rows, steps, base)
+        version, rows, steps, base, at, in_flight, lost, generation, tracks = msgspec.msgpack.decode(decompress(data))
+        if version != _FORMAT:
+            raise ValueError(f"ledger of format {version}; this release reads {_FORMAT}")
+        ledger = cls(rows, steps, base)
+        if at:
+            ledger.at = bytearray(at)
+        if in_flight:
+            ledger.in_flight = bytearray(in_flight)
+        if lost:
+            ledger.lost = bytearray(lost)
+        if generation:
+            ledger.generation = _unpack(generation)
+        for track, columns in zip(ledger.tracks, tracks, strict=True):
+            if columns:
+                state, attempt, began, took, outputs = columns
+                track.state = bytearray(state)
+                track.attempt = _unpack(attempt) or track.attempt
+                track.began = _unpack(began) or track.began
+                track.took = _unpack(took) or track.took
+                track.outputs = outputs
+        return ledger
+
+
+def _pack(values: Sequence[int]) -> bytes:
+    """Integers as byte planes: the high bytes of neighbouring times are alike, so they compress to nothing."""
+    largest = max(values, default=0)
+    if not largest:
+        return b""
+    code, width = ("B", 1) if largest < 256 else ("I", 4) if largest <= _LONGEST else ("Q", 8)
+    flat = array(code, values).tobytes()
+    return bytes([width]) + b"".join(flat[plane::width] for plane in range(width))
+
+
+def _unpack(data: bytes) -> list[int]:
+    if not data:
+        return []
+    width, planes = data[0], data[1:]
+    length = len(planes) // width
+    flat = bytearray(len(planes))
+    for plane in range(width):
+        flat[plane::width] = planes[plane * length : (plane + 1) * length]
+    return array({1: "B", 4: "I", 8: "Q"}[width], bytes(flat)).tolist()

@@ -1,0 +1,167 @@
+"""Looking at operations: one, many, and what happened to them. Lists are paged by key, newest or oldest first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Select, func, select, tuple_
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from penstock.clock import from_micros, micros
+from penstock.errors import InvalidInput, NotFound
+from penstock.journal import queries as journal
+from penstock.operations.model import Event, Operation, Page
+from penstock.operations.states import OPERATION
+from penstock.operations.tables import chunks, operations
+
+__all__ = ["SORTS", "events", "get", "list_operations", "number_of"]
+
+SORTS = ("created_at", "name", "status", "total_rows")
+
+_SORT_COLUMNS = {
+    "created_at": operations.c.number,
+    "name": operations.c.name,
+    "status": operations.c.state,
+    "total_rows": operations.c.total_rows,
+}
+_SUMS = ("succeeded", "invalid", "failed", "timed_out", "cancelled", "waiting")
+
+
+def _with_counters() -> Select[Any]:
+    sums = (
+        select(chunks.c.operation, *(func.sum(chunks.c[name]).label(name) for name in _SUMS))
+        .group_by(chunks.c.operation)
+        .subquery()
+    )
+    counters = (func.coalesce(sums.c[name], 0).label(name) for name in _SUMS)
+    return select(operations, *counters).outerjoin(sums, sums.c.operation == operations.c.number)
+
+
+async def get(tx: AsyncConnection, operation: str) -> Operation:
+    """The operation with this id."""
+    number = await number_of(tx, operation)
+    sums = (
+        select(func.coalesce(func.sum(chunks.c[name]), 0)).where(chunks.c.operation == number).scalar_subquery().label(name)
+        for name in _SUMS
+    )
+    row = (await tx.execute(select(operations, *sums).where(operations.c.number == number))).one()
+    return _operation(row._mapping)
+
+
+async def number_of(tx: AsyncConnection, operation: str) -> int:
+    """The inner number of an operation, by its id or an unambiguous beginning of it (8 characters or more)."""
+    found = (await tx.execute(select(operations.c.number).where(operations.c.id == operation))).scalar()
+    if found is None and len(operation) >= 8:
+        near = await tx.execute(
+            select(operations.c.number)
+            .where(operations.c.id >= operation, operations.c.id < operation + "\x7f")
+            .limit(2)
+        )
+        numbers = near.scalars().all()
+        found = numbers[0] if len(numbers) == 1 else None
+    if found is None:
+        raise NotFound(f"no operation has the id {operation!r}")
+    return int(found)
+
+
+async def list_operations(
+    tx: AsyncConnection,
+    *,
+    name: str | None = None,
+    status: Iterable[str] | None = None,
+    created_by: str | None = None,
+    created_from: datetime | None = None,
+    created_to: datetime | None = None,
+    sort: str = "created_at",
+    descending: bool = True,
+    cursor: str | None = None,
+    limit: int = 20,
+) -> Page[Operation]:
+    """Operations that match every filter given; names and creators match when they contain the text, ignoring case."""
+    if sort not in _SORT_COLUMNS:
+        raise InvalidInput(f"operations cannot be sorted by {sort!r}; they can by: {', '.join(SORTS)}")
+    query = _with_counters()
+    if name is not None:
+        query = query.where(func.lower(operations.c.name).contains(name.lower(), autoescape=True))
+    if created_by is not None:
+        query = query.where(func.lower(operations.c.created_by).contains(created_by.lower(), autoescape=True))
+    if status is not None:
+        query = query.where(operations.c.state.in_(_known_states(status)))
+    if created_from is not None:
+        query = query.where(operations.c.created_at >= micros(created_from))
+    if created_to is not None:
+        query = query.where(operations.c.created_at < micros(created_to))
+    by = _SORT_COLUMNS[sort]
+    if cursor is not None:
+        place = tuple_(by, operations.c.number)
+        mark = _parse_cursor(cursor, is_number=sort in ("created_at", "total_rows"))
+        query = query.where(place < mark if descending else place > mark)
+    order = (by.desc(), operations.c.number.desc()) if descending else (by.asc(), operations.c.number.asc())
+    rows = [row._mapping for row in await tx.execute(query.order_by(*order).limit(limit + 1))]
+    next_cursor = None
+    if len(rows) > limit:
+        last = rows[limit - 1]
+        next_cursor = f"{last['number']}:{last[by.name]}"
+    return Page([_operation(row) for row in rows[:limit]], next_cursor)
+
+
+def _known_states(status: Iterable[str]) -> list[str]:
+    wanted = [status] if isinstance(status, str) else list(status)
+    by_case = {state.casefold(): state for state in OPERATION.states}
+    unknown = [state for state in wanted if state.casefold() not in by_case]
+    if unknown:
+        raise InvalidInput(f"no such status: {', '.join(unknown)}; known are: {', '.join(OPERATION.states)}")
+    return [by_case[state.casefold()] for state in wanted]
+
+
+def _parse_cursor(cursor: str, *, is_number: bool) -> tuple[Any, int]:
+    number, _, value = cursor.partition(":")
+    try:
+        return (int(value) if is_number else value), int(number)
+    except ValueError:
+        raise InvalidInput(f"{cursor!r} is not a cursor of this list") from None
+
+
+async def events(
+    tx: AsyncConnection, *, operation: str | None = None, since: int = 0, limit: int = 100
+) -> list[Event]:
+    """The moves of one operation, or of all, after `since`, oldest first."""
+    found = await journal.entries(tx, machine=OPERATION.name, subject=operation, since=since, limit=limit)
+    return [
+        Event(e.sequence, e.subject, e.source, e.event, e.target, from_micros(e.at), e.actor, e.cause) for e in found
+    ]
+
+
+def _operation(row: Mapping[str, Any]) -> Operation:
+    def instant(name: str) -> datetime | None:
+        return None if row[name] is None else from_micros(row[name])
+
+    plan = row["plan"]
+    return Operation(
+        id=row["id"],
+        name=row["name"],
+        status=row["state"],
+        total_rows=row["total_rows"],
+        rows_read=row["rows_read"],
+        successful_rows=int(row["succeeded"]),
+        failed_rows=int(row["invalid"] + row["failed"] + row["timed_out"]),
+        invalid_rows=int(row["invalid"]),
+        timed_out_rows=int(row["timed_out"]),
+        cancelled_rows=int(row["cancelled"]),
+        waiting_rows=int(row["waiting"]),
+        generation=row["generation"],
+        retry_count=row["retry_count"],
+        error=row["error"],
+        metadata=row["metadata"],
+        file_name=row["file_name"],
+        file_bytes=row["file_bytes"],
+        file_sha256=row["file_sha256"],
+        created_by=row["created_by"],
+        created_at=from_micros(row["created_at"]),
+        started_at=instant("started_at"),
+        finished_at=instant("finished_at"),
+        steps=tuple(step["name"] for step in plan["steps"]),
+        options=plan["options"],
+    )

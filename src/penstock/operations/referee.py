@@ -1,0 +1,132 @@
+"""The operation row is the referee: the only module that writes an operation's state.
+
+Every transaction that opens or closes a chunk, or moves the operation, begins with an UPDATE of this row, never
+with a SELECT, and decides from `open_chunks` as it stands after that statement. So of two last chunks that end
+at once, the second sees zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import ColumnElement, case, func, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from penstock.db.database import Database
+from penstock.journal import queries as journal
+from penstock.operations.ledger import Counts
+from penstock.operations.states import OPERATION
+from penstock.operations.tables import chunks, operations
+
+__all__ = ["Head", "finish_if_over", "move", "sum_counts", "touch"]
+
+Guard = ColumnElement[bool]
+
+_COUNTERS = ("succeeded", "invalid", "failed", "timed_out", "cancelled", "waiting")
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The columns of an operation that decisions are made from."""
+
+    number: int
+    id: str
+    name: str
+    state: str
+    previous_state: str | None
+    reading: str
+    open_chunks: int
+    raw_chunks: int
+    generation: int
+    stop_outcome: str | None
+    owner: str | None
+    fence: int
+    position: str | None
+    crashes: int
+    rows_read: int
+
+
+_HEAD = [operations.c[name] for name in Head.__dataclass_fields__]
+
+
+async def touch(tx: AsyncConnection, number: int, *guards: Guard, **values: Any) -> Head | None:
+    """Update the operation row without moving it; None when a guard does not hold."""
+    values = {"revision": operations.c.revision + 1, **values}
+    done = await tx.execute(update(operations).where(operations.c.number == number, *guards).values(values))
+    return await _head(tx, number) if done.rowcount == 1 else None
+
+
+async def move(
+    db: Database,
+    tx: AsyncConnection,
+    number: int,
+    event: str,
+    *guards: Guard,
+    actor: str,
+    cause: str | None = None,
+    **values: Any,
+) -> Head | None:
+    """Move the operation by `event` and log it; None when its state does not admit the event or a guard does not hold."""
+    targets = OPERATION.targets(event)
+    settles = any(OPERATION.is_settled(target) for target in targets.values())
+    done = await tx.execute(
+        update(operations)
+        .where(operations.c.number == number, operations.c.state.in_(tuple(targets)), *guards)
+        # MariaDB assigns from left to right, so the old state is kept before it changes.
+        .ordered_values(
+            (operations.c.previous_state, operations.c.state),
+            (operations.c.state, case(dict(targets), value=operations.c.state)),
+            (operations.c.revision, operations.c.revision + 1),
+            (operations.c.finished_at, db.now() if settles else None),
+            *((operations.c[name], value) for name, value in values.items()),
+        )
+    )
+    if done.rowcount != 1:
+        return None
+    head = await _head(tx, number)
+    await journal.record(
+        tx,
+        machine=OPERATION.name,
+        subject=head.id,
+        source=head.previous_state,
+        event=event,
+        target=head.state,
+        at=db.now(),
+        actor=actor,
+        cause=cause,
+    )
+    return head
+
+
+async def finish_if_over(db: Database, tx: AsyncConnection, head: Head, *, actor: str) -> Head:
+    """End the operation when its last chunk has closed; belongs in every transaction that closes one."""
+    if head.open_chunks:
+        return head
+    event = ending(head, await sum_counts(tx, head.number))
+    return await move(db, tx, head.number, event, actor=actor) or head
+
+
+def ending(head: Head, counts: Counts) -> str:
+    """The event that ends an operation with these verdicts."""
+    if head.state == "Stopping":
+        return "cancelled" if head.stop_outcome == "Cancelled" else "failed"
+    return "finished_with_errors" if counts.unsuccessful or counts.cancelled else "finished"
+
+
+async def sum_counts(tx: AsyncConnection, number: int) -> Counts:
+    """The operation's counters: sums over its chunks."""
+    sums = (func.coalesce(func.sum(chunks.c[name]), 0).label(name) for name in _COUNTERS)
+    row = (await tx.execute(select(*sums).where(chunks.c.operation == number))).one()
+    return Counts(**{name: int(value) for name, value in row._mapping.items()})
+
+
+async def _head(tx: AsyncConnection, number: int) -> Head:
+    row = (await tx.execute(select(*_HEAD).where(operations.c.number == number))).one()
+    return Head(**row._mapping)
+
+
+async def head_of(tx: AsyncConnection, number: int) -> Mapping[str, Any]:
+    """The current head, read without a lock: for looking round, never for deciding."""
+    return (await tx.execute(select(*_HEAD).where(operations.c.number == number))).one()._mapping

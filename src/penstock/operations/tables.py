@@ -1,0 +1,146 @@
+"""The records of operations. Instants are microseconds since 1970 on the database's clock.
+
+No foreign key points to `operation`: a child row would lock it after its chunk and deadlock with the rule that
+the operation comes first. Inside, an operation is known by its `number`; `id` is what users see.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import BigInteger, CheckConstraint, Column, Index, Integer, SmallInteger, UniqueConstraint
+
+from penstock.db.schema import Serial, table
+from penstock.db.types import Bytes, Json, Key, LongText
+from penstock.machine import Machine
+from penstock.operations.states import OPERATION, ROW_STEP
+
+__all__ = ["chunk_rows", "chunks", "history", "operations", "row_records", "workers"]
+
+
+def _one_of(column: str, machine: Machine) -> CheckConstraint:
+    names = ", ".join(f"'{state}'" for state in machine.states)
+    return CheckConstraint(f"{column} IN ({names})", name=f"{column}_known")
+
+
+workers = table(
+    "penstock_worker",
+    Column("id", Key(40), primary_key=True),
+    Column("lease_until", BigInteger, nullable=False),
+    Column("started_at", BigInteger, nullable=False),
+    Column("host", Key(255), nullable=False),
+    Column("process", Integer, nullable=False),
+)
+
+operations = table(
+    "penstock_operation",
+    Column("number", Serial, primary_key=True, autoincrement=True),
+    Column("id", Key(36), nullable=False, unique=True),
+    Column("name", Key(200), nullable=False),
+    Column("state", Key(32), nullable=False),
+    Column("previous_state", Key(32)),
+    Column("revision", BigInteger, nullable=False, default=0),
+    Column("reading", Key(16), nullable=False),  # open, complete, abandoned
+    Column("open_chunks", Integer, nullable=False),
+    Column("raw_chunks", Integer, nullable=False, default=0),
+    Column("generation", Integer, nullable=False, default=0),
+    Column("retry_count", Integer, nullable=False, default=0),
+    Column("stop_outcome", Key(32)),
+    Column("error", LongText),
+    Column("owner", Key(40)),
+    Column("fence", BigInteger, nullable=False, default=0),
+    Column("position", Key(64)),
+    Column("crashes", Integer, nullable=False, default=0),
+    Column("rows_read", BigInteger, nullable=False, default=0),
+    Column("total_rows", BigInteger, nullable=False, default=0),
+    Column("columns", Json),
+    Column("file_name", Key(255), nullable=False),
+    Column("file_format", Key(32), nullable=False),
+    Column("file_key", Key(255), nullable=False),
+    Column("file_bytes", BigInteger, nullable=False),
+    Column("file_sha256", Key(64), nullable=False),
+    Column("metadata", Json),
+    Column("plan", Json, nullable=False),
+    Column("created_by", Key(200), nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("started_at", BigInteger),
+    Column("finished_at", BigInteger),
+    _one_of("state", OPERATION),
+    CheckConstraint("reading IN ('open', 'complete', 'abandoned')", name="reading_known"),
+    CheckConstraint("open_chunks >= 0", name="open_chunks_counted"),
+    Index("ix_penstock_operation_state", "state", "number"),
+    Index("ix_penstock_operation_name", "name", "number"),
+)
+
+chunks = table(
+    "penstock_chunk",
+    Column("id", Serial, primary_key=True, autoincrement=True),
+    Column("operation", BigInteger, nullable=False),
+    Column("first_row", BigInteger, nullable=False),
+    Column("row_count", Integer, nullable=False),
+    Column("source_offset", BigInteger, nullable=False),  # where its rows begin in the file
+    Column("is_raw", SmallInteger, nullable=False, default=0),
+    Column("is_open", SmallInteger, nullable=False),
+    Column("owner", Key(40)),
+    Column("fence", BigInteger, nullable=False, default=0),
+    Column("version", BigInteger, nullable=False, default=0),
+    Column("due_at", BigInteger, nullable=False),
+    Column("mail", BigInteger, nullable=False, default=0),
+    Column("succeeded", Integer, nullable=False, default=0),
+    Column("invalid", Integer, nullable=False, default=0),
+    Column("failed", Integer, nullable=False, default=0),
+    Column("timed_out", Integer, nullable=False, default=0),
+    Column("cancelled", Integer, nullable=False, default=0),
+    Column("waiting", Integer, nullable=False, default=0),
+    Column("ledger", Bytes, nullable=False),
+    UniqueConstraint("operation", "first_row", name="uq_penstock_chunk_first_row"),
+    Index("ix_penstock_chunk_open", "is_open", "due_at"),
+    Index("ix_penstock_chunk_owner", "owner"),
+)
+
+# Apart from the chunk, so that no flush, wake or claim rewrites the rows.
+chunk_rows = table(
+    "penstock_chunk_rows",
+    Column("chunk", BigInteger, primary_key=True, autoincrement=False),
+    Column("data", Bytes, nullable=False),
+)
+
+row_records = table(
+    "penstock_row_record",
+    Column("chunk", BigInteger, primary_key=True, autoincrement=False),
+    Column("row", BigInteger, primary_key=True, autoincrement=False),
+    Column("step", SmallInteger, primary_key=True, autoincrement=False),  # -1 is validation
+    Column("operation", BigInteger, nullable=False),
+    Column("state", Key(32), nullable=False),
+    Column("generation", Integer, nullable=False, default=0),
+    Column("attempt", Integer, nullable=False, default=0),
+    Column("errors", Integer, nullable=False, default=0),  # attempts that spent a retry
+    Column("row_key", Key(200)),
+    Column("signal_key", Key(500)),
+    Column("since", BigInteger),
+    Column("due_at", BigInteger),
+    Column("deadline", BigInteger),
+    Column("error_type", Key(20)),
+    Column("error_group", Key(32)),
+    Column("message", LongText),
+    Column("faults", Json),
+    Column("data", Json),  # of an edited row
+    Column("at", BigInteger, nullable=False),  # when this state was reached
+    _one_of("state", ROW_STEP),
+    Index("ix_penstock_row_record_signal", "operation", "signal_key"),
+    Index("ix_penstock_row_record_error", "operation", "error_type", "error_group"),
+)
+
+history = table(
+    "penstock_history",
+    Column("id", Serial, primary_key=True, autoincrement=True),
+    Column("operation", BigInteger, nullable=False),
+    Column("row", BigInteger, nullable=False),
+    Column("step", SmallInteger, nullable=False),
+    Column("generation", Integer, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("event", Key(32), nullable=False),
+    Column("error_type", Key(20)),
+    Column("message", LongText),
+    Column("data", Json),
+    Column("at", BigInteger, nullable=False),
+    Index("ix_penstock_history_row", "operation", "row", "id"),
+)

@@ -1,0 +1,241 @@
+"""What a step is told: where it is, what earlier steps left, and how to reach the outside safely."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Generic, cast
+from urllib.parse import quote
+
+from typing_extensions import TypeVar
+
+from penstock.errors import NotFound
+
+if TYPE_CHECKING:
+    from penstock.pipeline.definition import Definition, StepPlan
+    from penstock.pipeline.steps import Step, StepObject
+
+__all__ = ["BatchContext", "Context", "Done", "NoOutput", "Outputs", "Run"]
+
+MetaT = TypeVar("MetaT", default=None)
+T = TypeVar("T")
+OutputT = TypeVar("OutputT", default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Done(Generic[OutputT]):
+    """Return this from a polled or signalled step, or from a check: nothing is left to wait for."""
+
+    output: OutputT = None  # type: ignore[assignment]
+
+
+class NoOutput(NotFound, KeyError):
+    """A step has no stored output: it has not run, was skipped, or returned None."""
+
+    __str__ = Exception.__str__
+
+
+@dataclass(slots=True)
+class Run:
+    """What all rows of one operation share while this process works on it."""
+
+    operation_id: str
+    operation_name: str
+    meta: Any
+    definition: Definition
+    is_cancelled: Callable[[], bool] = lambda: False
+    beat: Callable[[], None] = lambda: None
+    public_url: str | None = None
+
+
+class Outputs(Mapping[str, Any]):
+    """The stored outputs of a row's earlier steps, decoded when asked for; `steps` by attribute or display name."""
+
+    __slots__ = ("_definition", "_stored")
+
+    def __init__(self, definition: Definition, stored: Mapping[int, bytes]) -> None:
+        self._definition, self._stored = definition, stored
+
+    def __getitem__(self, name: str) -> Any:
+        plan = self._definition.find_step(name)
+        if plan is None:
+            known = ", ".join(step.attribute for step in self._definition.steps)
+            raise NoOutput(f"operation {self._definition.name!r} has no step {name!r}; it has: {known}")
+        if plan.index not in self._stored:
+            raise NoOutput(f"step {plan.name!r} has no output for this row")
+        return plan.output.decode(self._stored[plan.index])
+
+    def __iter__(self) -> Iterator[str]:
+        return (step.attribute for step in self._definition.steps if step.index in self._stored)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+class RowLogger(logging.LoggerAdapter[logging.Logger]):
+    """Adds the row's place to every record, beside what the caller adds."""
+
+    def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
+        return msg, {**kwargs, "extra": {**(kwargs.get("extra") or {}), **(self.extra or {})}}
+
+
+class Context(Generic[MetaT]):
+    """One row on its way through the steps.
+
+    The engine makes one for each row and sets `step`, `attempt`, `deadline`, `signal_key` and `signal_token` before
+    each call; it adds to `stored` as steps complete. Steps read only.
+    """
+
+    __slots__ = (
+        "attempt",
+        "deadline",
+        "generation",
+        "row_key",
+        "row_number",
+        "run",
+        "signal_key",
+        "signal_token",
+        "step",
+        "stored",
+    )
+
+    step: StepPlan
+
+    def __init__(
+        self,
+        run: Run,
+        row_number: int,
+        row_key: str | None = None,
+        generation: int = 0,
+        outputs: dict[int, bytes] | None = None,
+    ) -> None:
+        self.run, self.row_number, self.row_key, self.generation = run, row_number, row_key, generation
+        self.stored: dict[int, bytes] = {} if outputs is None else outputs
+        self.attempt = 1
+        self.deadline: datetime | None = None
+        self.signal_key: str | None = None
+        self.signal_token: str | None = None
+
+    @property
+    def operation_id(self) -> str:
+        """The id of the operation this row belongs to."""
+        return self.run.operation_id
+
+    @property
+    def operation_name(self) -> str:
+        """The declared name of the operation."""
+        return self.run.operation_name
+
+    @property
+    def meta(self) -> MetaT:
+        """The operation's metadata."""
+        return cast("MetaT", self.run.meta)
+
+    @property
+    def step_name(self) -> str:
+        """The name of the step that is running."""
+        return self.step.name
+
+    @property
+    def effect_key(self) -> str:
+        """Send this to the other side as its idempotency key: it is the same in every attempt of this step."""
+        key = f"{self.run.operation_id}:{self.row_number}:{self.step.attribute}"
+        return f"{key}:{self.generation}" if self.step.options.effect_key == "generation" else key
+
+    @property
+    def outputs(self) -> Outputs:
+        """What earlier steps returned, by step name."""
+        return Outputs(self.run.definition, self.stored)
+
+    def output_of(self, step: Step[..., Any, T] | StepObject[T]) -> T:
+        """What an earlier step returned, as its declared type: `ctx.output_of(Invoices.book)`.
+
+        None for a step that may return None and stored nothing; otherwise `NoOutput` when there is none.
+        """
+        plan = self.run.definition.plan_of(step)
+        stored = self.stored.get(plan.index)
+        if stored is not None:
+            return cast("T", plan.output.decode(stored))
+        current = getattr(self, "step", None)
+        if current is not None and plan.index >= current.index:
+            raise NoOutput(f"step {plan.name!r} has no output yet: it does not come before {current.name!r}")
+        if plan.output.allows_none:
+            return cast("T", None)
+        raise NoOutput(f"step {plan.name!r} has no output for row {self.row_number}; was it skipped?")
+
+    @property
+    def signal_url(self) -> str | None:
+        """Where the other side may post the signal for this row; None without a public URL or a signal to wait for."""
+        base, key = self.run.public_url, self.signal_key
+        if base is None or key is None:
+            return None
+        token = f"&token={quote(self.signal_token, safe='')}" if self.signal_token else ""
+        path = f"/api/bulks/{self.run.operation_id}/signal/{quote(key, safe='')}?row={self.row_number}"
+        return base.rstrip("/") + path + token
+
+    @property
+    def logger(self) -> RowLogger:
+        """A logger whose records carry operation, row, step and attempt."""
+        place = {"operation_id": self.operation_id, "row_number": self.row_number}
+        return _logger(self.run, {**place, "step_name": self.step_name, "attempt": self.attempt})
+
+    def heartbeat(self) -> None:
+        """Say that a long step is still making progress."""
+        self.run.beat()
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the operation was asked to stop; a long step may look and leave early."""
+        return self.run.is_cancelled()
+
+
+@dataclass(frozen=True, slots=True)
+class BatchContext(Generic[MetaT]):
+    """What a batch step is told; `rows[i]` is the Context of the i-th row it was given."""
+
+    run: Run
+    step: StepPlan
+    rows: Sequence[Context[MetaT]]
+    attempt: int = 1
+
+    @property
+    def operation_id(self) -> str:
+        """The id of the operation."""
+        return self.run.operation_id
+
+    @property
+    def operation_name(self) -> str:
+        """The declared name of the operation."""
+        return self.run.operation_name
+
+    @property
+    def meta(self) -> MetaT:
+        """The operation's metadata."""
+        return cast("MetaT", self.run.meta)
+
+    @property
+    def step_name(self) -> str:
+        """The name of the step that is running."""
+        return self.step.name
+
+    @property
+    def logger(self) -> RowLogger:
+        """A logger whose records carry operation, step and attempt."""
+        return _logger(
+            self.run, {"operation_id": self.operation_id, "step_name": self.step_name, "attempt": self.attempt}
+        )
+
+    def heartbeat(self) -> None:
+        """Say that a long batch is still making progress."""
+        self.run.beat()
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the operation was asked to stop."""
+        return self.run.is_cancelled()
+
+
+def _logger(run: Run, place: dict[str, object]) -> RowLogger:
+    return RowLogger(logging.getLogger(f"penstock.operations.{run.operation_name}"), place)

@@ -1,0 +1,127 @@
+"""Finding the operations of an application: in a module, by name, or in a file."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from penstock.errors import DeclarationError
+from penstock.pipeline.definition import MARK, Definition, definition_of
+
+__all__ = ["discover", "load_app"]
+
+
+def discover(module: ModuleType) -> tuple[Definition, ...]:
+    """The operations of a module: its `operations` list if it has one, else every marked object in its namespace."""
+    listed = vars(module).get("operations")
+    if isinstance(listed, list | tuple):
+        return _distinct(map(definition_of, listed), module.__name__)
+    marked = [value for value in vars(module).values() if _is_marked(value)]
+    return _distinct(map(definition_of, marked), module.__name__)
+
+
+def load_app(spec: str) -> tuple[Definition, ...]:
+    """The operations that "pkg.module", "pkg.module:name" or the path of a .py file stands for.
+
+    The current folder is importable. Whatever is wrong is a DeclarationError; an error of the module itself is its
+    cause.
+    """
+    place, _, name = spec.partition(":")
+    if not place:
+        raise DeclarationError(f"{spec!r} names no module; write pkg.module, pkg.module:name or path/to/file.py")
+    module = _file_module(Path(place)) if place.endswith(".py") else _named_module(place)
+    if not name:
+        return discover(module)
+    if name not in vars(module):
+        raise DeclarationError(f"module {place!r} has no {name!r}; it has: {_public_names(module)}")
+    found = getattr(module, name)
+    return _distinct(map(definition_of, found if isinstance(found, list | tuple) else [found]), spec)
+
+
+def _is_marked(value: Any) -> bool:
+    return isinstance(value, Definition) or MARK in getattr(value, "__dict__", {})
+
+
+def _distinct(definitions: Iterable[Definition], place: str) -> tuple[Definition, ...]:
+    found: dict[str, Definition] = {}
+    for definition in definitions:
+        other = found.setdefault(definition.name.casefold(), definition)
+        if other is not definition:
+            raise DeclarationError(
+                f"{_written(other)} and {_written(definition)} are both operations named {definition.name!r}, "
+                "ignoring case; rename one of them"
+            )
+    if not found:
+        raise DeclarationError(f'{place!r} holds no operations; mark a class or function with @operation("name")')
+    return tuple(found.values())
+
+
+def _written(definition: Definition) -> str:
+    source: Any = definition.source
+    source = getattr(source, "function", source)
+    return f"{source.__module__}.{source.__qualname__}"
+
+
+def _named_module(name: str) -> ModuleType:
+    _make_importable(Path.cwd())
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            raise DeclarationError(f"there is no module {name!r}; looked in the current folder, too") from error
+        raise _failed(name, error) from error
+    except DeclarationError:
+        raise
+    except Exception as error:
+        raise _failed(name, error) from error
+
+
+def _file_module(path: Path) -> ModuleType:
+    path = path.resolve()
+    if not path.is_file():
+        raise DeclarationError(f"there is no file {str(path)!r}")
+    # Like a script, a file may import its neighbours.
+    _make_importable(path.parent)
+    name = path.stem
+    loaded = sys.modules.get(name)
+    if loaded is not None and _file_of(loaded) == path:
+        return loaded
+    if loaded is not None or not name.isidentifier():
+        name = f"penstock_app_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    # Models look up their module by name while it is being executed.
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        if isinstance(error, DeclarationError):
+            raise
+        raise _failed(path.name, error) from error
+    return module
+
+
+def _failed(place: str, error: Exception) -> DeclarationError:
+    return DeclarationError(f"{place!r} cannot be imported: {type(error).__name__}: {error}")
+
+
+def _file_of(module: ModuleType) -> Path | None:
+    found = getattr(module, "__file__", None)
+    return Path(found).resolve() if found else None
+
+
+def _make_importable(folder: Path) -> None:
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+
+
+def _public_names(module: ModuleType) -> str:
+    return ", ".join(name for name, value in vars(module).items() if _is_marked(value)) or "no operations"

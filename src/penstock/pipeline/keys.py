@@ -1,0 +1,63 @@
+"""Signal keys: the template a signalled step declares, filled for a row and recognised in a signal."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from string import Formatter
+from typing import Any
+
+__all__ = ["KeyTemplate"]
+
+PLACES = ("row_number", "operation_id")
+
+
+@dataclass(frozen=True, slots=True)
+class KeyTemplate:
+    """A key such as "carrier-{row.imei}", as pairs of literal text and the field that follows it."""
+
+    text: str
+    parts: tuple[tuple[str, str | None], ...]
+
+    @classmethod
+    def parse(cls, text: str) -> KeyTemplate:
+        """The template, or ValueError for braces that do not match, or anything but a plain field in them."""
+        parts = []
+        for literal, field, spec, conversion in Formatter().parse(text):
+            if field is not None and (not field or spec or conversion):
+                raise ValueError("takes plain fields only, such as {row.imei} or {row_number}")
+            parts.append((literal, field))
+        if not text:
+            raise ValueError("must not be empty")
+        return cls(text, tuple(parts))
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The fields it uses, in order."""
+        return tuple(field for _, field in self.parts if field is not None)
+
+    def unknown(self, row: Collection[str], meta: Collection[str]) -> Iterator[str]:
+        """What is wrong with its fields, given the names the two models have."""
+        known = (*(f"row.{name}" for name in row), *(f"meta.{name}" for name in meta), *PLACES)
+        for field in self.fields:
+            if field not in known:
+                yield f"has {{{field}}}, which does not exist; there are: {', '.join(known)}"
+
+    def render(self, value_of: Callable[[str], Any]) -> str:
+        """The key, with `value_of` answering for each field; ValueError where a value is missing."""
+        return "".join(
+            literal + ("" if field is None else _filled(field, value_of(field))) for literal, field in self.parts
+        )
+
+    def matches(self, key: str) -> bool:
+        """Whether some row could wait for this key."""
+        pattern = "".join(re.escape(literal) + (".+" if field else "") for literal, field in self.parts)
+        return re.fullmatch(pattern, key, re.DOTALL) is not None
+
+
+def _filled(field: str, value: Any) -> str:
+    text = "" if value is None else str(value)
+    if not text:
+        raise ValueError(f"the signal key needs {field}, which is empty")
+    return text

@@ -1,0 +1,202 @@
+"""From the cells of a file to a validated row. The parser runs once for every row, so it does as little as it can."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic.errors import PydanticUserError
+
+from penstock.errors import DeclarationError, Fault, RowInvalid
+from penstock.pipeline.fields import SUPPORTED, ModelField, fields_of, is_struct, reader
+from penstock.schema import Column, Schema
+
+__all__ = ["RawRow", "RowType", "model_faults", "struct_faults"]
+
+RawRow = list[str] | dict[str, Any] | str
+Validate = Callable[[dict[str, Any]], Any]
+
+MESSAGE_CHARS_MAX = 500
+
+
+class RowType:
+    """The row model of an operation: the columns it knows, how a raw row becomes one, and what was wrong with it."""
+
+    rejects: tuple[type[Exception], ...] = (ValidationError, RowInvalid)
+
+    def __init__(self, model: Any, row_key: str | None = None) -> None:
+        fields = fields_of(model)
+        if not fields and not _allows_any_column(model):
+            raise DeclarationError(f"the row type must be {SUPPORTED} with fields; found {_described(model)}")
+        self.model, self.row_key = model, row_key
+        self.fields: tuple[ModelField, ...] = fields or ()
+        if row_key is not None and row_key not in self.names:
+            raise DeclarationError(
+                f"row_key is {row_key!r}, but {_described(model)} has no such field; it has: {', '.join(self.names)}"
+            )
+        self.schema = Schema(tuple(map(_column, self.fields)), allows_extra=_allows_extra(model))
+        self._read = reader(model)
+        self._adapter = None if is_struct(model) else _adapter(model)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the fields."""
+        return tuple(field.name for field in self.fields)
+
+    def parser(self, columns: Sequence[str] | None) -> Callable[[Any], Any]:
+        """The function that validates one raw row: cells aligned with `columns`, or records when that is None.
+
+        An empty cell means "not given", except where the field is required: there it is the empty text, or None.
+        Whatever is wrong raises one of `rejects`.
+        """
+        validate = self._validator()
+        if columns is None:
+            return validate
+        blanks = {f.name: None if f.allows_none else "" for f in self.fields if f.is_required and _has_blank(f)}
+        names, width = tuple(columns), len(columns)
+
+        def parse(cells: list[str]) -> Any:
+            if "" in cells or len(cells) != width:
+                return validate(_sparse(names, cells, blanks))
+            return validate(dict(zip(names, cells)))  # noqa: B905
+
+        return parse
+
+    def faults(self, error: Exception) -> list[Fault]:
+        """Every fault that one of `rejects` reports, by field, without the input."""
+        if isinstance(error, ValidationError):
+            return model_faults(error, self.fields)
+        return list(getattr(error, "faults", ())) or [Fault(_cut(str(error)))]
+
+    def key(self, row: Any) -> str | None:
+        """The text of the row's key field."""
+        return None if self.row_key is None else _text(self._read(row, self.row_key))
+
+    def key_of_raw(self, raw: RawRow, columns: Sequence[str] | None) -> str | None:
+        """The key of a row that may not be valid, where it can be read."""
+        if self.row_key is None or isinstance(raw, str):
+            return None
+        record = raw if isinstance(raw, dict) else dict(zip(columns or (), raw, strict=False))
+        inputs = next(field.inputs for field in self.fields if field.name == self.row_key)
+        found = next((record[name] for name in (self.row_key, *inputs) if name in record), None)
+        return _text(found) if isinstance(found, str | int | float) and found != "" else None
+
+    def dump(self, row: Any) -> dict[str, Any]:
+        """The row as JSON-able values, by field name, for showing; secrets are masked."""
+        if self._adapter is None:
+            shown: dict[str, Any] = msgspec.to_builtins(msgspec.structs.asdict(row))
+        else:
+            shown = self._adapter.dump_python(row, mode="json", by_alias=False)
+        return shown
+
+    def _validator(self) -> Validate:
+        if self._adapter is None:
+            return _struct_validator(self.model, self.fields)
+        validate = self._adapter.validator.validate_python
+        if all(field.inputs == (field.name,) for field in self.fields):
+            return validate
+        return lambda record: validate(record, by_alias=True, by_name=True)
+
+
+def model_faults(error: ValidationError, fields: Sequence[ModelField]) -> list[Fault]:
+    """Pydantic's findings as faults; a field is called by its name whichever alias it was read from."""
+    names = {alias: field.name for field in fields for alias in field.inputs}
+    faults = []
+    for found in error.errors(include_url=False, include_input=False, include_context=False):
+        first, *rest = found["loc"] or (None,)
+        path = ".".join(map(str, (names.get(str(first), first), *rest))) if first is not None else None
+        # The words of a user's own validator need no introduction.
+        message = found["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
+        faults.append(Fault(_cut(message), path))
+    return faults
+
+
+def struct_faults(record: dict[str, Any], fields: Sequence[ModelField], error: msgspec.ValidationError) -> list[Fault]:
+    """Every fault of a record by field; msgspec itself stops at the first."""
+    faults = []
+    for field in fields:
+        key = field.inputs[0]
+        if key in record:
+            try:
+                msgspec.convert(record[key], field.annotation, strict=False)
+            except msgspec.ValidationError as found:
+                message, _, path = str(found).partition(" - at `$")
+                faults.append(Fault(_cut(message), field.name + path.rstrip("`")))
+        elif field.is_required:
+            faults.append(Fault("Field required", field.name))
+    return faults or [Fault(_cut(str(error)))]
+
+
+def _struct_validator(model: Any, fields: Sequence[ModelField]) -> Validate:
+    convert, renamed = msgspec.convert, {f.name: f.inputs[0] for f in fields if f.inputs != (f.name,)}
+
+    def validate(record: dict[str, Any]) -> Any:
+        if renamed:
+            record = {renamed.get(name, name): value for name, value in record.items()}
+        try:
+            return convert(record, model, strict=False)
+        except msgspec.ValidationError as error:
+            raise RowInvalid(faults=struct_faults(record, fields, error)) from error
+
+    return validate
+
+
+def _sparse(names: tuple[str, ...], cells: list[str], blanks: dict[str, str | None]) -> dict[str, Any]:
+    """A row with empty cells, or with another number of cells than there are columns."""
+    if len(cells) != len(names):
+        raise RowInvalid(f"has {len(cells):,} cells, the header has {len(names):,}")
+    record: dict[str, Any] = {}
+    for name, cell in zip(names, cells, strict=True):
+        if cell != "":
+            record[name] = cell
+        elif name in blanks:
+            record[name] = blanks[name]
+    return record
+
+
+def _has_blank(field: ModelField) -> bool:
+    return field.takes_text or field.allows_none
+
+
+def _column(field: ModelField) -> Column:
+    headers = tuple(dict.fromkeys((field.name, *field.inputs)))
+    keep_empty = field.is_required and field.takes_text and not field.allows_none
+    return Column(field.name, headers, is_required=field.is_required, keep_empty=keep_empty)
+
+
+def _adapter(model: Any) -> TypeAdapter[Any]:
+    try:
+        adapter = TypeAdapter(model)
+        adapter.rebuild()
+    except PydanticUserError as error:
+        raise DeclarationError(f"pydantic cannot validate rows of {_described(model)}: {error.message}") from error
+    return adapter
+
+
+def _allows_extra(model: Any) -> bool:
+    if is_struct(model):
+        return not model.__struct_config__.forbid_unknown_fields
+    config = getattr(model, "model_config", None) or getattr(model, "__pydantic_config__", None) or {}
+    return bool(config.get("extra") != "forbid")
+
+
+def _allows_any_column(model: Any) -> bool:
+    is_model = isinstance(model, type) and issubclass(model, BaseModel)
+    return is_model and model.model_config.get("extra") == "allow"
+
+
+def _described(model: Any) -> str:
+    return getattr(model, "__qualname__", None) or repr(model)
+
+
+def _text(value: Any) -> str | None:
+    if isinstance(value, enum.Enum):
+        value = value.value
+    return value if value is None or isinstance(value, str) else str(value)
+
+
+def _cut(message: str) -> str:
+    return message if len(message) <= MESSAGE_CHARS_MAX else message[:MESSAGE_CHARS_MAX] + "… (cut)"

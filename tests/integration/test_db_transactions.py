@@ -1,0 +1,340 @@
+"""Write transactions are whole or absent, and repeated when they collide; reads are snapshots."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+import servers
+from sqlalchemy import Column, Integer, MetaData, Table, func, insert, make_url, select, update
+from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from penstock.clock import SystemClock
+from penstock.db.database import CommitUnknown, Database
+from penstock.db.schema import table_options
+from penstock.errors import Unavailable
+
+accounts = Table(
+    "account",
+    MetaData(),
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("amount", Integer, nullable=False),
+    **table_options(is_numbered=False),
+)
+
+
+@pytest.fixture
+async def db(database: Database) -> AsyncIterator[Database]:
+    """A database with two accounts holding nothing."""
+    await create_accounts(database)
+    yield database
+    async with database.connection() as connection:
+        await connection.run_sync(accounts.drop)
+
+
+async def create_accounts(database: Database) -> None:
+    async with database.connection() as connection:
+        await connection.run_sync(accounts.drop, checkfirst=True)
+        await connection.run_sync(accounts.create)
+        await connection.execute(insert(accounts), [{"id": 1, "amount": 0}, {"id": 2, "amount": 0}])
+
+
+async def pay(tx: AsyncConnection, account: int, amount: int = 1) -> None:
+    await tx.execute(
+        update(accounts).where(accounts.c.id == account).values(amount=accounts.c.amount + amount),
+    )
+
+
+async def amounts(database: Database) -> list[int]:
+    async with database.read() as tx:
+        return list((await tx.scalars(select(accounts.c.amount).order_by(accounts.c.id))).all())
+
+
+async def test_a_transaction_answers_what_its_work_answers_and_is_kept(db):
+    async def work(tx: AsyncConnection) -> str:
+        await pay(tx, 1)
+        return "paid"
+
+    assert await db.transaction(work) == "paid"
+    assert await amounts(db) == [1, 0]
+
+
+async def test_an_error_leaves_nothing_behind(db):
+    async def work(tx: AsyncConnection) -> None:
+        await pay(tx, 1)
+        raise LookupError("no")
+
+    with pytest.raises(LookupError):
+        await db.transaction(work)
+    assert await amounts(db) == [0, 0]
+
+
+async def test_an_error_of_the_database_propagates_and_is_not_repeated(db):
+    runs = []
+
+    async def work(tx: AsyncConnection) -> None:
+        runs.append(1)
+        await pay(tx, 2)
+        await tx.execute(insert(accounts), [{"id": 1, "amount": 0}])
+
+    with pytest.raises(IntegrityError):
+        await db.transaction(work)
+    assert runs == [1]
+    assert await amounts(db) == [0, 0]
+
+
+async def test_a_cancelled_transaction_leaves_nothing_and_harms_no_later_one(db):
+    entered = asyncio.Event()
+
+    async def work(tx: AsyncConnection) -> None:
+        await pay(tx, 1)
+        entered.set()
+        await asyncio.Event().wait()
+
+    task = asyncio.create_task(db.transaction(work))
+    await entered.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await db.transaction(lambda tx: pay(tx, 2))
+    assert await amounts(db) == [0, 1]
+
+
+async def test_a_savepoint_undoes_a_part(db):
+    async def work(tx: AsyncConnection) -> None:
+        await pay(tx, 1)
+        with pytest.raises(IntegrityError):
+            async with tx.begin_nested():
+                await tx.execute(insert(accounts), [{"id": 2, "amount": 0}])
+        await pay(tx, 2)
+
+    await db.transaction(work)
+    assert await amounts(db) == [1, 1]
+
+
+async def test_many_transactions_at_once_all_count(db):
+    await asyncio.gather(*(db.transaction(lambda tx: pay(tx, 1)) for _ in range(50)))
+    assert await amounts(db) == [50, 0]
+
+
+@pytest.mark.covers("F10")
+async def test_two_transactions_that_lock_in_opposite_order_both_happen_in_the_end(db):
+    both_hold_one = asyncio.Barrier(2)
+    runs = []
+
+    async def work(tx: AsyncConnection, first: int, second: int) -> None:
+        runs.append(first)
+        await pay(tx, first)
+        if len(runs) <= 2 and not db.dialect.is_file:
+            await both_hold_one.wait()
+        await pay(tx, second, 10)
+
+    await asyncio.gather(
+        db.transaction(lambda tx: work(tx, 1, 2)),
+        db.transaction(lambda tx: work(tx, 2, 1)),
+    )
+    assert await amounts(db) == [11, 11]
+    # SQLite's writers queue; on a server one of the two was the victim and ran again.
+    assert len(runs) == (2 if db.dialect.is_file else 3)
+
+
+@pytest.mark.covers("F10")
+@pytest.mark.databases("postgresql", "mariadb")
+async def test_a_lock_held_too_long_undoes_and_repeats_the_whole_transaction(db):
+    holds, again, runs = asyncio.Event(), asyncio.Event(), []
+
+    async def hold(tx: AsyncConnection) -> None:
+        await pay(tx, 2)
+        holds.set()
+        await again.wait()
+
+    async def work(tx: AsyncConnection) -> None:
+        runs.append(1)
+        if len(runs) == 2:
+            again.set()
+        await pay(tx, 1)
+        await pay(tx, 2)
+
+    holder = asyncio.create_task(db.transaction(hold))
+    await holds.wait()
+    await db.transaction(work)
+    await holder
+    assert await amounts(db) == [1, 2]
+    assert len(runs) >= 2
+
+
+@pytest.mark.databases("sqlite")
+async def test_a_sqlite_file_locked_by_another_process_is_waited_for(db, monkeypatch):
+    monkeypatch.setattr(asyncio, "sleep", lambda _: unlock())
+    other = sqlite3.connect(str(db._engine.url.database), isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+
+    async def unlock() -> None:
+        """Let go when the first try has failed and the transaction backs off."""
+        other.execute("COMMIT")
+
+    await db.transaction(lambda tx: pay(tx, 1))
+    other.close()
+    assert await amounts(db) == [1, 0]
+
+
+async def test_collisions_without_end_are_given_up_as_unavailable(db, monkeypatch):
+    monkeypatch.setattr("penstock.db.database.BACKOFF_MAX_S", 0)
+    monkeypatch.setattr(type(db.dialect), "trouble", lambda self, error: "contended")
+    runs = []
+
+    async def work(tx: AsyncConnection) -> None:
+        runs.append(1)
+        await tx.execute(insert(accounts), [{"id": 1, "amount": 0}])
+
+    with pytest.raises(Unavailable, match="collided with others 10 times"):
+        await db.transaction(work)
+    assert len(runs) == 10
+
+
+async def test_a_read_is_one_snapshot_and_blocks_no_writer(db):
+    total = select(func.sum(accounts.c.amount))
+    async with db.read() as tx:
+        before = await tx.scalar(total)
+        await db.transaction(lambda tx: pay(tx, 1))
+        assert await tx.scalar(total) == before
+    async with db.read() as tx:
+        assert await tx.scalar(total) == before + 1
+
+
+@pytest.mark.databases("postgresql", "mariadb")
+async def test_a_read_on_a_server_cannot_write(db):
+    with pytest.raises((DBAPIError, Unavailable), match=r"(?i)read.only"):
+        async with db.read() as tx:
+            await pay(tx, 1)
+
+
+@pytest.mark.databases("postgresql", "mariadb")
+async def test_a_write_sees_what_others_committed_meanwhile(db):
+
+    async def work(tx: AsyncConnection) -> int | None:
+        await tx.scalar(select(accounts.c.amount).where(accounts.c.id == 1))
+        await db.transaction(lambda other: pay(other, 1, 5))
+        return await tx.scalar(select(accounts.c.amount).where(accounts.c.id == 1))
+
+    assert await db.transaction(work) == 5
+
+
+class Cable:
+    """A proxy that forwards until told to cut at a word, before or after the server has seen it."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self.cut_at: bytes | None = None
+        self.is_delivered = False
+        self._writers: list[asyncio.StreamWriter] = []
+
+    async def __aenter__(self) -> int:
+        self._server = await asyncio.start_server(self._carry, "127.0.0.1", 0)
+        port: int = self._server.sockets[0].getsockname()[1]
+        return port
+
+    async def __aexit__(self, *_: object) -> None:
+        self._cut()
+        self._server.close()
+        await self._server.wait_closed()
+
+    def _cut(self) -> None:
+        for writer in self._writers:
+            writer.transport.abort()
+        self._writers.clear()
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self.port)
+        self._writers += [writer, far_writer]
+        await asyncio.gather(
+            self._pump(reader, far_writer, watch=True),
+            self._pump(far_reader, writer, watch=False),
+            return_exceptions=True,
+        )
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, watch: bool) -> None:
+        while data := await reader.read(65536):
+            if watch and self.cut_at and self.cut_at in data:
+                self.cut_at = None
+                await self._let_through(writer, data)
+                return self._cut()
+            writer.write(data)
+            await writer.drain()
+        writer.close()
+        return None
+
+    async def _let_through(self, writer: asyncio.StreamWriter, data: bytes) -> None:
+        if self.is_delivered:
+            writer.write(data)
+            await writer.drain()
+
+
+@pytest.fixture
+async def cable(database_kind: str, database_url: str) -> AsyncIterator[tuple[Cable, Database]]:
+    """A database reached through a cable that can be cut."""
+    url = make_url(database_url)
+    cable = Cable(url.port or 0)
+    async with cable as port:
+        through = url.set(port=port).render_as_string(hide_password=False)
+        database = await Database.open(through, clock=SystemClock())
+        await create_accounts(database)
+        yield cable, database
+        async with database.connection() as connection:
+            await connection.run_sync(accounts.drop)
+        await database.close()
+
+
+@pytest.mark.covers("I-42", "F06")
+@pytest.mark.databases("postgresql", "mariadb")
+@pytest.mark.parametrize("is_delivered", [False, True])
+async def test_a_connection_lost_at_commit_is_reported_as_unknown_and_never_repeated(cable, is_delivered):
+    line, database = cable
+    runs = []
+
+    async def work(tx: AsyncConnection) -> None:
+        runs.append(1)
+        await pay(tx, 1)
+        line.cut_at, line.is_delivered = b"COMMIT", is_delivered
+
+    with pytest.raises(CommitUnknown):
+        await database.transaction(work)
+    assert runs == [1]
+    assert await amounts(database) in ([[1, 0], [0, 0]] if is_delivered else [[0, 0]])
+
+
+@pytest.mark.covers("F06")
+@pytest.mark.databases("postgresql", "mariadb")
+async def test_a_connection_lost_before_commit_is_unavailable_and_nothing_happened(cable):
+    line, database = cable
+
+    async def work(tx: AsyncConnection) -> None:
+        await pay(tx, 1)
+        line.cut_at = b"account"
+        await tx.exec_driver_sql("UPDATE account SET amount = 99")
+
+    with pytest.raises(Unavailable) as caught:
+        await database.transaction(work)
+    assert not isinstance(caught.value, CommitUnknown)
+    assert await amounts(database) == [0, 0]
+
+
+@pytest.mark.covers("F05")
+@pytest.mark.databases("postgresql", "mariadb")
+@pytest.mark.parametrize("end", ["stop", "kill"])
+async def test_the_pool_recovers_by_itself_after_a_restart(database_kind, end):
+    with servers.private(database_kind) as server:
+        database = await Database.open(server.url, clock=SystemClock(), upgrade=False)
+        await create_accounts(database)
+        await database.transaction(lambda tx: pay(tx, 1))
+        ending: Callable[[], None] = getattr(server, end)
+        ending()
+        with pytest.raises(Unavailable):
+            await database.transaction(lambda tx: pay(tx, 1))
+        server.start()
+        await database.transaction(lambda tx: pay(tx, 2))
+        assert await amounts(database) == [1, 1]
+        await database.close()
