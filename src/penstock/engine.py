@@ -67,9 +67,7 @@ class Penstock:
     @asynccontextmanager
     async def worker(self) -> AsyncIterator[Worker]:
         """A worker in this process."""
-        worker = Worker(
-            self.db, self.files, self.definitions, self.settings, clock=self.clock, entropy=self.entropy
-        )
+        worker = Worker(self.db, self.files, self.definitions, self.settings, clock=self.clock, entropy=self.entropy)
         async with worker:
             yield worker
 
@@ -122,7 +120,9 @@ def by_name(operations: Iterable[object]) -> dict[str, Definition]:
     for definition in map(definition_of, operations):
         twin = found.setdefault(definition.name.casefold(), definition)
         if twin is not definition:
-            raise DeclarationError(f"two operations are called {twin.name!r} and {definition.name!r}; names ignore case")
+            raise DeclarationError(
+                f"two operations are called {twin.name!r} and {definition.name!r}; names ignore case"
+            )
     return found
 
 

@@ -1,20 +1,20 @@
 """Every error Penstock raises, split by what the caller should do about it.
 
-    PenstockError
-    ├── InvalidInput            fix what you sent
-    │   ├── DeclarationError    an operation or a step is declared wrongly
-    │   ├── FileRejected        the file as a whole cannot be read
-    │   ├── MetadataInvalid     the metadata does not fit the operation
-    │   ├── SettingsInvalid     a setting or option is unknown or out of range
-    │   └── RowInvalid          raised by your validators: this row is wrong
-    ├── NotFound                look elsewhere
-    ├── Conflict                the record is not in a state for that
-    │   └── IllegalMove         a machine's table does not list that move
-    ├── Unavailable             retry later
-    │   ├── DatabaseUnready     the schema needs `penstock db upgrade`
-    │   └── DatabaseUnsafe      the server's settings could lose commits
-    ├── StepFailed              raised by your steps: this row cannot succeed
-    └── RetryLater              raised by your steps: ask again after a while
+PenstockError
+├── InvalidInput            fix what you sent
+│   ├── DeclarationError    an operation or a step is declared wrongly
+│   ├── FileRejected        the file as a whole cannot be read
+│   ├── MetadataInvalid     the metadata does not fit the operation
+│   ├── SettingsInvalid     a setting or option is unknown or out of range
+│   └── RowInvalid          raised by your validators: this row is wrong
+├── NotFound                look elsewhere
+├── Conflict                the record is not in a state for that
+│   └── IllegalMove         a machine's table does not list that move
+├── Unavailable             retry later
+│   ├── DatabaseUnready     the schema needs `penstock db upgrade`
+│   └── DatabaseUnsafe      the server's settings could lose commits
+├── StepFailed              raised by your steps: this row cannot succeed
+└── RetryLater              raised by your steps: ask again after a while
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class SettingsInvalid(InvalidInput):
 class RowInvalid(InvalidInput):
     """Raise this in `validate_row` or a validator: the row is wrong and will not be processed.
 
-    `RowInvalid("end before start", field="end")` reports one fault; `RowInvalid(faults={"end": "…", "start": "…"})` several.
+    `RowInvalid("end before start", field="end")` reports one fault, `RowInvalid(faults={"end": "…", "start": "…"})` two.
     """
 
     def __init__(
@@ -113,7 +113,13 @@ class IllegalMove(Conflict):
     """A machine's table does not list this event for the record's state."""
 
     def __init__(self, machine: str, subject: str, state: str, event: str, allowed: Sequence[str]) -> None:
-        self.machine, self.subject, self.state, self.event, self.allowed = machine, subject, state, event, tuple(allowed)
+        self.machine, self.subject, self.state, self.event, self.allowed = (
+            machine,
+            subject,
+            state,
+            event,
+            tuple(allowed),
+        )
         may = ", ".join(allowed) if allowed else "nothing, it is settled"
         super().__init__(f"{subject} in {state!r} cannot take {event!r}; it can take: {may}")
 

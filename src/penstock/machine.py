@@ -105,9 +105,7 @@ class Machine:
         """The table as the document that `from_json` and the lifecycle import read."""
         return {
             "name": self.name,
-            "states": [
-                {"name": s, "initial": s == self.initial, "final": s in self.settled} for s in self.states
-            ],
+            "states": [{"name": s, "initial": s == self.initial, "final": s in self.settled} for s in self.states],
             "events": [{"name": e} for e in self.events],
             "transitions": [{"from": t.source, "event": t.event, "to": t.target} for t in self.transitions],
         }

@@ -1,30 +1,38 @@
 """Settings: one frozen tree, read once at the edge from `PENSTOCK_…` variables or `penstock.toml`, and passed down.
 
-The environment beats the file, the file beats the defaults; arguments beat all of them. Unknown names are refused.
+Arguments beat the environment, the environment beats the file, the file beats the defaults. Unknown names are refused.
 """
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Mapping
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from pydantic import Field, ValidationError
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from penstock.errors import Fault, SettingsInvalid
 
-__all__ = ["Settings", "load_settings"]
+__all__ = ["FILE", "Layer", "Settings", "layers", "load_settings", "masked", "origins"]
 
 MIB = 1024 * 1024
 PREFIX = "PENSTOCK_"
+FILE = Path("penstock.toml")
+LogLevel = Literal["debug", "info", "warning", "error", "critical"]
+# Variables of the test suite and of the command's own shell completion are no settings.
+FOREIGN = (f"{PREFIX}TEST_", f"_{PREFIX}")
 
 
-class Settings(BaseSettings):
+class Settings(BaseModel):
     """Every setting, with its unit in its name. Options of operations stand under `operations`."""
 
-    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid", toml_file="penstock.toml")
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     database_url: str = Field("sqlite:///penstock.db", description="where operations live")
     storage_url: str | None = Field(None, description="where files live; beside a SQLite database unless set")
@@ -44,19 +52,8 @@ class Settings(BaseSettings):
     output_bytes_max: int = Field(64 * 1024, ge=1, description="the largest output a step may return")
     metadata_bytes_max: int = Field(MIB, ge=1, description="the largest metadata an operation may have")
     page_max: int = Field(1000, ge=1, description="the longest page a query returns")
-    log_level: str = Field("info", description="how much is logged")
+    log_level: LogLevel = Field("info", description="how much is logged")
     operations: dict[str, dict[str, Any]] = Field(default_factory=dict, description="options by operation and step")
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
 
     @property
     def storage_folder(self) -> Path:
@@ -68,20 +65,88 @@ class Settings(BaseSettings):
         return Path("penstock-blobs")
 
 
-def load_settings(environ: Mapping[str, str] | None = None, **arguments: Any) -> Settings:
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """Settings from one place; `written` is how that place spells a setting's name."""
+
+    origin: str
+    values: Mapping[str, Any]
+
+    def written(self, name: str) -> str:
+        """The setting's name as the user wrote it there."""
+        return f"{PREFIX}{name.upper()}" if self.origin == "environment" else name
+
+
+def load_settings(environ: Mapping[str, str] | None = None, file: Path = FILE, **arguments: Any) -> Settings:
     """The effective settings; `arguments` that are None count as not given. Every fault is reported at once."""
-    names = os.environ if environ is None else environ
-    known = {f"{PREFIX}{name.upper()}" for name in Settings.model_fields}
-    faults = [
-        Fault(f"is not a setting; `penstock config` lists them all", name)
-        for name in sorted(names)
-        if name.startswith(PREFIX) and not name.startswith(f"{PREFIX}TEST_") and name.upper() not in known
-    ]
-    settings = None
+    found = layers(environ, file, **arguments)
+    faults = [fault for layer in found for fault in _unknown(layer)]
+    merged = {name: value for layer in found for name, value in layer.values.items() if name in Settings.model_fields}
     try:
-        settings = Settings(**{name: value for name, value in arguments.items() if value is not None})
+        settings = Settings.model_validate(merged)
     except ValidationError as error:
-        faults += [Fault(e["msg"], ".".join(map(str, e["loc"]))) for e in error.errors(include_url=False)]
+        by_origin = {name: layer.written(name) for layer in found for name in layer.values}
+        faults += [_fault(wrong, by_origin) for wrong in error.errors(include_url=False)]
+        settings = None
     if faults or settings is None:
         raise SettingsInvalid("settings: " + "; ".join(map(str, faults)), faults)
     return settings
+
+
+def layers(environ: Mapping[str, str] | None = None, file: Path = FILE, **arguments: Any) -> tuple[Layer, ...]:
+    """What each place says, weakest first."""
+    return (
+        Layer(file.name, _file_values(file)),
+        Layer("environment", dict(_environment_values(os.environ if environ is None else environ))),
+        Layer("argument", {name: value for name, value in arguments.items() if value is not None}),
+    )
+
+
+def origins(found: tuple[Layer, ...]) -> dict[str, str]:
+    """Where each setting's effective value comes from."""
+    named = {name: layer.origin for layer in found for name in layer.values}
+    return {name: named.get(name, "default") for name in Settings.model_fields}
+
+
+def masked(value: Any) -> Any:
+    """A setting's value with the secrets of its URL blotted out: passwords, keys and tokens."""
+    if not isinstance(value, str):
+        return value
+    value = re.sub(r"(?<=://)([^/?#@:]*):[^/?#]*@", r"\1:***@", value)
+    return re.sub(r"(?i)([?&][^=&]*(?:password|secret|token|key)[^=&]*=)[^&]*", r"\1***", value)
+
+
+def _file_values(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise SettingsInvalid(f"{file} cannot be read: {error}") from error
+
+
+def _environment_values(environ: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
+    for name, value in environ.items():
+        if name.startswith(PREFIX) and not name.startswith(FOREIGN):
+            setting = name.removeprefix(PREFIX).lower()
+            yield setting, _table(name, value) if setting == "operations" else value
+
+
+def _table(name: str, value: str) -> Any:
+    try:
+        return json.loads(value)
+    except ValueError as error:
+        raise SettingsInvalid(f"{name} must be a JSON object; {error}", [Fault(str(error), name)]) from error
+
+
+def _unknown(layer: Layer) -> Iterator[Fault]:
+    known = tuple(Settings.model_fields)
+    for name in sorted(layer.values.keys() - set(known)):
+        near = get_close_matches(name, known, 1)
+        hint = f"did you mean {layer.written(near[0])}?" if near else "`penstock config` lists them all"
+        yield Fault(f"is not a setting; {hint}", layer.written(name))
+
+
+def _fault(wrong: Any, by_origin: Mapping[str, str]) -> Fault:
+    name, *path = map(str, wrong["loc"])
+    return Fault(f"{wrong['msg']}; found {masked(wrong['input'])!r}", ".".join([by_origin.get(name, name), *path]))

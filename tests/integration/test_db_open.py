@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from importlib.util import find_spec
 
 import pytest
 import servers
-from sqlalchemy import make_url, select
+from sqlalchemy import BigInteger, Column, MetaData, Table, insert, make_url, select
 
 from penstock.clock import SystemClock
 from penstock.db.address import parse
 from penstock.db.database import Database
 from penstock.db.dialects import DIALECTS
 from penstock.db.safety import judge
+from penstock.db.schema import table_options
 from penstock.db.upgrade import check
 from penstock.errors import DatabaseUnsafe, SettingsInvalid, Unavailable
 
@@ -211,3 +213,34 @@ async def test_more_transactions_than_connections_wait_their_turn(database_url):
             async with database.read():
                 raise AssertionError("there was one connection only")
     await database.close()
+
+
+@pytest.mark.covers("F07")
+@pytest.mark.databases("postgresql", "mariadb")
+async def test_the_kernel_is_told_to_notice_a_silent_partition(database):
+    async with database.connection() as connection:
+        raw = await connection.get_raw_connection()
+        sock = raw.driver_connection._transport.get_extra_info("socket")
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 5000
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+
+
+@pytest.mark.databases("postgresql", "mariadb")
+async def test_the_clock_can_be_compared_with_an_indexed_column_by_its_index(database):
+    due = Table(
+        "due",
+        MetaData(),
+        Column("at", BigInteger, primary_key=True, autoincrement=False),
+        **table_options(is_numbered=False),
+    )
+    async with database.connection() as connection:
+        await connection.run_sync(due.create)
+        await connection.execute(insert(due), [{"at": 2**60 + n} for n in range(5000)])
+        await connection.exec_driver_sql(
+            "ANALYZE due" if database.dialect.name == "postgresql" else "ANALYZE TABLE due"
+        )
+        query = select(due.c.at).where(due.c.at <= database.now()).compile(connection.sync_engine)
+        plan = (await connection.exec_driver_sql(f"EXPLAIN {query}")).all()
+        await connection.run_sync(due.drop)
+    told = " ".join(map(str, plan))
+    assert "Index Cond" in told or "range" in told

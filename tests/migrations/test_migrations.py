@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import pkgutil
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -186,9 +187,9 @@ def catalogue(connection: Connection) -> dict[str, Any]:
     match connection.dialect.name:
         case "sqlite":
             query = "SELECT name, sql FROM sqlite_master WHERE name NOT LIKE 'sqlite_%' AND tbl_name <> :version"
-            found = {name: " ".join(sql.split()) for name, sql in connection.execute(text(query), VERSION)}
+            found = {name: sorted(re.split(r",?\s*\n", sql)) for name, sql in connection.execute(text(query), VERSION)}
         case "postgresql":
-            found = dict(connection.execute(text(POSTGRESQL_CATALOGUE), VERSION).tuples().all())
+            found = dict(connection.execute(text(POSTGRESQL_CATALOGUE), VERSION).all())
         case _:
             names = [name for (name,) in connection.execute(text("SHOW TABLES")) if name != VERSION_TABLE]
             found = {name: connection.execute(text(f"SHOW CREATE TABLE `{name}`")).one()[1] for name in names}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from typing import Self
+from typing import Self, reveal_type
 
 from pydantic import BaseModel
 

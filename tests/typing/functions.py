@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import reveal_type
+
 from pydantic import BaseModel
 
 from penstock.pipeline import Context, operation, step

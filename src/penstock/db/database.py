@@ -17,7 +17,7 @@ from penstock.clock import Clock
 from penstock.db.address import parse
 from penstock.db.dialects import Dialect, notice_partitions
 from penstock.db.safety import Finding, judge, refuse_unsafe
-from penstock.errors import DatabaseUnsafe, SettingsInvalid, Unavailable
+from penstock.errors import DatabaseUnsafe, PenstockError, SettingsInvalid, Unavailable
 
 __all__ = ["CommitUnknown", "Database"]
 
@@ -109,7 +109,7 @@ class Database:
                     raise
                 if tries == TRIES_MAX:
                     raise Unavailable(f"a transaction collided with others {tries} times") from error
-            await asyncio.sleep(random.uniform(0, min(BACKOFF_MAX_S, BACKOFF_S * 2**tries)))
+            await _back_off(tries)
 
     @asynccontextmanager
     async def write(self) -> AsyncIterator[AsyncConnection]:
@@ -153,20 +153,34 @@ class Database:
             await connection.close()
 
     async def _check_out(self) -> AsyncConnection:
-        try:
-            return await self._engine.connect()
-        except PoolExhausted as error:
-            raise Unavailable(f"no connection became free within {POOL_WAIT_S} s") from error
-        except (OSError, TimeoutError) as error:
-            raise Unavailable(f"{self.dialect.name} cannot be reached: {error}") from error
-        except DBAPIError as error:
-            if self.dialect.trouble(error) == "refused":
-                raise SettingsInvalid(f"{self.dialect.name} refused the connection: {error.orig}") from error
-            raise Unavailable(f"{self.dialect.name} cannot be reached: {error.orig}") from error
-        except TypeError as error:
-            raise SettingsInvalid(f"the database URL has an option the driver does not know: {error}") from error
-        except InvalidRequestError as error:  # a MySQL server behind a mariadb URL
-            raise DatabaseUnsafe(f"this server is not the database its URL names: {error}") from error
+        tries = 0
+        while True:
+            tries += 1
+            try:
+                return await self._engine.connect()
+            except DBAPIError as error:
+                # Processes that open a new SQLite file at once collide when they switch it to WAL.
+                if self.dialect.trouble(error) != "contended" or tries == TRIES_MAX:
+                    raise self._unreachable(error) from error
+            except (OSError, PoolExhausted, InvalidRequestError, TypeError) as error:
+                raise self._unreachable(error) from error
+            await _back_off(tries)
+
+    def _unreachable(self, error: Exception) -> PenstockError:
+        """Why there is no connection, in our own words."""
+        name = self.dialect.name
+        match error:
+            case DBAPIError() if self.dialect.trouble(error) == "refused":
+                return SettingsInvalid(f"{name} refused the connection: {error.orig}")
+            case DBAPIError():
+                return Unavailable(f"{name} cannot be reached: {error.orig}")
+            case PoolExhausted():
+                return Unavailable(f"no connection became free within {POOL_WAIT_S} s")
+            case TypeError():
+                return SettingsInvalid(f"the database URL has an option the driver does not know: {error}")
+            case InvalidRequestError():  # a MySQL server behind a mariadb URL
+                return DatabaseUnsafe(f"this server is not the database its URL names: {error}")
+        return Unavailable(f"{name} cannot be reached: {error}")
 
     async def _commit(self, tx: AsyncConnection) -> None:
         try:
@@ -179,6 +193,10 @@ class Database:
         except OSError as error:
             await tx.invalidate()
             raise CommitUnknown(f"the connection died at COMMIT: {error}") from error
+
+
+async def _back_off(tries: int) -> None:
+    await asyncio.sleep(random.uniform(0, min(BACKOFF_MAX_S, BACKOFF_S * 2**tries)))
 
 
 async def _send(tx: AsyncConnection, statements: tuple[str, ...]) -> None:

@@ -66,7 +66,7 @@ class _OneHopCursor(AsyncAdapt_aiosqlite_cursor):
 
 class _OneHopConnection(AsyncAdapt_aiosqlite_connection):
     __slots__ = ()
-    _cursor_cls = _OneHopCursor
+    _cursor_cls: Any = _OneHopCursor
 
 
 def use_one_hop(engine: AsyncEngine) -> None:

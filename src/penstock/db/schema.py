@@ -17,7 +17,7 @@ Serial = BigInteger
 
 metadata = MetaData(
     naming_convention={
-        "pk": "pk_%(table_name)s",
+        # No name for primary keys: MariaDB ignores one, with a warning.
         "uq": "uq_%(table_name)s_%(column_0_N_name)s",
         "ix": "ix_%(table_name)s_%(column_0_N_name)s",
         "fk": "fk_%(table_name)s_%(column_0_N_name)s",

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from sqlalchemy import Connection, inspect
-from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from penstock.clock import Clock
@@ -49,8 +47,8 @@ async def check(url: str, clock: Clock) -> Report:
     database = Database.connect(url, clock=clock)
     try:
         findings = await database.findings()
-        async with database.read() as tx:
-            revision = await revision_of(tx)
+        async with database.connection() as connection:
+            revision = await revision_of(connection)
     finally:
         await database.close()
     problems = [str(finding) for finding in findings if not finding.is_ok]
@@ -62,8 +60,9 @@ async def check(url: str, clock: Clock) -> Report:
 
 async def prepare_schema(database: Database, *, upgrade: bool) -> str | None:
     """See that the schema is this release's, upgrading it if allowed; the revision it had."""
-    async with database.read() as tx:
-        revision = await revision_of(tx)
+    # Not in a snapshot: MariaDB refuses to read a table that was made after it, and another process may be upgrading.
+    async with database.connection() as connection:
+        revision = await revision_of(connection)
     if revision == HEAD:
         return revision
     if not upgrade or not _is_older(revision):
@@ -98,7 +97,7 @@ async def _upgrade(database: Database, tx: AsyncConnection) -> str | None:
             await tx.run_sync(_run_migrations)
         return revision
     finally:
-        with suppress(DBAPIError):
+        if not tx.invalidated:  # a lock ends with its connection
             for statement in database.dialect.upgrade_unlock:
                 await tx.exec_driver_sql(statement)
 
@@ -114,6 +113,8 @@ def _run_migrations(connection: Connection) -> None:
     from alembic import command
     from alembic.config import Config
 
+    # Alembic would name the primary key, which MariaDB ignores with a warning.
+    connection.exec_driver_sql(f"CREATE TABLE IF NOT EXISTS {VERSION_TABLE} (version_num VARCHAR(32) PRIMARY KEY)")
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
     config.attributes["connection"] = connection

@@ -57,7 +57,8 @@ class Passage:
 
     def __init__(self, source: BinaryIO, header: Header, limits: Limits, offset: int) -> None:
         self._source, self._header, self._limits = source, header, limits
-        self._restart(offset, is_universal=False)
+        self._lines = Lines(source, offset, limits, is_universal=False)
+        self._records = self._parse(self._lines)
 
     def take(self, size: int, start: Position) -> Batch | None:
         """The next batch, or None at the end of the file."""
@@ -79,7 +80,7 @@ class Passage:
         return batch
 
     def _restart(self, offset: int, *, is_universal: bool) -> None:
-        self._lines = Lines(self._source, offset, self._limits, is_universal=is_universal)
+        self._lines.go_to(offset, is_universal=is_universal)
         self._records = self._parse(self._lines)
 
     def _parse(self, lines: Iterable[str], *, strict: bool = True) -> Iterator[list[str]]:

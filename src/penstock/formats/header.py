@@ -38,15 +38,14 @@ def read_header(source: BinaryIO, offset: int, schema: Schema, limits: Limits) -
             line, begin, end = first_line(source, end, limits)
         if not line:
             return Header((), declared or DELIMITERS[0], begin)
-        candidates = (declared,) if declared else DELIMITERS
-        readings = [read_cells(source, begin, delimiter, limits) for delimiter in candidates]
+        readings = readings_of(source, begin, (declared,) if declared else DELIMITERS, limits)
     except Undecodable as error:
         raise not_utf8(error, row=0) from error
     known = known_headers(schema)
     # max() keeps the first of equals, so the comma wins a tie.
-    best = max(readings, key=lambda reading: sum(normalised(cell) in known for cell in reading[0]))
-    cells, end = best
-    return Header(match_columns(cells, schema, limits), candidates[readings.index(best)], end)
+    delimiter = max(readings, key=lambda each: sum(normalised(cell) in known for cell in readings[each][0]))
+    cells, end = readings[delimiter]
+    return Header(match_columns(cells, schema, limits), delimiter, end)
 
 
 def first_line(source: BinaryIO, offset: int, limits: Limits) -> tuple[str, int, int]:
@@ -71,13 +70,21 @@ def declared_delimiter(line: str) -> str | None:
     return text[-1] if text[-1] != '"' else None
 
 
-def read_cells(source: BinaryIO, offset: int, delimiter: str, limits: Limits) -> tuple[list[str], int]:
-    """The header's cells in one reading, and the offset behind them."""
-    lines = Lines(source, offset, limits)
-    try:
-        return next(csv.reader(lines, delimiter=delimiter, strict=True)), lines.offset
-    except csv.Error as error:
-        raise FileRejected(f"the header cannot be read: {error}", code="header") from error
+def readings_of(
+    source: BinaryIO, offset: int, delimiters: Iterable[str], limits: Limits
+) -> dict[str, tuple[list[str], int]]:
+    """The header's cells and the offset behind them, by each delimiter with which it can be read at all."""
+    readings: dict[str, tuple[list[str], int]] = {}
+    problems: list[csv.Error] = []
+    for delimiter in delimiters:
+        lines = Lines(source, offset, limits)
+        try:
+            readings[delimiter] = next(csv.reader(lines, delimiter=delimiter, strict=True)), lines.offset
+        except csv.Error as error:
+            problems.append(error)
+    if not readings:
+        raise FileRejected(f"the header cannot be read: {problems[0]}", code="header") from problems[0]
+    return readings
 
 
 def match_columns(cells: Sequence[str], schema: Schema, limits: Limits) -> tuple[str, ...]:

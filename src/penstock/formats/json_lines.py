@@ -118,7 +118,7 @@ def decode_lines(lines: Sequence[bytes], limits: Limits) -> tuple[list[RawRow], 
     """A row for each line, and what is wrong with them by index."""
     try:
         rows: list[RawRow] = list(map(decode, lines))
-        if max(map(len, lines)) <= limits.row_bytes_max and is_plain(b"\n".join(lines).decode(), rows, limits):
+        if max(map(len, lines)) <= limits.row_bytes_max and is_plain(b"".join(lines).decode(), rows, limits):
             return rows, {}
     except NOT_PLAIN:
         pass

@@ -19,12 +19,14 @@ from penstock.formats.model import Limits, RawRow
 
 __all__ = ["Decoded", "decode_row", "is_plain", "oversized"]
 
-# A key's colon stands behind its quote or behind white space, so these count every key at least once.
+# A key's colon stands behind its quote or behind white space. So neither these nor all colons are fewer than the keys
+# in a text, and if the objects decoded from it have as many keys, then no key was dropped as a repetition.
 KEY_ENDS = ('":', " :", "\t:", "\n:", "\r:")
 ESCAPES_TO_EXAMINE = ("\\u0000", "\\ud", "\\uD")
 NUL_ESCAPE = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
-TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"?|[\[{]|[\]}]', re.DOTALL)
+TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[{]|[\]}]', re.DOTALL)
 
+CONTAINERS = (dict, list)
 KINDS = {dict: "an object", list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
 
 
@@ -46,12 +48,15 @@ def is_plain(text: str, rows: Sequence[Any], limits: Limits) -> bool:
 
     No means only that they must be looked at one by one, or closely.
     """
-    return (
-        set(map(type, rows)) == {dict}
-        and has_no_repeated_key(text, rows)
-        and text.count("{") + text.count("[") - len(rows) < limits.json_depth_max
-        and not any(escape in text for escape in ESCAPES_TO_EXAMINE)
-    )
+    if set(map(type, rows)) != {dict} or ("\\" in text and any(escape in text for escape in ESCAPES_TO_EXAMINE)):
+        return False
+    bounds = [text.count(":"), sum(text.count(end) for end in KEY_ENDS if end[0] in text)]
+    if "[" not in text and sum(map(len, rows)) in bounds:
+        return True  # flat rows
+    try:
+        return sum(count_keys(row, limits.json_depth_max) for row in rows) in bounds
+    except TooDeep:
+        return False
 
 
 def decode_row(text: str, limits: Limits) -> Decoded:
@@ -80,16 +85,16 @@ def oversized(limits: Limits) -> Fault:
     return Fault(f"is larger than {limits.row_bytes_max:,} bytes")
 
 
-def has_no_repeated_key(text: str, rows: Sequence[dict[str, Any]]) -> bool:
-    """Whether there are as many keys as the text could have at most; most rows are flat, so that is tried first."""
-    keys_max = sum(map(text.count, KEY_ENDS))
-    return keys_max == sum(map(len, rows)) or keys_max == sum(map(count_keys, rows))
+class TooDeep(Exception):
+    """A value is nested deeper than allowed."""
 
 
-def count_keys(value: Any) -> int:
-    if type(value) is dict:
-        return len(value) + sum(map(count_keys, value.values()))
-    return sum(map(count_keys, value)) if type(value) is list else 0
+def count_keys(value: dict[str, Any] | list[Any], levels: int) -> int:
+    """The keys of all objects in a value that has at most so many levels."""
+    if not levels:
+        raise TooDeep
+    own, members = (len(value), value.values()) if isinstance(value, dict) else (0, value)
+    return own + sum([count_keys(member, levels - 1) for member in members if type(member) in CONTAINERS])
 
 
 def depth(text: str) -> int:

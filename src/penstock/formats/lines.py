@@ -24,10 +24,13 @@ class Lines:
     """
 
     def __init__(self, source: BinaryIO, offset: int, limits: Limits, *, is_universal: bool = True) -> None:
-        self.is_cut = False
-        self.nul_until = 0  # a NUL stands somewhere before this offset
-        self.is_universal = is_universal
         self._source, self._limits = source, limits
+        self.nul_until = 0  # a NUL stands somewhere before this offset
+        self.go_to(offset, is_universal=is_universal)
+
+    def go_to(self, offset: int, *, is_universal: bool) -> None:
+        """Let the next iteration begin at another place."""
+        self.is_cut, self.is_universal = False, is_universal
         self._block_start, self._text, self._stream = offset, "", io.StringIO()
         self._batch_start = offset
 
@@ -68,11 +71,8 @@ class Lines:
             raise Undecodable(start + error.start, block[error.start]) from error
         if b"\0" in block:
             self.nul_until = start + len(block)
-        self._block_start, self._text, self._stream = (
-            start,
-            text,
-            io.StringIO(text, newline="" if self.is_universal else "\n"),
-        )
+        self._block_start, self._text = start, text
+        self._stream = io.StringIO(text, newline="" if self.is_universal else "\n")
         return self._stream
 
 

@@ -84,7 +84,15 @@ class ChunkActor:
     """Works one claimed chunk until it is closed, released or lost."""
 
     def __init__(
-        self, db: Database, desk: Desk, *, owner: str, group: Group | None, flush_s: float, flush_rows: int, patience_s: float
+        self,
+        db: Database,
+        desk: Desk,
+        *,
+        owner: str,
+        group: Group | None,
+        flush_s: float,
+        flush_rows: int,
+        patience_s: float,
     ) -> None:
         self.db, self.desk, self.owner = db, desk, owner
         self.held: Held = desk.held
@@ -148,7 +156,9 @@ class ChunkActor:
 
     async def _flush_and_intend(self, tx: AsyncConnection) -> None:
         await store.flush(self.db, tx, self.held)
-        state = (await tx.execute(select(operations.c.state).where(operations.c.number == self.held.operation))).scalar_one()
+        state = (
+            await tx.execute(select(operations.c.state).where(operations.c.number == self.held.operation))
+        ).scalar_one()
         if state != "Running":
             raise Stopped(state)
 
@@ -202,7 +212,9 @@ class ChunkActor:
     async def _check_thresholds(self) -> None:
         """Stop the operation when it has too many errors."""
         options = self.execution.definition.options
-        if (options.max_errors is None and options.max_error_rate is None) or not self.held.ledger.counts().unsuccessful:
+        if (
+            options.max_errors is None and options.max_error_rate is None
+        ) or not self.held.ledger.counts().unsuccessful:
             return
 
         async def stop(tx: AsyncConnection) -> None:

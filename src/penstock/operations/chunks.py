@@ -6,15 +6,15 @@ matches no row, the chunk has a new owner: `Lost` ends the transaction and whate
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import asdict
 from typing import Any
 
-from sqlalchemy import ColumnElement, Insert, exists, insert, or_, select, update
+from sqlalchemy import ColumnElement, Insert, RowMapping, exists, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from penstock.db.database import Database
-from penstock.operations.held import Held, Story
+from penstock.operations.held import Held, Story, Writing
 from penstock.operations.ledger import Ledger
 from penstock.operations.referee import Head, finish_if_over, touch
 from penstock.operations.tables import chunk_rows, chunks, history, operations, row_records, workers
@@ -64,7 +64,7 @@ async def candidates(
     return [_held(row._mapping) for row in found[:limit]]
 
 
-def _held(row: Mapping[str, Any]) -> Held:
+def _held(row: RowMapping) -> Held:
     steps = len(row["plan"]["steps"])
     return Held(
         plan=row["plan"],
@@ -110,14 +110,15 @@ async def load_stories(tx: AsyncConnection, held: Held) -> None:
     held.stories = {(row.row, row.step): Story(**row._mapping) for row in found}
 
 
-async def flush(db: Database, tx: AsyncConnection, held: Held, *guards: ColumnElement[bool], **extra: Any) -> None:
+async def flush(
+    db: Database, tx: AsyncConnection, held: Held, writing: Writing, *guards: ColumnElement[bool], **extra: Any
+) -> None:
     """Write the ledger, the counters and what changed in the records; `Lost` when the chunk is no longer ours."""
-    await _write(tx, held, *guards, ledger=held.ledger.encode(), **asdict(held.ledger.counts()), **extra)
-    if held.changed:
-        rows = [asdict(held.stories[key]) for key in sorted(held.changed)]
-        await tx.execute(_upsert_stories(db), rows)
-    if held.lines:
-        await tx.execute(insert(history), held.lines)
+    await _write(tx, held, *guards, ledger=writing.ledger, **asdict(writing.counts), **extra)
+    if writing.stories:
+        await tx.execute(_upsert_stories(db), list(writing.stories.values()))
+    if writing.lines:
+        await tx.execute(insert(history), list(writing.lines))
 
 
 async def release(db: Database, tx: AsyncConnection, held: Held, *, due_at: int) -> bool:
@@ -130,7 +131,9 @@ async def release(db: Database, tx: AsyncConnection, held: Held, *, due_at: int)
     return True
 
 
-async def close(db: Database, tx: AsyncConnection, held: Held, *, actor: str, draining: bool = False) -> Head | None:
+async def close(
+    db: Database, tx: AsyncConnection, held: Held, writing: Writing, *, actor: str, draining: bool = False
+) -> Head | None:
     """End a chunk whose rows all have their verdicts, and the operation with its last one.
 
     None when a drain finds the operation no longer Stopping.
@@ -140,7 +143,7 @@ async def close(db: Database, tx: AsyncConnection, held: Held, *, actor: str, dr
     if head is None:
         return None
     seen = () if draining else (chunks.c.mail == held.mail,)
-    await flush(db, tx, held, *seen, is_open=0, owner=None)
+    await flush(db, tx, held, writing, *seen, is_open=0, owner=None)
     return await finish_if_over(db, tx, head, actor=actor)
 
 

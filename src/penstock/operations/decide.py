@@ -42,7 +42,11 @@ def judge(
         return Verdict("postponed", "StepFailure", error_text(error) or "asked to retry later", after=error.after)
     is_timeout = isinstance(error, AttemptTimedOut)
     error_type = "Timeout" if is_timeout else "StepFailure"
-    if not isinstance(error, StepFailed) and (is_timeout or isinstance(error, options.retry_on)) and errors < options.retries:
+    if (
+        not isinstance(error, StepFailed)
+        and (is_timeout or isinstance(error, options.retry_on))
+        and errors < options.retries
+    ):
         after = options.backoff.delay(errors + 1, jitter)
         return Verdict("postponed", error_type, error_text(error), after=after, spends_retry=True)
     return Verdict("timed_out" if is_timeout else "failed", error_type, error_text(error), spends_retry=True)

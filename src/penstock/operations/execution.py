@@ -26,7 +26,7 @@ Call = Callable[[Any, Any], Any]
 class LiveStep:
     """One step bound to its pipeline, behind its gates."""
 
-    __slots__ = ("_gate", "_pace", "bound", "call", "encode", "plan", "when")
+    __slots__ = ("_gate", "_pace", "bound", "call", "check", "encode", "key", "plan", "waits", "when")
 
     def __init__(self, plan: StepPlan, bound: BoundStep, clock: Clock, threads: Executor) -> None:
         self.plan, self.bound = plan, bound
@@ -35,6 +35,9 @@ class LiveStep:
         self._gate: asyncio.Semaphore | None = asyncio.Semaphore(options.concurrency) if options.concurrency else None
         self._pace = Pace(options.rate, clock.monotonic) if options.rate else None
         self.when = _awaitable(bound.when) if bound.when is not None else None
+        self.key = _awaitable(bound.key) if bound.key is not None else None
+        self.check = self._checker(bound, threads)
+        self.waits = plan.kind in ("poll", "signal")
         call: Call = bound.call
         if not plan.is_async:
             call = _on_thread(call, threads)
@@ -43,6 +46,12 @@ class LiveStep:
         if self._gate is not None or self._pace is not None:
             call = self._gated(call)
         self.call: Callable[[Any, Any], Awaitable[Any]] = call
+
+    @staticmethod
+    def _checker(bound: BoundStep, threads: Executor) -> Callable[[Any, Any], Awaitable[Any]] | None:
+        if bound.check is None or bound.check_is_async:
+            return bound.check
+        return _on_thread(bound.check, threads)
 
     def _gated(self, call: Call) -> Call:
         gate: AbstractAsyncContextManager[Any] = self._gate or nullcontext()
@@ -71,7 +80,9 @@ def _timed(call: Call, seconds: float) -> Call:
                 return await call(row, ctx)
         except TimeoutError as error:
             # The step may raise a TimeoutError of its own; only ours ends the attempt as timed out.
-            raise AttemptTimedOut(seconds) from error if limit.expired() else error
+            if limit.expired():
+                raise AttemptTimedOut(seconds) from error
+            raise
 
     return timed
 
@@ -110,7 +121,9 @@ class Execution:
         self.boundaries = frozenset(span.stop for span in self.spans)
         self.steps = tuple(LiveStep(step, step.bind(pipeline), clock, threads) for step in definition.steps)
         self.validators = _validators(definition, pipeline)
-        self.has_async_validators = any(hook.is_async for hook in (*definition.validators, definition.validate_row) if hook)
+        self.has_async_validators = any(
+            hook.is_async for hook in (*definition.validators, definition.validate_row) if hook
+        )
         self.use_columns(columns)
 
     def use_columns(self, columns: Sequence[str] | None) -> None:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import msgspec
 
 from penstock.operations.decide import error_group
-from penstock.operations.ledger import CANCELLED, FAILED, RUNNING, WAITING, Ledger, compress, decompress
+from penstock.operations.ledger import CANCELLED, FAILED, RUNNING, WAITING, Counts, Ledger, compress, decompress
 from penstock.operations.states import ROW_STEP
 
-__all__ = ["Held", "Story", "cancel_unfinished", "pack_rows", "recover", "unpack_rows"]
+__all__ = ["Held", "Story", "Writing", "cancel_unfinished", "pack_rows", "recover", "unpack_rows"]
 
 
 @dataclass(slots=True)
@@ -31,6 +31,7 @@ class Story:
     row_key: str | None = None
     signal_key: str | None = None
     since: int | None = None
+    put_off_since: int | None = None
     due_at: int | None = None
     deadline: int | None = None
     error_type: str | None = None
@@ -43,6 +44,19 @@ class Story:
         """What went wrong, or nothing."""
         self.error_type, self.message = error_type, message
         self.error_group = None if message is None else error_group(message)
+
+
+_COLUMNS = tuple(column.name for column in fields(Story))
+
+
+@dataclass(frozen=True, slots=True)
+class Writing:
+    """What one commit writes of a chunk, fixed before it begins: rows may go on while it runs."""
+
+    ledger: bytes
+    counts: Counts
+    stories: Mapping[tuple[int, int], Mapping[str, Any]]
+    lines: Sequence[Mapping[str, Any]]
 
 
 @dataclass(slots=True)
@@ -95,6 +109,28 @@ class Held:
                 "data": None,
                 "at": story.at,
             }
+        )
+
+    def writing(self) -> Writing:
+        """All that is known now, to be written."""
+        stories = {key: self._columns(key) for key in sorted(self.changed)}
+        return Writing(self.ledger.encode(), self.ledger.counts(), stories, tuple(self.lines))
+
+    def written(self, writing: Writing) -> None:
+        """It is on disk; what changed while it was being written is still to be."""
+        self.version += 1
+        self.changed -= {key for key, columns in writing.stories.items() if self._columns(key) == columns}
+        del self.lines[: len(writing.lines)]
+
+    def _columns(self, key: tuple[int, int]) -> dict[str, Any]:
+        story = self.stories[key]
+        return {name: getattr(story, name) for name in _COLUMNS}
+
+    def copy(self) -> Held:
+        """Another like this, to try out what will become of it."""
+        stories = {key: replace(story) for key, story in self.stories.items()}
+        return replace(
+            self, ledger=self.ledger.copy(), stories=stories, changed=set(self.changed), lines=list(self.lines)
         )
 
     def is_at_most_once(self, place: int) -> bool:

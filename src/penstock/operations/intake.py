@@ -68,7 +68,7 @@ async def create(
 
 
 async def metadata_document(definition: Definition, pipeline: object, metadata: Any, *, bytes_max: int) -> Any:
-    """Metadata as it is stored, once the model and `validate_metadata` have accepted it; `MetadataInvalid` otherwise."""
+    """Metadata as it is stored, once model and `validate_metadata` have accepted it; `MetadataInvalid` otherwise."""
     meta = definition.meta.parse(metadata)
     hook = definition.validate_metadata
     if hook is not None:

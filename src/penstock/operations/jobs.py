@@ -1,60 +1,87 @@
-"""Rows of one chunk on their way through one segment: awaited, on threads, or in batches.
+"""Rows of one chunk on their way through one segment: awaited, on threads, in batches, or asked whether they are done.
 
-Outcomes go straight into the chunk's ledger and records in memory, always on the loop's thread; nothing here
-touches the database.
+Outcomes go straight to the desk, always on the loop's thread; nothing here touches the database.
 """
 
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from penstock.operations.execution import Execution
+from penstock.operations.execution import Execution, LiveStep
 from penstock.operations.ledger import COMPLETED, SKIPPED
 from penstock.operations.outcomes import Desk, WrongLength
 from penstock.operations.spans import Segment
-from penstock.pipeline import BatchContext, Context
+from penstock.pipeline import BatchContext, Context, Done
 
-__all__ = ["AwaitJob", "BatchJob", "ThreadJob", "make_job"]
+__all__ = ["AwaitJob", "BatchJob", "CheckJob", "RowsJob", "ThreadJob", "job_for"]
 
 SLICE_US = 20_000  # how long a hand keeps the loop, or a thread its rows, before others get a turn
 
 
-class LeaseOver(Exception):
-    """No time is left in our lease: user code may not start."""
-
-
-class _Rows:
-    """What the three kinds of job share: which rows are still to be taken, and when all are finished."""
+class RowsJob(ABC):
+    """What all jobs share: which rows are still to be taken, and when all are finished."""
 
     def __init__(self, execution: Execution, desk: Desk, segment: Segment, rows: Sequence[int]) -> None:
         self.execution, self.desk, self.segment = execution, desk, segment
         self.todo: Iterator[int] = iter(rows)
         self.left = len(rows)
         self.done = asyncio.Event()
+        self._hands: set[asyncio.Task[Any]] = set()
         if not rows:
             self.done.set()
 
     def units(self) -> int:
+        """How many hands could be of use."""
         return self.left
 
+    async def pull(self) -> bool:
+        """Take and finish some of the rows; False when none was left to take."""
+        hand = asyncio.current_task()
+        assert hand is not None
+        self._hands.add(hand)
+        try:
+            return await self.take()
+        finally:
+            self._hands.discard(hand)
+
+    @abstractmethod
+    async def take(self) -> bool:
+        """Take and finish some of the rows; False when none was left to take."""
+
     def finished(self, rows: int) -> None:
+        """So many rows more are through."""
         self.left -= rows
         if not self.left:
             self.done.set()
 
+    def withdraw(self) -> list[int]:
+        """Rows that no hand has taken; they will not begin."""
+        rest = list(self.todo)
+        self.finished(len(rest))
+        return rest
+
+    def cut_off(self) -> None:
+        """Cancel the calls that still run; their rows stay in flight."""
+        for hand in self._hands:
+            hand.cancel()
+        self.left = 0
+        self.done.set()
+
     def context(self, i: int) -> Context[Any]:
+        """What the steps of row i are told."""
         desk = self.desk
         return Context(
             self.execution.run, desk.held.first_row + i, desk.keys[i], desk.ledger.generation[i], desk.outputs(i)
         )
 
 
-class AwaitJob(_Rows):
+class AwaitJob(RowsJob):
     """Each row is awaited through the segment's steps on the loop."""
 
-    async def pull(self) -> bool:
+    async def take(self) -> bool:
         now = self.execution.clock.now_us
         until = now() + SLICE_US
         took_any = False
@@ -84,12 +111,19 @@ class AwaitJob(_Rows):
                 if step.when is not None and not await step.when(row, ctx):
                     state = SKIPPED
                 else:
+                    if step.key is not None:
+                        ctx.signal_key = await step.key(row, ctx)
                     output = await step.call(row, ctx)
                     state = COMPLETED
+                    if step.waits:
+                        if not isinstance(output, Done):
+                            desk.park(i, place, began, ctx.signal_key)
+                            return
+                        output = output.output
                     if output is not None:
                         desk.keep_output(i, place, ctx, step.encode(output))
             except BaseException as error:
-                if _is_ours(error):
+                if is_ours(error):
                     raise
                 desk.raised(i, place, error, began)
                 return
@@ -105,10 +139,50 @@ class AwaitJob(_Rows):
             began = ended
 
 
-class ThreadJob(_Rows):
+class CheckJob(RowsJob):
+    """Rows that wait for a polled step are asked whether it is done."""
+
+    async def take(self) -> bool:
+        i = next(self.todo, None)
+        if i is None:
+            return False
+        try:
+            await self._ask(i)
+        finally:
+            self.finished(1)
+        return True
+
+    async def _ask(self, i: int) -> None:
+        desk, place = self.desk, self.segment.first
+        if not self.execution.may_start():
+            return
+        step = self.execution.steps[place - 1]
+        assert step.check is not None
+        ctx = self.context(i)
+        ctx.step, ctx.attempt = step.plan, desk.ledger.tracks[place].attempt[i]
+        try:
+            answer = await step.check(desk.rows[i], ctx)
+            output = step.encode(answer.output) if isinstance(answer, Done) else None
+        except BaseException as error:
+            if is_ours(error):
+                raise
+            desk.check_raised(i, place, error)
+            return
+        if isinstance(answer, Done) or answer is True:
+            desk.check_passed(i, place, output)
+        elif answer is False:
+            desk.ask_again(i, place)
+        else:
+            desk.check_raised(i, place, TypeError(f"a check returns True, False or Done(…), not {answer!r}"))
+
+
+Ran = tuple[int, list[tuple[int, int, int, bytes | None]], BaseException | None, int]
+
+
+class ThreadJob(RowsJob):
     """Rows run through the segment's sync steps on a thread, as many to a hop as fit into a slice."""
 
-    async def pull(self) -> bool:
+    async def take(self) -> bool:
         loop = asyncio.get_running_loop()
         results = await loop.run_in_executor(self.execution.threads, self._hop)
         for i, steps, error, began in results:
@@ -116,7 +190,7 @@ class ThreadJob(_Rows):
         self.finished(len(results))
         return bool(results)
 
-    def _hop(self) -> list[tuple[int, list[tuple[int, int, int, bytes | None]], BaseException | None, int]]:
+    def _hop(self) -> list[Ran]:
         now = self.execution.clock.now_us
         until = now() + SLICE_US
         results = []
@@ -126,7 +200,7 @@ class ThreadJob(_Rows):
                 break
         return results
 
-    def _row(self, i: int) -> tuple[int, list[tuple[int, int, int, bytes | None]], BaseException | None, int]:
+    def _row(self, i: int) -> Ran:
         execution, desk = self.execution, self.desk
         now, row = execution.clock.now_us, desk.rows[i]
         steps: list[tuple[int, int, int, bytes | None]] = []
@@ -144,8 +218,7 @@ class ThreadJob(_Rows):
                 else:
                     output = step.bound.call(row, ctx)
                     state = COMPLETED
-                    if output is not None:
-                        encoded = step.encode(output)
+                    if output is not None and (encoded := step.encode(output)) is not None:
                         ctx.stored[place - 1] = encoded
             except BaseException as error:  # a step may raise anything; it is this row's alone
                 return i, steps, error, began
@@ -163,7 +236,7 @@ class ThreadJob(_Rows):
             track = ledger.tracks[place]
             track.began[i], track.took[i], track.state[i] = start - ledger.base, took, state
             if output is not None:
-                track.outputs[i] = output
+                self.desk.store_output(i, place, output)
             place += 1
             ledger.at[i] = place
             if place < self.segment.stop:
@@ -174,87 +247,98 @@ class ThreadJob(_Rows):
             self.desk.raised(i, place, error, began)
 
 
-class BatchJob(_Rows):
+class BatchJob(RowsJob):
     """The step gets many rows at once and answers for each."""
 
     def __init__(self, execution: Execution, desk: Desk, segment: Segment, rows: Sequence[int]) -> None:
         super().__init__(execution, desk, segment, rows)
-        self.step = execution.steps[segment.first - 1]
-        self.batches = iter(self._batches(rows))
+        self.step: LiveStep = execution.steps[segment.first - 1]
+        self.batches = self._batches(rows)
 
-    def _batches(self, rows: Sequence[int]) -> list[list[int]]:
+    def _batches(self, rows: Sequence[int]) -> Iterator[list[int]]:
         """Rows that share a number of errors go together; past the retries each error halves their batch."""
         options = self.step.plan.options
         by_errors: dict[int, list[int]] = {}
         for i in rows:
             by_errors.setdefault(self.desk.errors(i, self.segment.first), []).append(i)
-        batches = []
         for errors, group in sorted(by_errors.items()):
             size = max(1, options.size >> max(0, errors - options.retries))
-            batches += [group[k : k + size] for k in range(0, len(group), size)]
-        return batches
+            yield from (group[k : k + size] for k in range(0, len(group), size))
 
-    async def pull(self) -> bool:
+    def withdraw(self) -> list[int]:
+        rest = [i for batch in self.batches for i in batch]
+        self.finished(len(rest))
+        return rest
+
+    async def take(self) -> bool:
         batch = next(self.batches, None)
         if batch is None:
             return False
         try:
-            await self._batch(batch)
+            if self.execution.may_start():
+                await self._batch(batch)
         finally:
             self.finished(len(batch))
         return True
 
     async def _batch(self, batch: list[int]) -> None:
-        execution, desk, step, place = self.execution, self.desk, self.step, self.segment.first
-        if not execution.may_start():
+        desk, step, place = self.desk, self.step, self.segment.first
+        began = self.execution.clock.now_us()
+        wanted = [(i, ctx) for i in batch if (ctx := await self._wanted(i, began)) is not None]
+        if not wanted:
             return
-        now = execution.clock.now_us
-        contexts, chosen = [], []
-        track = desk.ledger.tracks[place]
-        began = now()
-        for i in batch:
-            ctx = self.context(i)
-            ctx.step, ctx.attempt = step.plan, track.attempt[i]
-            try:
-                wanted = step.when is None or await step.when(desk.rows[i], ctx)
-            except BaseException as error:
-                if _is_ours(error):
-                    raise
-                desk.raised(i, place, error, began)
-                continue
-            if wanted:
-                contexts.append(ctx)
-                chosen.append(i)
-            else:
-                self._end(i, SKIPPED, began, now())
-        if not chosen:
-            return
+        rows = [i for i, _ in wanted]
+        contexts = [ctx for _, ctx in wanted]
         try:
-            answers = await step.call([desk.rows[i] for i in chosen], BatchContext(execution.run, step.plan, contexts))
-            answers = _per_row(answers, len(chosen))
+            given = await step.call([desk.rows[i] for i in rows], BatchContext(self.execution.run, step.plan, contexts))
+            answers = _per_row(given, len(rows))
         except BaseException as error:
-            if _is_ours(error):
+            if is_ours(error):
                 raise
-            desk.raised_by_batch(chosen, place, error, began)
+            desk.raised_by_batch(rows, place, error, began)
             return
-        ended = now()
-        for i, ctx, answer in zip(chosen, contexts, answers, strict=True):
-            try:
-                if isinstance(answer, BaseException):
-                    raise answer
-                if answer is not None:
-                    desk.keep_output(i, place, ctx, step.encode(answer))
-            except BaseException as error:
-                desk.raised(i, place, error, began)
-            else:
-                self._end(i, COMPLETED, began, ended)
+        for (i, ctx), answer in zip(wanted, answers, strict=True):
+            self._answered(i, ctx, answer, began)
 
-    def _end(self, i: int, state: int, began: int, ended: int) -> None:
+    async def _wanted(self, i: int, began: int) -> Context[Any] | None:
+        """The row's context, or None when its condition said no or raised."""
+        desk, step, place = self.desk, self.step, self.segment.first
+        ctx = self.context(i)
+        ctx.step, ctx.attempt = step.plan, desk.ledger.tracks[place].attempt[i]
+        try:
+            if step.when is None or await step.when(desk.rows[i], ctx):
+                return ctx
+        except BaseException as error:
+            if is_ours(error):
+                raise
+            desk.raised(i, place, error, began)
+            return None
+        self._end(i, SKIPPED, began)
+        return None
+
+    def _answered(self, i: int, ctx: Context[Any], answer: Any, began: int) -> None:
+        desk, place = self.desk, self.segment.first
+        try:
+            if isinstance(answer, BaseException):
+                raise answer
+            if answer is not None:
+                desk.keep_output(i, place, ctx, self.step.encode(answer))
+        except BaseException as error:  # an answer may be any exception
+            desk.raised(i, place, error, began)
+        else:
+            self._end(i, COMPLETED, began)
+
+    def _end(self, i: int, state: int, began: int) -> None:
         ledger, place = self.desk.ledger, self.segment.first
         track = ledger.tracks[place]
-        track.began[i], track.took[i], track.state[i] = began - ledger.base, ended - began or 1, state
+        track.began[i], track.took[i] = began - ledger.base, max(1, self.execution.clock.now_us() - began)
+        track.state[i] = state
         ledger.at[i] = place + 1
         self.desk.left_segment(i, place + 1)
+
+
+class LeaseOver(Exception):
+    """No time is left in our lease: user code may not start."""
 
 
 def _per_row(answers: Any, rows: int) -> Sequence[Any]:
@@ -267,7 +351,7 @@ def _per_row(answers: Any, rows: int) -> Sequence[Any]:
     return answers
 
 
-def _is_ours(error: BaseException) -> bool:
+def is_ours(error: BaseException) -> bool:
     """Whether the hand itself is being cancelled; a step may leak a CancelledError of its own."""
     if isinstance(error, GeneratorExit):
         return True
@@ -275,9 +359,9 @@ def _is_ours(error: BaseException) -> bool:
     return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
 
 
-def make_job(
-    execution: Execution, desk: Desk, segment: Segment, rows: Sequence[int]
-) -> AwaitJob | ThreadJob | BatchJob:
+_JOBS: dict[str, type[RowsJob]] = {"await": AwaitJob, "thread": ThreadJob, "batch": BatchJob, "check": CheckJob}
+
+
+def job_for(execution: Execution, desk: Desk, segment: Segment, rows: Sequence[int]) -> RowsJob:
     """The job that suits a segment."""
-    kind = {"await": AwaitJob, "thread": ThreadJob, "batch": BatchJob}[segment.manner]
-    return kind(execution, desk, segment, rows)
+    return _JOBS[segment.manner](execution, desk, segment, rows)

@@ -113,6 +113,16 @@ class Ledger:
         self.tracks = [Track(rows) for _ in range(steps + 1)]
         self.tracks[0].state = bytearray([COMPLETED]) * rows
 
+    def copy(self) -> Ledger:
+        """Another ledger with the same contents."""
+        twin = Ledger(self.rows, self.steps, self.base)
+        twin.at, twin.in_flight, twin.lost = self.at[:], self.in_flight[:], self.lost[:]
+        twin.generation = self.generation[:]
+        for track, mine in zip(twin.tracks, self.tracks, strict=True):
+            track.state, track.attempt = mine.state[:], mine.attempt[:]
+            track.began, track.took, track.outputs = mine.began[:], mine.took[:], dict(mine.outputs)
+        return twin
+
     # --- reading
 
     def state(self, i: int) -> int:

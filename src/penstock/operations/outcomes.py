@@ -41,7 +41,9 @@ class Desk:
                 rows[i] = parse(raws[i])
             except rejects as error:
                 faults = self.execution.definition.row.faults(error)
-                self._settle(i, Verdict("failed", "Processing", cut(f"the stored row no longer fits its model: {faults[0]}")))
+                self._settle(
+                    i, Verdict("failed", "Processing", cut(f"the stored row no longer fits its model: {faults[0]}"))
+                )
         key = self.execution.definition.row.key
         if self.execution.definition.row_key is not None:
             self.keys = [None if row is None else key(row) for row in rows]
@@ -83,7 +85,7 @@ class Desk:
             error,
             options,
             errors=story.errors if story else 0,
-            postponed_s=(now - story.since) / 1e6 if story and story.since else 0.0,
+            postponed_s=(now - story.put_off_since) / 1e6 if story and story.put_off_since else 0.0,
             jitter=self.execution.jitter,
         )
         if isolate and verdict.event != "postponed":
@@ -125,8 +127,8 @@ class Desk:
         story.due_at = None
         if verdict.event == "postponed":
             story.due_at = now + round(verdict.after * 1e6)
-            if not verdict.spends_retry and story.since is None:
-                story.since = now
+            if not verdict.spends_retry and story.put_off_since is None:
+                story.put_off_since = now
             held.note(story, "postponed")
 
     def _close_stories(self, i: int, place: int) -> None:
@@ -134,7 +136,9 @@ class Desk:
         for done in range(1, place):
             story = self.held.told(i, done)
             if story is not None and story.state == "Pending":
-                story = self.held.story(i, done, STATES[self.ledger.tracks[done].state[i]], self.execution.clock.now_us())
+                story = self.held.story(
+                    i, done, STATES[self.ledger.tracks[done].state[i]], self.execution.clock.now_us()
+                )
                 story.due_at = None
                 story.tell(None, None)
 

@@ -43,7 +43,10 @@ async def get(tx: AsyncConnection, operation: str) -> Operation:
     """The operation with this id."""
     number = await number_of(tx, operation)
     sums = (
-        select(func.coalesce(func.sum(chunks.c[name]), 0)).where(chunks.c.operation == number).scalar_subquery().label(name)
+        select(func.coalesce(func.sum(chunks.c[name]), 0))
+        .where(chunks.c.operation == number)
+        .scalar_subquery()
+        .label(name)
         for name in _SUMS
     )
     row = (await tx.execute(select(operations, *sums).where(operations.c.number == number))).one()
@@ -124,9 +127,7 @@ def _parse_cursor(cursor: str, *, is_number: bool) -> tuple[Any, int]:
         raise InvalidInput(f"{cursor!r} is not a cursor of this list") from None
 
 
-async def events(
-    tx: AsyncConnection, *, operation: str | None = None, since: int = 0, limit: int = 100
-) -> list[Event]:
+async def events(tx: AsyncConnection, *, operation: str | None = None, since: int = 0, limit: int = 100) -> list[Event]:
     """The moves of one operation, or of all, after `since`, oldest first."""
     found = await journal.entries(tx, machine=OPERATION.name, subject=operation, since=since, limit=limit)
     return [

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, dataclass
 from typing import Any, BinaryIO
@@ -65,7 +65,9 @@ async def take(db: Database, head: Head, *, owner: str) -> Head | None:
 class Reading:
     """One pass over one file by its owner."""
 
-    def __init__(self, db: Database, execution: Execution, head: Head, *, owner: str, limits: Limits, chunk_rows: int) -> None:
+    def __init__(
+        self, db: Database, execution: Execution, head: Head, *, owner: str, limits: Limits, chunk_rows: int
+    ) -> None:
         self.db, self.execution, self.head, self.owner = db, execution, head, owner
         self.limits, self.chunk_rows = limits, chunk_rows
         self.counts = Counts()
@@ -216,7 +218,7 @@ class Reading:
         await self.db.transaction(reject)
 
 
-async def _ahead(batches: Iterator[Batch]) -> AsyncIterator[Batch]:
+async def _ahead(batches: Iterator[Batch]) -> AsyncGenerator[Batch, None]:
     """Batches read on a thread, so that a slow disk does not hold up the loop."""
     while (batch := await asyncio.to_thread(next, batches, None)) is not None:
         yield batch
@@ -260,7 +262,9 @@ async def _ask_validators(execution: Execution, checked: Checked, i: int, row: A
             return
 
 
-def _reject_row(execution: Execution, checked: Checked, i: int, faults: list[Fault], error_type: str = "Validation") -> None:
+def _reject_row(
+    execution: Execution, checked: Checked, i: int, faults: list[Fault], error_type: str = "Validation"
+) -> None:
     checked.ledger.reject(i, INVALID if error_type == "Validation" else FAILED)
     message = describe(faults)
     key = execution.definition.row.key_of_raw(checked.batch.rows[i], execution.columns)

@@ -7,7 +7,6 @@ at once, the second sees zero.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +19,7 @@ from penstock.operations.ledger import Counts
 from penstock.operations.states import OPERATION
 from penstock.operations.tables import chunks, operations
 
-__all__ = ["Head", "finish_if_over", "move", "sum_counts", "touch"]
+__all__ = ["HEAD", "Head", "ending", "finish_if_over", "head_of", "move", "sum_counts", "touch"]
 
 Guard = ColumnElement[bool]
 
@@ -48,14 +47,14 @@ class Head:
     rows_read: int
 
 
-_HEAD = [operations.c[name] for name in Head.__dataclass_fields__]
+HEAD = [operations.c[name] for name in Head.__dataclass_fields__]
 
 
 async def touch(tx: AsyncConnection, number: int, *guards: Guard, **values: Any) -> Head | None:
     """Update the operation row without moving it; None when a guard does not hold."""
     values = {"revision": operations.c.revision + 1, **values}
     done = await tx.execute(update(operations).where(operations.c.number == number, *guards).values(values))
-    return await _head(tx, number) if done.rowcount == 1 else None
+    return await head_of(tx, number) if done.rowcount == 1 else None
 
 
 async def move(
@@ -68,7 +67,7 @@ async def move(
     cause: str | None = None,
     **values: Any,
 ) -> Head | None:
-    """Move the operation by `event` and log it; None when its state does not admit the event or a guard does not hold."""
+    """Move the operation by `event` and log it; None when its state does not admit it or a guard does not hold."""
     targets = OPERATION.targets(event)
     settles = any(OPERATION.is_settled(target) for target in targets.values())
     done = await tx.execute(
@@ -85,7 +84,7 @@ async def move(
     )
     if done.rowcount != 1:
         return None
-    head = await _head(tx, number)
+    head = await head_of(tx, number)
     await journal.record(
         tx,
         machine=OPERATION.name,
@@ -122,11 +121,7 @@ async def sum_counts(tx: AsyncConnection, number: int) -> Counts:
     return Counts(**{name: int(value) for name, value in row._mapping.items()})
 
 
-async def _head(tx: AsyncConnection, number: int) -> Head:
-    row = (await tx.execute(select(*_HEAD).where(operations.c.number == number))).one()
+async def head_of(tx: AsyncConnection, number: int) -> Head:
+    """The head as this transaction sees it; a decision needs the UPDATE that comes before."""
+    row = (await tx.execute(select(*HEAD).where(operations.c.number == number))).one()
     return Head(**row._mapping)
-
-
-async def head_of(tx: AsyncConnection, number: int) -> Mapping[str, Any]:
-    """The current head, read without a lock: for looking round, never for deciding."""
-    return (await tx.execute(select(*_HEAD).where(operations.c.number == number))).one()._mapping

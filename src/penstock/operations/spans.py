@@ -16,7 +16,7 @@ from penstock.pipeline.signatures import is_async
 
 __all__ = ["Segment", "Span", "cut_spans"]
 
-Manner = Literal["await", "thread", "batch"]
+Manner = Literal["await", "thread", "batch", "check", "validate"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ OPERATION = Machine.of(
     ("Paused",              "finished_with_errors", "CompletedWithErrors"),
     ("Paused",              "cancel_requested",     "Stopping"),
     ("Paused",              "broke",                "Stopping"),
-    ("Stopping",            "cancelled",            "Cancelled"),     # with the last chunk, so every row has its verdict
+    ("Stopping",            "cancelled",            "Cancelled"),     # with the last chunk: every row has its verdict
     ("Stopping",            "failed",               "Failed"),
     ("CompletedWithErrors", "retry_requested",      "Retrying"),
     ("Failed",              "retry_requested",      "Retrying"),

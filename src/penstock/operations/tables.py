@@ -13,7 +13,7 @@ from penstock.db.types import Bytes, Json, Key, LongText
 from penstock.machine import Machine
 from penstock.operations.states import OPERATION, ROW_STEP
 
-__all__ = ["chunk_rows", "chunks", "history", "operations", "row_records", "workers"]
+__all__ = ["chunk_rows", "chunks", "history", "operations", "requests", "row_records", "signals", "workers"]
 
 
 def _one_of(column: str, machine: Machine) -> CheckConstraint:
@@ -115,7 +115,8 @@ row_records = table(
     Column("errors", Integer, nullable=False, default=0),  # attempts that spent a retry
     Column("row_key", Key(200)),
     Column("signal_key", Key(500)),
-    Column("since", BigInteger),
+    Column("since", BigInteger),  # when the retry or edit that began this generation was accepted
+    Column("put_off_since", BigInteger),  # when RetryLater was first raised
     Column("due_at", BigInteger),
     Column("deadline", BigInteger),
     Column("error_type", Key(20)),
@@ -143,4 +144,49 @@ history = table(
     Column("data", Json),
     Column("at", BigInteger, nullable=False),
     Index("ix_penstock_history_row", "operation", "row", "id"),
+)
+
+# Word from outside for a waiting row. Stored first; that is what accepting it means.
+signals = table(
+    "penstock_signal",
+    Column("id", Serial, primary_key=True, autoincrement=True),
+    Column("token", Key(36), nullable=False, unique=True),  # made before the transaction, so a repeat meets itself
+    Column("operation", BigInteger, nullable=False),
+    Column("key", Key(500), nullable=False),
+    Column("row", BigInteger),  # when only this row is meant
+    Column("outcome", Key(8), nullable=False),  # ok, failed
+    Column("payload", Json),
+    Column("message", LongText),
+    Column("actor", Key(200), nullable=False),
+    Column("accepted_at", BigInteger, nullable=False),
+    Column("dedupe_id", Key(200)),
+    Column("consumed_row", BigInteger),
+    Column("consumed_step", SmallInteger),
+    Column("consumed_generation", Integer),
+    Column("consumed_at", BigInteger),
+    UniqueConstraint("operation", "dedupe_id", name="uq_penstock_signal_dedupe"),
+    UniqueConstraint(
+        "operation", "consumed_row", "consumed_step", "consumed_generation", name="uq_penstock_signal_consumed"
+    ),
+    Index("ix_penstock_signal_key", "operation", "key", "id"),
+)
+
+# Word from outside that failed rows shall run again, with or without new data; applied by the chunk's owner.
+requests = table(
+    "penstock_request",
+    Column("id", Serial, primary_key=True, autoincrement=True),
+    Column("token", Key(36), nullable=False),
+    Column("operation", BigInteger, nullable=False),
+    Column("chunk", BigInteger, nullable=False),
+    Column("row", BigInteger),  # null: every eligible row of the chunk
+    Column("kind", Key(8), nullable=False),  # retry, edit
+    Column("generation", Integer, nullable=False),  # of the row when it was asked
+    Column("confirms_doubt", SmallInteger, nullable=False, default=0),
+    Column("data", Json),
+    Column("actor", Key(200), nullable=False),
+    Column("accepted_at", BigInteger, nullable=False),
+    Column("outcome", LongText),
+    UniqueConstraint("operation", "row", "generation", name="uq_penstock_request_row"),
+    Index("ix_penstock_request_chunk", "chunk", "id"),
+    Index("ix_penstock_request_token", "token"),
 )

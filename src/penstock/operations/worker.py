@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from typing import Any, Self
 
 from sqlalchemy import select
@@ -187,7 +186,9 @@ class Worker:
         is_draining = held.operation_state == "Stopping"
         if held.operation_state == "Retrying":
             await self.db.transaction(
-                lambda tx: move(self.db, tx, held.operation, "resumed", operations.c.state == "Retrying", actor=self.lease.id)
+                lambda tx: move(
+                    self.db, tx, held.operation, "resumed", operations.c.state == "Retrying", actor=self.lease.id
+                )
             )
         execution = None if is_draining else await self._execution(held.operation)
         if execution is None and not is_draining:
@@ -263,7 +264,9 @@ class Worker:
         )
 
     async def _desk(self, execution: Execution, held: Held) -> Desk:
-        raws = unpack_rows(held.data) if held.data is not None else await asyncio.to_thread(self._reread, execution, held)
+        raws = (
+            unpack_rows(held.data) if held.data is not None else await asyncio.to_thread(self._reread, execution, held)
+        )
         return Desk(execution, held, raws)
 
     def _reread(self, execution: Execution, held: Held) -> list[Any]:
@@ -290,9 +293,7 @@ class Worker:
         recover(held, now)
         cancel_unfinished(held, now)
         with contextlib.suppress(Lost):
-            await self.db.transaction(
-                lambda tx: store.close(self.db, tx, held, actor=self.lease.id, draining=True)
-            )
+            await self.db.transaction(lambda tx: store.close(self.db, tx, held, actor=self.lease.id, draining=True))
 
     # --- operations in this process
 
@@ -306,7 +307,9 @@ class Worker:
         definition = declared.with_overrides(row.plan["overrides"])
         planned = [(s["attribute"], s["kind"]) for s in row.plan["steps"]]
         if planned != [(s.attribute, s.kind) for s in definition.steps]:
-            await self._break(number, f"its steps were {[name for name, _ in planned]} when it was created and are not now")
+            await self._break(
+                number, f"its steps were {[name for name, _ in planned]} when it was created and are not now"
+            )
             return None
         execution = Execution(
             number=number,
@@ -314,7 +317,9 @@ class Worker:
             file_key=row.file_key,
             definition=definition,
             pipeline=await self._pipeline(declared),
-            run=Run(row.id, row.name, definition.meta.load(row.metadata), definition, public_url=self.settings.public_url),
+            run=Run(
+                row.id, row.name, definition.meta.load(row.metadata), definition, public_url=self.settings.public_url
+            ),
             columns=row.columns,
             crew=Crew(definition.options.max_row_concurrency, self._spawn),
             clock=self.clock,

@@ -15,6 +15,8 @@ __all__ = ["Backoff", "Duration", "seconds"]
 
 Duration = float | timedelta
 
+LONGEST_S = 30.0
+
 
 def seconds(value: object) -> float:
     """A duration as seconds; text that reads as a number counts as one. ValueError when it is not finite."""
@@ -44,7 +46,7 @@ class Backoff:
         self, initial: Duration = 1, factor: float = 2, max: Duration | None = None, jitter: float = 0.5
     ) -> None:
         first = seconds(initial)
-        last = seconds(max) if max is not None else builtin_max(30.0, first)
+        last = seconds(max) if max is not None else sorted((LONGEST_S, first))[-1]
         if first < 0 or last < first or factor < 1 or not 0 <= jitter <= 1:
             raise DeclarationError(
                 f"Backoff(initial={first:g}, factor={factor:g}, max={last:g}, jitter={jitter:g}) cannot work: "
@@ -81,7 +83,3 @@ class Backoff:
     def document(self) -> dict[str, Any]:
         """The JSON form."""
         return {"initial": self.initial, "factor": self.factor, "max": self.max, "jitter": self.jitter}
-
-
-# The parameter `max` hides the function inside __init__.
-builtin_max = max

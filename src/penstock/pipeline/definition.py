@@ -124,7 +124,7 @@ def _template_key(template: KeyTemplate) -> Callable[[Any, Context[Any]], str]:
     return key
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Definition:
     """An operation as declared, or as changed by `with_overrides`."""
 

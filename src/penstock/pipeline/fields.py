@@ -15,6 +15,8 @@ from pydantic import AliasChoices, BaseModel, RootModel, SecretStr
 from pydantic.fields import FieldInfo
 from typing_extensions import is_typeddict
 
+from penstock.errors import DeclarationError
+
 __all__ = ["SUPPORTED", "ModelField", "fields_of", "is_struct", "members", "reader"]
 
 SUPPORTED = "a pydantic model, a dataclass, a TypedDict or a msgspec Struct"
@@ -50,6 +52,13 @@ def is_struct(model: object) -> bool:
 
 def fields_of(model: Any) -> tuple[ModelField, ...] | None:
     """The model's fields in order, or None when this is no kind of model we support."""
+    try:
+        return _fields_of(model)
+    except NameError as error:
+        raise DeclarationError(f"a field of {model.__qualname__} has a type that cannot be found: {error}") from error
+
+
+def _fields_of(model: Any) -> tuple[ModelField, ...] | None:
     if is_struct(model):
         return tuple(ModelField(f.name, f.type, f.required, (f.encode_name,)) for f in msgspec.structs.fields(model))
     if isinstance(model, type) and issubclass(model, BaseModel) and not issubclass(model, RootModel):
@@ -58,7 +67,7 @@ def fields_of(model: Any) -> tuple[ModelField, ...] | None:
         return tuple(_dataclass_fields(model))
     if is_typeddict(model):
         hints = typing.get_type_hints(model, include_extras=True)
-        return tuple(ModelField(name, hint, name in model.__required_keys__, (name,)) for name, hint in hints.items())
+        return tuple(ModelField(name, hint, _is_required(model, name, hint), (name,)) for name, hint in hints.items())
     return None
 
 
@@ -67,6 +76,11 @@ def _pydantic_field(name: str, info: FieldInfo) -> ModelField:
     choices = alias.choices if isinstance(alias, AliasChoices) else [alias]
     inputs = tuple(choice for choice in choices if isinstance(choice, str))
     return ModelField(name, info.annotation, info.is_required(), inputs or (name,))
+
+
+def _is_required(model: Any, name: str, hint: Any) -> bool:
+    # A TypedDict with postponed annotations has not seen its own NotRequired.
+    return name in model.__required_keys__ and get_origin(hint) is not NotRequired
 
 
 def _dataclass_fields(model: type) -> Iterator[ModelField]:

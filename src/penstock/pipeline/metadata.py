@@ -58,7 +58,7 @@ class MetaType:
     def dump(self, meta: Any) -> Any:
         """The JSON-able form to store. It must come back whole, so secrets stand in it in clear."""
         shown = self.view(meta)
-        return _unmasked(shown, meta.model_dump()) if isinstance(meta, BaseModel) else shown
+        return _unmasked(shown, self._plain(meta)) if isinstance(meta, BaseModel) else shown
 
     def view(self, meta: Any) -> Any:
         """The JSON-able form to show; secrets are masked."""
@@ -78,7 +78,7 @@ class MetaType:
     def _plain(self, meta: Any) -> dict[str, Any]:
         if is_struct(self.model):
             return msgspec.structs.asdict(meta)
-        found: dict[str, Any] = meta.model_dump(by_alias=False)
+        found: dict[str, Any] = meta.model_dump(by_alias=False, warnings=False)
         return found
 
     def _validate(self, record: dict[str, Any]) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypedDict
 
 from penstock.errors import DeclarationError, Fault
@@ -183,6 +183,3 @@ def operation_options(given: Mapping[str, Any]) -> tuple[OperationOptions, list[
 
 def _class_name(kind: type) -> str:
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-
-
-assert set(OPERATION_RULES) == {field.name for field in fields(OperationOptions)}

@@ -57,10 +57,9 @@ class OutputType:
         return name if name and not get_args(self.annotation) else repr(self.annotation)
 
     def _written(self, value: Any) -> bytes:
-        if self._adapter is None:
-            msgspec.convert(value, self.annotation, from_attributes=False)
-            return msgspec.json.encode(value)
         try:
+            if self._adapter is None:
+                return msgspec.json.encode(msgspec.convert(value, self.annotation))
             return self._adapter.dump_json(value, by_alias=False, warnings="error")
         except ValueError as error:
             found = type(value).__qualname__

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import DeclarationError, Fault, SettingsInvalid
 from penstock.pipeline.keys import KeyTemplate
-from penstock.pipeline.options import OPERATION_RULES, STEP_RULES, OperationOptions, StepOptions, step_options
+from penstock.pipeline.options import OPERATION_RULES, OperationOptions, StepOptions, step_options
 from penstock.pipeline.rows import RowType
 from penstock.pipeline.rules import checked, optional, text
 
@@ -83,16 +83,12 @@ def _rekeyed(row: RowType, kept: Changes, faults: list[Fault]) -> RowType:
 def _changed(definition: Definition, step: StepPlan, changes: Changes, faults: list[Fault]) -> StepPlan:
     if not changes:
         return step
-    options, wrong = step_options(step.kind, {**_given(step), **changes}, step.attribute)
+    options, wrong = step_options(step.kind, {**step.options.given(step.kind), **changes}, step.attribute)
     faults += wrong
     template = step.key_template
     if "key" in changes and not wrong:
         template = _template(definition, step, options, faults)
     return replace(step, options=options, key_template=template)
-
-
-def _given(step: StepPlan) -> Changes:
-    return {name: getattr(step.options, name) for name in STEP_RULES[step.kind]}
 
 
 def _template(definition: Definition, step: StepPlan, options: StepOptions, faults: list[Fault]) -> KeyTemplate | None:

@@ -114,10 +114,10 @@ def model_faults(error: ValidationError, fields: Sequence[ModelField]) -> list[F
     return faults
 
 
-def struct_faults(record: dict[str, Any], fields: Sequence[ModelField], error: msgspec.ValidationError) -> list[Fault]:
+def struct_faults(record: Any, fields: Sequence[ModelField], error: msgspec.ValidationError) -> list[Fault]:
     """Every fault of a record by field; msgspec itself stops at the first."""
     faults = []
-    for field in fields:
+    for field in fields if isinstance(record, dict) else ():
         key = field.inputs[0]
         if key in record:
             try:
@@ -133,8 +133,8 @@ def struct_faults(record: dict[str, Any], fields: Sequence[ModelField], error: m
 def _struct_validator(model: Any, fields: Sequence[ModelField]) -> Validate:
     convert, renamed = msgspec.convert, {f.name: f.inputs[0] for f in fields if f.inputs != (f.name,)}
 
-    def validate(record: dict[str, Any]) -> Any:
-        if renamed:
+    def validate(record: Any) -> Any:
+        if renamed and isinstance(record, dict):
             record = {renamed.get(name, name): value for name, value in record.items()}
         try:
             return convert(record, model, strict=False)

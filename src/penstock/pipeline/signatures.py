@@ -85,16 +85,17 @@ def output_annotation(kind: StepKind, body: Any, check: Any = None) -> Any:
         case "batch":
             return _answer(body)
         case "poll":
-            return _joined([*_outputs(body), *(part for part in _outputs(check) if part is not bool)], NoneType)
+            answers = [part for part in members(check) if part is not bool and part is not Any]
+            return _joined([*_outputs(body), *_outputs(*answers)], NoneType)
         case "signal":
             # What ends the wait is the payload of a signal, which may be anything unless the body says otherwise.
             return _joined([part for part in _outputs(body) if part is not NoneType], Any)
 
 
-def _outputs(annotation: Any) -> list[Any]:
-    """The members of a union, with each Done replaced by what it carries."""
+def _outputs(*annotations: Any) -> list[Any]:
+    """The members of unions, with each Done replaced by what it carries."""
     found: list[Any] = []
-    for part in members(annotation):
+    for part in (part for annotation in annotations for part in members(annotation)):
         if part is Done:
             found.append(Any)
         elif get_origin(part) is Done:

@@ -28,7 +28,9 @@ def upgrade() -> None:
     _create_penstock_chunk_rows()
     _create_penstock_history()
     _create_penstock_operation()
+    _create_penstock_request()
     _create_penstock_row_record()
+    _create_penstock_signal()
     _create_penstock_transition()
     _create_penstock_worker()
 
@@ -55,7 +57,7 @@ def _create_penstock_chunk() -> None:
         sa.Column("cancelled", sa.Integer(), nullable=False),
         sa.Column("waiting", sa.Integer(), nullable=False),
         sa.Column("ledger", Bytes, nullable=False),
-        sa.PrimaryKeyConstraint("id", name=op.f("pk_penstock_chunk")),
+        sa.PrimaryKeyConstraint("id"),
         sa.UniqueConstraint("operation", "first_row", name=op.f("uq_penstock_chunk_first_row")),
         sqlite_autoincrement=True,
         **OPTIONS,
@@ -69,7 +71,7 @@ def _create_penstock_chunk_rows() -> None:
         "penstock_chunk_rows",
         sa.Column("chunk", sa.BigInteger(), autoincrement=False, nullable=False),
         sa.Column("data", Bytes, nullable=False),
-        sa.PrimaryKeyConstraint("chunk", name=op.f("pk_penstock_chunk_rows")),
+        sa.PrimaryKeyConstraint("chunk"),
         **OPTIONS,
     )
 
@@ -88,7 +90,7 @@ def _create_penstock_history() -> None:
         sa.Column("message", LongText),
         sa.Column("data", Json),
         sa.Column("at", sa.BigInteger(), nullable=False),
-        sa.PrimaryKeyConstraint("id", name=op.f("pk_penstock_history")),
+        sa.PrimaryKeyConstraint("id"),
         sqlite_autoincrement=True,
         **OPTIONS,
     )
@@ -129,7 +131,7 @@ def _create_penstock_operation() -> None:
         sa.Column("created_at", sa.BigInteger(), nullable=False),
         sa.Column("started_at", sa.BigInteger()),
         sa.Column("finished_at", sa.BigInteger()),
-        sa.PrimaryKeyConstraint("number", name=op.f("pk_penstock_operation")),
+        sa.PrimaryKeyConstraint("number"),
         sa.CheckConstraint("open_chunks >= 0", name=op.f("ck_penstock_operation_open_chunks_counted")),
         sa.CheckConstraint(
             "reading IN ('open', 'complete', 'abandoned')", name=op.f("ck_penstock_operation_reading_known")
@@ -147,6 +149,30 @@ def _create_penstock_operation() -> None:
     op.create_index("ix_penstock_operation_state", "penstock_operation", ["state", "number"], if_not_exists=True)
 
 
+def _create_penstock_request() -> None:
+    op.create_table(
+        "penstock_request",
+        sa.Column("id", sa.BigInteger(), autoincrement=True, nullable=False),
+        sa.Column("token", Key(36), nullable=False),
+        sa.Column("operation", sa.BigInteger(), nullable=False),
+        sa.Column("chunk", sa.BigInteger(), nullable=False),
+        sa.Column("row", sa.BigInteger()),
+        sa.Column("kind", Key(8), nullable=False),
+        sa.Column("generation", sa.Integer(), nullable=False),
+        sa.Column("confirms_doubt", sa.SmallInteger(), nullable=False),
+        sa.Column("data", Json),
+        sa.Column("actor", Key(200), nullable=False),
+        sa.Column("accepted_at", sa.BigInteger(), nullable=False),
+        sa.Column("outcome", LongText),
+        sa.PrimaryKeyConstraint("id"),
+        sa.UniqueConstraint("operation", "row", "generation", name=op.f("uq_penstock_request_row")),
+        sqlite_autoincrement=True,
+        **OPTIONS,
+    )
+    op.create_index("ix_penstock_request_chunk", "penstock_request", ["chunk", "id"], if_not_exists=True)
+    op.create_index("ix_penstock_request_token", "penstock_request", ["token"], if_not_exists=True)
+
+
 def _create_penstock_row_record() -> None:
     op.create_table(
         "penstock_row_record",
@@ -161,6 +187,7 @@ def _create_penstock_row_record() -> None:
         sa.Column("row_key", Key(200)),
         sa.Column("signal_key", Key(500)),
         sa.Column("since", sa.BigInteger()),
+        sa.Column("put_off_since", sa.BigInteger()),
         sa.Column("due_at", sa.BigInteger()),
         sa.Column("deadline", sa.BigInteger()),
         sa.Column("error_type", Key(20)),
@@ -169,7 +196,7 @@ def _create_penstock_row_record() -> None:
         sa.Column("faults", Json),
         sa.Column("data", Json),
         sa.Column("at", sa.BigInteger(), nullable=False),
-        sa.PrimaryKeyConstraint("chunk", "row", "step", name=op.f("pk_penstock_row_record")),
+        sa.PrimaryKeyConstraint("chunk", "row", "step"),
         sa.CheckConstraint(
             "state IN ('Pending', 'Running', 'Skipped', 'Cancelled', 'Completed', 'Failed', 'TimedOut', "
             "'WaitingForCompletion')",
@@ -188,6 +215,40 @@ def _create_penstock_row_record() -> None:
     )
 
 
+def _create_penstock_signal() -> None:
+    op.create_table(
+        "penstock_signal",
+        sa.Column("id", sa.BigInteger(), autoincrement=True, nullable=False),
+        sa.Column("token", Key(36), nullable=False),
+        sa.Column("operation", sa.BigInteger(), nullable=False),
+        sa.Column("key", Key(500), nullable=False),
+        sa.Column("row", sa.BigInteger()),
+        sa.Column("outcome", Key(8), nullable=False),
+        sa.Column("payload", Json),
+        sa.Column("message", LongText),
+        sa.Column("actor", Key(200), nullable=False),
+        sa.Column("accepted_at", sa.BigInteger(), nullable=False),
+        sa.Column("dedupe_id", Key(200)),
+        sa.Column("consumed_row", sa.BigInteger()),
+        sa.Column("consumed_step", sa.SmallInteger()),
+        sa.Column("consumed_generation", sa.Integer()),
+        sa.Column("consumed_at", sa.BigInteger()),
+        sa.PrimaryKeyConstraint("id"),
+        sa.UniqueConstraint("token", name=op.f("uq_penstock_signal_token")),
+        sa.UniqueConstraint("operation", "dedupe_id", name=op.f("uq_penstock_signal_dedupe")),
+        sa.UniqueConstraint(
+            "operation",
+            "consumed_row",
+            "consumed_step",
+            "consumed_generation",
+            name=op.f("uq_penstock_signal_consumed"),
+        ),
+        sqlite_autoincrement=True,
+        **OPTIONS,
+    )
+    op.create_index("ix_penstock_signal_key", "penstock_signal", ["operation", "key", "id"], if_not_exists=True)
+
+
 def _create_penstock_transition() -> None:
     op.create_table(
         "penstock_transition",
@@ -201,7 +262,7 @@ def _create_penstock_transition() -> None:
         sa.Column("actor", Key(200), nullable=False),
         sa.Column("cause", LongText),
         sa.Column("details", Json),
-        sa.PrimaryKeyConstraint("sequence", name=op.f("pk_penstock_transition")),
+        sa.PrimaryKeyConstraint("sequence"),
         sqlite_autoincrement=True,
         **OPTIONS,
     )
@@ -218,6 +279,6 @@ def _create_penstock_worker() -> None:
         sa.Column("started_at", sa.BigInteger(), nullable=False),
         sa.Column("host", Key(255), nullable=False),
         sa.Column("process", sa.Integer(), nullable=False),
-        sa.PrimaryKeyConstraint("id", name=op.f("pk_penstock_worker")),
+        sa.PrimaryKeyConstraint("id"),
         **OPTIONS,
     )

@@ -1,0 +1,206 @@
+"""The documents machines get, from the command line and over HTTP alike: camelCase, times in UTC, null where unknown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+from penstock.errors import (
+    Conflict,
+    DatabaseUnready,
+    DatabaseUnsafe,
+    DeclarationError,
+    Fault,
+    FileRejected,
+    IllegalMove,
+    InvalidInput,
+    MetadataInvalid,
+    NotFound,
+    PenstockError,
+    SettingsInvalid,
+    Unavailable,
+)
+from penstock.operations.model import ErrorGroup, Event, Operation, RowError, RowView, StepView
+
+__all__ = [
+    "PROBLEMS",
+    "Document",
+    "error",
+    "error_group",
+    "event",
+    "faults",
+    "instant",
+    "listing",
+    "operation",
+    "problem",
+    "progress",
+    "row",
+]
+
+T = TypeVar("T")
+Document = dict[str, Any]
+
+# The first class that fits an error names its problem: (class, HTTP status, name, title).
+PROBLEMS: tuple[tuple[type[PenstockError], int, str, str], ...] = (
+    (MetadataInvalid, 422, "metadata-invalid", "The metadata does not fit the operation"),
+    (FileRejected, 422, "file-rejected", "The file cannot be read"),
+    (SettingsInvalid, 422, "settings-invalid", "A setting or option is wrong"),
+    (DeclarationError, 422, "declaration-error", "An operation is declared wrongly"),
+    (InvalidInput, 422, "invalid-input", "The input is wrong"),
+    (NotFound, 404, "not-found", "There is no such thing"),
+    (IllegalMove, 409, "illegal-move", "The state does not admit this"),
+    (Conflict, 409, "conflict", "The state does not admit this"),
+    (DatabaseUnready, 503, "database-unready", "The database needs an upgrade"),
+    (DatabaseUnsafe, 503, "database-unsafe", "The database could lose commits"),
+    (Unavailable, 503, "unavailable", "Not available now"),
+    (PenstockError, 500, "error", "Something went wrong"),
+)
+
+
+def problem(error: PenstockError) -> Document:
+    """An error as a problem document (RFC 9457), with every fault it names."""
+    status, name, title = next(entry[1:] for entry in PROBLEMS if isinstance(error, entry[0]))
+    document: Document = {
+        "type": f"urn:penstock:problem:{name}",
+        "title": title,
+        "status": status,
+        "detail": str(error),
+    }
+    if isinstance(error, InvalidInput) and error.faults:
+        document["faults"] = faults(error.faults)
+    if isinstance(error, FileRejected):
+        document["code"] = error.code
+    return document
+
+
+def listing(items: Iterable[T], shape: Callable[[T], Document], next_cursor: str | None = None) -> Document:
+    """Part of a list; `nextCursor` is null at its end."""
+    return {"items": [shape(item) for item in items], "nextCursor": next_cursor}
+
+
+def operation(found: Operation) -> Document:
+    """One operation with its counters."""
+    return {
+        "id": found.id,
+        "operationName": found.name,
+        "status": found.status,
+        "totalRows": found.total_rows,
+        "rowsRead": found.rows_read,
+        "processedRows": found.processed_rows,
+        "successfulRows": found.successful_rows,
+        "failedRows": found.failed_rows,
+        "invalidRows": found.invalid_rows,
+        "timedOutRows": found.timed_out_rows,
+        "waitingRows": found.waiting_rows,
+        "cancelledRows": found.cancelled_rows,
+        "progress": progress(found),
+        "generation": found.generation,
+        "retryCount": found.retry_count,
+        "errorMessage": found.error,
+        "metadata": found.metadata,
+        "fileName": found.file_name,
+        "fileSize": found.file_bytes,
+        "fileSha256": found.file_sha256,
+        "createdBy": found.created_by,
+        "createdAt": instant(found.created_at),
+        "startedAt": instant(found.started_at),
+        "completedAt": instant(found.finished_at),
+        "steps": list(found.steps),
+        "options": dict(found.options),
+    }
+
+
+def progress(found: Operation) -> float:
+    """How much of the rows has a verdict, from 0 to 100; 100 is never said before it is true."""
+    if not found.total_rows:
+        return 100.0 if found.status == "Completed" else 0.0
+    return found.processed_rows * 1000 // found.total_rows / 10
+
+
+def row(found: RowView) -> Document:
+    """One row with every step it has reached; `rowData` only where it was asked for."""
+    document: Document = {
+        "rowNumber": found.number,
+        "rowId": found.key,
+        "state": found.state,
+        "currentStep": found.step_name,
+        "currentStepIndex": found.step,
+        "completedSteps": found.completed_steps,
+        "totalSteps": found.total_steps,
+        "retryAttempt": found.generation,
+        "steps": [_step(step) for step in found.steps],
+    }
+    return document if found.data is None else document | {"rowData": found.data}
+
+
+def _step(found: StepView) -> Document:
+    return {
+        "stepName": found.name,
+        "stepIndex": found.index,
+        "state": found.state,
+        "stepAttempts": found.attempt,
+        "startedAt": instant(found.started_at),
+        "completedAt": instant(found.ended_at),
+        "dueAt": instant(found.due_at),
+        "deadline": instant(found.deadline),
+        "output": found.output,
+        "errorType": found.error_type,
+        "errorMessage": found.message,
+        "faults": faults(found.faults),
+        "signalKey": found.signal_key,
+    }
+
+
+def error(found: RowError) -> Document:
+    """What is wrong with one row; `rowData` only where it was asked for."""
+    document: Document = {
+        "rowNumber": found.row,
+        "rowId": found.row_key,
+        "stepName": found.step_name,
+        "stepIndex": found.step,
+        "state": found.state,
+        "errorType": found.error_type,
+        "errorMessage": found.message,
+        "faults": faults(found.faults),
+        "retryAttempt": found.generation,
+        "stepAttempts": found.attempt,
+        "createdAt": instant(found.at),
+    }
+    return document if found.data is None else document | {"rowData": found.data}
+
+
+def error_group(found: ErrorGroup) -> Document:
+    """Errors of one kind, counted."""
+    return {
+        "rows": found.rows,
+        "stepName": found.step_name,
+        "stepIndex": found.step,
+        "errorType": found.error_type,
+        "errorMessage": found.message,
+        "firstRow": found.first_row,
+    }
+
+
+def event(found: Event) -> Document:
+    """One move of an operation."""
+    return {
+        "sequence": found.sequence,
+        "operationId": found.operation_id,
+        "from": found.source,
+        "event": found.event,
+        "to": found.target,
+        "at": instant(found.at),
+        "actor": found.actor,
+        "cause": found.cause,
+    }
+
+
+def faults(found: Iterable[Fault]) -> list[Document]:
+    """Faults by field; the field is null when the whole is meant."""
+    return [{"field": fault.field, "message": fault.message} for fault in found]
+
+
+def instant(moment: datetime | None) -> str | None:
+    """A moment as RFC 3339 in UTC."""
+    return None if moment is None else moment.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")

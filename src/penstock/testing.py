@@ -1,0 +1,178 @@
+"""What users need to test their own pipelines.
+
+A step is a plain bound function on a pipeline instance, so most tests call it with a `context()`. `engine()` runs whole
+operations on a throwaway SQLite database, on a clock that moves only when told:
+
+    async with testing.engine([Invoices]) as engine:
+        operation = await engine.run(Invoices, [{"id": 1}, {"id": 2}])
+        assert operation.status == "Completed"
+"""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from sqlalchemy import func, select
+
+from penstock.clock import Entropy, ManualClock
+from penstock.engine import Penstock
+from penstock.operations.intake import Source
+from penstock.operations.model import Operation
+from penstock.operations.queries import number_of
+from penstock.operations.service import Operations
+from penstock.operations.tables import chunks
+from penstock.operations.worker import Worker
+from penstock.pipeline import BatchContext, Context, Definition, Run, StepPlan, definition_of
+from penstock.settings import Settings
+
+__all__ = ["OPERATION_ID", "Engine", "ManualClock", "batch_context", "context", "engine", "json_lines"]
+
+OPERATION_ID = "01900000-0000-7000-8000-000000000000"
+
+Rows = Source | Sequence[Mapping[str, Any]]
+
+
+def context(
+    operation: object,
+    step: object = None,
+    *,
+    metadata: Any = None,
+    outputs: Mapping[str, Any] | None = None,
+    row_number: int = 1,
+    row_key: str | None = None,
+    attempt: int = 1,
+    generation: int = 0,
+    deadline: datetime | None = None,
+    signal_key: str | None = None,
+    public_url: str | None = None,
+    operation_id: str = OPERATION_ID,
+    is_cancelled: bool = False,
+) -> Context[Any]:
+    """A Context as the engine would hand it to a step of this operation; the first step unless one is named.
+
+    `outputs` are those of earlier steps by name. They pass through their declared types, as after a restart.
+    """
+    definition = definition_of(operation)
+    run = Run(
+        operation_id,
+        definition.name,
+        definition.meta.parse(metadata),
+        definition,
+        is_cancelled=lambda: is_cancelled,
+        public_url=public_url,
+    )
+    made: Context[Any] = Context(run, row_number, row_key, generation, _encoded(definition, outputs or {}))
+    made.step = _step_of(definition, step)
+    made.attempt, made.deadline, made.signal_key = attempt, deadline, signal_key
+    return made
+
+
+def batch_context(operation: object, step: object = None, *, size: int, **shared: Any) -> BatchContext[Any]:
+    """The BatchContext of a batch of `size` rows; the other arguments are those of `context`, the same for each row."""
+    first = shared.pop("row_number", 1)
+    rows = [context(operation, step, row_number=first + i, **shared) for i in range(size)]
+    if not rows:
+        raise ValueError("a batch has at least one row")
+    return BatchContext(rows[0].run, rows[0].step, rows, rows[0].attempt)
+
+
+def json_lines(rows: Iterable[Mapping[str, Any]]) -> bytes:
+    """Rows as the bytes of a JSON Lines file."""
+    return b"".join(msgspec.json.encode(row) + b"\n" for row in rows)
+
+
+class Engine:
+    """An engine and one worker on a manual clock; nothing happens between calls, and no time passes by itself."""
+
+    def __init__(self, penstock: Penstock, worker: Worker, clock: ManualClock) -> None:
+        self.penstock, self.worker, self.clock = penstock, worker, clock
+
+    @property
+    def operations(self) -> Operations:
+        """The engine's operations."""
+        return self.penstock.operations
+
+    async def create(self, operation: object, rows: Rows, **given: Any) -> Operation:
+        """Take in a file, or rows given as mappings; `given` is passed on to `operations.create`."""
+        if isinstance(rows, Sequence) and not isinstance(rows, str | bytes):
+            given = {"file_name": "rows.jsonl", **given}
+            return await self.operations.create(operation, file=json_lines(rows), **given)
+        return await self.operations.create(operation, file=rows, **given)
+
+    async def work_until_idle(self) -> None:
+        """Work until nothing can be done now; rows that are due later stay as they are."""
+        while await self.worker.tick() or self.worker.is_busy:
+            if self.worker.is_busy:
+                await self.worker.wake.wait()
+
+    async def advance(self, seconds: float) -> None:
+        """Move time forward. The worker's lease moves along: it was not away, time just passed."""
+        self.clock.advance(seconds)
+        await self.worker.lease.beat()
+
+    async def run(self, operation: object, rows: Rows, **given: Any) -> Operation:
+        """Create an operation and work until it is settled, skipping the time in which it only waits."""
+        made = await self.create(operation, rows, **given)
+        await self.work_until_idle()
+        while not (now := await self.operations.get(made.id)).is_settled:
+            await self.advance(await self._idle_s(now))
+            await self.work_until_idle()
+        return now
+
+    async def _idle_s(self, operation: Operation) -> float:
+        """How long nothing happens to an operation."""
+        async with self.penstock.db.read() as tx:
+            mine = (chunks.c.operation == await number_of(tx, operation.id), chunks.c.is_open == 1)
+            due = (await tx.execute(select(func.min(chunks.c.due_at)).where(*mine))).scalar()
+        wait_us = 0 if due is None else due - self.clock.now_us()
+        if wait_us <= 0:
+            raise AssertionError(
+                f"operation {operation.id} is {operation.status}, and this engine cannot go on with it"
+            )
+        return wait_us / 1e6
+
+
+@asynccontextmanager
+async def engine(
+    operations: Iterable[object],
+    *,
+    tmp_path: Path | None = None,
+    url: str | None = None,
+    settings: Settings | None = None,
+    clock: ManualClock | None = None,
+) -> AsyncIterator[Engine]:
+    """An engine with these operations; its database and files are in `tmp_path`, or in a folder that goes with it.
+
+    Chance is the same in every run. Give `url` to use a database of your own, `settings` for other sizes.
+    """
+    with ExitStack() as stack:
+        folder = tmp_path or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-")))
+        places = {"database_url": url or f"sqlite:///{folder / 'penstock.db'}", "storage_url": str(folder / "files")}
+        settings = (settings or Settings()).model_copy(update=places)
+        clock = clock or ManualClock()
+        entropy = Entropy(jitter=random.Random(0))
+        opened = Penstock.open(operations=operations, settings=settings, clock=clock, entropy=entropy)
+        async with opened as penstock, penstock.worker() as worker:
+            yield Engine(penstock, worker, clock)
+
+
+def _step_of(definition: Definition, step: object) -> StepPlan:
+    if step is None:
+        return definition.steps[0]
+    found = definition.find_step(step) if isinstance(step, str) else definition.plan_of(step)
+    if found is None:
+        known = ", ".join(plan.attribute for plan in definition.steps)
+        raise ValueError(f"operation {definition.name!r} has no step {step!r}; it has: {known}")
+    return found
+
+
+def _encoded(definition: Definition, outputs: Mapping[str, Any]) -> dict[int, bytes]:
+    plans = [(_step_of(definition, name), value) for name, value in outputs.items()]
+    return {plan.index: data for plan, value in plans if (data := plan.output.encode(value)) is not None}
