@@ -1,4 +1,4 @@
-"""The documents machines get, from the command line and over HTTP alike: camelCase, times in UTC, null where unknown."""
+"""The documents machines get, from the command line and over HTTP alike: camelCase, times in UTC."""
 
 from __future__ import annotations
 
@@ -21,7 +21,18 @@ from penstock.errors import (
     SettingsInvalid,
     Unavailable,
 )
-from penstock.operations.model import ErrorGroup, Event, Operation, RowError, RowView, StepView
+from penstock.operations.model import (
+    Difference,
+    ErrorGroup,
+    Event,
+    FileCheck,
+    HistoryEntry,
+    Operation,
+    RowError,
+    RowView,
+    StepView,
+    VerifyReport,
+)
 
 __all__ = [
     "PROBLEMS",
@@ -30,12 +41,15 @@ __all__ = [
     "error_group",
     "event",
     "faults",
+    "file_check",
+    "history_entry",
     "instant",
     "listing",
     "operation",
     "problem",
     "progress",
     "row",
+    "verify_report",
 ]
 
 T = TypeVar("T")
@@ -193,6 +207,61 @@ def event(found: Event) -> Document:
         "at": instant(found.at),
         "actor": found.actor,
         "cause": found.cause,
+    }
+
+
+def history_entry(found: HistoryEntry) -> Document:
+    """Something that happened to a row and is no longer its current record."""
+    document: Document = {
+        "rowNumber": found.row,
+        "stepName": found.step_name,
+        "stepIndex": found.step,
+        "attempt": found.generation,
+        "stepAttempts": found.attempt,
+        "event": found.event,
+        "errorType": found.error_type,
+        "errorMessage": found.message,
+        "createdAt": instant(found.at),
+    }
+    return document if found.data is None else document | {"rowData": found.data}
+
+
+def file_check(found: FileCheck) -> Document:
+    """What would become of a file."""
+    fault = found.file_fault
+    return {
+        "operationName": found.operation,
+        "isValid": found.is_valid,
+        "totalRows": found.total_rows,
+        "validRows": found.valid_rows,
+        "invalidRows": found.invalid_rows,
+        "metadataFaults": faults(found.metadata_faults),
+        "fileFault": fault and {"code": fault.code, "message": fault.message, "faults": faults(fault.faults)},
+        "stopReason": found.stop_reason,
+        "errors": [error(wrong) for wrong in found.errors],
+        "errorGroups": [error_group(group) for group in found.groups],
+    }
+
+
+def verify_report(found: VerifyReport) -> Document:
+    """What `verify` looked at, and every difference it found."""
+    return {
+        "isClean": found.is_clean,
+        "operations": found.operations,
+        "chunks": found.chunks,
+        "rows": found.rows,
+        "differences": [_difference(difference) for difference in found.differences],
+        "unlisted": found.unlisted,
+    }
+
+
+def _difference(found: Difference) -> Document:
+    return {
+        "rule": found.rule,
+        "message": found.message,
+        "operationId": found.operation,
+        "chunk": found.chunk,
+        "rowNumber": found.row,
     }
 
 

@@ -137,9 +137,9 @@ def test_an_error_whose_own_text_raises_still_has_one():
     assert "Mute" in error_text(Mute())
 
 
-@given(st.text(max_size=5000) | st.just("a" * 100_000) | st.just("\x00" * 3000))
-def test_a_message_is_short_enough_and_safe_for_every_database(text: str):
-    kept = cut(text)
+@given(st.text(), st.integers(1, 9000))
+def test_a_message_is_short_enough_and_safe_for_every_database(text: str, times: int):
+    kept = cut(text * times)
     assert len(kept) <= MESSAGE_MAX
     assert "\x00" not in kept
     kept.encode()

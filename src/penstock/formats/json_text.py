@@ -12,7 +12,7 @@ from penstock.formats.model import Limits
 __all__ = ["Cursor", "Matcher"]
 
 WHITE_SPACE = re.compile(r"[ \t\n\r]*")
-STRUCTURE = re.compile(r'["\[\]{}]')
+STRUCTURE = re.compile(r'"|[\[{]+|[\]}]+')
 STRING_STOP = re.compile(r'["\\]')
 SCALAR_STOP = re.compile(r"[ \t\n\r,\]}]")
 
@@ -83,15 +83,16 @@ class Matcher:
         at, self._skip = at + self._skip, 0
         while found := (STRING_STOP if self._is_string else STRUCTURE).search(text, at):
             at = found.end()
-            match found[0]:
+            match found[0][0]:
                 case "\\":
                     at += 1
                 case '"':
                     self._is_string = not self._is_string
                 case "[" | "{":
-                    self._depth += 1
+                    self._depth += at - found.start()
                 case _:
-                    self._depth -= 1
+                    at = min(at, found.start() + self._depth)
+                    self._depth -= at - found.start()
             if not self._depth and not self._is_string:
                 return at
         self._skip = max(0, at - len(text))

@@ -1,4 +1,4 @@
-"""A chunk is an actor: one owner, one ledger. It runs its rows group by group until each has its verdict.
+"""A chunk is an actor: one owner, one ledger, one mailbox. It runs its rows group by group until each has its verdict.
 
 Each commit writes what the last group brought and the intent of the next one, so user code never runs for a row
 that is not in flight on disk, and a crash re-runs at most one unflushed group.
@@ -7,9 +7,10 @@ that is not in flight on disk, and a crash re-runs at most one unflushed group.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -17,29 +18,34 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from penstock.db.database import CommitUnknown, Database
 from penstock.errors import Unavailable
 from penstock.operations import chunks as store
-from penstock.operations.chunks import Lost
-from penstock.operations.execution import Execution
-from penstock.operations.held import Held, cancel_unfinished
-from penstock.operations.jobs import make_job
-from penstock.operations.ledger import PENDING
+from penstock.operations import mailroom
+from penstock.operations.chunks import Lost, NewMail
+from penstock.operations.held import Held, interrupt
+from penstock.operations.jobs import RowsJob, job_for
+from penstock.operations.mailroom import Overtaken, Settlement
 from penstock.operations.outcomes import Desk
-from penstock.operations.referee import Head, move, sum_counts
-from penstock.operations.spans import Span
+from penstock.operations.planning import Group, next_due, next_group
+from penstock.operations.referee import move, sum_counts
 from penstock.operations.tables import chunks, operations
 from penstock.operations.thresholds import breach
 
-__all__ = ["ChunkActor", "Group", "next_due", "next_group"]
+__all__ = ["ChunkActor", "Halt", "Tempo"]
 
-# Rows that come due within this time of each other are run together, so that a chunk is not claimed once a row.
-COALESCE_US = 1_000_000
+T = TypeVar("T")
+Halt = Literal["Stopping", "Paused", "shutdown"]
+
+AWAY_S = 0.2  # between two looks whether the database is back
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
-    """Rows that run under one intent, through one span."""
+class Tempo:
+    """How often an actor writes and how long it waits."""
 
-    span: Span
-    rows: Sequence[int]
+    flush_s: float
+    flush_rows: int
+    grace_s: float
+    shutdown_s: float
+    patience_s: float
 
 
 class Stopped(Exception):
@@ -50,36 +56,6 @@ class Stopped(Exception):
         self.state = state
 
 
-def next_group(desk: Desk, *, now: int, limit: int) -> Group | None:
-    """The rows to run next: those that are due, of the earliest span any of them stands in."""
-    ledger, execution, stories = desk.ledger, desk.execution, desk.held.stories
-    first = desk.held.first_row
-    ready = [
-        i
-        for i in desk.unfinished()
-        if ledger.state(i) == PENDING
-        and (not stories or (story := stories.get((first + i, ledger.at[i] - 1))) is None or (story.due_at or 0) <= now)
-    ]
-    if not ready:
-        return None
-    span = execution.span_at(min(ledger.at[i] for i in ready))
-    rows = [i for i in ready if ledger.at[i] < span.stop]
-    return Group(span, rows[:limit])
-
-
-def next_due(desk: Desk) -> int | None:
-    """When a postponed row is due again, or None; rows that come due close together count as one moment."""
-    ledger, first = desk.ledger, desk.held.first_row
-    dues = sorted(
-        story.due_at
-        for (row, step), story in desk.held.stories.items()
-        if story.due_at is not None and ledger.at[row - first] == step + 1 and not ledger.is_terminal(row - first)
-    )
-    if not dues:
-        return None
-    return max(due for due in dues if due <= dues[0] + COALESCE_US)
-
-
 class ChunkActor:
     """Works one claimed chunk until it is closed, released or lost."""
 
@@ -87,134 +63,218 @@ class ChunkActor:
         self,
         db: Database,
         desk: Desk,
+        group: Group | None,
         *,
         owner: str,
-        group: Group | None,
-        flush_s: float,
-        flush_rows: int,
-        patience_s: float,
+        tempo: Tempo,
+        turn: Callable[[bool], AbstractAsyncContextManager[None]],
     ) -> None:
-        self.db, self.desk, self.owner = db, desk, owner
+        self.db, self.desk, self.owner, self.tempo = db, desk, owner, tempo
         self.held: Held = desk.held
-        self.execution: Execution = desk.execution
-        self.group = group
-        self.flush_s, self.flush_rows, self.patience_s = flush_s, flush_rows, patience_s
+        self.execution = desk.execution
+        self._turn = turn
+        self._group = group
+        self._halt: Halt | None = None
+        self._word = asyncio.Event()
+        # A chunk that was held before may have mail; a fresh one cannot.
+        self._must_look = group is None
+
+    # --- word from the worker
+
+    def halt(self, why: Halt) -> None:
+        """Begin nothing more; let go when the running rows have ended."""
+        if why != self._halt:
+            self._halt = why
+            self._word.set()
+
+    def look(self, mail: int) -> None:
+        """There is so much mail for this chunk."""
+        if mail != self.held.mail:
+            self._must_look = True
+            self._word.set()
+
+    # --- the loop
 
     async def run(self) -> None:
         """Work until nothing is left to do now; returns quietly when the chunk has another owner."""
         try:
-            while True:
-                if self.group is not None:
-                    await self._work(self.group)
-                if self.held.ledger.is_over:
-                    await self._close()
+            while self._halt is None:
+                if self._group is not None:
+                    await self._work(self._group)
+                elif not await self._go_on():
                     return
-                if not await self._go_on():
-                    return
+            await self._leave(self._halt)
         except Lost:
             return
         except Stopped as stopped:
-            await self._stop(stopped.state)
+            await self._leave("Stopping" if stopped.state == "Stopping" else "Paused")
 
-    # --- running
+    async def _go_on(self) -> bool:
+        """Settle what is to be settled and begin what is to run; False when the chunk was let go."""
+        if self._must_look:
+            await self._settle()
+        if self.held.ledger.is_over:
+            return not await self._close()
+        self._group = next_group(
+            self.held, self.execution.spans, now=self.execution.clock.now_us(), limit=self.tempo.flush_rows
+        )
+        if self._group is not None:
+            self.held.ledger.start(self._group.rows)
+            await self._flush(is_intent=True)
+            return True
+        if self.held.changed or self.desk.has_parked or self.desk.has_moved:
+            await self._flush()
+            return True
+        return not await self._release()
 
     async def _work(self, group: Group) -> None:
         ledger = self.held.ledger
-        for segment in group.span.segments:
-            rows = [i for i in group.rows if ledger.in_flight[i] and segment.first <= ledger.at[i] < segment.stop]
-            job = make_job(self.execution, self.desk, segment, rows)
-            self.execution.crew.put(job)
-            while not await _within(job.done, self.flush_s):
-                await self._commit(self._flush)
+        async with self._turn(group.is_alone):
+            for segment in group.segments:
+                rows = [i for i in group.rows if ledger.in_flight[i] and segment.first <= ledger.at[i] < segment.stop]
+                if rows and self._halt is None:
+                    job = job_for(self.execution, self.desk, segment, rows)
+                    self.execution.crew.put(job)
+                    await self._attend(job)
+        self.desk.has_moved = True
+        self._group = None
         if not self.execution.may_start():
             raise Lost("the lease is over")
 
+    async def _attend(self, job: RowsJob) -> None:
+        """Write what comes in while a job runs, and hear what is said meanwhile."""
+        while not job.done.is_set():
+            if self._halt is not None:
+                await self._withdraw(job)
+                return
+            if self._must_look:
+                await self._settle()
+            left = job.left
+            is_over = await _within(self.tempo.flush_s, job.done, self._word)
+            self._word.clear()
+            if not is_over and (job.left != left or self.held.changed):
+                await self._flush()
+
+    async def _withdraw(self, job: RowsJob) -> None:
+        """No row begins any more; those that run may end in time, the others are cut off."""
+        self.held.ledger.stand_down(job.withdraw())
+        loop = asyncio.get_running_loop()
+        while not job.done.is_set():
+            why, began = self._halt, loop.time()
+            limit = None if why == "Paused" else self.tempo.shutdown_s if why == "shutdown" else self.tempo.grace_s
+            self._word.clear()
+            await _within(limit, job.done, self._word)
+            if self._halt == why and limit is not None and loop.time() >= began + limit:
+                job.cut_off()
+
     # --- writing
 
-    async def _go_on(self) -> bool:
-        """Write what is known together with the intent of the next group; False when the chunk was let go."""
-        now = self.execution.clock.now_us()
-        self.group = next_group(self.desk, now=now, limit=self.flush_rows)
-        if self.group is not None:
-            self.held.ledger.start(self.group.rows)
-            await self._commit(self._flush_and_intend)
-            await self._check_thresholds()
-            return True
-        await self._commit(self._flush)
+    async def _flush(self, *, is_intent: bool = False) -> None:
+        """Write all that is known; with an intent, only while the operation is Running."""
+        writing = self.held.writing()
+        has_parked = self.desk.has_parked
+        self.desk.has_moved = self.desk.has_parked = False
+
+        async def write(tx: AsyncConnection) -> None:
+            await store.flush(self.db, tx, self.held, writing)
+            if is_intent and (state := await self._state(tx)) != "Running":
+                raise Stopped(state)
+
+        try:
+            await self._commit(write)
+        except Stopped:
+            if self._group is not None:
+                self.held.ledger.stand_down(self._group.rows)
+            raise
+        self.held.written(writing)
+        self._must_look |= has_parked
         await self._check_thresholds()
-        due = next_due(self.desk)
+
+    async def _settle(self) -> None:
+        """Look at the mail, in a transaction of its own; then wake whoever waits for what we did not take."""
+        self._must_look = False
+        now = self.execution.clock.now_us()
+        try:
+            done: Settlement = await self._commit(
+                lambda tx: mailroom.settle(self.db, tx, self.held, self.desk.raw, now), is_repeatable=False
+            )
+        except Overtaken:
+            self._must_look = True
+            return
+        done.apply(self.held, self.desk.raw)
+        self.desk.parse([i for i in self.held.ledger.unfinished() if self.desk.rows[i] is None])
+        keys = {found.signal.key for found in done.matches}
+        if keys:
+            await self.db.transaction(lambda tx: mailroom.wake(self.db, tx, self.held.operation, keys))
+
+    async def _close(self) -> bool:
+        writing = self.held.writing()
+        try:
+            await self._commit(lambda tx: store.close(self.db, tx, self.held, writing, actor=self.owner))
+        except NewMail:
+            self._must_look = True
+            return False
+        await self._check_thresholds()
+        return True
+
+    async def _release(self) -> bool:
+        due = next_due(self.held)
         assert due is not None, "a chunk with unfinished rows has one that runs, waits or is due"
-        return not await self._commit(lambda tx: store.release(self.db, tx, self.held, due_at=due))
+        try:
+            await self._commit(lambda tx: store.release(tx, self.held, due_at=due))
+        except NewMail:
+            self._must_look = True
+            return False
+        return True
 
-    async def _close(self) -> None:
-        head = await self._commit(self._end)
-        if head is not None and head.state == "Running":
-            await self._check_thresholds()
+    async def _leave(self, why: Halt) -> None:
+        now = self.execution.clock.now_us()
+        if why == "Stopping":
+            await self._commit(lambda tx: mailroom.drain(self.db, tx, self.held, now, actor=self.owner))
+            return
+        interrupt(self.held, now)
+        writing = self.held.writing()
+        await self._commit(lambda tx: store.flush(self.db, tx, self.held, writing, owner=None, due_at=self.db.now()))
 
-    async def _flush(self, tx: AsyncConnection) -> None:
-        await store.flush(self.db, tx, self.held)
-
-    async def _flush_and_intend(self, tx: AsyncConnection) -> None:
-        await store.flush(self.db, tx, self.held)
-        state = (
-            await tx.execute(select(operations.c.state).where(operations.c.number == self.held.operation))
-        ).scalar_one()
-        if state != "Running":
-            raise Stopped(state)
-
-    async def _end(self, tx: AsyncConnection) -> Head | None:
-        return await store.close(self.db, tx, self.held, actor=self.owner)
-
-    async def _stop(self, state: str) -> None:
-        """The operation was stopped or paused before our next group began: those rows have not started."""
-        if self.group is not None:
-            self.held.ledger.stand_down(self.group.rows)
-        if state == "Stopping":
-            cancel_unfinished(self.held, self.execution.clock.now_us())
-            await self._commit(lambda tx: store.close(self.db, tx, self.held, actor=self.owner, draining=True))
-        else:
-            await self._commit(lambda tx: store.flush(self.db, tx, self.held, owner=None, due_at=self.db.now()))
-
-    async def _commit(self, work: Callable[[AsyncConnection], Awaitable[Any]]) -> Any:
+    async def _commit(self, work: Callable[[AsyncConnection], Awaitable[T]], *, is_repeatable: bool = True) -> T:
         """Commit once, whatever the connection does: an unknown outcome is looked up by the chunk's version."""
-        until = self.execution.clock.monotonic() + self.patience_s
+        until = self.execution.clock.monotonic() + self.tempo.patience_s
         while True:
             try:
-                answer = await self.db.transaction(work)
-                break
+                return await self.db.transaction(work)
             except CommitUnknown:
-                answer = None
                 if await self._is_written():
-                    break
+                    if not is_repeatable:
+                        raise Lost("settled, but what was decided is not known here; the next claim reads it") from None
+                    return None  # type: ignore[return-value]  # only its having happened matters
             except Unavailable:
                 if self.execution.clock.monotonic() > until:
                     raise Lost("the database was away for longer than our lease") from None
-                await asyncio.sleep(0.2)
-        self.held.version += 1
-        self.held.changed.clear()
-        self.held.lines.clear()
-        return answer
+                await asyncio.sleep(AWAY_S)
 
     async def _is_written(self) -> bool:
         while True:
             try:
                 async with self.db.read() as tx:
-                    found = (
-                        await tx.execute(select(chunks.c.fence, chunks.c.version).where(chunks.c.id == self.held.id))
-                    ).one()
+                    found = await tx.execute(
+                        select(chunks.c.fence, chunks.c.version).where(chunks.c.id == self.held.id)
+                    )
+                    fence, version = found.one()
             except Unavailable:
-                await asyncio.sleep(0.2)
+                await asyncio.sleep(AWAY_S)
                 continue
-            if found.fence != self.held.fence:
+            if fence != self.held.fence:
                 raise Lost("taken over")
-            return bool(found.version > self.held.version)
+            return bool(version > self.held.version)
+
+    async def _state(self, tx: AsyncConnection) -> str:
+        query = select(operations.c.state).where(operations.c.number == self.held.operation)
+        return str((await tx.execute(query)).scalar_one())
 
     async def _check_thresholds(self) -> None:
         """Stop the operation when it has too many errors."""
         options = self.execution.definition.options
-        if (
-            options.max_errors is None and options.max_error_rate is None
-        ) or not self.held.ledger.counts().unsuccessful:
+        if options.max_errors is None and options.max_error_rate is None:
             return
 
         async def stop(tx: AsyncConnection) -> None:
@@ -222,16 +282,27 @@ class ChunkActor:
             reason = breach(options, failed=counts.unsuccessful, processed=counts.processed)
             if reason:
                 await move(
-                    self.db, tx, self.held.operation, "broke",
-                    actor=self.owner, cause=reason, stop_outcome="Failed", error=reason,
-                )  # fmt: skip
+                    self.db,
+                    tx,
+                    self.held.operation,
+                    "broke",
+                    actor=self.owner,
+                    cause=reason,
+                    stop_outcome="Failed",
+                    error=reason,
+                )
 
-        await self.db.transaction(stop)
+        if self.held.ledger.counts().unsuccessful:
+            await self.db.transaction(stop)
 
 
-async def _within(event: asyncio.Event, seconds: float) -> bool:
-    try:
-        await asyncio.wait_for(event.wait(), seconds)
-    except TimeoutError:
-        return False
-    return True
+async def _within(seconds: float | None, *events: asyncio.Event) -> bool:
+    """Wait until one of the events is set, at most so long; says whether the first one is."""
+    if not events[0].is_set():
+        waits = [asyncio.ensure_future(event.wait()) for event in events]
+        try:
+            await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+    return events[0].is_set()

@@ -19,7 +19,11 @@ from penstock.operations.ledger import Ledger
 from penstock.operations.referee import Head, finish_if_over, touch
 from penstock.operations.tables import chunk_rows, chunks, history, operations, row_records, workers
 
-__all__ = ["Lost", "candidates", "claim", "close", "flush", "is_free", "load_stories", "release"]
+__all__ = ["Lost", "NewMail", "candidates", "claim", "close", "flush", "is_free", "load_stories", "lock", "release"]
+
+
+class NewMail(Exception):
+    """Word has come since we last looked: settle it before letting go."""
 
 
 class Lost(Exception):
@@ -121,29 +125,24 @@ async def flush(
         await tx.execute(insert(history), list(writing.lines))
 
 
-async def release(db: Database, tx: AsyncConnection, held: Held, *, due_at: int) -> bool:
-    """Let go until something is due; False when new mail has come, so that it must be looked at first."""
-    try:
-        await _write(tx, held, chunks.c.mail == held.mail, owner=None, due_at=due_at)
-    except Lost:
-        await _write(tx, held)  # still ours? then it was the mail
-        return False
-    return True
+async def lock(tx: AsyncConnection, held: Held) -> int:
+    """Lock a chunk we own against new mail until the commit; returns how much mail it has. `Lost` when not ours."""
+    mine = (chunks.c.id == held.id, chunks.c.fence == held.fence)
+    if (await tx.execute(update(chunks).where(*mine).values(fence=chunks.c.fence))).rowcount != 1:
+        raise Lost(f"chunk {held.id} at fence {held.fence}")
+    return int((await tx.execute(select(chunks.c.mail).where(chunks.c.id == held.id))).scalar_one())
 
 
-async def close(
-    db: Database, tx: AsyncConnection, held: Held, writing: Writing, *, actor: str, draining: bool = False
-) -> Head | None:
-    """End a chunk whose rows all have their verdicts, and the operation with its last one.
+async def release(tx: AsyncConnection, held: Held, *, due_at: int) -> None:
+    """Let go until something is due; `NewMail` when word has come, so that it must be looked at first."""
+    await _write(tx, held, chunks.c.mail == held.mail, owner=None, due_at=due_at)
 
-    None when a drain finds the operation no longer Stopping.
-    """
-    guards = (operations.c.state == "Stopping",) if draining else ()
-    head = await touch(tx, held.operation, *guards, open_chunks=operations.c.open_chunks - 1)
-    if head is None:
-        return None
-    seen = () if draining else (chunks.c.mail == held.mail,)
-    await flush(db, tx, held, writing, *seen, is_open=0, owner=None)
+
+async def close(db: Database, tx: AsyncConnection, held: Held, writing: Writing, *, actor: str) -> Head:
+    """End a chunk whose rows all have their verdicts, and the operation with its last one; `NewMail` as for release."""
+    head = await touch(tx, held.operation, open_chunks=operations.c.open_chunks - 1)
+    assert head is not None, "an operation is never deleted while a chunk of it is open"
+    await flush(db, tx, held, writing, chunks.c.mail == held.mail, is_open=0, owner=None)
     return await finish_if_over(db, tx, head, actor=actor)
 
 
@@ -153,8 +152,12 @@ async def _write(tx: AsyncConnection, held: Held, *guards: ColumnElement[bool], 
         .where(chunks.c.id == held.id, chunks.c.fence == held.fence, *guards)
         .values(version=chunks.c.version + 1, **values)
     )
-    if done.rowcount != 1:
-        raise Lost(f"chunk {held.id} at fence {held.fence}")
+    if done.rowcount == 1:
+        return
+    fence = (await tx.execute(select(chunks.c.fence).where(chunks.c.id == held.id))).scalar()
+    if guards and fence == held.fence:
+        raise NewMail
+    raise Lost(f"chunk {held.id} at fence {held.fence}")
 
 
 def _upsert_stories(db: Database) -> Insert:

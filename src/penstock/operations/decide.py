@@ -11,7 +11,7 @@ from datetime import timedelta
 from penstock.errors import Fault, RetryLater, StepFailed
 from penstock.pipeline import StepOptions
 
-__all__ = ["MESSAGE_MAX", "RETRY_LATER_MAX_S", "Verdict", "cut", "error_group", "error_text", "is_validation", "judge"]
+__all__ = ["MESSAGE_MAX", "RETRY_LATER_MAX_S", "Verdict", "cut", "error_group", "describe", "error_text", "judge"]
 
 MESSAGE_MAX = 2000
 RETRY_LATER_MAX_S = timedelta(hours=24).total_seconds()
@@ -57,11 +57,6 @@ class AttemptTimedOut(Exception):
 
     def __init__(self, seconds: float) -> None:
         super().__init__(f"no answer within {seconds:g} s")
-
-
-def is_validation(error: BaseException) -> bool:
-    """Whether an exception from a validator is a verdict on the row rather than trouble of the validator."""
-    return isinstance(error, ValueError | AssertionError)
 
 
 def error_text(error: BaseException) -> str:

@@ -131,10 +131,6 @@ class Execution:
         self.columns = None if columns is None else tuple(columns)
         self.parse = self.definition.row.parser(self.columns)
 
-    def span_at(self, place: int) -> Span:
-        """The span that holds a step, counted as in the ledger."""
-        return next(span for span in self.spans if span.first <= place < span.stop)
-
 
 def _validators(definition: Definition, pipeline: object) -> tuple[Callable[[Any, Any], Any], ...]:
     composed = tuple(hook.call for hook in definition.validators)

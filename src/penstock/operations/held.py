@@ -9,10 +9,20 @@ from typing import Any
 import msgspec
 
 from penstock.operations.decide import error_group
-from penstock.operations.ledger import CANCELLED, FAILED, RUNNING, WAITING, Counts, Ledger, compress, decompress
+from penstock.operations.ledger import (
+    CANCELLED,
+    FAILED,
+    PENDING,
+    RUNNING,
+    WAITING,
+    Counts,
+    Ledger,
+    compress,
+    decompress,
+)
 from penstock.operations.states import ROW_STEP
 
-__all__ = ["Held", "Story", "Writing", "cancel_unfinished", "pack_rows", "recover", "unpack_rows"]
+__all__ = ["Held", "Story", "Writing", "cancel_unfinished", "interrupt", "pack_rows", "recover", "unpack_rows"]
 
 
 @dataclass(slots=True)
@@ -94,7 +104,7 @@ class Held:
         self.changed.add(key)
         return story
 
-    def note(self, story: Story, event: str) -> None:
+    def note(self, story: Story, event: str, *, at: int | None = None, data: Any = None) -> None:
         """Add a line to the row's history."""
         self.lines.append(
             {
@@ -106,8 +116,8 @@ class Held:
                 "event": event,
                 "error_type": story.error_type,
                 "message": story.message,
-                "data": None,
-                "at": story.at,
+                "data": data,
+                "at": story.at if at is None else at,
             }
         )
 
@@ -133,9 +143,10 @@ class Held:
             self, ledger=self.ledger.copy(), stories=stories, changed=set(self.changed), lines=list(self.lines)
         )
 
-    def is_at_most_once(self, place: int) -> bool:
-        """Whether a step may never be started twice."""
-        return bool(self.plan["steps"][place - 1]["options"]["delivery"] == "at_most_once")
+    def option(self, place: int, name: str) -> Any:
+        """An option of a step as it was when the operation was created; `kind` tells what kind it is."""
+        step = self.plan["steps"][place - 1]
+        return step["kind"] if name == "kind" else step["options"][name]
 
 
 def recover(held: Held, now: int) -> None:
@@ -150,7 +161,7 @@ def recover(held: Held, now: int) -> None:
         ledger.in_flight[i] = 0
         ledger.lost[i] = min(255, ledger.lost[i] + 1)
         place = ledger.at[i]
-        if ledger.tracks[place].state[i] != WAITING and held.is_at_most_once(place):
+        if ledger.tracks[place].state[i] != WAITING and held.option(place, "delivery") == "at_most_once":
             _leave_in_doubt(held, i, place, now)
 
 
@@ -162,7 +173,7 @@ def cancel_unfinished(held: Held, now: int) -> None:
             continue
         place = ledger.at[i]
         state = ledger.state(i)
-        if state == RUNNING and held.is_at_most_once(place):
+        if state == RUNNING and held.option(place, "delivery") == "at_most_once":
             _leave_in_doubt(held, i, place, now)
             continue
         ledger.tracks[place].state[i] = CANCELLED
@@ -171,6 +182,17 @@ def cancel_unfinished(held: Held, now: int) -> None:
             story = held.story(i, place, "Cancelled", now)
             story.due_at = None
             story.tell("Cancelled", "the operation was stopped")
+
+
+def interrupt(held: Held, now: int) -> None:
+    """A graceful stop: what was cut off begins again later, uncounted; an at-most-once call is in doubt."""
+    ledger = held.ledger
+    for i in range(ledger.rows):
+        if ledger.in_flight[i]:
+            ledger.in_flight[i] = 0
+            place = ledger.at[i]
+            if ledger.tracks[place].state[i] == PENDING and held.option(place, "delivery") == "at_most_once":
+                _leave_in_doubt(held, i, place, now)
 
 
 def _leave_in_doubt(held: Held, i: int, place: int, now: int) -> None:

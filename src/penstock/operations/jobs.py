@@ -14,9 +14,10 @@ from penstock.operations.execution import Execution, LiveStep
 from penstock.operations.ledger import COMPLETED, SKIPPED
 from penstock.operations.outcomes import Desk, WrongLength
 from penstock.operations.spans import Segment
+from penstock.operations.validation import validate
 from penstock.pipeline import BatchContext, Context, Done
 
-__all__ = ["AwaitJob", "BatchJob", "CheckJob", "RowsJob", "ThreadJob", "job_for"]
+__all__ = ["AwaitJob", "BatchJob", "CheckJob", "RowsJob", "ThreadJob", "ValidateJob", "job_for"]
 
 SLICE_US = 20_000  # how long a hand keeps the loop, or a thread its rows, before others get a turn
 
@@ -174,6 +175,25 @@ class CheckJob(RowsJob):
             desk.ask_again(i, place)
         else:
             desk.check_raised(i, place, TypeError(f"a check returns True, False or Done(…), not {answer!r}"))
+
+
+class ValidateJob(RowsJob):
+    """Edited rows are validated again before they run."""
+
+    async def take(self) -> bool:
+        i = next(self.todo, None)
+        if i is None:
+            return False
+        try:
+            if self.execution.may_start():
+                row, objection = await validate(self.execution, self.desk.raw(i))
+                if objection is None:
+                    self.desk.validated(i, row)
+                else:
+                    self.desk.rejected(i, objection)
+        finally:
+            self.finished(1)
+        return True
 
 
 Ran = tuple[int, list[tuple[int, int, int, bytes | None]], BaseException | None, int]
@@ -359,7 +379,13 @@ def is_ours(error: BaseException) -> bool:
     return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
 
 
-_JOBS: dict[str, type[RowsJob]] = {"await": AwaitJob, "thread": ThreadJob, "batch": BatchJob, "check": CheckJob}
+_JOBS: dict[str, type[RowsJob]] = {
+    "await": AwaitJob,
+    "thread": ThreadJob,
+    "batch": BatchJob,
+    "check": CheckJob,
+    "validate": ValidateJob,
+}
 
 
 def job_for(execution: Execution, desk: Desk, segment: Segment, rows: Sequence[int]) -> RowsJob:

@@ -10,7 +10,20 @@ from typing import Any, Generic, TypeVar
 from penstock.errors import Fault
 from penstock.operations.states import OPERATION
 
-__all__ = ["ErrorGroup", "Event", "Operation", "Page", "RowError", "RowView", "StepView"]
+__all__ = [
+    "Difference",
+    "ErrorGroup",
+    "Event",
+    "FileCheck",
+    "FileFault",
+    "HistoryEntry",
+    "Operation",
+    "Page",
+    "RowError",
+    "RowView",
+    "StepView",
+    "VerifyReport",
+]
 
 T = TypeVar("T")
 
@@ -57,7 +70,7 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class StepView:
-    """One step of one row; validation is step -1."""
+    """One step of one row; validation is step -1. The times are those of the last attempt that ended."""
 
     index: int
     name: str
@@ -76,7 +89,10 @@ class StepView:
 
 @dataclass(frozen=True, slots=True)
 class RowView:
-    """One row: its verdict so far, the step it stands at, and every step it has reached."""
+    """One row: its verdict so far, the step it stands at, and every step it has reached.
+
+    A row that has run all its steps stands at the last one. `key` is the text of the row_key field.
+    """
 
     number: int
     key: str | None
@@ -122,6 +138,89 @@ class ErrorGroup:
     message: str
     rows: int
     first_row: int
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryEntry:
+    """Something that happened to a row and is no longer its current record: an attempt that was retried, a reset."""
+
+    row: int
+    step: int
+    step_name: str
+    generation: int
+    attempt: int
+    event: str
+    error_type: str | None
+    message: str | None
+    at: datetime
+    data: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class FileFault:
+    """Why a file as a whole cannot be read; `code` is a short stable word for the reason."""
+
+    code: str
+    message: str
+    faults: tuple[Fault, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FileCheck:
+    """What would become of a file, had it been taken in: nothing was stored.
+
+    `errors` holds the first rows that are wrong, `groups` all of them, counted. `stop_reason` says that so many rows
+    are wrong that the operation would stop.
+    """
+
+    operation: str
+    metadata_faults: tuple[Fault, ...]
+    file_fault: FileFault | None
+    stop_reason: str | None
+    total_rows: int
+    invalid_rows: int
+    errors: tuple[RowError, ...]
+    groups: tuple[ErrorGroup, ...]
+
+    @property
+    def valid_rows(self) -> int:
+        """The rows that would run."""
+        return self.total_rows - self.invalid_rows
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether nothing at all is wrong."""
+        return not (self.metadata_faults or self.file_fault or self.stop_reason or self.invalid_rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Something stored that does not follow from the rest: `rule` names the check, `message` says it in a sentence."""
+
+    rule: str
+    message: str
+    operation: str | None = None
+    chunk: int | None = None
+    row: int | None = None
+
+    def __str__(self) -> str:
+        return self.message
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """What `verify` looked at and every difference it found; beyond a limit they are only counted, in `unlisted`."""
+
+    operations: int
+    chunks: int
+    rows: int
+    differences: tuple[Difference, ...]
+    unlisted: int = 0
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether everything stored follows from the records."""
+        return not self.differences
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,14 +6,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.errors import Fault, StepFailed
-from penstock.operations.decide import Verdict, cut, judge
+from penstock.operations.decide import Verdict, cut, describe, error_text, judge
 from penstock.operations.execution import Execution
-from penstock.operations.held import Held
-from penstock.operations.ledger import STATES, Ledger
+from penstock.operations.held import Held, Story
+from penstock.operations.ledger import COMPLETED, FAILED, INVALID, STATES, Ledger
 from penstock.operations.states import ROW_STEP
+from penstock.operations.validation import Objection
 from penstock.pipeline import Context
 
 __all__ = ["Desk", "WrongLength", "faults_json"]
+
+POLL_JITTER = 0.2
 
 
 class WrongLength(StepFailed):
@@ -23,75 +26,86 @@ class WrongLength(StepFailed):
 class Desk:
     """One held chunk with its rows parsed; every outcome of a row is noted here, on the loop's thread."""
 
-    __slots__ = ("_with_outputs", "execution", "held", "keys", "ledger", "rows")
+    __slots__ = ("_has_outputs", "execution", "has_moved", "has_parked", "held", "keys", "ledger", "raws", "rows")
 
     def __init__(self, execution: Execution, held: Held, raws: Sequence[Any]) -> None:
-        self.execution, self.held = execution, held
+        self.execution, self.held, self.raws = execution, held, raws
         self.ledger: Ledger = held.ledger
         self.rows: list[Any] = [None] * held.row_count
-        self.keys: Sequence[str | None] = [None] * held.row_count
-        self._parse(raws)
-        self._with_outputs = any(track.outputs for track in self.ledger.tracks)
+        self.keys: list[str | None] = [None] * held.row_count
+        self._has_outputs = any(track.outputs for track in self.ledger.tracks)
+        self.has_parked = False  # since the last flush
+        self.has_moved = False
+        self.parse(self.ledger.unfinished())
 
-    def _parse(self, raws: Sequence[Any]) -> None:
+    def parse(self, rows: Sequence[int]) -> None:
         """Validated rows from stored ones; a row that no longer fits its model (it was changed) fails by itself."""
-        parse, rejects, rows = self.execution.parse, self.execution.definition.row.rejects, self.rows
-        for i in self.unfinished():
+        row_type, parse = self.execution.definition.row, self.execution.parse
+        validated = self.ledger.tracks[0].state
+        for i in rows:
+            if validated[i] != COMPLETED:
+                continue  # it was edited, and is validated first
             try:
-                rows[i] = parse(raws[i])
-            except rejects as error:
-                faults = self.execution.definition.row.faults(error)
+                self.rows[i] = parse(self.raw(i))
+            except row_type.rejects as error:
+                fault = row_type.faults(error)[0]
                 self._settle(
-                    i, Verdict("failed", "Processing", cut(f"the stored row no longer fits its model: {faults[0]}"))
+                    i, Verdict("failed", "Processing", cut(f"the stored row no longer fits its model: {fault}"))
                 )
-        key = self.execution.definition.row.key
-        if self.execution.definition.row_key is not None:
-            self.keys = [None if row is None else key(row) for row in rows]
+        if row_type.row_key is not None:
+            for i in rows:
+                self.keys[i] = row_type.key(self.rows[i]) if self.rows[i] is not None else None
 
-    def unfinished(self) -> Sequence[int]:
-        """The rows without a verdict."""
-        return self.ledger.unfinished()
+    def raw(self, i: int) -> Any:
+        """The row as it was read, or as it was edited since."""
+        if not self.held.stories:
+            return self.raws[i]
+        edited = self.held.told(i, 0)
+        return self.raws[i] if edited is None or edited.data is None else edited.data
 
-    # --- what a job tells
+    # --- outputs
 
     def outputs(self, i: int) -> dict[int, bytes]:
         """The stored outputs of a row's steps, by step index."""
-        if not self._with_outputs:
+        if not self._has_outputs:
             return {}
         return {n: track.outputs[i] for n, track in enumerate(self.ledger.tracks, -1) if i in track.outputs}
 
+    def store_output(self, i: int, place: int, output: bytes) -> None:
+        """A step of row i returned something."""
+        self.ledger.tracks[place].outputs[i] = output
+        self._has_outputs = True
+
     def keep_output(self, i: int, place: int, ctx: Context[Any], output: bytes | None) -> None:
-        """A step returned something."""
+        """The same, while later steps of the row may ask its context for it."""
         if output is not None:
-            self.ledger.tracks[place].outputs[i] = ctx.stored[place - 1] = output
-            self._with_outputs = True
+            ctx.stored[place - 1] = output
+            self.store_output(i, place, output)
+
+    # --- what a job tells
 
     def left_segment(self, i: int, place: int) -> None:
         """Row i is through a segment; at the end of its span nothing of it is in flight."""
-        ledger = self.ledger
         if place in self.execution.boundaries:
-            ledger.in_flight[i] = 0
+            self.ledger.in_flight[i] = 0
         else:
-            ledger.tracks[place].attempt[i] += 1
+            self.ledger.tracks[place].attempt[i] += 1
         if self.held.stories:
             self._close_stories(i, place)
 
     def raised(self, i: int, place: int, error: BaseException, began: int, *, isolate: bool = False) -> None:
         """An attempt of row i's step raised."""
-        options = self.execution.steps[place - 1].plan.options
+        now = self._time(i, place, began)
         story = self.held.told(i, place)
-        now = self.execution.clock.now_us()
         verdict = judge(
             error,
-            options,
+            self.execution.steps[place - 1].plan.options,
             errors=story.errors if story else 0,
             postponed_s=(now - story.put_off_since) / 1e6 if story and story.put_off_since else 0.0,
             jitter=self.execution.jitter,
         )
         if isolate and verdict.event != "postponed":
             verdict = Verdict("postponed", verdict.error_type, verdict.message, spends_retry=True)
-        track, base = self.ledger.tracks[place], self.ledger.base
-        track.began[i], track.took[i] = began - base, max(1, now - began)
         self._settle(i, verdict)
 
     def raised_by_batch(self, rows: Sequence[int], place: int, error: BaseException, began: int) -> None:
@@ -111,40 +125,152 @@ class Desk:
         story = self.held.told(i, place)
         return story.errors if story else 0
 
+    # --- validation of an edited row
+
+    def validated(self, i: int, row: Any) -> None:
+        """An edited row is right; it goes on where it failed, or begins."""
+        ledger = self.ledger
+        self.rows[i] = row
+        ledger.tracks[0].state[i] = COMPLETED
+        ledger.at[i] = max(1, ledger.at[i])
+        ledger.in_flight[i] = 0
+        self.keys[i] = self.execution.definition.row.key(row)
+        self.held.story(i, 0, "Completed", self.execution.clock.now_us())
+
+    def rejected(self, i: int, objection: Objection) -> None:
+        """An edited row is still wrong."""
+        is_verdict = objection.error_type == "Validation"
+        self.ledger.reject(i, INVALID if is_verdict else FAILED)
+        self.ledger.in_flight[i] = 0
+        story = self.held.story(i, 0, "Failed", self.execution.clock.now_us())
+        story.faults = faults_json(objection.faults)
+        story.tell(objection.error_type, describe(objection.faults))
+
+    # --- waits
+
+    def park(self, i: int, place: int, began: int, signal_key: str | None) -> None:
+        """The step's body has run; now the row waits, holding nothing."""
+        options = self.execution.steps[place - 1].plan.options
+        assert options.timeout is not None
+        now = self._time(i, place, began)
+        story = self._move(i, place, ROW_STEP.after("Running", "parked"), now)
+        story.tell(None, None)
+        story.since = max((s.since or 0 for s in self._stories(i)), default=0) or None
+        story.signal_key = signal_key
+        story.deadline = now + round(options.timeout * 1e6)
+        # A poll is asked at once; a signal is heard whenever it comes.
+        story.due_at = now if options.every is not None else story.deadline
+        self.has_parked = True
+
+    def check_passed(self, i: int, place: int, output: bytes | None) -> None:
+        """A poll said that it is done."""
+        if output is not None:
+            self.store_output(i, place, output)
+        self.end_wait(i, place, "poll_succeeded")
+
+    def check_raised(self, i: int, place: int, error: BaseException) -> None:
+        """A poll failed the step, or could not tell and is asked again."""
+        if isinstance(error, StepFailed):
+            self.end_wait(i, place, "poll_failed", "StepFailure", error_text(error))
+            return
+        story = self.held.told(i, place)
+        assert story is not None
+        story.tell("StepFailure", error_text(error))
+        self.held.note(story, "check_raised")
+        story.tell(None, None)
+        self.ask_again(i, place)
+
+    def ask_again(self, i: int, place: int) -> None:
+        """A poll said not yet: the next one is due after the interval, or it was the last."""
+        story, now = self.held.told(i, place), self.execution.clock.now_us()
+        every = self.execution.steps[place - 1].plan.options.every
+        assert story is not None
+        assert story.deadline is not None
+        assert every is not None
+        if now >= story.deadline:
+            self.end_wait(i, place, "timed_out", "Timeout", waited_out(self.held.option(place, "timeout")))
+            return
+        pause = every * (1 + POLL_JITTER * self.execution.jitter.random())
+        story.due_at = min(now + round(pause * 1e6), story.deadline)
+        self.ledger.in_flight[i] = 0
+        self.held.changed.add((story.row, story.step))
+
+    def end_wait(
+        self, i: int, place: int, event: str, error_type: str | None = None, message: str | None = None
+    ) -> None:
+        """Row i's wait is over."""
+        end_wait(self.held, i, place, event, self.execution.clock.now_us(), error_type, message)
+
     # --- the record of a row that did not simply succeed
 
     def _settle(self, i: int, verdict: Verdict) -> None:
         """Note a verdict on row i's current step: its state, its record, and a line in history when it goes on."""
-        ledger, held, now = self.ledger, self.held, self.execution.clock.now_us()
-        place = ledger.at[i]
-        state = ROW_STEP.after("Running", verdict.event)
-        ledger.tracks[place].state[i] = STATES.index(state)
-        ledger.in_flight[i] = 0
-        story = held.story(i, place, state, now)
-        story.row_key = self._stored_key(i)
+        held, now = self.held, self.execution.clock.now_us()
+        story = self._move(i, self.ledger.at[i], ROW_STEP.after("Running", verdict.event), now)
         story.tell(verdict.error_type, verdict.message)
         story.errors += int(verdict.spends_retry)
-        story.due_at = None
         if verdict.event == "postponed":
             story.due_at = now + round(verdict.after * 1e6)
             if not verdict.spends_retry and story.put_off_since is None:
                 story.put_off_since = now
             held.note(story, "postponed")
 
+    def _move(self, i: int, place: int, state: str, now: int) -> Story:
+        self.ledger.tracks[place].state[i] = STATES.index(state)
+        self.ledger.in_flight[i] = 0
+        story = self.held.story(i, place, state, now)
+        story.row_key = None if (key := self.keys[i]) is None else cut(key, 200)
+        story.due_at = None
+        return story
+
     def _close_stories(self, i: int, place: int) -> None:
         """Steps that now ended well may have a record of earlier trouble: bring it up to date."""
         for done in range(1, place):
             story = self.held.told(i, done)
             if story is not None and story.state == "Pending":
-                story = self.held.story(
-                    i, done, STATES[self.ledger.tracks[done].state[i]], self.execution.clock.now_us()
-                )
+                state = STATES[self.ledger.tracks[done].state[i]]
+                story = self.held.story(i, done, state, self.execution.clock.now_us())
                 story.due_at = None
                 story.tell(None, None)
 
-    def _stored_key(self, i: int) -> str | None:
-        key = self.keys[i]
-        return None if key is None else cut(key, 200)
+    def _stories(self, i: int) -> list[Story]:
+        row = self.held.first_row + i
+        found = (self.held.stories.get((row, step)) for step in range(-1, self.ledger.steps))
+        return [story for story in found if story is not None]
+
+    def _time(self, i: int, place: int, began: int) -> int:
+        now = self.execution.clock.now_us()
+        track = self.ledger.tracks[place]
+        track.began[i], track.took[i] = max(0, began - self.ledger.base), max(1, now - began)
+        return now
+
+
+def end_wait(
+    held: Held,
+    i: int,
+    place: int,
+    event: str,
+    now: int,
+    error_type: str | None = None,
+    message: str | None = None,
+) -> None:
+    """Row i's wait is over: the step ends, and a row that may go on stands at the next one."""
+    ledger = held.ledger
+    track = ledger.tracks[place]
+    state = ROW_STEP.after("WaitingForCompletion", event)
+    track.took[i] = max(1, now - ledger.base - track.began[i])
+    track.state[i] = STATES.index(state)
+    ledger.in_flight[i] = 0
+    if track.state[i] == COMPLETED:
+        ledger.at[i] = place + 1
+    story = held.story(i, place, state, now)
+    story.due_at = story.deadline = None
+    story.tell(error_type, message)
+
+
+def waited_out(seconds: float) -> str:
+    """What to say of a wait that nobody ended."""
+    return f"nobody answered within {seconds:g} s"
 
 
 def faults_json(faults: Sequence[Fault]) -> list[list[str | None]]:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Select, func, select, tuple_
+from sqlalchemy import RowMapping, func, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from penstock.clock import from_micros, micros
 from penstock.errors import InvalidInput, NotFound
 from penstock.journal import queries as journal
+from penstock.operations.ledger import Counts
 from penstock.operations.model import Event, Operation, Page
+from penstock.operations.referee import sum_counts
+from penstock.operations.sheet import Outline
 from penstock.operations.states import OPERATION
 from penstock.operations.tables import chunks, operations
+from penstock.pipeline import Definition
 
-__all__ = ["SORTS", "events", "get", "list_operations", "number_of"]
+__all__ = ["SORTS", "events", "get", "list_operations", "number_of", "outline"]
 
 SORTS = ("created_at", "name", "status", "total_rows")
 
@@ -26,31 +31,32 @@ _SORT_COLUMNS = {
     "status": operations.c.state,
     "total_rows": operations.c.total_rows,
 }
-_SUMS = ("succeeded", "invalid", "failed", "timed_out", "cancelled", "waiting")
-
-
-def _with_counters() -> Select[Any]:
-    sums = (
-        select(chunks.c.operation, *(func.sum(chunks.c[name]).label(name) for name in _SUMS))
-        .group_by(chunks.c.operation)
-        .subquery()
-    )
-    counters = (func.coalesce(sums.c[name], 0).label(name) for name in _SUMS)
-    return select(operations, *counters).outerjoin(sums, sums.c.operation == operations.c.number)
 
 
 async def get(tx: AsyncConnection, operation: str) -> Operation:
     """The operation with this id."""
     number = await number_of(tx, operation)
-    sums = (
-        select(func.coalesce(func.sum(chunks.c[name]), 0))
-        .where(chunks.c.operation == number)
-        .scalar_subquery()
-        .label(name)
-        for name in _SUMS
+    row = (await tx.execute(select(operations).where(operations.c.number == number))).one()
+    return _operation(row._mapping, await sum_counts(tx, number))
+
+
+async def outline(tx: AsyncConnection, operation: str, definitions: Mapping[str, Definition]) -> Outline:
+    """What it takes to read the operation's rows; `definitions`, where it is among them, know its key's other names."""
+    number = await number_of(tx, operation)
+    columns = [operations.c[name] for name in ("number", "id", "name", "rows_read", "columns", "plan")]
+    row = (await tx.execute(select(*columns).where(operations.c.number == number))).one()
+    key = row.plan["row_key"]
+    known = definitions.get(row.name.casefold())
+    aliases = next((field.inputs for field in known.row.fields if field.name == key), ()) if known else ()
+    return Outline(
+        number=row.number,
+        id=row.id,
+        name=row.name,
+        rows_read=row.rows_read,
+        columns=None if row.columns is None else tuple(row.columns),
+        plan=row.plan,
+        key_names=() if key is None else (key, *aliases),
     )
-    row = (await tx.execute(select(operations, *sums).where(operations.c.number == number))).one()
-    return _operation(row._mapping)
 
 
 async def number_of(tx: AsyncConnection, operation: str) -> int:
@@ -85,7 +91,7 @@ async def list_operations(
     """Operations that match every filter given; names and creators match when they contain the text, ignoring case."""
     if sort not in _SORT_COLUMNS:
         raise InvalidInput(f"operations cannot be sorted by {sort!r}; they can by: {', '.join(SORTS)}")
-    query = _with_counters()
+    query = select(operations)
     if name is not None:
         query = query.where(func.lower(operations.c.name).contains(name.lower(), autoescape=True))
     if created_by is not None:
@@ -107,7 +113,20 @@ async def list_operations(
     if len(rows) > limit:
         last = rows[limit - 1]
         next_cursor = f"{last['number']}:{last[by.name]}"
-    return Page([_operation(row) for row in rows[:limit]], next_cursor)
+    shown = rows[:limit]
+    counts = await _counts(tx, [row["number"] for row in shown])
+    return Page([_operation(row, counts.get(row["number"], Counts())) for row in shown], next_cursor)
+
+
+async def _counts(tx: AsyncConnection, numbers: Sequence[int]) -> dict[int, Counts]:
+    """The counters of several operations; one without chunks is missing."""
+    names = [field.name for field in fields(Counts)]
+    sums = await tx.execute(
+        select(chunks.c.operation, *(func.sum(chunks.c[name]).label(name) for name in names))
+        .where(chunks.c.operation.in_(numbers))
+        .group_by(chunks.c.operation)
+    )
+    return {row.operation: Counts(*(int(getattr(row, name)) for name in names)) for row in sums}
 
 
 def _known_states(status: Iterable[str]) -> list[str]:
@@ -129,13 +148,16 @@ def _parse_cursor(cursor: str, *, is_number: bool) -> tuple[Any, int]:
 
 async def events(tx: AsyncConnection, *, operation: str | None = None, since: int = 0, limit: int = 100) -> list[Event]:
     """The moves of one operation, or of all, after `since`, oldest first."""
+    if operation is not None:
+        number = await number_of(tx, operation)
+        operation = (await tx.execute(select(operations.c.id).where(operations.c.number == number))).scalar_one()
     found = await journal.entries(tx, machine=OPERATION.name, subject=operation, since=since, limit=limit)
     return [
         Event(e.sequence, e.subject, e.source, e.event, e.target, from_micros(e.at), e.actor, e.cause) for e in found
     ]
 
 
-def _operation(row: Mapping[str, Any]) -> Operation:
+def _operation(row: RowMapping, counts: Counts) -> Operation:
     def instant(name: str) -> datetime | None:
         return None if row[name] is None else from_micros(row[name])
 
@@ -146,12 +168,12 @@ def _operation(row: Mapping[str, Any]) -> Operation:
         status=row["state"],
         total_rows=row["total_rows"],
         rows_read=row["rows_read"],
-        successful_rows=int(row["succeeded"]),
-        failed_rows=int(row["invalid"] + row["failed"] + row["timed_out"]),
-        invalid_rows=int(row["invalid"]),
-        timed_out_rows=int(row["timed_out"]),
-        cancelled_rows=int(row["cancelled"]),
-        waiting_rows=int(row["waiting"]),
+        successful_rows=counts.succeeded,
+        failed_rows=counts.unsuccessful,
+        invalid_rows=counts.invalid,
+        timed_out_rows=counts.timed_out,
+        cancelled_rows=counts.cancelled,
+        waiting_rows=counts.waiting,
         generation=row["generation"],
         retry_count=row["retry_count"],
         error=row["error"],

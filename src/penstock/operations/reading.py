@@ -7,9 +7,9 @@ takes over after a crash goes on exactly behind the last stored row.
 from __future__ import annotations
 
 import asyncio
-import inspect
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import aclosing
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import asdict, dataclass
 from typing import Any, BinaryIO
 
@@ -17,10 +17,11 @@ from sqlalchemy import delete, insert, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from penstock.db.database import Database
-from penstock.errors import Fault, FileRejected, InvalidInput
+from penstock.errors import Fault, FileRejected
 from penstock.formats import Batch, Limits, Position, Reader, open_reader
 from penstock.operations.chunks import is_free
-from penstock.operations.decide import cut, describe, error_group, error_text, is_validation
+from penstock.operations.decide import cut, describe, error_group
+from penstock.operations.draining import abandon
 from penstock.operations.execution import Execution
 from penstock.operations.held import Story, pack_rows
 from penstock.operations.ledger import FAILED, INVALID, Counts, Ledger
@@ -28,10 +29,9 @@ from penstock.operations.outcomes import faults_json
 from penstock.operations.referee import Head, finish_if_over, move, sum_counts, touch
 from penstock.operations.tables import chunk_rows, chunks, operations, row_records
 from penstock.operations.thresholds import breach
+from penstock.operations.validation import ask_validators
 
-__all__ = ["Interrupted", "read_operation", "take"]
-
-APPEND_CHUNKS_MAX = 4  # chunks that may share a commit
+__all__ = ["Reading", "check_batch", "take"]
 
 
 class Interrupted(Exception):
@@ -66,15 +66,28 @@ class Reading:
     """One pass over one file by its owner."""
 
     def __init__(
-        self, db: Database, execution: Execution, head: Head, *, owner: str, limits: Limits, chunk_rows: int
+        self,
+        db: Database,
+        execution: Execution,
+        head: Head,
+        *,
+        owner: str,
+        limits: Limits,
+        chunk_rows: int,
+        turn: Callable[[], AbstractAsyncContextManager[None]],
     ) -> None:
         self.db, self.execution, self.head, self.owner = db, execution, head, owner
-        self.limits, self.chunk_rows = limits, chunk_rows
+        self.limits, self.chunk_rows, self.turn = limits, chunk_rows, turn
+        self.is_halted = False
         self.counts = Counts()
         self.rows_read = head.rows_read
 
+    def halt(self) -> None:
+        """Stop behind the batch in hand and give the operation back."""
+        self.is_halted = True
+
     async def run(self, source: BinaryIO) -> None:
-        """Read from the last stored position to the end, then let the rows run."""
+        """Read from the last stored position to the end, then let the rows run; or stop when halted or overruled."""
         try:
             reader = await asyncio.to_thread(
                 open_reader,
@@ -89,7 +102,19 @@ class Reading:
             await self._read(reader)
             await self._seal()
         except FileRejected as error:
-            await self._reject(str(error))
+            with contextlib.suppress(Interrupted):
+                await self._reject(str(error))
+        except Interrupted:
+            await self._give_back()
+
+    async def _give_back(self) -> None:
+        """Somebody else may go on reading, or nobody when the operation is stopping."""
+
+        async def give_back(tx: AsyncConnection) -> None:
+            if await abandon(self.db, self.head, tx, actor=self.owner) is None:
+                await touch(tx, self.head.number, operations.c.fence == self.head.fence, owner=None)
+
+        await self.db.transaction(give_back)
 
     async def _read(self, reader: Reader) -> None:
         start = Position.parse(self.head.position) if self.head.position else None
@@ -98,12 +123,15 @@ class Reading:
         async with aclosing(_ahead(batches)) as stream:
             try:
                 async for batch in stream:
-                    checked = await check_batch(self.execution, batch)
+                    if self.is_halted:
+                        raise Interrupted
+                    async with self.turn():
+                        checked = await check_batch(self.execution, batch)
                     if pending is not None:
                         await pending
                     self._raise_on_breach(checked)
                     # The next batch is read and checked while this one is stored.
-                    pending = asyncio.create_task(self._append([checked], reader.columns))
+                    pending = asyncio.create_task(self._append(checked, reader.columns))
                 if pending is not None:
                     await pending
             except BaseException:
@@ -119,10 +147,9 @@ class Reading:
         if reason:
             raise FileRejected(f"stopped while validating: {reason}", code="too_many_errors")
 
-    async def _append(self, many: Sequence[Checked], columns: tuple[str, ...] | None) -> None:
-        last = many[-1].batch.end
-        opened = sum(not checked.ledger.is_over for checked in many)
-        packed = [await asyncio.to_thread(self._pack, checked) for checked in many]
+    async def _append(self, checked: Checked, columns: tuple[str, ...] | None) -> None:
+        end = checked.batch.end
+        ledger, data = await asyncio.to_thread(self._pack, checked)
 
         async def append(tx: AsyncConnection) -> None:
             head = await touch(
@@ -130,16 +157,15 @@ class Reading:
                 self.head.number,
                 operations.c.fence == self.head.fence,
                 operations.c.state == "Validating",
-                position=str(last),
-                rows_read=last.row - 1,
+                position=str(end),
+                rows_read=end.row - 1,
                 columns=columns,
-                open_chunks=operations.c.open_chunks + opened,
+                open_chunks=operations.c.open_chunks + int(not checked.ledger.is_over),
                 crashes=0,
             )
             if head is None:
                 raise Interrupted
-            for checked, (ledger, data) in zip(many, packed, strict=True):
-                await self._insert(tx, checked, ledger, data)
+            await self._insert(tx, checked, ledger, data)
 
         await self.db.transaction(append)
 
@@ -240,26 +266,11 @@ async def check_batch(execution: Execution, batch: Batch) -> Checked:
         except rejects as error:
             _reject_row(execution, checked, i, definition.row.faults(error))
             continue
-        if hooks:
-            await _ask_validators(execution, checked, i, row)
+        if hooks and (objection := await ask_validators(execution, row)) is not None:
+            _reject_row(execution, checked, i, objection.faults, objection.error_type)
     if checked.stories:
         checked.counts = ledger.counts()
     return checked
-
-
-async def _ask_validators(execution: Execution, checked: Checked, i: int, row: Any) -> None:
-    for validator in execution.validators:
-        try:
-            answer = validator(row, execution.run.meta)
-            if inspect.isawaitable(answer):
-                await answer
-        except Exception as error:
-            if is_validation(error) or isinstance(error, InvalidInput):
-                faults = list(error.faults) if isinstance(error, InvalidInput) else []
-                _reject_row(execution, checked, i, faults or [Fault(str(error) or type(error).__name__)])
-            else:
-                _reject_row(execution, checked, i, [Fault(error_text(error))], error_type="Processing")
-            return
 
 
 def _reject_row(
@@ -284,10 +295,3 @@ def _reject_row(
             faults=faults_json(faults),
         )
     )
-
-
-async def read_operation(
-    db: Database, execution: Execution, head: Head, source: BinaryIO, *, owner: str, limits: Limits, chunk_rows: int
-) -> None:
-    """Read an operation we own to its end; `Interrupted` when it was paused, stopped or taken over meanwhile."""
-    await Reading(db, execution, head, owner=owner, limits=limits, chunk_rows=chunk_rows).run(source)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+import builtins
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from datetime import datetime
 from typing import Any
@@ -11,10 +12,24 @@ from typing import Any
 from penstock.blobs.store import FileStore
 from penstock.clock import Clock, Entropy
 from penstock.db.database import Database
-from penstock.errors import NotFound
-from penstock.operations import intake, queries
+from penstock.errors import InvalidInput, NotFound
+from penstock.formats import Limits
+from penstock.operations import intake, queries, stories, views
+from penstock.operations.checking import check_file
 from penstock.operations.intake import Source
-from penstock.operations.model import Event, Operation, Page
+from penstock.operations.model import (
+    ErrorGroup,
+    Event,
+    FileCheck,
+    HistoryEntry,
+    Operation,
+    Page,
+    RowError,
+    RowView,
+    VerifyReport,
+)
+from penstock.operations.sheet import verdict_codes
+from penstock.operations.verify import verify
 from penstock.pipeline import Definition, definition_of
 from penstock.settings import Settings
 
@@ -112,19 +127,152 @@ class Operations:
                 sort=sort,
                 descending=descending,
                 cursor=cursor,
-                limit=min(limit, self._settings.page_max),
+                limit=self._page(limit),
             )
 
-    async def events(self, operation: str | None = None, *, since: int = 0, limit: int = 100) -> list[Event]:
+    async def events(self, operation: str | None = None, *, since: int = 0, limit: int = 100) -> builtins.list[Event]:
         """Moves of one operation, or of all, oldest first."""
         async with self._db.read() as tx:
             return await queries.events(tx, operation=operation, since=since, limit=limit)
 
     async def wait(self, operation: str, *, every_s: float = 0.25) -> Operation:
         """Watch until the operation is settled; somebody else does the work."""
-        while not (now := await self.get(operation)).is_settled:
+        while not (now := await self.get(operation)).is_settled:  # noqa: ASYNC110  # it ends in another process
             await asyncio.sleep(every_s)
         return now
+
+    # --- rows
+
+    async def rows(
+        self,
+        operation: str,
+        *,
+        state: str | Sequence[str] | None = None,
+        step: int | str | None = None,
+        error_type: str | None = None,
+        row_key: str | None = None,
+        first: int | None = None,
+        last: int | None = None,
+        data: bool = False,
+        cursor: str | None = None,
+        limit: int = 100,
+    ) -> Page[RowView]:
+        """Rows that fit every filter given, by number.
+
+        `state` is a row's state or verdict, or several; `step` the step at which it stands, by name or index. A key is
+        looked up as it stands in the file or in the row's records.
+        """
+        limit = self._page(limit)
+        async with self._db.read() as tx:
+            outline = await queries.outline(tx, operation, self._definitions)
+            wanted = views.RowFilter(
+                states=None if state is None else verdict_codes(state),
+                step=None if step is None else outline.step_index(step),
+                error_type=None if error_type is None else stories.error_type_named(error_type),
+                row_key=row_key,
+                first=max(first or 1, views.parse_cursor(cursor) + 1),
+                last=last,
+            )
+            return await views.rows(tx, outline, wanted, limit=limit, with_data=data)
+
+    async def row(self, operation: str, number: int) -> RowView:
+        """One row with its data and every step it has reached."""
+        async with self._db.read() as tx:
+            return await views.row(tx, await queries.outline(tx, operation, self._definitions), number)
+
+    async def errors(
+        self,
+        operation: str,
+        *,
+        row: int | None = None,
+        row_key: str | None = None,
+        error_type: str | None = None,
+        step: int | str | None = None,
+        first: int | None = None,
+        last: int | None = None,
+        data: bool = False,
+        cursor: str | None = None,
+        limit: int = 100,
+    ) -> Page[RowError]:
+        """What is wrong now: rows that are Invalid, Failed or TimedOut, by number."""
+        limit = self._page(limit)
+        async with self._db.read() as tx:
+            outline = await queries.outline(tx, operation, self._definitions)
+            return await stories.errors(
+                tx,
+                outline,
+                row=row,
+                row_key=row_key,
+                error_type=None if error_type is None else stories.error_type_named(error_type),
+                step=None if step is None else outline.step_index(step),
+                first=max(first or 1, views.parse_cursor(cursor) + 1),
+                last=last,
+                limit=limit,
+                with_data=data,
+            )
+
+    async def error_groups(self, operation: str, *, limit: int = 20) -> builtins.list[ErrorGroup]:
+        """The errors of an operation counted, those that differ only in numbers, ids and quoted values as one."""
+        async with self._db.read() as tx:
+            outline = await queries.outline(tx, operation, self._definitions)
+            return await stories.error_groups(tx, outline, limit=self._page(limit))
+
+    async def history(
+        self,
+        operation: str,
+        *,
+        row: int | None = None,
+        step: int | str | None = None,
+        cursor: str | None = None,
+        limit: int = 100,
+    ) -> Page[HistoryEntry]:
+        """What happened to rows before their present state, such as attempts that were retried: row by row."""
+        limit = self._page(limit)
+        async with self._db.read() as tx:
+            outline = await queries.outline(tx, operation, self._definitions)
+            index = None if step is None else outline.step_index(step)
+            return await stories.history_of(tx, outline, row=row, step=index, cursor=cursor, limit=limit)
+
+    # --- checking
+
+    async def validate(
+        self,
+        operation: object,
+        *,
+        file: Source,
+        metadata: Any = None,
+        file_name: str | None = None,
+        options: Mapping[str, Any] | None = None,
+        limit_errors: int = 100,
+    ) -> FileCheck:
+        """A dry run: check metadata, file and every row, and store nothing. Bad content is reported, not raised."""
+        definition = self.definition(operation)
+        deployed = self._settings.operations.get(definition.name, {})
+        return await check_file(
+            definition,
+            await self._pipeline(definition),
+            source=file,
+            file_name=file_name,
+            metadata=metadata,
+            overrides={**deployed, **(options or {})},
+            clock=self._clock,
+            limits=Limits(row_bytes_max=self._settings.row_bytes_max),
+            chunk_rows=self._settings.chunk_rows,
+            metadata_bytes_max=self._settings.metadata_bytes_max,
+            errors_max=limit_errors,
+        )
+
+    async def verify(self, operation: str | None = None, *, deep: bool = False) -> VerifyReport:
+        """Re-derive everything stored about one operation, or all, from the records and report every difference.
+
+        Work may go on meanwhile. `deep` also reads the stored files.
+        """
+        return await verify(self._db, self._files, operation, deep=deep)
+
+    def _page(self, limit: int) -> int:
+        if limit < 1:
+            raise InvalidInput(f"limit is {limit}; a page has at least 1 entry")
+        return min(limit, self._settings.page_max)
 
     async def _pipeline(self, definition: Definition) -> object:
         if definition.name not in self._pipelines:

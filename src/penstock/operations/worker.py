@@ -19,16 +19,18 @@ from penstock.db.database import Database
 from penstock.errors import NotFound, Unavailable
 from penstock.formats import Limits, Position, open_reader
 from penstock.operations import chunks as store
-from penstock.operations.actor import ChunkActor, Group, next_group
-from penstock.operations.chunks import Lost
+from penstock.operations.actor import ChunkActor, Halt, Tempo
 from penstock.operations.crew import Crew
+from penstock.operations.draining import abandon_readings, drain_chunk
 from penstock.operations.execution import Execution
-from penstock.operations.held import Held, cancel_unfinished, recover, unpack_rows
+from penstock.operations.held import Held, recover, unpack_rows
 from penstock.operations.lease import Lease
 from penstock.operations.outcomes import Desk
-from penstock.operations.reading import Interrupted, read_operation, take
-from penstock.operations.referee import Head, move
-from penstock.operations.tables import operations
+from penstock.operations.planning import Group, next_group
+from penstock.operations.reading import Reading, take
+from penstock.operations.referee import HEAD, Head, move
+from penstock.operations.tables import chunks, operations
+from penstock.operations.turns import Turns
 from penstock.pipeline import Definition, Run
 from penstock.settings import Settings
 
@@ -38,6 +40,11 @@ log = logging.getLogger("penstock.worker")
 
 CHUNKS_HELD_MIN = 3  # one runs, one is written, one is fetched
 READINGS_MAX = 2
+SHUTDOWN_WRITE_S = 5  # for writing what was known, after the last running step was cut off
+
+
+class NotRunning(Exception):
+    """The operation was stopped or paused between the look and the claim."""
 
 
 class Worker:
@@ -58,11 +65,20 @@ class Worker:
         self.lease = Lease(db, clock, entropy, lease_s=settings.lease_s, margin_s=settings.lease_margin_s)
         self.limits = Limits(row_bytes_max=settings.row_bytes_max)
         self.wake = asyncio.Event()
-        self._stopping = False
+        self.turns = Turns()
+        self._tempo = Tempo(
+            flush_s=settings.flush_s,
+            flush_rows=settings.flush_rows,
+            grace_s=settings.cancel_grace_s,
+            shutdown_s=settings.shutdown_s,
+            patience_s=settings.lease_s,
+        )
+        self._names = [definition.name for definition in definitions.values()]
         self._executions: dict[int, Execution] = {}
         self._pipelines: dict[str, object] = {}
-        self._held: set[int] = set()
-        self._reading: set[int] = set()
+        self._actors: dict[int, ChunkActor | None] = {}  # by chunk; None while it is being claimed or drained
+        self._readings: dict[int, Reading | None] = {}  # by operation
+        self._is_stopping = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._failure: BaseException | None = None
         self._stack = AsyncExitStack()
@@ -71,22 +87,27 @@ class Worker:
     async def __aenter__(self) -> Self:
         await self.lease.begin()
         self._spawn(self._beat())
+        self._spawn(self._watch())
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        await self._close()
+        await self.stop()
 
     # --- the loop
 
     async def run(self, until: asyncio.Event) -> None:
-        """Work until told to stop; then finish what is in hand."""
+        """Work until told to stop."""
         while not until.is_set():
             if not await self.tick():
                 await self._idle(until)
 
     async def tick(self) -> bool:
-        """Start whatever can be started now."""
-        self._raise_failure()
+        """Start whatever can be started now; says whether anything was."""
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+        if self._is_stopping:
+            return False
         self.wake.clear()
         try:
             started = await self._start_readings()
@@ -98,13 +119,40 @@ class Worker:
     @property
     def is_busy(self) -> bool:
         """Whether anything is being worked on."""
-        return bool(self._held or self._reading)
+        return bool(self._actors or self._readings)
+
+    async def stop(self) -> None:
+        """Begin nothing more, let running rows end within the limit, write, let go, and leave."""
+        self._is_stopping = True
+        self._halt_all("shutdown")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.settings.shutdown_s + SHUTDOWN_WRITE_S):
+                while self.is_busy:
+                    self.wake.clear()
+                    await self.wake.wait()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._stack.aclose()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        with contextlib.suppress(Unavailable):
+            await self.lease.end()
+
+    def _halt_all(self, why: Halt, operation: int | None = None) -> None:
+        for actor in self._actors.values():
+            if actor is not None and operation in (None, actor.held.operation):
+                actor.halt(why)
+        for number, reading in self._readings.items():
+            if reading is not None and operation in (None, number):
+                reading.halt()
 
     async def _idle(self, until: asyncio.Event) -> None:
         waits = {asyncio.ensure_future(self.wake.wait()), asyncio.ensure_future(until.wait())}
-        await asyncio.wait(waits, timeout=self.settings.wake_poll_s, return_when=asyncio.FIRST_COMPLETED)
-        for wait in waits:
-            wait.cancel()
+        try:
+            await asyncio.wait(waits, timeout=self.settings.wake_poll_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
 
     async def _beat(self) -> None:
         while True:
@@ -112,29 +160,57 @@ class Worker:
             if not await self.lease.beat():
                 raise Unavailable("this worker's lease was taken from it; it must start again")
 
+    # --- looking round
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(self.settings.control_poll_s)
+            with contextlib.suppress(Unavailable):
+                await self.look_round()
+
+    async def look_round(self) -> None:
+        """Hear what was decided elsewhere: operations that pause or stop, and mail for the chunks we hold."""
+        working = {actor.held.operation for actor in self._actors.values() if actor is not None} | set(self._readings)
+        if not working:
+            return
+        async with self.db.read() as tx:
+            states = await tx.execute(
+                select(operations.c.number, operations.c.state).where(operations.c.number.in_(working))
+            )
+            stopped = {number: state for number, state in states if state in ("Paused", "Stopping")}
+            mail = await tx.execute(select(chunks.c.id, chunks.c.mail).where(chunks.c.owner == self.lease.id))
+            for chunk, count in mail:
+                actor = self._actors.get(chunk)
+                if actor is not None:
+                    actor.look(count)
+        for number, state in stopped.items():
+            self._halt_all(state, number)
+
     # --- reading files
 
     async def _start_readings(self) -> bool:
-        if len(self._reading) >= READINGS_MAX or not self.definitions:
+        await abandon_readings(self.db, actor=self.lease.id)
+        room = READINGS_MAX - len(self._readings)
+        if room <= 0 or not self._names:
             return False
         async with self.db.read() as tx:
             found = await tx.execute(
-                select(*(operations.c[name] for name in Head.__dataclass_fields__))
+                select(*HEAD)
                 .where(
                     operations.c.state.in_(("Pending", "Validating")),
                     operations.c.reading == "open",
-                    operations.c.name.in_([d.name for d in self.definitions.values()]),
+                    operations.c.name.in_(self._names),
                     store.is_free(self.db, operations.c.owner),
                 )
                 .order_by(operations.c.number)
-                .limit(READINGS_MAX - len(self._reading))
+                .limit(room)
             )
             heads = [Head(**row._mapping) for row in found]
         started = False
         for seen in heads:
             head = await take(self.db, seen, owner=self.lease.id)
             if head is not None:
-                self._reading.add(head.number)
+                self._readings[head.number] = None
                 self._spawn(self._read(head))
                 started = True
         return started
@@ -145,33 +221,30 @@ class Worker:
             if execution is None:
                 return
             with await asyncio.to_thread(self.files.open, execution.file_key) as source:
-                await read_operation(
+                reading = self._readings[head.number] = Reading(
                     self.db,
                     execution,
                     head,
-                    source,
                     owner=self.lease.id,
                     limits=self.limits,
                     chunk_rows=self.settings.chunk_rows,
+                    turn=self.turns.turn,
                 )
-        except Interrupted:
-            log.info("reading of operation %s was interrupted", head.id)
+                await reading.run(source)
         except NotFound as error:
             await self._break(head.number, str(error))
         finally:
-            self._reading.discard(head.number)
+            self._readings.pop(head.number, None)
             self.wake.set()
 
     # --- working chunks
 
     async def _start_chunks(self) -> bool:
-        limit = max(CHUNKS_HELD_MIN, self._appetite()) - len(self._held)
+        limit = self._appetite() - len(self._actors)
         if limit <= 0:
             return False
         async with self.db.read() as tx:
-            found = await store.candidates(
-                self.db, tx, names=[d.name for d in self.definitions.values()], limit=limit, skip=self._held
-            )
+            found = await store.candidates(self.db, tx, names=self._names, limit=limit, skip=self._actors)
         started = False
         for held in found:
             started = await self._start_chunk(held) or started
@@ -183,63 +256,66 @@ class Worker:
         return CHUNKS_HELD_MIN + widest // self.settings.chunk_rows
 
     async def _start_chunk(self, held: Held) -> bool:
-        is_draining = held.operation_state == "Stopping"
+        self._actors[held.id] = None
+        try:
+            work = await self._prepare(held)
+        except BaseException:
+            del self._actors[held.id]
+            raise
+        if work is None:
+            del self._actors[held.id]
+            return False
+        self._spawn(self._hold(held, work))
+        return True
+
+    async def _prepare(self, held: Held) -> Coroutine[Any, Any, object] | None:
+        """The work to be done on a candidate, claimed; None when it is not to be had."""
+        if held.operation_state == "Stopping":
+            return drain_chunk(self.db, held, owner=self.lease.id, clock=self.clock)
         if held.operation_state == "Retrying":
             await self.db.transaction(
                 lambda tx: move(
                     self.db, tx, held.operation, "resumed", operations.c.state == "Retrying", actor=self.lease.id
                 )
             )
-        execution = None if is_draining else await self._execution(held.operation)
-        if execution is None and not is_draining:
-            return False
-        self._held.add(held.id)
-        try:
-            work = self._drain(held) if execution is None else await self._claim(execution, held)
-        except BaseException:
-            self._held.discard(held.id)
-            raise
-        if work is None:
-            self._held.discard(held.id)
-            return False
-        self._spawn(self._hold(held, work))
-        return True
+        execution = await self._execution(held.operation)
+        if execution is None:
+            return None
+        actor = await self._claim(execution, held)
+        if actor is None:
+            return None
+        self._actors[held.id] = actor
+        return actor.run()
 
-    async def _hold(self, held: Held, work: Coroutine[Any, Any, None]) -> None:
+    async def _hold(self, held: Held, work: Coroutine[Any, Any, object]) -> None:
         try:
             await work
         finally:
-            self._held.discard(held.id)
+            self._actors.pop(held.id, None)
             self.wake.set()
 
-    async def _claim(self, execution: Execution, held: Held) -> Coroutine[Any, Any, None] | None:
+    async def _claim(self, execution: Execution, held: Held) -> ChunkActor | None:
         """Own a chunk; a fresh one gets its first intent in the same statement."""
-        is_fresh = held.version == 0
-        if is_fresh:
+        if held.version == 0:
             held.ledger.base = self.clock.now_us()
             desk = await self._desk(execution, held)
-            group = next_group(desk, now=held.ledger.base, limit=self.settings.flush_rows)
+            group = next_group(held, execution.spans, now=held.ledger.base, limit=self.settings.flush_rows)
             if group is not None:
                 held.ledger.start(group.rows)
-            if not await self._own(held, write=True):
-                return None
-            return self._actor(desk, group).run()
+                return self._actor(desk, group) if await self._own(held, write=True) else None
         if not await self._own(held, write=False):
             return None
         async with self.db.read() as tx:
             await store.load_stories(tx, held)
         recover(held, self.clock.now_us())
-        desk = await self._desk(execution, held)
-        return self._actor(desk, None).run()
+        return self._actor(await self._desk(execution, held), None)
 
     async def _own(self, held: Held, *, write: bool) -> bool:
         async def own(tx: AsyncConnection) -> bool:
             if not await store.claim(self.db, tx, held, owner=self.lease.id, write=write):
                 return False
-            state = (
-                await tx.execute(select(operations.c.state).where(operations.c.number == held.operation))
-            ).scalar_one()
-            if state != "Running":
+            query = select(operations.c.state).where(operations.c.number == held.operation)
+            if (await tx.execute(query)).scalar_one() != "Running":
                 raise NotRunning
             return True
 
@@ -253,21 +329,12 @@ class Worker:
         return is_ours
 
     def _actor(self, desk: Desk, group: Group | None) -> ChunkActor:
-        return ChunkActor(
-            self.db,
-            desk,
-            owner=self.lease.id,
-            group=group,
-            flush_s=self.settings.flush_s,
-            flush_rows=self.settings.flush_rows,
-            patience_s=self.settings.lease_s,
-        )
+        return ChunkActor(self.db, desk, group, owner=self.lease.id, tempo=self._tempo, turn=self.turns.turn)
 
     async def _desk(self, execution: Execution, held: Held) -> Desk:
-        raws = (
-            unpack_rows(held.data) if held.data is not None else await asyncio.to_thread(self._reread, execution, held)
-        )
-        return Desk(execution, held, raws)
+        if held.data is not None:
+            return Desk(execution, held, unpack_rows(held.data))
+        return Desk(execution, held, await asyncio.to_thread(self._reread, execution, held))
 
     def _reread(self, execution: Execution, held: Held) -> list[Any]:
         """The rows of a chunk from its source, for operations that keep no row data."""
@@ -277,23 +344,6 @@ class Worker:
             )
             batches = reader.batches(held.row_count, Position(held.source_offset, held.first_row))
             return list(next(batches).rows)
-
-    async def _drain(self, held: Held) -> None:
-        """Give every row of a stopping operation's chunk its verdict; needs none of the operation's code."""
-
-        async def own(tx: AsyncConnection) -> bool:
-            return await store.claim(self.db, tx, held, owner=self.lease.id, write=False)
-
-        if not await self.db.transaction(own):
-            return
-        held.fence += 1
-        async with self.db.read() as tx:
-            await store.load_stories(tx, held)
-        now = self.clock.now_us()
-        recover(held, now)
-        cancel_unfinished(held, now)
-        with contextlib.suppress(Lost):
-            await self.db.transaction(lambda tx: store.close(self.db, tx, held, actor=self.lease.id, draining=True))
 
     # --- operations in this process
 
@@ -305,11 +355,10 @@ class Worker:
             row = (await tx.execute(select(operations).where(operations.c.number == number))).one()
         declared = self.definitions[row.name.casefold()]
         definition = declared.with_overrides(row.plan["overrides"])
-        planned = [(s["attribute"], s["kind"]) for s in row.plan["steps"]]
-        if planned != [(s.attribute, s.kind) for s in definition.steps]:
-            await self._break(
-                number, f"its steps were {[name for name, _ in planned]} when it was created and are not now"
-            )
+        planned = [(step["attribute"], step["kind"]) for step in row.plan["steps"]]
+        if planned != [(step.attribute, step.kind) for step in definition.steps]:
+            before = ", ".join(name for name, _ in planned)
+            await self._break(number, f"its steps were {before} when it was created, and are others now")
             return None
         execution = Execution(
             number=number,
@@ -355,21 +404,3 @@ class Worker:
         if not task.cancelled() and (error := task.exception()) is not None and self._failure is None:
             self._failure = error
             self.wake.set()
-
-    def _raise_failure(self) -> None:
-        if self._failure is not None:
-            failure, self._failure = self._failure, None
-            raise failure
-
-    async def _close(self) -> None:
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._stack.aclose()
-        self._threads.shutdown(wait=False, cancel_futures=True)
-        with contextlib.suppress(Unavailable):
-            await self.lease.end()
-
-
-class NotRunning(Exception):
-    """The operation was stopped or paused between the look and the claim."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import tracemalloc
 from typing import Any
 
@@ -28,7 +29,7 @@ def everything(reader: Reader, size: int = 1000, start: Position | None = None) 
     batches = list(reader.batches(size, start))
     if not batches:
         return Batch(Position(0, 1), Position(0, 1), [])
-    for before, after in zip(batches, batches[1:], strict=False):
+    for before, after in itertools.pairwise(batches):
         assert before.end == after.start
     first = batches[0].start
     whole = Batch(first, batches[-1].end, [])
@@ -124,7 +125,10 @@ def test_a_record_with_a_wrong_number_of_cells_is_faulty_alone():
 @pytest.mark.covers("C10")
 def test_a_nul_is_the_fault_of_its_row_and_names_the_column():
     whole = read("name,age\nana,1\nb\0o,2\ncy,3\0\n")
-    assert whole.faults == {1: [Fault("contains a NUL character", "name")], 2: [Fault("contains a NUL character", "age")]}
+    assert whole.faults == {
+        1: [Fault("contains a NUL character", "name")],
+        2: [Fault("contains a NUL character", "age")],
+    }
 
 
 def test_a_nul_is_seen_even_when_the_reading_had_to_start_again():

@@ -1,0 +1,57 @@
+"""`penstock config`: the effective settings, and where each comes from."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from penstock.cli.options import App, Db, Json, command
+from penstock.cli.session import Place
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = ["add_to", "config"]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command."""
+    command(app, "config", config, example="config --json")
+
+
+def config(db: Db = None, app: App = None, as_json: Json = False) -> None:
+    """Print the effective settings and where each comes from; secrets are masked."""
+    from penstock.cli.screen import Screen
+
+    items = _items(Place(db, app))
+    Screen(as_json=as_json).answer(lambda: {"items": items, "nextCursor": None}, lambda: [_table(items)])
+
+
+def _items(place: Place) -> list[dict[str, Any]]:
+    from penstock.settings import Settings, layers, masked, origins
+
+    settings = place.settings()
+    come_from = origins(layers(database_url=place.db, app=place.app))
+    return [
+        {
+            "name": name,
+            "value": masked(getattr(settings, name)),
+            "origin": come_from[name],
+            "description": field.description,
+        }
+        for name, field in Settings.model_fields.items()
+    ]
+
+
+def _table(items: list[dict[str, Any]]) -> Table:
+    from penstock.cli.printable import compact
+    from penstock.cli.views import table
+
+    return table(
+        "SETTING", "VALUE", "FROM", "MEANING",
+        rows=[
+            (i["name"], "" if i["value"] is None else compact(i["value"]), i["origin"], i["description"])
+            for i in items
+        ],
+    )  # fmt: skip

@@ -1,0 +1,217 @@
+"""`penstock run`: take a file in, work on it in this process, and answer with a verdict."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from penstock.cli.inputs import Meta, MetaFile, Set, existing_file, metadata, overrides
+from penstock.cli.options import App, Db, Json, command
+from penstock.cli.printable import short_id
+from penstock.cli.problems import INTERRUPTED, WrongUsage
+from penstock.cli.session import Place, opened
+from penstock.errors import NotFound
+
+if TYPE_CHECKING:
+    from penstock.cli.progress import Display
+    from penstock.engine import Penstock
+    from penstock.operations.model import ErrorGroup, Operation
+    from penstock.pipeline import Definition
+
+__all__ = ["EXIT_CODES", "add_to", "run"]
+
+T = TypeVar("T")
+
+EXIT_CODES = {"Completed": 0, "CompletedWithErrors": 3, "Failed": 1, "Cancelled": 4}
+GROUPS_SHOWN = 5
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command."""
+    command(app, "run", run, example="run price-update prices.csv --app shop.py --meta currency=EUR")
+
+
+def run(
+    operation: Annotated[str | None, typer.Argument(metavar="OPERATION", help="The operation's name.")] = None,
+    file: Annotated[
+        str | None, typer.Argument(metavar="FILE", help="The file: .csv, .tsv, .json, .jsonl or .ndjson.")
+    ] = None,
+    *,
+    meta: Meta = None,
+    meta_file: MetaFile = None,
+    options: Set = None,
+    resume: Annotated[
+        str | None,
+        typer.Option("--resume", metavar="ID", help="Work on an operation that exists, until it is settled."),
+    ] = None,
+    no_progress: Annotated[bool, typer.Option("--no-progress", help="Show no progress on stderr.")] = False,
+    db: Db = None,
+    app: App = None,
+    as_json: Json = False,
+) -> None:
+    """Run a file through an operation in this process, and answer with a verdict.
+
+    Exits with 0 when Completed, 3 when CompletedWithErrors, 1 when Failed or refused, 4 when Cancelled, 130 when
+    interrupted; an interrupted operation stays and can be resumed.
+    """
+    from penstock.cli.progress import display
+
+    place = Place(db, app)
+    work = _request(
+        place, operation=operation, file=file, resume=resume, meta=meta, meta_file=meta_file, options=options
+    )
+    try:
+        with display(is_wanted=not no_progress) as show:
+            finished, groups = asyncio.run(_interruptible(_work(place, work, show)))
+    except Interrupted as stop:
+        _say_farewell(place, stop.operation, as_json=as_json)
+        raise typer.Exit(INTERRUPTED) from None
+    _answer(place, finished, groups, as_json=as_json)
+    raise typer.Exit(EXIT_CODES[finished.status])
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be run: an operation over a file, or an operation that exists."""
+
+    definitions: tuple[Definition, ...]
+    definition: Definition | None = None
+    file: Path | None = None
+    metadata: dict[str, Any] | None = None
+    options: dict[str, str] | None = None
+    resume: str | None = None
+
+
+class Interrupted(Exception):
+    """A signal asked us to stop; the operation, if it was stored already, stays."""
+
+    def __init__(self, operation: Operation | None = None) -> None:
+        super().__init__()
+        self.operation = operation
+
+
+def _request(
+    place: Place,
+    *,
+    operation: str | None,
+    file: str | None,
+    resume: str | None,
+    meta: list[str] | None,
+    meta_file: str | None,
+    options: list[str] | None,
+) -> Request:
+    """Everything that can be refused before a database is opened."""
+    if resume is not None:
+        if operation or file or meta or meta_file or options:
+            raise WrongUsage("--resume goes on with an operation as it was made: give its id and nothing else")
+        return Request(place.definitions(), resume=resume)
+    if operation is None or file is None:
+        raise WrongUsage("name an operation and a file: penstock run OPERATION FILE, or --resume ID")
+    definition = place.definition(operation)
+    return Request(
+        (definition,), definition, existing_file(file), metadata(meta, meta_file), overrides(options) or None
+    )
+
+
+async def _work(place: Place, request: Request, show: Display) -> tuple[Operation, Sequence[ErrorGroup]]:
+    async with opened(place, definitions=request.definitions, makes=request.resume is None) as penstock:
+        operation = await _begin(penstock, request)
+        show(operation)
+        try:
+            if not operation.is_settled:
+                operation = await penstock.run_until_done(operation.id, watch=show)
+        except asyncio.CancelledError:
+            raise Interrupted(await penstock.operations.get(operation.id)) from None
+        show(operation)
+        return operation, await penstock.operations.error_groups(operation.id, limit=GROUPS_SHOWN)
+
+
+async def _begin(penstock: Penstock, request: Request) -> Operation:
+    if request.definition is not None and request.file is not None:
+        return await penstock.operations.create(
+            request.definition, file=request.file, metadata=request.metadata, options=request.options
+        )
+    assert request.resume is not None
+    operation = await penstock.operations.get(request.resume)
+    if operation.name.casefold() not in penstock.definitions:
+        known = ", ".join(definition.name for definition in request.definitions)
+        raise NotFound(f"this operation is a {operation.name!r}, which the application does not have; it has: {known}")
+    return operation
+
+
+async def _interruptible(work: Coroutine[Any, Any, T]) -> T:
+    task = asyncio.ensure_future(work)
+    with _stopped_by_signals(task):
+        try:
+            return await task
+        except asyncio.CancelledError:
+            raise Interrupted from None
+
+
+@contextmanager
+def _stopped_by_signals(task: asyncio.Future[Any]) -> Iterator[None]:
+    """The first SIGINT or SIGTERM ends the work in good order; a second one ends the process."""
+    loop, signals = asyncio.get_running_loop(), (signal.SIGINT, signal.SIGTERM)
+
+    def stop() -> None:
+        print("penstock: stopping; once more to stop at once", file=sys.stderr, flush=True)
+        for number in signals:
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_DFL)
+        task.cancel()
+
+    before = [signal.getsignal(number) for number in signals]
+    for number in signals:
+        loop.add_signal_handler(number, stop)
+    try:
+        yield
+    finally:
+        for number, handler in zip(signals, before, strict=True):
+            loop.remove_signal_handler(number)
+            signal.signal(number, handler)
+
+
+def _say_farewell(place: Place, operation: Operation | None, *, as_json: bool) -> None:
+    if operation is None:
+        print("penstock: interrupted before anything was stored", file=sys.stderr)
+        return
+    resume = place.command("run", "--resume", operation.id, app=True)
+    done = f"{operation.processed_rows:,} of {operation.total_rows:,}" if operation.total_rows else "none"
+    print(
+        f"penstock: interrupted; operation {operation.id} stays ({operation.status}, rows done: {done}). Resume it:\n"
+        f"  {resume}",
+        file=sys.stderr,
+    )
+    if as_json:
+        from penstock.cli.screen import Screen
+        from penstock.resources import operation as resource
+
+        Screen(as_json=True).document(resource(operation))
+
+
+def _answer(place: Place, operation: Operation, groups: Sequence[ErrorGroup], *, as_json: bool) -> None:
+    from penstock.cli import views
+    from penstock.cli.screen import Screen
+    from penstock.resources import operation as resource
+
+    screen = Screen(as_json=as_json)
+    screen.show(*views.verdict(operation, groups, next_steps(place, operation)))
+    if as_json:
+        screen.document(resource(operation))
+
+
+def next_steps(place: Place, operation: Operation) -> list[str]:
+    """Commands that are worth a try after this verdict."""
+    name = short_id(operation.id)
+    tries = [place.command("ops", "show", name)]
+    if operation.failed_rows:
+        tries = [place.command("ops", "errors", name), place.command("ops", "rows", name, "--state", "Failed")]
+    return [*tries, place.command("verify", name)]

@@ -1,0 +1,135 @@
+"""From the options of a command to an engine, and back to commands a user can paste."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from penstock.cli.problems import WrongUsage
+from penstock.errors import NotFound
+
+if TYPE_CHECKING:
+    from penstock.engine import Penstock
+    from penstock.pipeline import Definition
+    from penstock.settings import Settings
+
+__all__ = ["Place", "ask", "opened", "penstock_command", "require_database"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a command works, as far as its options say so."""
+
+    db: str | None = None
+    app: str | None = None
+
+    def settings(self) -> Settings:
+        """The effective settings."""
+        from penstock.settings import load_settings
+
+        return load_settings(database_url=self.db, app=self.app)
+
+    def definitions(self) -> tuple[Definition, ...]:
+        """The operations of the application."""
+        from penstock.pipeline import load_app
+
+        app = self.settings().app
+        if app is None:
+            raise WrongUsage(
+                "no application is named, so no operation is known: add --app pkg.module or --app path/to/file.py, "
+                "or set PENSTOCK_APP"
+            )
+        return load_app(app)
+
+    def definition(self, name: str) -> Definition:
+        """The operation with this name, ignoring case."""
+        known = {definition.name.casefold(): definition for definition in self.definitions()}
+        if name.casefold() in known:
+            return known[name.casefold()]
+        near = get_close_matches(name.casefold(), known, 1)
+        hint = f"did you mean {known[near[0]].name!r}? " if near else ""
+        listed = ", ".join(sorted(definition.name for definition in known.values()))
+        raise NotFound(f"no operation is called {name!r}; {hint}known are: {listed}")
+
+    def command(self, *words: str, app: bool = False) -> str:
+        """A command to try next, with the options that lead to the same place."""
+        options = ["--db", self.db] if self.db else []
+        if app and self.app:
+            options += ["--app", self.app]
+        return shlex.join([penstock_command(), *words, *options])
+
+
+@asynccontextmanager
+async def opened(
+    place: Place, *, definitions: tuple[Definition, ...] = (), makes: bool = False
+) -> AsyncIterator[Penstock]:
+    """The engine at that place. Unless the command `makes` a database, one that is not there is an error."""
+    from penstock.engine import Penstock
+
+    settings = place.settings()
+    if not makes:
+        require_database(settings.database_url)
+    _log_to_stderr(settings.log_level)
+    async with Penstock.open(settings=settings, operations=definitions) as penstock:
+        yield penstock
+
+
+def ask(place: Place, question: Callable[[Penstock], Coroutine[Any, Any, T]]) -> T:
+    """The answer to one question to the engine."""
+
+    async def answer() -> T:
+        async with opened(place) as penstock:
+            return await question(penstock)
+
+    return asyncio.run(answer())
+
+
+def penstock_command() -> str:
+    """How this command can be called from the user's shell."""
+    if shutil.which("penstock"):
+        return "penstock"
+    beside = Path(sys.executable).parent / "penstock"
+    return os.path.relpath(beside) if beside.exists() else "python -m penstock"
+
+
+def require_database(url: str) -> None:
+    """A look must not make a database: a mistyped path would seem to be an empty one."""
+    from penstock.db.address import parse
+
+    address, dialect = parse(url)
+    path = Path((address.database or "").removeprefix("file:").partition("?")[0])
+    if dialect.is_file and not path.exists():
+        raise NotFound(
+            f"there is no database at {path}; `penstock run` and `penstock db upgrade` make one, --db names another"
+        )
+
+
+def _log_to_stderr(level: str) -> None:
+    logger = logging.getLogger("penstock")
+    logger.setLevel(level.upper())
+    if not logger.handlers:
+        handler = logging.StreamHandler(_CurrentStderr())
+        handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+        logger.addHandler(handler)
+
+
+class _CurrentStderr:
+    """Whatever stderr is now: a live display takes its place for a while and prints log lines above itself."""
+
+    def write(self, text: str) -> None:
+        sys.stderr.write(text)
+
+    def flush(self) -> None:
+        sys.stderr.flush()

@@ -1,0 +1,336 @@
+"""How operations, rows and errors look to people: values in, renderables out."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from penstock.cli.printable import ID_CHARS, compact, counted, cut, duration, moment, printable
+from penstock.operations.model import (
+    ErrorGroup,
+    Event,
+    FileCheck,
+    HistoryEntry,
+    Operation,
+    RowError,
+    RowView,
+    StepView,
+    VerifyReport,
+)
+
+__all__ = [
+    "error_groups",
+    "errors",
+    "events",
+    "facts",
+    "file_check",
+    "heading",
+    "history",
+    "more",
+    "nothing",
+    "operation",
+    "operations",
+    "row",
+    "rows",
+    "state",
+    "table",
+    "try_next",
+    "verdict",
+    "verify_report",
+]
+
+MESSAGE_CHARS = 300
+
+STYLES = {
+    "Completed": "green",
+    "CompletedWithErrors": "yellow",
+    "Skipped": "dim",
+    "WaitingForCompletion": "cyan",
+    "Running": "cyan",
+    "Validating": "cyan",
+    "Failed": "red",
+    "Invalid": "red",
+    "TimedOut": "red",
+    "Cancelled": "magenta",
+}
+
+
+def table(*columns: str, rows: Iterable[Sequence[RenderableType]], numbers: Iterable[str] = ()) -> Table:
+    """A table whose last column takes what is left of the width; `numbers` names the columns set flush right."""
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
+    for name in columns:
+        is_last = name == columns[-1]
+        made.add_column(name, justify="right" if name in set(numbers) else "left", no_wrap=not is_last, overflow="fold")
+    for cells in rows:
+        made.add_row(*(Text(printable(cell)) if isinstance(cell, str) else cell for cell in cells))
+    return made
+
+
+def facts(pairs: Mapping[str, Any]) -> Table:
+    """Names and values; a value of None or nothing is left out."""
+    made = Table(box=None, show_header=False, pad_edge=False)
+    made.add_column(style="dim", no_wrap=True)
+    made.add_column(overflow="fold")
+    for name, value in pairs.items():
+        if value not in (None, "", (), {}):
+            made.add_row(name, value if isinstance(value, Text) else Text(printable(str(value))))
+    return made
+
+
+def heading(text: str) -> Text:
+    """A heading over a table."""
+    return Text(f"\n{text}", style="bold")
+
+
+def state(name: str) -> Text:
+    """A state's name in its colour."""
+    return Text(name, style=STYLES.get(name, ""))
+
+
+def more(next_cursor: str | None) -> Iterator[Text]:
+    """How to see the rest of a list."""
+    if next_cursor is not None:
+        yield Text(f"\nThere is more: add --cursor {shlex.quote(next_cursor)}", style="dim")
+
+
+def operations(found: Sequence[Operation]) -> Table:
+    """Operations, one to a line."""
+    chars = _id_chars([operation.id for operation in found])
+    return table(
+        "ID", "STATUS", "ROWS", "FAILED", "CREATED", "OPERATION", "FILE",
+        rows=[
+            (
+                o.id[:chars], state(o.status), f"{o.total_rows or o.rows_read:,}", f"{o.failed_rows:,}",
+                moment(o.created_at), o.name, cut(o.file_name, 60),
+            )
+            for o in found
+        ],
+        numbers=("ROWS", "FAILED"),
+    )  # fmt: skip
+
+
+def _id_chars(ids: Sequence[str]) -> int:
+    """How much of the ids is needed to tell them apart."""
+    return next((n for n in range(ID_CHARS, 36) if len({i[:n] for i in ids}) == len(set(ids))), 36)
+
+
+def operation(found: Operation) -> Table:
+    """Everything about one operation."""
+    failed = ", ".join(
+        f"{number:,} {what}"
+        for number, what in (
+            (found.invalid_rows, "invalid"),
+            (found.failed_rows - found.invalid_rows - found.timed_out_rows, "in steps"),
+            (found.timed_out_rows, "timed out"),
+        )
+        if number
+    )
+    return facts(
+        {
+            "Operation": found.name,
+            "Id": found.id,
+            "Status": state(found.status),
+            "Reason": found.error,
+            "Rows": f"{found.total_rows or found.rows_read:,}",
+            "Successful": f"{found.successful_rows:,}",
+            "Failed": f"{found.failed_rows:,}" + (f"  ({failed})" if failed else ""),
+            "Waiting": f"{found.waiting_rows:,}" if found.waiting_rows else None,
+            "Cancelled": f"{found.cancelled_rows:,}" if found.cancelled_rows else None,
+            "Duration": _pace(found),
+            "Steps": " → ".join(found.steps),
+            "Metadata": compact(found.metadata) if found.metadata is not None else None,
+            "File": f"{found.file_name}  ({found.file_bytes:,} bytes, SHA-256 {found.file_sha256[:12]}…)",
+            "Created": f"{moment(found.created_at)} by {found.created_by}",
+            "Retries": found.retry_count or None,
+        }
+    )
+
+
+def _pace(found: Operation) -> str | None:
+    if found.started_at is None or found.finished_at is None:
+        return None
+    seconds = (found.finished_at - found.started_at).total_seconds()
+    rate = f"  ({found.processed_rows / seconds:,.0f} rows/s)" if seconds and found.processed_rows else ""
+    return duration(seconds) + rate
+
+
+def rows(found: Sequence[RowView]) -> Table:
+    """Rows, one to a line, with what was wrong or the step they stand at."""
+    return table(
+        "ROW", "KEY", "STATE", "STEP", "DONE", "DETAIL",
+        rows=[
+            (
+                f"{r.number:,}", cut(r.key or "", 30), state(r.state), r.step_name,
+                f"{r.completed_steps}/{r.total_steps}", _detail(r),
+            )
+            for r in found
+        ],
+        numbers=("ROW", "DONE"),
+    )  # fmt: skip
+
+
+def _detail(found: RowView) -> str:
+    if found.data is not None:
+        return cut(compact(found.data), MESSAGE_CHARS)
+    current = next((step for step in found.steps if step.index == found.step), None)
+    return cut(current.message or "", MESSAGE_CHARS) if current is not None else ""
+
+
+def row(found: RowView) -> Group:
+    """One row: its data and its way through the steps."""
+    about = {
+        "Row": f"{found.number:,}" + (f"  ({found.key})" if found.key else ""),
+        "State": state(found.state),
+        "Generation": found.generation or None,
+    }
+    data = found.data if isinstance(found.data, Mapping) else {"data": found.data}
+    shown = {f"  {name}": cut(compact(value), MESSAGE_CHARS) for name, value in data.items() if value is not None}
+    began = next((step.started_at for step in found.steps if step.started_at is not None), None)
+    steps = table(
+        "STEP", "STATE", "TRIES", "AT", "TOOK", "RESULT",
+        rows=[
+            (s.name, state(s.state), str(s.attempt), _since(began, s.started_at), _took(s), _result(s))
+            for s in found.steps
+        ],
+        numbers=("TRIES", "AT", "TOOK"),
+    )  # fmt: skip
+    return Group(facts(about | shown), Text(), steps)
+
+
+def _since(began: datetime | None, at: datetime | None) -> str:
+    return "" if began is None or at is None else f"+{(at - began).total_seconds():.3f} s"
+
+
+def _took(step: StepView) -> str:
+    if step.started_at is None or step.ended_at is None:
+        return ""
+    return duration((step.ended_at - step.started_at).total_seconds())
+
+
+def _result(step: StepView) -> str:
+    if step.message:
+        return cut(f"{step.error_type}: {step.message}", MESSAGE_CHARS)
+    if step.signal_key and step.state == "WaitingForCompletion":
+        return f"waits for {step.signal_key} until {moment(step.deadline)}"
+    return cut(compact(step.output), MESSAGE_CHARS) if step.output is not None else ""
+
+
+def errors(found: Sequence[RowError]) -> Table:
+    """Errors, one to a line."""
+    return table(
+        "ROW", "KEY", "STEP", "TYPE", "MESSAGE",
+        rows=[
+            (f"{e.row:,}", cut(e.row_key or "", 30), e.step_name, e.error_type, _with_data(e))
+            for e in found
+        ],
+        numbers=("ROW",),
+    )  # fmt: skip
+
+
+def _with_data(found: RowError) -> str:
+    message = cut(found.message, MESSAGE_CHARS)
+    return message if found.data is None else f"{message}\n{cut(compact(found.data), MESSAGE_CHARS)}"
+
+
+def error_groups(found: Sequence[ErrorGroup]) -> Table:
+    """Errors of one kind to a line, the commonest first."""
+    return table(
+        "ROWS", "STEP", "TYPE", "FIRST ROW", "FOR EXAMPLE",
+        rows=[
+            (f"{g.rows:,}", g.step_name, g.error_type, f"{g.first_row:,}", cut(g.message, MESSAGE_CHARS))
+            for g in found
+        ],
+        numbers=("ROWS", "FIRST ROW"),
+    )  # fmt: skip
+
+
+def events(found: Sequence[Event]) -> Table:
+    """The moves of operations, one to a line."""
+    return table(
+        "AT", "EVENT", "FROM", "TO", "BY", "CAUSE",
+        rows=[
+            (moment(e.at), e.event, e.source or "", state(e.target), e.actor, cut(e.cause or "", MESSAGE_CHARS))
+            for e in found
+        ],
+    )  # fmt: skip
+
+
+def history(found: Sequence[HistoryEntry]) -> Table:
+    """What happened to rows before their current records, one event to a line."""
+    return table(
+        "AT", "ROW", "STEP", "TRY", "EVENT", "TYPE", "MESSAGE",
+        rows=[
+            (
+                moment(h.at), f"{h.row:,}", h.step_name, str(h.attempt), h.event, h.error_type or "",
+                cut(h.message or "", MESSAGE_CHARS),
+            )
+            for h in found
+        ],
+        numbers=("ROW", "TRY"),
+    )  # fmt: skip
+
+
+def verdict(found: Operation, groups: Sequence[ErrorGroup], commands: Sequence[str]) -> Iterator[RenderableType]:
+    """The end of a run: what became of the rows, what went wrong, and what to try next."""
+    yield Text()
+    yield operation(found)
+    if groups:
+        yield heading("What went wrong")
+        yield error_groups(groups)
+    yield from try_next(commands)
+
+
+def try_next(commands: Sequence[str]) -> Iterator[Text]:
+    """Commands to paste."""
+    yield heading("Try next")
+    for command in commands:
+        yield Text(f"  {command}", no_wrap=True, overflow="ignore")
+
+
+def file_check(found: FileCheck) -> Iterator[RenderableType]:
+    """What would become of a file."""
+    verdict = "is valid" if found.is_valid else "is not valid"
+    yield Text(
+        f"The file {verdict}: {counted(found.total_rows, 'row')}, {found.invalid_rows:,} invalid. Nothing was stored.",
+        style="green" if found.is_valid else "red",
+    )
+    for fault in found.metadata_faults:
+        yield Text(printable(f"  metadata: {fault}"))
+    if found.file_fault is not None:
+        yield Text(printable(f"  file: {found.file_fault.message}"))
+        for fault in found.file_fault.faults:
+            yield Text(printable(f"    {fault}"))
+    if found.stop_reason is not None:
+        yield Text(printable(f"  the operation would stop: {found.stop_reason}"))
+    if found.groups:
+        yield heading("What is wrong")
+        yield error_groups(found.groups)
+    if found.errors:
+        yield heading("The first rows")
+        yield errors(found.errors)
+
+
+def verify_report(found: VerifyReport) -> Iterator[Text]:
+    """Whether the records agree with each other."""
+    looked = f"{counted(found.operations, 'operation')}, {counted(found.chunks, 'chunk')}, {counted(found.rows, 'row')}"
+    if found.is_clean:
+        yield Text(f"Clean: {looked} re-derived from the records, no difference.", style="green")
+        return
+    number = len(found.differences) + found.unlisted
+    yield Text(f"{counted(number, 'difference')} in {looked}:", style="red")
+    for difference in found.differences:
+        yield Text(printable(f"  - {difference}"))
+    if found.unlisted:
+        yield Text(f"  … and {found.unlisted:,} more")
+
+
+def nothing(noun: str) -> Text:
+    """What an empty list says."""
+    return Text(f"{counted(0, noun)} found", style="dim")

@@ -1,0 +1,180 @@
+"""A dry run: what validation would say of metadata, a file and every row of it. Nothing is stored."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO
+
+from penstock.clock import Clock, from_micros
+from penstock.errors import Fault, FileRejected, MetadataInvalid
+from penstock.formats import Limits, Reader, format_of, open_reader
+from penstock.operations.crew import Crew
+from penstock.operations.execution import Execution
+from penstock.operations.held import Story
+from penstock.operations.intake import Source, _name_of, metadata_document, open_source
+from penstock.operations.model import ErrorGroup, FileCheck, FileFault, RowError
+from penstock.operations.reading import Checked, check_batch
+from penstock.operations.sheet import VALIDATION, fault_values
+from penstock.operations.thresholds import breach
+from penstock.pipeline import Definition, Run
+
+__all__ = ["check_file"]
+
+
+@dataclass(slots=True)
+class _Findings:
+    """What has been found so far; memory is bounded by the first errors and one example for each kind."""
+
+    errors_max: int
+    rows: int = 0
+    invalid: int = 0
+    stop_reason: str | None = None
+    errors: list[RowError] = field(default_factory=list)
+    groups: dict[tuple[str, str], ErrorGroup] = field(default_factory=dict)
+
+    def add(self, definition: Definition, checked: Checked) -> None:
+        """One more batch."""
+        self.rows += len(checked.batch.rows)
+        self.invalid += len(checked.stories)
+        self.stop_reason = self.stop_reason or breach(definition.options, failed=self.invalid, processed=self.rows)
+        room = max(0, self.errors_max - len(self.errors))
+        self.errors += map(_row_error, checked.stories[:room])
+        for story in checked.stories:
+            self._count(story)
+
+    def _count(self, story: Story) -> None:
+        key = (str(story.error_type), str(story.error_group))
+        seen = self.groups.get(key)
+        rows, first, message = (seen.rows, seen.first_row, seen.message) if seen else (0, story.row, story.message)
+        self.groups[key] = ErrorGroup(-1, VALIDATION, key[0], message or "", rows + 1, first)
+
+
+async def check_file(
+    definition: Definition,
+    pipeline: object,
+    *,
+    source: Source,
+    file_name: str | None,
+    metadata: Any,
+    overrides: Mapping[str, Any],
+    clock: Clock,
+    limits: Limits,
+    chunk_rows: int,
+    metadata_bytes_max: int,
+    errors_max: int,
+) -> FileCheck:
+    """Judge everything that `create` and validation would; what is wrong is reported, never raised.
+
+    Without good metadata the rows are checked by their model alone, because validators may ask for it.
+    """
+    resolved = definition.with_overrides(overrides)
+    meta, metadata_faults = await _check_metadata(resolved, pipeline, metadata, bytes_max=metadata_bytes_max)
+    found, file_fault = _Findings(errors_max), None
+    with ThreadPoolExecutor(1) as threads:
+        execution = _execution(resolved, pipeline, meta, clock, threads)
+        if metadata_faults:
+            execution.validators = ()
+        try:
+            execution.file_format = format_of(file_name or _name_of(source))
+            with _seekable(source) as stream:
+                await _check_rows(execution, stream, found, limits=limits, chunk_rows=chunk_rows)
+        except FileRejected as error:
+            file_fault = FileFault(error.code, str(error), error.faults)
+    return FileCheck(
+        operation=definition.name,
+        metadata_faults=metadata_faults,
+        file_fault=file_fault,
+        stop_reason=found.stop_reason,
+        total_rows=found.rows,
+        invalid_rows=found.invalid,
+        errors=tuple(found.errors),
+        groups=tuple(sorted(found.groups.values(), key=lambda group: (-group.rows, group.first_row))),
+    )
+
+
+async def _check_metadata(
+    definition: Definition, pipeline: object, metadata: Any, *, bytes_max: int
+) -> tuple[Any, tuple[Fault, ...]]:
+    try:
+        document = await metadata_document(definition, pipeline, metadata, bytes_max=bytes_max)
+        return definition.meta.load(document), ()
+    except MetadataInvalid as error:
+        return None, error.faults or (Fault(str(error)),)
+
+
+async def _check_rows(
+    execution: Execution, stream: BinaryIO, found: _Findings, *, limits: Limits, chunk_rows: int
+) -> None:
+    def opened() -> Reader:
+        schema = execution.definition.row.schema
+        return open_reader(stream, format=execution.file_format, schema=schema, limits=limits)
+
+    reader = await asyncio.to_thread(opened)
+    execution.use_columns(reader.columns)
+    batches = reader.batches(chunk_rows)
+    while (batch := await asyncio.to_thread(next, batches, None)) is not None:
+        found.add(execution.definition, await check_batch(execution, batch))
+
+
+def _execution(
+    definition: Definition, pipeline: object, meta: Any, clock: Clock, threads: ThreadPoolExecutor
+) -> Execution:
+    """Enough of an execution to judge rows; it has no hands, and starts no step."""
+
+    def refuse(_work: object) -> None:
+        raise AssertionError("a dry run starts no step")
+
+    return Execution(
+        number=0,
+        file_format="",
+        file_key="",
+        definition=definition,
+        pipeline=pipeline,
+        run=Run("", definition.name, meta, definition),
+        columns=None,
+        crew=Crew(0, refuse),
+        clock=clock,
+        jitter=random.Random(0),
+        threads=threads,
+        may_start=lambda: False,
+    )
+
+
+@contextmanager
+def _seekable(source: Source) -> Iterator[BinaryIO]:
+    """The source as a stream that begins at 0; a caller's own is left as it was found, so that it can be sent next."""
+    with open_source(source) as stream:
+        if stream.seekable() and stream.tell() == 0:
+            yield stream
+            if not stream.closed:
+                stream.seek(0)
+            return
+        with tempfile.TemporaryFile(prefix="penstock-") as copy:
+            start = stream.tell() if stream.seekable() else None
+            shutil.copyfileobj(stream, copy)
+            if start is not None:
+                stream.seek(start)
+            yield copy
+
+
+def _row_error(story: Story) -> RowError:
+    return RowError(
+        row=story.row,
+        row_key=story.row_key,
+        step=story.step,
+        step_name=VALIDATION,
+        state="Invalid" if story.error_type == "Validation" else story.state,
+        error_type=str(story.error_type),
+        message=str(story.message),
+        faults=fault_values(story.faults),
+        generation=0,
+        attempt=story.attempt,
+        at=from_micros(story.at),
+    )

@@ -1,0 +1,65 @@
+"""Bringing a stopping operation to its end; needs none of its code, so any process may do it."""
+
+from __future__ import annotations
+
+import contextlib
+from functools import partial
+
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from penstock.clock import Clock
+from penstock.db.database import Database
+from penstock.operations import chunks as store
+from penstock.operations import mailroom
+from penstock.operations.chunks import Lost
+from penstock.operations.held import Held, recover
+from penstock.operations.referee import HEAD, Head, finish_if_over, touch
+from penstock.operations.tables import operations
+
+__all__ = ["abandon_readings", "drain_chunk"]
+
+
+async def drain_chunk(db: Database, held: Held, *, owner: str, clock: Clock) -> bool:
+    """Claim a chunk of a stopping operation and give its rows their verdicts; False when another was first."""
+    if not await db.transaction(lambda tx: store.claim(db, tx, held, owner=owner, write=False)):
+        return False
+    held.fence += 1
+    async with db.read() as tx:
+        await store.load_stories(tx, held)
+    now = clock.now_us()
+    recover(held, now)
+    with contextlib.suppress(Lost):
+        await db.transaction(lambda tx: mailroom.drain(db, tx, held, now, actor=owner))
+    return True
+
+
+async def abandon_readings(db: Database, *, actor: str, operation: int | None = None) -> int:
+    """End the reading of stopping operations that nobody reads any more; says how many."""
+    async with db.read() as tx:
+        query = select(*HEAD).where(
+            operations.c.state == "Stopping", operations.c.reading == "open", store.is_free(db, operations.c.owner)
+        )
+        if operation is not None:
+            query = query.where(operations.c.number == operation)
+        heads = [Head(**row._mapping) for row in await tx.execute(query)]
+    for head in heads:
+        await db.transaction(partial(abandon, db, head, actor=actor))
+    return len(heads)
+
+
+async def abandon(db: Database, head: Head, tx: AsyncConnection, *, actor: str) -> Head | None:
+    """Give up reading a stopping operation; the rest of its file stays unread."""
+    now = await touch(
+        tx,
+        head.number,
+        operations.c.fence == head.fence,
+        operations.c.state == "Stopping",
+        operations.c.reading == "open",
+        reading="abandoned",
+        owner=None,
+        fence=operations.c.fence + 1,
+        total_rows=operations.c.rows_read,
+        open_chunks=operations.c.open_chunks - 1,
+    )
+    return None if now is None else await finish_if_over(db, tx, now, actor=actor)

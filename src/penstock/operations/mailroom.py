@@ -1,0 +1,250 @@
+"""The owner's side of word from outside: reading what was left for a chunk, and settling it in one transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import ColumnElement, func, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from penstock.db.database import Database
+from penstock.operations import chunks as store
+from penstock.operations.held import Held, Writing, cancel_unfinished
+from penstock.operations.ledger import WAITING
+from penstock.operations.referee import Head, finish_if_over, touch
+from penstock.operations.settling import (
+    Match,
+    Request,
+    Signal,
+    Waiter,
+    apply_deadlines,
+    apply_requests,
+    apply_signals,
+    match,
+)
+from penstock.operations.tables import chunks, operations, requests, row_records, signals
+
+__all__ = ["Overtaken", "Settlement", "drain", "settle", "wake", "wakeable"]
+
+SIGNALS_MAX = 1000  # looked at in one transaction; the rest is passed on
+
+
+class Overtaken(Exception):
+    """Another chunk's owner took a signal that we meant to take: roll back and settle again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """What was decided and written; the owner repeats it on what it holds once it is committed."""
+
+    mail: int
+    requests: Sequence[Request]
+    matches: Sequence[Match]
+    now: int
+    writing: Writing
+    lines_before: int
+
+    def apply(self, held: Held, raw_of: Callable[[int], Any]) -> None:
+        """Bring memory to what is on disk; lines that were added meanwhile stay to be written."""
+        later = held.lines[self.lines_before :]
+        apply_requests(held, self.requests, raw_of, self.now)
+        apply_signals(held, self.matches, self.now)
+        apply_deadlines(held, self.now)
+        held.mail = self.mail
+        held.written(self.writing)
+        held.lines = later
+
+
+async def settle(db: Database, tx: AsyncConnection, held: Held, raw_of: Callable[[int], Any], now: int) -> Settlement:
+    """Apply requests, then signals, then deadlines, and write it all; the chunk is locked before anything is read."""
+    mail = await store.lock(tx, held)
+    trial = held.copy()
+    asked = await _requests(tx, held.id)
+    outcomes = apply_requests(trial, asked, raw_of, now)
+    matches = await _matches(tx, trial)
+    apply_signals(trial, matches, now)
+    apply_deadlines(trial, now)
+    writing = trial.writing()
+    await store.flush(db, tx, held, writing)
+    await _consume(db, tx, trial, matches)
+    await _answer(tx, outcomes)
+    return Settlement(mail, asked, matches, now, writing, len(held.lines))
+
+
+async def drain(db: Database, tx: AsyncConnection, held: Held, now: int, *, actor: str) -> Head | None:
+    """Give every row of a stopping operation's chunk its verdict and close it; None when it is no longer stopping."""
+    head = await touch(tx, held.operation, operations.c.state == "Stopping", open_chunks=operations.c.open_chunks - 1)
+    if head is None:
+        return None
+    await store.lock(tx, held)
+    trial = held.copy()
+    matches = await _matches(tx, trial)
+    apply_signals(trial, matches, now)
+    cancel_unfinished(trial, now)
+    await store.flush(db, tx, held, trial.writing(), is_open=0, owner=None)
+    await _consume(db, tx, trial, matches)
+    refused = {request.id: "refused: the operation was stopped" for request in await _requests(tx, held.id)}
+    await _answer(tx, refused)
+    return await finish_if_over(db, tx, head, actor=actor)
+
+
+async def _requests(tx: AsyncConnection, chunk: int) -> list[Request]:
+    query = (
+        select(
+            requests.c.id,
+            requests.c.kind,
+            requests.c.row,
+            requests.c.confirms_doubt,
+            requests.c.data,
+            requests.c.accepted_at,
+        )
+        .where(requests.c.chunk == chunk, requests.c.outcome.is_(None))
+        .order_by(requests.c.id)
+    )
+    return [
+        Request(r.id, r.kind, r.row, bool(r.confirms_doubt), r.data, r.accepted_at) for r in await tx.execute(query)
+    ]
+
+
+async def _answer(tx: AsyncConnection, outcomes: Mapping[int, str]) -> None:
+    for request, outcome in outcomes.items():
+        await tx.execute(update(requests).where(requests.c.id == request).values(outcome=outcome))
+
+
+async def _matches(tx: AsyncConnection, held: Held) -> list[Match]:
+    """The stored signals that end waits of this chunk."""
+    mine = waiters_of(held)
+    if not mine:
+        return []
+    keys = {waiter.key for waiter in mine}
+    found = await _signals(tx, held.operation, keys)
+    if not found:
+        return []
+    heard = {signal.key for signal in found}
+    others = await _waiters(tx, held.operation, heard, other_than=held.id, limit=2 * len(found) + 100)
+    return match(found, [w for w in mine if w.key in heard] + others, held.id)
+
+
+def waiters_of(held: Held) -> list[Waiter]:
+    """The rows of a chunk that wait for a signal."""
+    ledger = held.ledger
+    return [
+        Waiter(row, held.id, story.signal_key, story.since or 0)
+        for (row, step), story in held.stories.items()
+        if story.signal_key is not None
+        and ledger.at[row - held.first_row] == step + 1
+        and ledger.tracks[step + 1].state[row - held.first_row] == WAITING
+    ]
+
+
+async def _signals(tx: AsyncConnection, operation: int, keys: Collection[str]) -> list[Signal]:
+    query = (
+        select(
+            signals.c.id,
+            signals.c.key,
+            signals.c.row,
+            signals.c.outcome,
+            signals.c.payload,
+            signals.c.message,
+            signals.c.accepted_at,
+        )
+        .where(signals.c.operation == operation, signals.c.consumed_at.is_(None))
+        .order_by(signals.c.id)
+        .limit(SIGNALS_MAX)
+    )
+    # A chunk may wait on a thousand keys while one signal lies there: name the keys only when they are few.
+    if len(keys) <= 100:
+        query = query.where(signals.c.key.in_(keys))
+    return [Signal(*row) for row in await tx.execute(query) if row.key in keys]
+
+
+async def _waiters(
+    tx: AsyncConnection, operation: int, keys: Collection[str], *, other_than: int, limit: int
+) -> list[Waiter]:
+    query = (
+        select(row_records.c.row, row_records.c.chunk, row_records.c.signal_key, row_records.c.since)
+        .where(
+            row_records.c.operation == operation,
+            row_records.c.signal_key.in_(keys),
+            row_records.c.state == "WaitingForCompletion",
+            row_records.c.chunk != other_than,
+        )
+        .order_by(row_records.c.row)
+        .limit(limit)
+    )
+    return [Waiter(r.row, r.chunk, r.signal_key, r.since or 0) for r in await tx.execute(query)]
+
+
+async def _consume(db: Database, tx: AsyncConnection, held: Held, matches: Sequence[Match]) -> None:
+    for found in sorted(matches, key=lambda found: found.signal.id):
+        i = found.row - held.first_row
+        step = next(s for s in range(held.ledger.steps - 1, -1, -1) if _ended_by(held, found, s))
+        done = await tx.execute(
+            update(signals)
+            .where(signals.c.id == found.signal.id, signals.c.consumed_at.is_(None))
+            .values(
+                consumed_row=found.row,
+                consumed_step=step,
+                consumed_generation=held.ledger.generation[i],
+                consumed_at=db.now(),
+            )
+        )
+        if done.rowcount != 1:
+            raise Overtaken
+
+
+def _ended_by(held: Held, found: Match, step: int) -> bool:
+    story = held.stories.get((found.row, step))
+    return story is not None and story.signal_key == found.signal.key and (found.row, step) in held.changed
+
+
+def wakeable(operation: int) -> ColumnElement[bool]:
+    """Waits for which an unconsumed signal of their generation lies ready."""
+    return (
+        select(signals.c.id)
+        .where(
+            signals.c.operation == operation,
+            signals.c.key == row_records.c.signal_key,
+            signals.c.consumed_at.is_(None),
+            signals.c.accepted_at >= func.coalesce(row_records.c.since, 0),
+            (signals.c.row.is_(None)) | (signals.c.row == row_records.c.row),
+        )
+        .exists()
+    )
+
+
+async def wake(db: Database, tx: AsyncConnection, operation: int, keys: Collection[str]) -> int:
+    """Recall the owners of the lowest rows that wait on these keys and have a signal; says how many chunks.
+
+    A transaction of its own, after the commit it follows: store, commit, then look.
+    """
+    lowest = (
+        select(row_records.c.signal_key, func.min(row_records.c.row).label("row"))
+        .where(
+            row_records.c.operation == operation,
+            row_records.c.signal_key.in_(keys),
+            row_records.c.state == "WaitingForCompletion",
+            wakeable(operation),
+        )
+        .group_by(row_records.c.signal_key)
+        .subquery()
+    )
+    found = await tx.execute(
+        select(row_records.c.chunk)
+        .distinct()
+        .join(
+            lowest,
+            (lowest.c.row == row_records.c.row) & (lowest.c.signal_key == row_records.c.signal_key),
+        )
+        .where(row_records.c.operation == operation, row_records.c.state == "WaitingForCompletion")
+    )
+    woken = sorted(found.scalars())
+    for chunk in woken:
+        await tx.execute(
+            update(chunks)
+            .where(chunks.c.id == chunk)
+            .values(mail=chunks.c.mail + 1, due_at=db.dialect.least(chunks.c.due_at, db.now()))
+        )
+    return len(woken)

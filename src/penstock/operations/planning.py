@@ -1,0 +1,87 @@
+"""Which of a chunk's rows run next, and when it is due again: pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from penstock.operations.held import Held
+from penstock.operations.ledger import COMPLETED, PENDING, WAITING
+from penstock.operations.spans import Segment, Span
+
+__all__ = ["ALONE_LOST", "POISON_LOST", "SUSPECT_ROWS_MAX", "Group", "next_due", "next_group"]
+
+# A row that was lost with its worker runs in a small group, then alone; lost twice while alone, it is poison.
+SUSPECT_ROWS_MAX = 32
+ALONE_LOST = 2
+POISON_LOST = 4
+# Rows that come due within this time of each other are run together, so that a chunk is not claimed once a row.
+COALESCE_US = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Rows that run under one intent; `is_alone` when nothing else may run in this process meanwhile."""
+
+    segments: tuple[Segment, ...]
+    rows: Sequence[int]
+    is_alone: bool = False
+
+
+def next_group(held: Held, spans: Sequence[Span], *, now: int, limit: int) -> Group | None:
+    """The rows to run next: healthy ones before suspects, validation before checks before steps, early steps first."""
+    ready = _ready(held, now)
+    if not ready:
+        return None
+    lost = held.ledger.lost
+    least = min(lost[i] for i in ready)
+    if least == 0:
+        return _group(held, spans, [i for i in ready if lost[i] == 0], limit)
+    if least < ALONE_LOST:
+        return _group(held, spans, [i for i in ready if lost[i] < ALONE_LOST], min(limit, SUSPECT_ROWS_MAX))
+    return _group(held, spans, ready[:1], 1, is_alone=True)
+
+
+def _ready(held: Held, now: int) -> list[int]:
+    ledger = held.ledger
+    if not held.stories:
+        return [i for i in ledger.unfinished() if not ledger.in_flight[i]]
+    ready = []
+    for i in ledger.unfinished():
+        place = ledger.at[i]
+        state = ledger.state(i)
+        story = held.told(i, place)
+        is_due = story is None or story.due_at is None or story.due_at <= now
+        if is_due and (state == PENDING or (state == WAITING and held.option(place, "kind") == "poll")):
+            ready.append(i)
+    return ready
+
+
+def _group(held: Held, spans: Sequence[Span], rows: list[int], limit: int, *, is_alone: bool = False) -> Group:
+    ledger = held.ledger
+    unvalidated = [i for i in rows if ledger.tracks[0].state[i] != COMPLETED]
+    if unvalidated:
+        return Group((Segment("validate", 0, 1),), unvalidated[:limit], is_alone)
+    first = min(ledger.at[i] for i in rows)
+    waiting = [i for i in rows if ledger.at[i] == first and ledger.tracks[first].state[i] == WAITING]
+    if waiting:
+        return Group((Segment("check", first, first + 1),), waiting[:limit], is_alone)
+    span = next(span for span in spans if span.first <= first < span.stop)
+    runs = [i for i in rows if ledger.at[i] < span.stop and ledger.tracks[ledger.at[i]].state[i] == PENDING]
+    return Group(span.segments, runs[:limit], is_alone)
+
+
+def next_due(held: Held) -> int | None:
+    """When a postponed or waiting row is due, or None; rows that come due close together count as one moment."""
+    dues = sorted(
+        story.due_at
+        for (row, step), story in held.stories.items()
+        if story.due_at is not None and _is_current(held, row - held.first_row, step + 1)
+    )
+    if not dues:
+        return None
+    return max(due for due in dues if due <= dues[0] + COALESCE_US)
+
+
+def _is_current(held: Held, i: int, place: int) -> bool:
+    return held.ledger.at[i] == place and not held.ledger.is_terminal(i)

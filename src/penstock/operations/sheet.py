@@ -1,0 +1,196 @@
+"""One chunk opened for looking at: its ledger, its records and its rows put together, nothing of it changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from penstock.clock import from_micros
+from penstock.errors import Fault, InvalidInput
+from penstock.operations.held import Story
+from penstock.operations.ledger import INVALID, STATES, Ledger
+from penstock.operations.model import RowView, StepView
+from penstock.operations.states import ROW_STEP
+
+__all__ = ["VALIDATION", "VERDICTS", "Outline", "Sheet", "fault_values", "verdict_codes"]
+
+VALIDATION = "validation"
+
+# A row's verdict by the ledger's code; no row stands at a skipped step.
+VERDICTS = {code: "Invalid" if code == INVALID else name for code, name in enumerate(STATES) if name != "Skipped"}
+
+
+def verdict_codes(names: str | Sequence[str]) -> frozenset[int]:
+    """The ledger's codes for verdicts given by name, ignoring case."""
+    wanted = [names] if isinstance(names, str) else names
+    known = {name.casefold(): code for code, name in VERDICTS.items()}
+    unknown = [name for name in wanted if name.casefold() not in known]
+    if unknown:
+        raise InvalidInput(f"no such row state: {', '.join(unknown)}; known are: {', '.join(VERDICTS.values())}")
+    return frozenset(known[name.casefold()] for name in wanted)
+
+
+def fault_values(stored: Sequence[Sequence[str | None]] | None) -> tuple[Fault, ...]:
+    """Faults as they were before they were stored with a record."""
+    return tuple(Fault(message or "", name) for name, message in stored or ())
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """What it takes to read the rows of an operation; `key_names` are the names its key may have in a record."""
+
+    number: int
+    id: str
+    name: str
+    rows_read: int
+    columns: tuple[str, ...] | None
+    plan: Mapping[str, Any]
+    key_names: tuple[str, ...]
+
+    @property
+    def steps(self) -> int:
+        """How many steps are planned."""
+        return len(self.plan["steps"])
+
+    @property
+    def tracks_rows(self) -> bool:
+        """Whether the rows' data is stored."""
+        return bool(self.plan["options"]["track_row_data"])
+
+    def step_name(self, index: int) -> str:
+        """The name of a step; validation is -1."""
+        return VALIDATION if index < 0 else str(self.plan["steps"][index]["name"])
+
+    def step_index(self, step: int | str) -> int:
+        """The index of a step given by name, attribute or index."""
+        by_name = {VALIDATION: -1, "-1": -1}
+        for planned in self.plan["steps"]:
+            index = planned["index"]
+            by_name |= {str(index): index, planned["attribute"].casefold(): index, planned["name"].casefold(): index}
+        try:
+            return by_name[str(step).casefold()]
+        except KeyError:
+            known = ", ".join(self.step_name(index) for index in range(-1, self.steps))
+            raise InvalidInput(f"operation {self.name!r} has no step {step!r}; it has: {known}") from None
+
+    def shown(self, raw: Any) -> Any:
+        """A stored row as callers see it: cells by column, unless their number is wrong; anything else as it is."""
+        if isinstance(raw, list) and self.columns is not None and len(raw) == len(self.columns):
+            return dict(zip(self.columns, raw, strict=True))
+        return raw
+
+    def key_of(self, raw: Any) -> str | None:
+        """The text of a stored row's key, where it can be read."""
+        record = dict(zip(self.columns or (), raw, strict=False)) if isinstance(raw, list) else raw
+        if not isinstance(record, dict):
+            return None
+        found = next((record[name] for name in self.key_names if name in record), None)
+        return str(found) if isinstance(found, str | int | float) and found != "" else None
+
+
+@dataclass(slots=True)
+class Sheet:
+    """A chunk to read from; row i is number `first_row + i`. `stories` and `raws` may be filled in later."""
+
+    outline: Outline
+    chunk: int
+    first_row: int
+    ledger: Ledger
+    stories: Mapping[tuple[int, int], Story] = field(default_factory=dict)
+    raws: Sequence[Any] | None = None
+
+    def step(self, i: int) -> int:
+        """The index of the step at which row i stands."""
+        return min(self.ledger.at[i], self.ledger.steps) - 1
+
+    def current(self, i: int) -> Story | None:
+        """The record of the step at which row i stands."""
+        return self.stories.get((self.first_row + i, self.step(i)))
+
+    def key(self, i: int) -> str | None:
+        """The row's key: as recorded, else as it stands in the file."""
+        told = next((story.row_key for story in self._told(i) if story.row_key is not None), None)
+        return told if told is not None or self.raws is None else self.outline.key_of(self.raws[i])
+
+    def has_key(self, i: int, key: str, *, recorded: str) -> bool:
+        """Whether this is row i's key, or `recorded` the form in which its records hold it."""
+        told = list(self._told(i))
+        if any(story.row_key == recorded for story in told):
+            return True
+        is_edited = any(story.data is not None for story in told)
+        return not is_edited and self.raws is not None and self.outline.key_of(self.raws[i]) == key
+
+    def data(self, i: int) -> Any:
+        """The row's data: an edit's if there was one, else what the file said."""
+        edited = next((story.data for story in self._told(i) if story.data is not None), None)
+        raw = edited if edited is not None or self.raws is None else self.raws[i]
+        return self.outline.shown(raw)
+
+    def view(self, i: int, *, with_data: bool) -> RowView:
+        """Row i with every step it has reached."""
+        step = self.step(i)
+        return RowView(
+            number=self.first_row + i,
+            key=self.key(i),
+            state=VERDICTS[self.ledger.state(i)],
+            step=step,
+            step_name=self.outline.step_name(step),
+            generation=self.ledger.generation[i],
+            total_steps=self.ledger.steps,
+            steps=tuple(self._step_view(i, place) for place in range(step + 2)),
+            data=self.data(i) if with_data else None,
+        )
+
+    def _told(self, i: int) -> Iterator[Story]:
+        if self.stories:
+            for step in range(-1, self.ledger.steps):
+                story = self.stories.get((self.first_row + i, step))
+                if story is not None:
+                    yield story
+
+    def _step_view(self, i: int, place: int) -> StepView:
+        ledger, track = self.ledger, self.ledger.tracks[place]
+        code = ledger.state(i) if place == ledger.at[i] else track.state[i]
+        story = self.stories.get((self.first_row + i, place - 1))
+        started, ended = _times(ledger, i, place, code, story)
+        output = track.outputs.get(i)
+        seen = StepView(
+            index=place - 1,
+            name=self.outline.step_name(place - 1),
+            state=STATES[code],
+            attempt=track.attempt[i] or int(place == 0),
+            started_at=started,
+            ended_at=ended,
+            output=None if output is None else msgspec.json.decode(output),
+        )
+        return seen if story is None else _with_story(seen, story)
+
+
+def _times(
+    ledger: Ledger, i: int, place: int, code: int, story: Story | None
+) -> tuple[datetime | None, datetime | None]:
+    """When the last attempt of a step began and ended; the ledger does not time validation."""
+    track = ledger.tracks[place]
+    is_settled = ROW_STEP.is_settled(STATES[code])
+    if not track.took[i]:
+        return None, from_micros(story.at) if story is not None and is_settled else None
+    began = ledger.base + track.began[i]
+    if not is_settled:
+        return from_micros(began), None
+    return from_micros(began), from_micros(began + track.took[i])
+
+
+def _with_story(seen: StepView, story: Story) -> StepView:
+    return replace(
+        seen,
+        error_type=story.error_type,
+        message=story.message,
+        faults=fault_values(story.faults),
+        signal_key=story.signal_key,
+        due_at=None if story.due_at is None else from_micros(story.due_at),
+        deadline=None if story.deadline is None else from_micros(story.deadline),
+    )

@@ -1,0 +1,266 @@
+"""`verify`: re-derive every counter and state from the records and compare.
+
+Each operation is read in one snapshot, a few chunks at a time, so that work may go on meanwhile and the memory it
+takes does not depend on the operation's size. The rules are in `invariants`; here is where their facts come from.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import zstandard
+from sqlalchemy import ColumnElement, Row, Select, exists, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from penstock.blobs.store import FileStore
+from penstock.db.database import Database
+from penstock.errors import NotFound
+from penstock.journal import queries as journal
+from penstock.operations.held import Story, unpack_rows
+from penstock.operations.invariants import (
+    CHUNK_RULES,
+    OPERATION_RULES,
+    ChunkFacts,
+    Finding,
+    OperationFacts,
+    ledger_fits,
+)
+from penstock.operations.ledger import Counts, Ledger
+from penstock.operations.model import Difference, VerifyReport
+from penstock.operations.queries import number_of
+from penstock.operations.referee import Head
+from penstock.operations.states import OPERATION
+from penstock.operations.tables import chunk_rows, chunks, operations, row_records
+
+__all__ = ["verify"]
+
+SLAB_CHUNKS = 16
+OPERATIONS_READ = 100
+LOG_READ = 1000
+LISTED_MAX = 10_000
+HASH_BYTES = 1024 * 1024
+
+_UNREADABLE = (zstandard.ZstdError, msgspec.DecodeError, ValueError, TypeError, KeyError, IndexError, AttributeError)
+
+
+@dataclass(slots=True)
+class _Report:
+    """The differences so far; beyond a limit they are only counted."""
+
+    operations: int = 0
+    chunks: int = 0
+    rows: int = 0
+    listed: list[Difference] = field(default_factory=list)
+    unlisted: int = 0
+
+    def add(self, rule: str, message: str, operation: str | None, chunk: int | None, row: int | None) -> None:
+        """One more difference."""
+        if len(self.listed) == LISTED_MAX:
+            self.unlisted += 1
+            return
+        places = (("operation", operation), ("chunk", chunk), ("row", row))
+        where = ", ".join(f"{name} {value}" for name, value in places if value is not None)
+        self.listed.append(Difference(rule, f"{where}: {message}", operation, chunk, row))
+
+    def add_all(self, rule: str, found: Iterable[Finding], operation: str, chunk: int | None = None) -> bool:
+        """What one rule found; whether it found anything."""
+        some = False
+        for row, message in found:
+            self.add(rule, message, operation, chunk, row)
+            some = True
+        return some
+
+
+async def verify(db: Database, files: FileStore, operation: str | None, *, deep: bool) -> VerifyReport:
+    """Check one operation or all of them; `deep` also reads every stored file and compares its digest."""
+    report = _Report()
+    if operation is not None:
+        async with db.read() as tx:
+            number = await number_of(tx, operation)
+        await _verify_operation(db, files, number, report, deep=deep)
+    else:
+        async for number in _numbers(db):
+            await _verify_operation(db, files, number, report, deep=deep)
+        await _verify_belonging(db, report)
+    return VerifyReport(report.operations, report.chunks, report.rows, tuple(report.listed), report.unlisted)
+
+
+async def _numbers(db: Database) -> AsyncIterator[int]:
+    last = 0
+    while True:
+        async with db.read() as tx:
+            query = select(operations.c.number).where(operations.c.number > last).order_by(operations.c.number)
+            found = (await tx.execute(query.limit(OPERATIONS_READ))).scalars().all()
+        if not found:
+            return
+        for number in found:
+            yield number
+        last = found[-1]
+
+
+async def _verify_operation(db: Database, files: FileStore, number: int, report: _Report, *, deep: bool) -> None:
+    async with db.read() as tx:
+        row = (await tx.execute(select(operations).where(operations.c.number == number))).one()
+        facts = await _operation_facts(tx, row)
+        async for slab in _slabs(tx, number):
+            stories = await _stories(tx, [chunk.id for chunk in slab])
+            await asyncio.to_thread(_check_slab, row, slab, stories, facts, report)
+        strays = await _stray_records(tx, number)
+    report.operations += 1
+    report.add_all("no_stray_records", strays, row.id)
+    for rule in OPERATION_RULES:
+        report.add_all(rule.__name__, rule(facts), row.id)
+    report.add_all("file_is_stored", await asyncio.to_thread(_file_findings, files, row, deep), row.id)
+
+
+async def _operation_facts(tx: AsyncConnection, row: Row[Any]) -> OperationFacts:
+    head = Head(**{name: getattr(row, name) for name in Head.__dataclass_fields__})
+    log: list[journal.Entry] = []
+    while more := await journal.entries(
+        tx, machine=OPERATION.name, subject=row.id, since=log[-1].sequence if log else 0, limit=LOG_READ
+    ):
+        log += more
+    return OperationFacts(head, row.total_rows, row.finished_at, log)
+
+
+# --- chunks
+
+
+async def _slabs(tx: AsyncConnection, number: int) -> AsyncIterator[Sequence[Row[Any]]]:
+    last = -1
+    while True:
+        found = (
+            await tx.execute(
+                select(chunks, chunk_rows.c.data)
+                .outerjoin(chunk_rows, chunk_rows.c.chunk == chunks.c.id)
+                .where(chunks.c.operation == number, chunks.c.first_row > last)
+                .order_by(chunks.c.first_row)
+                .limit(SLAB_CHUNKS)
+            )
+        ).all()
+        if not found:
+            return
+        yield found
+        last = found[-1].first_row
+
+
+async def _stories(tx: AsyncConnection, ids: Sequence[int]) -> dict[int, dict[tuple[int, int], Story]]:
+    told: dict[int, dict[tuple[int, int], Story]] = {}
+    for found in await tx.execute(select(row_records).where(row_records.c.chunk.in_(ids))):
+        told.setdefault(found.chunk, {})[found.row, found.step] = Story(**found._mapping)
+    return told
+
+
+def _check_slab(
+    operation: Row[Any],
+    slab: Sequence[Row[Any]],
+    stories: dict[int, dict[tuple[int, int], Story]],
+    facts: OperationFacts,
+    report: _Report,
+) -> None:
+    for chunk in slab:
+        report.chunks += 1
+        report.rows += chunk.row_count
+        report.add_all("rows_are_contiguous", _gap(facts, chunk), operation.id, chunk.id)
+        try:
+            known = _chunk_facts(operation, chunk, stories.get(chunk.id, {}))
+        except _Unreadable as error:
+            report.add("chunk_is_readable", str(error), operation.id, chunk.id, None)
+            continue
+        if report.add_all("ledger_fits", ledger_fits(known), operation.id, chunk.id):
+            continue
+        facts.add(known)
+        for rule in CHUNK_RULES:
+            report.add_all(rule.__name__, rule(known), operation.id, chunk.id)
+
+
+def _gap(facts: OperationFacts, chunk: Row[Any]) -> Iterator[Finding]:
+    if chunk.first_row != facts.last_row + 1:
+        yield None, f"it begins with row {chunk.first_row}, expected {facts.last_row + 1}"
+
+
+class _Unreadable(Exception):
+    """A block that cannot be decoded."""
+
+
+def _chunk_facts(operation: Row[Any], chunk: Row[Any], stories: dict[tuple[int, int], Story]) -> ChunkFacts:
+    steps = len(operation.plan["steps"])
+    try:
+        ledger = Ledger.decode(chunk.ledger, rows=chunk.row_count, steps=steps, base=0)
+    except _UNREADABLE as error:
+        raise _Unreadable(f"its ledger cannot be read: {error}") from error
+    try:
+        stored = None if chunk.data is None else len(unpack_rows(chunk.data))
+    except _UNREADABLE as error:
+        raise _Unreadable(f"its row data cannot be read: {error}") from error
+    return ChunkFacts(
+        id=chunk.id,
+        operation=chunk.operation,
+        first_row=chunk.first_row,
+        row_count=chunk.row_count,
+        is_raw=bool(chunk.is_raw),
+        is_open=bool(chunk.is_open),
+        owner=chunk.owner,
+        counts=Counts(**{name: getattr(chunk, name) for name in Counts.__dataclass_fields__}),
+        ledger=ledger,
+        stories=stories,
+        steps=steps,
+        tracks_rows=operation.plan["options"]["track_row_data"],
+        stored_rows=stored,
+    )
+
+
+# --- what belongs to nothing, and files
+
+
+async def _stray_records(tx: AsyncConnection, number: int) -> list[Finding]:
+    """Records of this operation in chunks that are not its own."""
+    mine = exists().where(chunks.c.id == row_records.c.chunk, chunks.c.operation == number)
+    query = select(row_records.c.chunk, row_records.c.row, row_records.c.step)
+    found = await tx.execute(query.where(row_records.c.operation == number, ~mine).limit(LISTED_MAX))
+    return [(r.row, f"has a record of step {r.step} in chunk {r.chunk}, which is not the operation's") for r in found]
+
+
+async def _verify_belonging(db: Database, report: _Report) -> None:
+    """Records whose operation or chunk does not exist."""
+    known = operations.c.number
+    orphans: Sequence[tuple[str, Select[Any]]] = (
+        ("chunk {} belongs to operation number {}", _orphans(chunks.c.id, chunks.c.operation, known)),
+        ("the rows of chunk {} belong to chunk {}", _orphans(chunk_rows.c.chunk, chunk_rows.c.chunk, chunks.c.id)),
+        (
+            "a record of row {} belongs to operation number {}",
+            _orphans(row_records.c.row, row_records.c.operation, known),
+        ),
+    )
+    async with db.read() as tx:
+        for sentence, query in orphans:
+            for found in await tx.execute(query):
+                report.add("nothing_is_orphaned", f"{sentence.format(*found)}, which does not exist", None, None, None)
+
+
+def _orphans(name: ColumnElement[Any], belongs: ColumnElement[Any], to: ColumnElement[Any]) -> Select[Any]:
+    return select(name, belongs).where(~exists().where(to == belongs)).limit(LISTED_MAX)
+
+
+def _file_findings(files: FileStore, operation: Row[Any], deep: bool) -> list[Finding]:
+    """The operation's file is there with its recorded size, and its digest where that is wanted."""
+    digest, size = hashlib.sha256(), 0
+    try:
+        with files.open(operation.file_key) as stream:
+            if deep:
+                while block := stream.read(HASH_BYTES):
+                    digest.update(block)
+            size = stream.seek(0, 2)
+    except NotFound as error:
+        return [(None, str(error))]
+    found: list[Finding] = []
+    if size != operation.file_bytes:
+        found.append((None, f"its file has {size} bytes, expected {operation.file_bytes}"))
+    if deep and digest.hexdigest() != operation.file_sha256:
+        found.append((None, f"its file has the digest {digest.hexdigest()}, expected {operation.file_sha256}"))
+    return found

@@ -1,0 +1,194 @@
+"""Limits: how many at once, how many a second, and how many errors are too many."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+from stored import count_of, rows_of
+
+from penstock import Context, Pipeline, operation, step
+from penstock.clock import ManualClock
+from penstock.operations.gates import Pace
+from penstock.settings import Settings
+from penstock.testing import engine
+
+
+class Item(BaseModel):
+    id: int
+
+
+def items(count: int, bad: int = 0) -> list[dict[str, Any]]:
+    return [{"id": "bad" if n <= bad else n} for n in range(1, count + 1)]
+
+
+class Meter:
+    """Holds everyone who enters until `expected` are inside, and remembers the most that ever were."""
+
+    def __init__(self, expected: int) -> None:
+        self.expected, self.inside, self.peak = expected, 0, 0
+        self.full = asyncio.Event()
+
+    async def __call__(self) -> None:
+        self.inside += 1
+        self.peak = max(self.peak, self.inside)
+        if self.inside >= self.expected:
+            self.full.set()
+        async with asyncio.timeout(20):
+            await self.full.wait()
+        for _ in range(20):  # one too many would get in now
+            await asyncio.sleep(0)
+        self.inside -= 1
+
+
+@pytest.mark.parametrize("chunk_rows", [2, 100])
+async def test_at_most_max_row_concurrency_rows_are_under_way(database_url: str, tmp_path: Path, chunk_rows: int):
+    meter = Meter(5)
+
+    @operation("rows", max_row_concurrency=5)
+    class Rows(Pipeline[Item]):
+        @step
+        async def call(self, row: Item, ctx: Context) -> None:
+            await meter()
+
+    settings = Settings(chunk_rows=chunk_rows)
+    async with engine([Rows], url=database_url, tmp_path=tmp_path, settings=settings) as e:
+        done = await e.run(Rows, items(30))
+    assert (done.successful_rows, meter.peak) == (30, 5)
+
+
+async def test_at_most_concurrency_calls_of_a_step_are_under_way(database_url: str, tmp_path: Path):
+    meter = Meter(2)
+
+    @operation("step", max_row_concurrency=8)
+    class Step(Pipeline[Item]):
+        @step(concurrency=2)
+        async def call(self, row: Item, ctx: Context) -> None:
+            await meter()
+
+    async with engine([Step], url=database_url, tmp_path=tmp_path, settings=Settings(chunk_rows=4)) as e:
+        done = await e.run(Step, items(20))
+    assert (done.successful_rows, meter.peak) == (20, 2)
+
+
+def test_a_rate_spaces_calls_evenly_and_a_pause_earns_no_burst():
+    clock = ManualClock()
+    pace = Pace(10, clock.monotonic)
+    assert [pace.reserve() for _ in range(3)] == pytest.approx([0, 0.1, 0.2])
+    clock.advance(60)
+    assert [pace.reserve() for _ in range(3)] == pytest.approx([0, 0.1, 0.2])
+    clock.advance(0.25)
+    assert pace.reserve() == pytest.approx(0.05)
+
+
+def test_a_batch_takes_as_many_places_as_it_has_rows():
+    pace = Pace(10, ManualClock().monotonic)
+    assert (pace.reserve(50), pace.reserve()) == pytest.approx((0, 5))
+
+
+async def test_a_rate_limited_step_waits_its_turn(database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    waited: list[float] = []
+
+    async def wait(self: Pace, calls: int = 1) -> None:
+        waited.append(self.reserve(calls))
+
+    monkeypatch.setattr(Pace, "wait", wait)
+
+    @operation("paced")
+    class Paced(Pipeline[Item]):
+        @step(rate="20/s")
+        async def call(self, row: Item, ctx: Context) -> None: ...
+
+    async with engine([Paced], url=database_url, tmp_path=tmp_path) as e:
+        done = await e.run(Paced, items(5))
+    assert done.successful_rows == 5
+    assert waited == pytest.approx([0, 0.05, 0.1, 0.15, 0.2])
+
+
+@pytest.mark.covers("SM-008", "J03")
+@pytest.mark.parametrize("bad, status", [(2, "CompletedWithErrors"), (3, "Failed")])
+async def test_too_many_invalid_rows_reject_the_file_before_anything_ran(
+    database_url: str, tmp_path: Path, bad: int, status: str
+):
+    ran: list[int] = []
+
+    @operation("strict", max_errors=2)
+    class Strict(Pipeline[Item]):
+        @step
+        async def call(self, row: Item, ctx: Context) -> None:
+            ran.append(row.id)
+
+    async with engine([Strict], url=database_url, tmp_path=tmp_path, settings=Settings(chunk_rows=2)) as e:
+        done = await e.run(Strict, items(12, bad=bad))
+        counts = await count_of(e.penstock.db)
+        events = await e.operations.events(done.id)
+    assert done.status == status
+    if status == "Failed":
+        assert done.error == "stopped while validating: 3 rows failed, max_errors is 2"
+        assert (ran, counts["chunks"], counts["records"]) == ([], 0, 0)
+        assert events[-1].event == "rejected"
+    else:
+        assert (len(ran), done.failed_rows) == (10, 2)
+
+
+@pytest.mark.covers("SM-008")
+async def test_too_many_failures_stop_a_running_operation_and_every_row_has_a_verdict(
+    database_url: str, tmp_path: Path
+):
+    ran: list[int] = []
+
+    @operation("fragile", max_errors=2, max_row_concurrency=1)
+    class Fragile(Pipeline[Item]):
+        @step
+        async def call(self, row: Item, ctx: Context) -> None:
+            ran.append(row.id)
+            raise OSError("down")
+
+    async with engine([Fragile], url=database_url, tmp_path=tmp_path, settings=Settings(chunk_rows=2)) as e:
+        done = await e.run(Fragile, items(40))
+        stored = await rows_of(e.penstock.db, done.id)
+        events = await e.operations.events(done.id)
+    assert done.status == "Failed"
+    assert "max_errors is 2" in (done.error or "")
+    assert [m.event for m in events][-2:] == ["broke", "failed"]
+    assert events[-2].cause == done.error
+    assert 2 < done.failed_rows == len(ran) < 40
+    assert done.cancelled_rows == 40 - len(ran)
+    assert {row.verdict for row in stored} == {"Failed", "Cancelled"}
+    assert not any(row.in_flight for row in stored)
+
+
+@pytest.mark.parametrize("count, status", [(99, "CompletedWithErrors"), (100, "Failed")])
+async def test_an_error_rate_counts_from_a_hundred_rows_on(database_url: str, tmp_path: Path, count: int, status: str):
+    @operation("rate", max_error_rate=0.5)
+    class Rate(Pipeline[Item]):
+        @step
+        async def call(self, row: Item, ctx: Context) -> None: ...
+
+    async with engine([Rate], url=database_url, tmp_path=tmp_path, settings=Settings(chunk_rows=10)) as e:
+        done = await e.run(Rate, items(count, bad=count))
+    assert done.status == status
+
+
+@pytest.mark.parametrize("bad, status", [(50, "CompletedWithErrors"), (51, "Failed")])
+async def test_an_error_rate_is_passed_only_when_it_is_exceeded(
+    database_url: str, tmp_path: Path, bad: int, status: str
+):
+    @operation("rate", max_error_rate=0.5)
+    class Rate(Pipeline[Item]):
+        @step
+        async def call(self, row: Item, ctx: Context) -> None:
+            if row.id <= bad:
+                raise OSError("down")
+
+    async with engine([Rate], url=database_url, tmp_path=tmp_path, settings=Settings(chunk_rows=100)) as e:
+        made = await e.create(Rate, items(200))
+        await e.work_until_idle()
+        done = await e.operations.get(made.id)
+    if status == "Failed":
+        assert (done.status, done.failed_rows) in (("Failed", bad), ("CompletedWithErrors", bad))
+    else:
+        assert (done.status, done.failed_rows) == (status, bad)

@@ -1,0 +1,330 @@
+"""Steps: in order, typed outputs between them, conditions, threads, and whatever a step may raise."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from datetime import date
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+from stored import records_of, rows_of
+
+from penstock import BatchContext, Context, Pipeline, StepFailed, operation, step
+from penstock.pipeline import StepObject
+from penstock.settings import Settings
+from penstock.testing import engine
+
+SMALL = Settings(chunk_rows=3, flush_rows=2)
+
+
+class Item(BaseModel):
+    id: int
+
+
+class Invoice(BaseModel):
+    number: str
+    due: date
+    total: Decimal
+
+
+def items(count: int) -> list[dict[str, int]]:
+    return [{"id": n} for n in range(1, count + 1)]
+
+
+@pytest.mark.covers("SM-024", "SM-054", "SM-015", "I-05")
+async def test_steps_run_in_order_and_see_the_typed_outputs_of_earlier_ones(database_url: str, tmp_path: Path):
+    seen: list[Any] = []
+
+    @operation("invoices")
+    class Invoices(Pipeline[Item]):
+        @step
+        async def book(self, row: Item, ctx: Context) -> Invoice:
+            return Invoice(number=f"I-{row.id}", due=date(2031, 1, row.id), total=Decimal("1.10"))
+
+        @step
+        def note(self, row: Item, ctx: Context) -> None:
+            seen.append(ctx.output_of(Invoices.book))
+
+        @step(barrier=True)
+        async def send(self, row: Item, ctx: Context) -> int:
+            return len(ctx.outputs["book"].number) + ("note" in ctx.outputs)
+
+    async with engine([Invoices], url=database_url, tmp_path=tmp_path, settings=SMALL) as e:
+        done = await e.run(Invoices, items(4))
+        stored = await rows_of(e.penstock.db, done.id)
+    assert done.status == "Completed"
+    assert seen == [Invoice(number=f"I-{n}", due=date(2031, 1, n), total=Decimal("1.10")) for n in range(1, 5)]
+    assert stored[0].outputs == [{"number": "I-1", "due": "2031-01-01", "total": "1.10"}, None, 3]
+    assert all(row.states == ["Completed"] * 3 and row.attempts == [1, 1, 1] for row in stored)
+
+
+async def test_a_mixed_pipeline_takes_every_row_through_every_manner(database_url: str, tmp_path: Path):
+    ran: list[tuple[str, int]] = []
+
+    @operation("mixed")
+    class Mixed(Pipeline[Item]):
+        @step
+        async def one(self, row: Item, ctx: Context) -> int:
+            ran.append(("one", row.id))
+            return row.id
+
+        @step
+        def two(self, row: Item, ctx: Context) -> int:
+            ran.append(("two", row.id))
+            return ctx.output_of(Mixed.one) * 10
+
+        @step
+        async def three(self, row: Item, ctx: Context) -> int:
+            ran.append(("three", row.id))
+            return ctx.output_of(Mixed.two) * 10
+
+        @step.batch(size=2)
+        def four(self, rows: list[Item], ctx: BatchContext) -> list[int]:
+            ran.extend(("four", row.id) for row in rows)
+            return [row.output_of(Mixed.three) * 10 for row in ctx.rows]
+
+        @step(delivery="at_most_once")
+        def five(self, row: Item, ctx: Context) -> int:
+            ran.append(("five", row.id))
+            return ctx.output_of(Mixed.four) * 10
+
+    async with engine([Mixed], url=database_url, tmp_path=tmp_path, settings=SMALL) as e:
+        done = await e.run(Mixed, items(7))
+        stored = await rows_of(e.penstock.db, done.id)
+    assert done.successful_rows == 7
+    assert [row.outputs for row in stored] == [[n * 10**k for k in range(5)] for n in range(1, 8)]
+    for n in range(1, 8):
+        assert [name for name, row in ran if row == n] == ["one", "two", "three", "four", "five"]
+
+
+@pytest.mark.covers("SM-064", "SM-028")
+async def test_a_failed_step_fails_the_row_and_the_rest_of_its_steps_do_not_run(database_url: str, tmp_path: Path):
+    ran: list[int] = []
+
+    @operation("chain")
+    class Chain(Pipeline[Item]):
+        @step
+        async def check(self, row: Item, ctx: Context) -> None:
+            if row.id == 2:
+                raise StepFailed("no such customer")
+
+        @step
+        async def book(self, row: Item, ctx: Context) -> None:
+            ran.append(row.id)
+
+    async with engine([Chain], url=database_url, tmp_path=tmp_path) as e:
+        done = await e.run(Chain, items(3))
+        stored = await rows_of(e.penstock.db, done.id)
+        [record] = await records_of(e.penstock.db, done.id)
+    assert (done.status, done.successful_rows, done.failed_rows, done.invalid_rows) == ("CompletedWithErrors", 2, 1, 0)
+    assert stored[1].states == ["Failed"]
+    assert (record.step, record.error_type, record.message) == (0, "StepFailure", "no such customer")
+    assert ran == [1, 3]
+
+
+@pytest.mark.parametrize("is_async", [True, False], ids=["async", "sync"])
+@pytest.mark.parametrize("body_is_async", [True, False], ids=["async-step", "sync-step"])
+async def test_a_false_condition_skips_the_step_and_the_row_goes_on(
+    database_url: str, tmp_path: Path, is_async: bool, body_is_async: bool
+):
+    ran: list[int] = []
+
+    def body(self: Any, row: Item, ctx: Context) -> None:
+        ran.append(row.id)
+
+    async def async_body(self: Any, row: Item, ctx: Context) -> None:
+        ran.append(row.id)
+
+    def is_odd(self: Any, row: Item, ctx: Context) -> bool:
+        return row.id % 2 == 1
+
+    async def async_is_odd(self: Any, row: Item, ctx: Context) -> bool:
+        return row.id % 2 == 1
+
+    @operation("some")
+    class Some(Pipeline[Item]):
+        gift = step(async_body if body_is_async else body)
+        wanted = gift.when(async_is_odd if is_async else is_odd)
+
+        @step
+        async def last(self, row: Item, ctx: Context) -> None: ...
+
+    async with engine([Some], url=database_url, tmp_path=tmp_path) as e:
+        done = await e.run(Some, items(4))
+        stored = await rows_of(e.penstock.db, done.id)
+    assert (done.status, done.successful_rows) == ("Completed", 4)
+    assert ran == [1, 3]
+    assert [row.states[0] for row in stored] == ["Completed", "Skipped"] * 2
+    assert {row.states[1] for row in stored} == {"Completed"}
+
+
+@pytest.mark.covers("SM-097")
+async def test_a_row_whose_last_step_was_skipped_is_a_success(database_url: str, tmp_path: Path):
+    @operation("skip")
+    class Skip(Pipeline[Item]):
+        @step
+        async def only(self, row: Item, ctx: Context) -> None: ...
+
+        @only.when
+        def never(self, row: Item, ctx: Context) -> bool:
+            return False
+
+    async with engine([Skip], url=database_url, tmp_path=tmp_path) as e:
+        done = await e.run(Skip, items(2))
+    assert (done.status, done.successful_rows) == ("Completed", 2)
+
+
+async def test_a_condition_that_raises_is_an_error_of_the_step(database_url: str, tmp_path: Path):
+    @operation("ask")
+    class Ask(Pipeline[Item]):
+        @step
+        async def only(self, row: Item, ctx: Context) -> None: ...
+
+        @only.when
+        def broken(self, row: Item, ctx: Context) -> bool:
+            raise LookupError("who knows")
+
+    async with engine([Ask], url=database_url, tmp_path=tmp_path) as e:
+        done = await e.run(Ask, items(1))
+        [record] = await records_of(e.penstock.db, done.id)
+    assert (done.failed_rows, record.message) == (1, "LookupError: who knows")
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("cannot say")
+
+
+@pytest.mark.covers("C17")
+@pytest.mark.parametrize("manner", ["await", "thread", "batch"])
+@pytest.mark.parametrize(
+    "error",
+    [SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError(), GeneratorExit(), MemoryError("full"), Mute()],
+    ids=lambda error: type(error).__name__,
+)
+async def test_whatever_a_step_raises_is_its_rows_alone(
+    database_url: str, tmp_path: Path, error: BaseException, manner: str
+):
+    async def awaited(self: Any, row: Item, ctx: Context) -> None:
+        if row.id == 2:
+            raise error
+
+    def threaded(self: Any, row: Item, ctx: Context) -> None:
+        if row.id == 2:
+            raise error
+
+    async def batched(self: Any, rows: list[Item], ctx: BatchContext) -> None:
+        if any(row.id == 2 for row in rows):
+            raise error
+
+    @operation("wild")
+    class Wild(Pipeline[Item]):
+        only = {"await": step(awaited), "thread": step(threaded), "batch": step.batch(size=1)(batched)}[manner]
+
+    async with engine([Wild], url=database_url, tmp_path=tmp_path) as e:
+        async with asyncio.timeout(20):
+            done = await e.run(Wild, items(3))
+        [record] = await records_of(e.penstock.db, done.id)
+    assert (done.status, done.successful_rows, done.failed_rows) == ("CompletedWithErrors", 2, 1)
+    assert (record.row, record.error_type) == (2, "StepFailure")
+    assert type(error).__name__ in record.message
+
+
+@pytest.mark.parametrize("value", [object(), "x" * 70_000], ids=["unwritable", "too large"])
+async def test_an_output_that_cannot_be_stored_fails_the_row(database_url: str, tmp_path: Path, value: object):
+    @operation("heavy")
+    class Heavy(Pipeline[Item]):
+        @step
+        async def only(self, row: Item, ctx: Context) -> Any:
+            return value if row.id == 1 else "fine"
+
+    async with engine([Heavy], url=database_url, tmp_path=tmp_path) as e:
+        done = await e.run(Heavy, items(2))
+        stored = await rows_of(e.penstock.db, done.id)
+    assert [row.verdict for row in stored] == ["Failed", "Completed"]
+
+
+async def test_sync_steps_run_on_threads_and_leave_the_loop_free(database_url: str, tmp_path: Path):
+    threads: set[threading.Thread] = set()
+
+    @operation("sync")
+    class Sync(Pipeline[Item]):
+        @step
+        def only(self, row: Item, ctx: Context) -> None:
+            threads.add(threading.current_thread())
+
+    async with engine([Sync], url=database_url, tmp_path=tmp_path) as e:
+        done = await e.run(Sync, items(5))
+    assert done.successful_rows == 5
+    assert threading.main_thread() not in threads
+
+
+@pytest.mark.covers("SM-015")
+async def test_a_plain_function_is_an_operation_of_one_step(database_url: str, tmp_path: Path):
+    @operation("greet")
+    async def greet(row: Item, ctx: Context) -> str:
+        return f"{ctx.step_name} {row.id} of {ctx.operation_name}"
+
+    @operation("greet-sync")
+    def greet_sync(row: Item, ctx: Context) -> int:
+        return row.id
+
+    async with engine([greet, greet_sync], url=database_url, tmp_path=tmp_path) as e:
+        one, two = await e.run(greet, items(2)), await e.run("greet-sync", items(2))
+        outputs = [row.outputs for op in (one, two) for row in await rows_of(e.penstock.db, op.id)]
+    assert (one.steps, two.status) == (("greet",), "Completed")
+    assert outputs == [["greet 1 of greet"], ["greet 2 of greet"], [1], [2]]
+
+
+async def test_a_step_object_takes_its_place_among_the_steps(database_url: str, tmp_path: Path):
+    class Multiply(StepObject[int]):
+        def __init__(self, by: int) -> None:
+            self.by = by
+
+        async def run(self, row: Item, ctx: Context) -> int:
+            return row.id * self.by
+
+    @operation("math")
+    class Math(Pipeline[Item]):
+        double = Multiply(2)
+
+        @step
+        async def note(self, row: Item, ctx: Context) -> int:
+            return ctx.output_of(Math.double) + 1
+
+        triple = Multiply(3)
+
+    async with engine([Math], url=database_url, tmp_path=tmp_path) as e:
+        done = await e.run(Math, items(2))
+        stored = await rows_of(e.penstock.db, done.id)
+    assert done.steps == ("double", "note", "triple")
+    assert [row.outputs for row in stored] == [[2, 3, 3], [4, 5, 6]]
+
+
+@pytest.mark.covers("I-09")
+async def test_the_effect_key_is_the_same_in_every_attempt_and_differs_by_row_and_step(
+    database_url: str, tmp_path: Path
+):
+    keys: dict[tuple[int, str], list[str]] = {}
+
+    @operation("effects")
+    class Effects(Pipeline[Item]):
+        @step(retries=2, backoff=1)
+        async def pay(self, row: Item, ctx: Context) -> None:
+            keys.setdefault((row.id, "pay"), []).append(ctx.effect_key)
+            if ctx.attempt < 3:
+                raise OSError("again")
+
+        @step
+        def tell(self, row: Item, ctx: Context) -> None:
+            keys.setdefault((row.id, "tell"), []).append(ctx.effect_key)
+
+    async with engine([Effects], url=database_url, tmp_path=tmp_path) as e:
+        done = await e.run(Effects, items(2))
+    assert keys == {
+        (n, name): [f"{done.id}:{n}:{name}"] * times for n in (1, 2) for name, times in (("pay", 3), ("tell", 1))
+    }
