@@ -8,6 +8,7 @@ PenstockError
 │   ├── SettingsInvalid     a setting or option is unknown or out of range
 │   └── RowInvalid          raised by your validators: this row is wrong
 ├── NotFound                look elsewhere
+│   └── NoSuchWait          no row could ever wait for that signal
 ├── Conflict                the record is not in a state for that
 │   └── IllegalMove         a machine's table does not list that move
 ├── Unavailable             retry later
@@ -33,6 +34,7 @@ __all__ = [
     "IllegalMove",
     "InvalidInput",
     "MetadataInvalid",
+    "NoSuchWait",
     "NotFound",
     "PenstockError",
     "RetryLater",
@@ -103,6 +105,14 @@ class RowInvalid(InvalidInput):
 
 class NotFound(PenstockError):
     """No record has that id or name."""
+
+
+class NoSuchWait(NotFound):
+    """No row could ever wait for this signal; `is_over` when the operation has ended or is stopping."""
+
+    def __init__(self, message: str, *, is_over: bool = False) -> None:
+        super().__init__(message)
+        self.is_over = is_over
 
 
 class Conflict(PenstockError):

@@ -10,13 +10,14 @@ operations on a throwaway SQLite database, on a clock that moves only when told:
 
 from __future__ import annotations
 
+import asyncio
 import random
 import tempfile
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 from sqlalchemy import func, select
@@ -91,8 +92,18 @@ def json_lines(rows: Iterable[Mapping[str, Any]]) -> bytes:
 class Engine:
     """An engine and one worker on a manual clock; nothing happens between calls, and no time passes by itself."""
 
-    def __init__(self, penstock: Penstock, worker: Worker, clock: ManualClock) -> None:
-        self.penstock, self.worker, self.clock = penstock, worker, clock
+    worker: Worker
+
+    def __init__(self, penstock: Penstock, clock: ManualClock) -> None:
+        self.penstock, self.clock = penstock, clock
+
+    async def __aenter__(self) -> Self:
+        self._ending = AsyncExitStack()
+        self.worker = await self._ending.enter_async_context(self.penstock.worker())
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self._ending.aclose()
 
     @property
     def operations(self) -> Operations:
@@ -125,6 +136,21 @@ class Engine:
             await self.advance(await self._idle_s(now))
             await self.work_until_idle()
         return now
+
+    async def restart(self) -> None:
+        """Stop the worker in good order, as for a deployment, and start another."""
+        await self._ending.aclose()
+        await self.__aenter__()
+
+    async def crash(self) -> None:
+        """Kill the worker where it stands, wait until its lease has run out, and start another.
+
+        Nothing more is written by the dead one: its rows stay in flight until the next one finds them.
+        """
+        await _kill(self.worker)
+        await self._ending.aclose()
+        self.clock.advance(self.penstock.settings.lease_s + 1)
+        await self.__aenter__()
 
     async def _idle_s(self, operation: Operation) -> float:
         """How long nothing happens to an operation."""
@@ -159,8 +185,21 @@ async def engine(
         clock = clock or ManualClock()
         entropy = Entropy(jitter=random.Random(0))
         opened = Penstock.open(operations=operations, settings=settings, clock=clock, entropy=entropy)
-        async with opened as penstock, penstock.worker() as worker:
-            yield Engine(penstock, worker, clock)
+        async with opened as penstock, Engine(penstock, clock) as made:
+            yield made
+
+
+async def _kill(worker: Worker) -> None:
+    worker._is_stopping = True
+    worker.lease.end = _say_nothing  # type: ignore[method-assign]
+    tasks = list(worker._tasks)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _say_nothing() -> None:
+    """A dead worker takes no leave: its lease stays until it has run out."""
 
 
 def _step_of(definition: Definition, step: object) -> StepPlan:

@@ -37,7 +37,7 @@ def items(count: int) -> list[dict[str, int]]:
 
 @pytest.mark.covers("SM-024", "SM-054", "SM-015", "I-05")
 async def test_steps_run_in_order_and_see_the_typed_outputs_of_earlier_ones(database_url: str, tmp_path: Path):
-    seen: list[Any] = []
+    seen: list[Invoice] = []
 
     @operation("invoices")
     class Invoices(Pipeline[Item]):
@@ -57,7 +57,9 @@ async def test_steps_run_in_order_and_see_the_typed_outputs_of_earlier_ones(data
         done = await e.run(Invoices, items(4))
         stored = await rows_of(e.penstock.db, done.id)
     assert done.status == "Completed"
-    assert seen == [Invoice(number=f"I-{n}", due=date(2031, 1, n), total=Decimal("1.10")) for n in range(1, 5)]
+    assert sorted(seen, key=lambda i: i.number) == [
+        Invoice(number=f"I-{n}", due=date(2031, 1, n), total=Decimal("1.10")) for n in range(1, 5)
+    ]
     assert stored[0].outputs == [{"number": "I-1", "due": "2031-01-01", "total": "1.10"}, None, 3]
     assert all(row.states == ["Completed"] * 3 and row.attempts == [1, 1, 1] for row in stored)
 
@@ -203,23 +205,23 @@ class Mute(Exception):
 @pytest.mark.parametrize("manner", ["await", "thread", "batch"])
 @pytest.mark.parametrize(
     "error",
-    [SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError(), GeneratorExit(), MemoryError("full"), Mute()],
-    ids=lambda error: type(error).__name__,
+    [SystemExit, KeyboardInterrupt, asyncio.CancelledError, GeneratorExit, MemoryError, Mute],
+    ids=lambda error: error.__name__,
 )
 async def test_whatever_a_step_raises_is_its_rows_alone(
-    database_url: str, tmp_path: Path, error: BaseException, manner: str
+    database_url: str, tmp_path: Path, error: type[BaseException], manner: str
 ):
     async def awaited(self: Any, row: Item, ctx: Context) -> None:
         if row.id == 2:
-            raise error
+            raise error("out")
 
     def threaded(self: Any, row: Item, ctx: Context) -> None:
         if row.id == 2:
-            raise error
+            raise error("out")
 
     async def batched(self: Any, rows: list[Item], ctx: BatchContext) -> None:
         if any(row.id == 2 for row in rows):
-            raise error
+            raise error("out")
 
     @operation("wild")
     class Wild(Pipeline[Item]):
@@ -231,7 +233,7 @@ async def test_whatever_a_step_raises_is_its_rows_alone(
         [record] = await records_of(e.penstock.db, done.id)
     assert (done.status, done.successful_rows, done.failed_rows) == ("CompletedWithErrors", 2, 1)
     assert (record.row, record.error_type) == (2, "StepFailure")
-    assert type(error).__name__ in record.message
+    assert error.__name__ in record.message
 
 
 @pytest.mark.parametrize("value", [object(), "x" * 70_000], ids=["unwritable", "too large"])

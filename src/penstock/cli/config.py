@@ -10,7 +10,7 @@ from penstock.cli.options import App, Db, Json, command
 from penstock.cli.session import Place
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from penstock.cli.tables import FittedTable
 
 __all__ = ["add_to", "config"]
 
@@ -44,9 +44,9 @@ def _items(place: Place) -> list[dict[str, Any]]:
     ]
 
 
-def _table(items: list[dict[str, Any]]) -> Table:
+def _table(items: list[dict[str, Any]]) -> FittedTable:
     from penstock.cli.printable import compact
-    from penstock.cli.views import table
+    from penstock.cli.tables import table
 
     return table(
         "SETTING", "VALUE", "FROM", "MEANING",
@@ -54,4 +54,5 @@ def _table(items: list[dict[str, Any]]) -> Table:
             (i["name"], "" if i["value"] is None else compact(i["value"]), i["origin"], i["description"])
             for i in items
         ],
+        may_go=("MEANING",),
     )  # fmt: skip

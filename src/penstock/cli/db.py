@@ -73,10 +73,10 @@ def _document(report: Report) -> dict[str, object]:
 def _people(report: Report) -> Iterator[RenderableType]:
     from rich.text import Text
 
-    from penstock.cli import views
+    from penstock.cli.tables import table
 
     yield Text(f"{report.database} {report.version}, schema {report.revision or 'missing'}\n")
-    yield views.table(
+    yield table(
         "SETTING", "FOUND", "RIGHT", "",
         rows=[
             (f.setting, f.found, f.right, Text("ok", "green") if f.is_ok else Text("wrong", "red"))

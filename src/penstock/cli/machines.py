@@ -80,12 +80,13 @@ def _tables(found: Sequence[Machine]) -> Iterator[RenderableType]:
     from rich.text import Text
 
     from penstock.cli import views
+    from penstock.cli.tables import table
 
     for machine in found:
         settled = ", ".join(state for state in machine.states if machine.is_settled(state))
         yield views.heading(machine.name)
         yield Text(f"begins {machine.initial}; settled: {settled}\n", style="dim")
-        yield views.table(
+        yield table(
             "FROM", "EVENT", "TO",
             rows=[(views.state(t.source), t.event, views.state(t.target)) for t in machine.transitions],
         )  # fmt: skip

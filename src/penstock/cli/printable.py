@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
-__all__ = ["ID_CHARS", "compact", "counted", "cut", "duration", "moment", "printable", "short_id"]
+__all__ = ["ID_CHARS", "compact", "counted", "cut", "duration", "moment", "printable", "short_id", "short_moment"]
 
 # The time of creation in full: ids are told apart by it unless two were made in the same millisecond.
 ID_CHARS = 13
@@ -55,3 +55,9 @@ def duration(seconds: float) -> str:
 def moment(at: datetime | None) -> str:
     """A moment in the reader's own time."""
     return "" if at is None else at.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def short_moment(at: datetime, now: datetime | None = None) -> str:
+    """A moment in a list: with its time of day while it is recent, with its year when it is not."""
+    is_recent = (now or datetime.now(UTC)) - at < timedelta(days=180)
+    return at.astimezone().strftime("%d %b %H:%M" if is_recent else "%d %b %Y")

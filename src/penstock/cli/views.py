@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from penstock.cli.printable import ID_CHARS, compact, counted, cut, duration, moment, printable
+from penstock.cli.printable import ID_CHARS, compact, counted, cut, duration, moment, printable, short_moment
+from penstock.cli.tables import FittedTable, table
 from penstock.operations.model import (
     ErrorGroup,
     Event,
@@ -40,7 +40,6 @@ __all__ = [
     "row",
     "rows",
     "state",
-    "table",
     "try_next",
     "verdict",
     "verify_report",
@@ -60,17 +59,6 @@ STYLES = {
     "TimedOut": "red",
     "Cancelled": "magenta",
 }
-
-
-def table(*columns: str, rows: Iterable[Sequence[RenderableType]], numbers: Iterable[str] = ()) -> Table:
-    """A table whose last column takes what is left of the width; `numbers` names the columns set flush right."""
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
-    for name in columns:
-        is_last = name == columns[-1]
-        made.add_column(name, justify="right" if name in set(numbers) else "left", no_wrap=not is_last, overflow="fold")
-    for cells in rows:
-        made.add_row(*(Text(printable(cell)) if isinstance(cell, str) else cell for cell in cells))
-    return made
 
 
 def facts(pairs: Mapping[str, Any]) -> Table:
@@ -100,7 +88,7 @@ def more(next_cursor: str | None) -> Iterator[Text]:
         yield Text(f"\nThere is more: add --cursor {shlex.quote(next_cursor)}", style="dim")
 
 
-def operations(found: Sequence[Operation]) -> Table:
+def operations(found: Sequence[Operation]) -> FittedTable:
     """Operations, one to a line."""
     chars = _id_chars([operation.id for operation in found])
     return table(
@@ -108,11 +96,12 @@ def operations(found: Sequence[Operation]) -> Table:
         rows=[
             (
                 o.id[:chars], state(o.status), f"{o.total_rows or o.rows_read:,}", f"{o.failed_rows:,}",
-                moment(o.created_at), o.name, cut(o.file_name, 60),
+                short_moment(o.created_at), o.name, cut(o.file_name, 60),
             )
             for o in found
         ],
         numbers=("ROWS", "FAILED"),
+        may_go=("FILE", "CREATED"),
     )  # fmt: skip
 
 
@@ -161,7 +150,7 @@ def _pace(found: Operation) -> str | None:
     return duration(seconds) + rate
 
 
-def rows(found: Sequence[RowView]) -> Table:
+def rows(found: Sequence[RowView]) -> FittedTable:
     """Rows, one to a line, with what was wrong or the step they stand at."""
     return table(
         "ROW", "KEY", "STATE", "STEP", "DONE", "DETAIL",
@@ -173,6 +162,7 @@ def rows(found: Sequence[RowView]) -> Table:
             for r in found
         ],
         numbers=("ROW", "DONE"),
+        may_go=("DONE",),
     )  # fmt: skip
 
 
@@ -200,6 +190,7 @@ def row(found: RowView) -> Group:
             for s in found.steps
         ],
         numbers=("TRIES", "AT", "TOOK"),
+        may_go=("AT",),
     )  # fmt: skip
     return Group(facts(about | shown), Text(), steps)
 
@@ -222,7 +213,7 @@ def _result(step: StepView) -> str:
     return cut(compact(step.output), MESSAGE_CHARS) if step.output is not None else ""
 
 
-def errors(found: Sequence[RowError]) -> Table:
+def errors(found: Sequence[RowError]) -> FittedTable:
     """Errors, one to a line."""
     return table(
         "ROW", "KEY", "STEP", "TYPE", "MESSAGE",
@@ -231,6 +222,7 @@ def errors(found: Sequence[RowError]) -> Table:
             for e in found
         ],
         numbers=("ROW",),
+        may_go=("TYPE", "KEY"),
     )  # fmt: skip
 
 
@@ -239,7 +231,7 @@ def _with_data(found: RowError) -> str:
     return message if found.data is None else f"{message}\n{cut(compact(found.data), MESSAGE_CHARS)}"
 
 
-def error_groups(found: Sequence[ErrorGroup]) -> Table:
+def error_groups(found: Sequence[ErrorGroup]) -> FittedTable:
     """Errors of one kind to a line, the commonest first."""
     return table(
         "ROWS", "STEP", "TYPE", "FIRST ROW", "FOR EXAMPLE",
@@ -248,10 +240,11 @@ def error_groups(found: Sequence[ErrorGroup]) -> Table:
             for g in found
         ],
         numbers=("ROWS", "FIRST ROW"),
+        may_go=("TYPE",),
     )  # fmt: skip
 
 
-def events(found: Sequence[Event]) -> Table:
+def events(found: Sequence[Event]) -> FittedTable:
     """The moves of operations, one to a line."""
     return table(
         "AT", "EVENT", "FROM", "TO", "BY", "CAUSE",
@@ -259,10 +252,11 @@ def events(found: Sequence[Event]) -> Table:
             (moment(e.at), e.event, e.source or "", state(e.target), e.actor, cut(e.cause or "", MESSAGE_CHARS))
             for e in found
         ],
+        may_go=("BY", "FROM"),
     )  # fmt: skip
 
 
-def history(found: Sequence[HistoryEntry]) -> Table:
+def history(found: Sequence[HistoryEntry]) -> FittedTable:
     """What happened to rows before their current records, one event to a line."""
     return table(
         "AT", "ROW", "STEP", "TRY", "EVENT", "TYPE", "MESSAGE",
@@ -274,6 +268,7 @@ def history(found: Sequence[HistoryEntry]) -> Table:
             for h in found
         ],
         numbers=("ROW", "TRY"),
+        may_go=("TYPE", "AT"),
     )  # fmt: skip
 
 

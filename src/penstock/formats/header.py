@@ -18,6 +18,7 @@ from penstock.schema import Schema
 __all__ = ["Header", "match_columns", "read_header"]
 
 DELIMITERS = (",", ";", "\t", "|")
+NAMES_SHOWN = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +151,8 @@ def normalised(name: str) -> str:
 
 def listed(names: Iterable[str]) -> str:
     every = list(names)
-    more = len(every) - Limits.NAMES_SHOWN
-    text = ", ".join(map(shown, every[: Limits.NAMES_SHOWN]))
+    more = len(every) - NAMES_SHOWN
+    text = ", ".join(map(shown, every[:NAMES_SHOWN]))
     return f"{text} and {more:,} more" if more > 0 else text
 
 

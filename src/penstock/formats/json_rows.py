@@ -26,6 +26,7 @@ ESCAPES_TO_EXAMINE = ("\\u0000", "\\ud", "\\uD")
 NUL_ESCAPE = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[{]|[\]}]', re.DOTALL)
 
+FAULTS_MAX = 20
 CONTAINERS = (dict, list)
 KINDS = {dict: "an object", list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
 
@@ -55,7 +56,7 @@ def is_plain(text: str, rows: Sequence[Any], limits: Limits) -> bool:
         return True  # flat rows
     try:
         return sum(count_keys(row, limits.json_depth_max) for row in rows) in bounds
-    except TooDeep:
+    except RecursionError:
         return False
 
 
@@ -63,21 +64,30 @@ def decode_row(text: str, limits: Limits) -> Decoded:
     """The row in one JSON text, every fault of it noted; raises nothing."""
     if len(text.encode()) > limits.row_bytes_max:
         return Decoded(text[: limits.row_bytes_max], [oversized(limits)])
+    too_deep = Decoded(text, [Fault(f"is nested more than {limits.json_depth_max} levels deep")])
     if depth(text) > limits.json_depth_max:
-        return Decoded(text, [Fault(f"is nested more than {limits.json_depth_max} levels deep")])
+        return too_deep
+    try:
+        return examine(text)
+    except RecursionError:  # the limit is set higher than the interpreter's own
+        return too_deep
+
+
+def examine(text: str) -> Decoded:
     audit = Audit()
     try:
         value = audit.decode(text)
     except json.JSONDecodeError as error:
         return Decoded(text, [Fault(f"is not JSON: {error.msg} at character {error.pos + 1}")], broken_at=error.pos)
     if not isinstance(value, dict):
-        audit.faults.append(Fault(f"is {KINDS.get(type(value), 'a number')}, not an object"))
+        audit.note(f"is {KINDS.get(type(value), 'a number')}, not an object")
     if NUL_ESCAPE.search(text):
-        audit.faults.append(Fault("contains a NUL character"))
-    if has_lone_surrogate(value):
-        audit.faults.append(Fault("contains half of a surrogate pair, which is no character"))
-    audit.faults += [Fault("appears twice in one object", key) for key in audit.repeated]
-    return Decoded(text if audit.faults else value, audit.faults, repeated=audit.repeated)
+        audit.note("contains a NUL character")
+    if "\\u" in text and has_lone_surrogate(value):
+        audit.note("contains half of a surrogate pair, which is no character")
+    for key in audit.repeated:
+        audit.note("appears twice in one object", printable(key))
+    return Decoded(text if audit.faults else value, list(audit.faults)[:FAULTS_MAX], repeated=list(audit.repeated))
 
 
 def oversized(limits: Limits) -> Fault:
@@ -85,14 +95,15 @@ def oversized(limits: Limits) -> Fault:
     return Fault(f"is larger than {limits.row_bytes_max:,} bytes")
 
 
-class TooDeep(Exception):
-    """A value is nested deeper than allowed."""
+def printable(key: str, length_max: int = 100) -> str:
+    """A key as it can be stored and shown anywhere."""
+    return (key if key.isprintable() else ascii(key)[1:-1])[:length_max]
 
 
 def count_keys(value: dict[str, Any] | list[Any], levels: int) -> int:
     """The keys of all objects in a value that has at most so many levels."""
     if not levels:
-        raise TooDeep
+        raise RecursionError("nested deeper than allowed")
     own, members = (len(value), value.values()) if isinstance(value, dict) else (0, value)
     return own + sum([count_keys(member, levels - 1) for member in members if type(member) in CONTAINERS])
 
@@ -123,8 +134,9 @@ class Audit:
     """A strict decoder that goes on behind a fault, so that all of them are found."""
 
     def __init__(self) -> None:
-        self.faults: list[Fault] = []
-        self.repeated: list[str] = []
+        # Dictionaries serve as ordered sets: a hostile row may have the same fault a hundred thousand times.
+        self.faults: dict[Fault, None] = {}
+        self.repeated: dict[str, None] = {}
         self.decode = json.JSONDecoder(
             object_pairs_hook=self._object,
             parse_constant=self._constant,
@@ -132,25 +144,29 @@ class Audit:
             parse_int=self._int,
         ).decode
 
+    def note(self, message: str, field: str | None = None) -> None:
+        self.faults[Fault(message, field)] = None
+
     def _object(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        value = dict(pairs)
-        if len(value) < len(pairs):
-            seen: set[str] = set()
-            self.repeated += [key for key, _ in pairs if key in seen or seen.add(key)]  # type: ignore[func-returns-value]
+        value: dict[str, Any] = {}
+        for key, member in pairs:
+            if key in value:
+                self.repeated[key] = None
+            value[key] = member
         return value
 
     def _constant(self, name: str) -> None:
-        self.faults.append(Fault(f"contains {name}, which is not JSON"))
+        self.note(f"contains {name}, which is not JSON")
 
     def _float(self, text: str) -> float:
         value = float(text)
         if math.isinf(value):
-            self.faults.append(Fault(f"contains {text[:40]}, a number too large to be held"))
+            self.note(f"contains {text[:40]}, a number too large to be held")
         return value
 
     def _int(self, text: str) -> int:
         try:
             return int(text)
         except ValueError:
-            self.faults.append(Fault(f"contains a number of {len(text):,} digits"))
+            self.note(f"contains a number of {len(text):,} digits")
             return 0

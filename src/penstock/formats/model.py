@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, Protocol, Self
 
 from penstock.errors import Fault
 
@@ -53,8 +53,6 @@ class Limits:
 
     A batch ends early once it holds about `batch_bytes_max` of the file, and no CSV record may be longer than that.
     """
-
-    NAMES_SHOWN: ClassVar[int] = 20
 
     row_bytes_max: int = MIB
     batch_bytes_max: int = 8 * MIB

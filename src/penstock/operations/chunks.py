@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import asdict
 from typing import Any
 
-from sqlalchemy import ColumnElement, Insert, RowMapping, exists, insert, or_, select, update
+from sqlalchemy import ColumnElement, Insert, RowMapping, exists, insert, literal, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from penstock.db.database import Database
@@ -19,7 +19,19 @@ from penstock.operations.ledger import Ledger
 from penstock.operations.referee import Head, finish_if_over, touch
 from penstock.operations.tables import chunk_rows, chunks, history, operations, row_records, workers
 
-__all__ = ["Lost", "NewMail", "candidates", "claim", "close", "flush", "is_free", "load_stories", "lock", "release"]
+__all__ = [
+    "Lost",
+    "NewMail",
+    "candidates",
+    "claim",
+    "close",
+    "flush",
+    "is_free",
+    "load",
+    "load_stories",
+    "lock",
+    "release",
+]
 
 
 class NewMail(Exception):
@@ -41,7 +53,13 @@ def is_free(db: Database, owner: ColumnElement[Any]) -> ColumnElement[bool]:
 
 
 async def candidates(
-    db: Database, tx: AsyncConnection, *, names: Collection[str], limit: int, skip: Collection[int] = ()
+    db: Database,
+    tx: AsyncConnection,
+    *,
+    names: Collection[str],
+    limit: int,
+    skip: Collection[int] = (),
+    operation: int | None = None,
 ) -> list[Held]:
     """Chunks that could be claimed now, longest due first; a plain read, so each may be gone by the time we try.
 
@@ -56,6 +74,8 @@ async def candidates(
         .where(chunks.c.is_open == 1, is_free(db, chunks.c.owner), chunks.c.id.not_in(skip))
         .limit(limit)
     )
+    if operation is not None:
+        query = query.where(chunks.c.operation == operation)
     runnable = query.where(
         operations.c.state.in_(("Running", "Retrying")),
         operations.c.name.in_(names),
@@ -80,6 +100,7 @@ def _held(row: RowMapping) -> Held:
         source_offset=row["source_offset"],
         fence=row["fence"],
         version=row["version"],
+        is_open=bool(row["is_open"]),
         mail=row["mail"],
         ledger=Ledger.decode(row["ledger"], rows=row["row_count"], steps=steps, base=0),
         data=row["data"],
@@ -106,6 +127,21 @@ async def claim(db: Database, tx: AsyncConnection, held: Held, *, owner: str, wr
         .values(values)
     )
     return done.rowcount == 1
+
+
+async def load(tx: AsyncConnection, operation: int, *filters: ColumnElement[bool], limit: int) -> list[Held]:
+    """Chunks of an operation with their records, in order, as last committed; nobody's to write."""
+    query = (
+        select(chunks, literal(None).label("data"), operations.c.state.label("operation_state"), operations.c.plan)
+        .join(operations, operations.c.number == chunks.c.operation)
+        .where(chunks.c.operation == operation, *filters)
+        .order_by(chunks.c.id)
+        .limit(limit)
+    )
+    found = [_held(row._mapping) for row in await tx.execute(query)]
+    for held in found:
+        await load_stories(tx, held)
+    return found
 
 
 async def load_stories(tx: AsyncConnection, held: Held) -> None:

@@ -11,7 +11,7 @@ from datetime import timedelta
 from penstock.errors import Fault, RetryLater, StepFailed
 from penstock.pipeline import StepOptions
 
-__all__ = ["MESSAGE_MAX", "RETRY_LATER_MAX_S", "Verdict", "cut", "error_group", "describe", "error_text", "judge"]
+__all__ = ["MESSAGE_MAX", "RETRY_LATER_MAX_S", "Verdict", "cut", "describe", "error_group", "error_text", "judge"]
 
 MESSAGE_MAX = 2000
 RETRY_LATER_MAX_S = timedelta(hours=24).total_seconds()

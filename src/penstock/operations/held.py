@@ -82,6 +82,7 @@ class Held:
     source_offset: int
     fence: int
     version: int
+    is_open: bool
     mail: int
     ledger: Ledger
     data: bytes | None

@@ -199,7 +199,7 @@ class Desk:
         self, i: int, place: int, event: str, error_type: str | None = None, message: str | None = None
     ) -> None:
         """Row i's wait is over."""
-        end_wait(self.held, i, place, event, self.execution.clock.now_us(), error_type, message)
+        end_wait(self.held, i, place, event, self.execution.clock.now_us(), error_type=error_type, message=message)
 
     # --- the record of a row that did not simply succeed
 
@@ -251,6 +251,7 @@ def end_wait(
     place: int,
     event: str,
     now: int,
+    *,
     error_type: str | None = None,
     message: str | None = None,
 ) -> None:

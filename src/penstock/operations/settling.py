@@ -101,7 +101,7 @@ def apply_signals(held: Held, matches: Iterable[Match], now: int) -> None:
                 held.ledger.tracks[place].outputs[i] = msgspec.json.encode(signal.payload)
             end_wait(held, i, place, "signalled", now)
         else:
-            end_wait(held, i, place, "signal_failed", now, "SignalFailure", signal.message)
+            end_wait(held, i, place, "signal_failed", now, error_type="SignalFailure", message=signal.message)
 
 
 def apply_deadlines(held: Held, now: int) -> None:
@@ -116,7 +116,8 @@ def apply_deadlines(held: Held, now: int) -> None:
             and ledger.tracks[place].state[i] == WAITING
             and held.option(place, "kind") == "signal"
         ):
-            end_wait(held, i, place, "timed_out", now, "Timeout", waited_out(held.option(place, "timeout")))
+            message = waited_out(held.option(place, "timeout"))
+            end_wait(held, i, place, "timed_out", now, error_type="Timeout", message=message)
 
 
 def refusal(held: Held, i: int, *, is_named: bool, confirms_doubt: bool, has_data: bool) -> str | None:

@@ -50,7 +50,7 @@ async def errors(
 ) -> Page[RowError]:
     """Rows that are Invalid, Failed or TimedOut, in row order; the cursor of the next page is the last row's number."""
     query = (
-        select(row_records)
+        select(row_records, chunks.c.first_row)
         # Through the chunks in row order, so that a page ends early whatever the operation's size.
         .join(chunks, chunks.c.id == row_records.c.chunk)
         .where(
@@ -80,18 +80,20 @@ async def errors(
 
 
 async def _data(tx: AsyncConnection, outline: Outline, records: Sequence[Row[Any]]) -> list[Any]:
+    """The rows' data, each chunk read once and only a few held at a time."""
     ids = list(dict.fromkeys(record.chunk for record in records))
     by_row: dict[int, Any] = {}
     for start in range(0, len(ids), CHUNKS_READ_MAX):
-        some = ids[start : start + CHUNKS_READ_MAX]
-        raws = await load_raws(tx, some)
-        places = await tx.execute(select(chunks.c.id, chunks.c.first_row).where(chunks.c.id.in_(some)))
-        first_rows = {place.id: place.first_row for place in places}
-        for record in records:
-            if record.chunk in raws:
-                by_row[record.row] = raws[record.chunk][record.row - first_rows[record.chunk]]
-    edits = {record.row: record.data for record in records if record.data is not None}
-    return [outline.shown(edits.get(record.row, by_row.get(record.row))) for record in records]
+        raws = await load_raws(tx, ids[start : start + CHUNKS_READ_MAX])
+        mine = [record for record in records if record.chunk in raws]
+        by_row |= {record.row: raws[record.chunk][record.row - record.first_row] for record in mine}
+    edits = await tx.execute(
+        select(row_records.c.row, row_records.c.data).where(
+            row_records.c.chunk.in_(ids), row_records.c.data.is_not(None)
+        )
+    )
+    by_row |= {edit.row: edit.data for edit in edits}
+    return [outline.shown(by_row.get(record.row)) for record in records]
 
 
 def _row_error(outline: Outline, record: Row[Any], data: Any) -> RowError:

@@ -336,8 +336,9 @@ def tables(draw: st.DrawFn) -> tuple[bytes, list[list[str]]]:
     quotes_all, has_bom, ends_bare = draw(st.tuples(st.booleans(), st.booleans(), st.booleans()))
 
     def cell(text: str) -> str:
-        # A lone empty cell that is not quoted would be a blank line.
-        is_bare = not quotes_all and not set(text) & set('"\r\n' + delimiter) and (text or width > 1)
+        # In a file of one column nothing shows the delimiter, and an empty cell that is not quoted is a blank line.
+        special = '"\r\n' + (delimiter if width > 1 else ",;\t|")
+        is_bare = not quotes_all and not set(text) & set(special) and (text or width > 1)
         return text if is_bare else '"' + text.replace('"', '""') + '"'
 
     header = [f"c{number}" for number in range(width)]

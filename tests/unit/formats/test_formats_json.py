@@ -126,6 +126,23 @@ def test_every_fault_of_a_row_is_reported_at_once(format):
     assert len(whole.faults[0]) == 3
 
 
+def test_a_row_with_countless_faults_names_a_few_of_them():
+    members = ", ".join(f'"k{number}": 1, "k{number}": 2' for number in range(1000))
+    assert len(read("{" + members + "}", "jsonl").faults[0]) == 20
+
+
+def test_the_name_of_a_repeated_key_can_be_stored_anywhere():
+    whole = read('{"\\ud800\\u0000": 1, "\\ud800\\u0000": 2}', "jsonl")
+    assert whole.faults[0][-1] == Fault("appears twice in one object", r"\ud800\x00")
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_depth_limit_above_the_interpreters_own_is_no_way_out(format):
+    element = '{"a": ' + "[" * 50_000 + "]" * 50_000 + "}"
+    whole = read(lay_out(['{"a": 1}', element], format), format, json_depth_max=100_000)
+    assert list(whole.faults) == [1]
+
+
 GOOD = {
     "colons and braces in text": '{"a": "x\\": {[", "b:": ":,]}"}',
     "white space before colons": '{"a"  : 1, "b"\t: 2}',

@@ -1,0 +1,112 @@
+"""`make demo`: 20,000 lines of a price list through a four-step operation, on SQLite, in a few seconds.
+
+It calls the command line as you would; nothing here is special to the demo but the file it makes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import os
+import random
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+from remote_shop import usual_price
+
+from penstock import Penstock
+from penstock.cli import main
+
+HERE = Path(__file__).parent
+FOLDER = Path("demo")
+PRICES = FOLDER / "prices.csv"
+DATABASE = f"sqlite:///{FOLDER / 'penstock.db'}"
+APP = os.path.relpath(HERE / "price_update.py")
+LINES = 20_000
+HEADER = ("sku", "ean", "name", "price", "currency", "stock", "available_from")
+NOUNS = ("lamp", "chair", "shelf", "table", "mirror", "carpet", "kettle", "clock")
+COLOURS = ("red", "green", "blue", "white", "black", "oak", "brass")
+
+
+def ean_of(number: int) -> str:
+    """A valid EAN for an article."""
+    digits = f"40{number:010}"
+    checksum = sum(int(digit) * (3 if place % 2 else 1) for place, digit in enumerate(digits))
+    return f"{digits}{-checksum % 10}"
+
+
+def price_line(number: int, chance: random.Random) -> list[str]:
+    """A line as a careful supplier would write it. Prices move by up to a third; a few are sold off."""
+    name = f"{chance.choice(COLOURS)} {chance.choice(NOUNS)}"
+    percent = chance.randint(67, 133) if chance.random() < 0.995 else 61
+    price = usual_price(number) * percent / 100
+    start = f"2026-{chance.randint(1, 12):02}-01" if chance.random() < 0.3 else ""
+    return [f"ART-{number:05}", ean_of(number), name, f"{price:.2f}", "EUR", str(chance.randint(0, 500)), start]
+
+
+def spoil(line: list[str], chance: random.Random) -> list[str]:
+    """The same line with one of the mistakes that real lists have."""
+    sku, ean, name, price, currency, stock, start = line
+    return chance.choice(
+        [
+            [sku, ean, name, f"-{price}", currency, stock, start],
+            [sku, ean, name, price.replace(".", ","), currency, stock, start],
+            [sku, ean[:-1] + str((int(ean[-1]) + 1) % 10), name, price, currency, stock, start],
+            [sku, ean[:11], name, price, "USD", "many", start],
+            [sku, ean, name, price, "USD", stock, start],
+            [sku.lower(), ean, "", price, currency, stock, start],
+            [sku, ean, name, price, currency, stock, start, "discontinued"],
+        ]
+    )
+
+
+def write_prices() -> None:
+    """A list with about 1.5 % bad lines; the same list every time."""
+    chance = random.Random(20_000)
+    with PRICES.open("w", newline="", encoding="utf-8") as file:
+        write = csv.writer(file).writerow
+        write(HEADER)
+        for number in range(1, LINES + 1):
+            line = price_line(number, chance)
+            write(spoil(line, chance) if chance.random() < 0.015 else line)
+
+
+async def last_operation() -> tuple[str, int]:
+    """The id of the newest operation, and a row of it that got far before it failed."""
+    async with Penstock.open(DATABASE) as penstock:
+        newest = (await penstock.operations.list(limit=1)).items[0]
+        failed = await penstock.operations.rows(newest.id, state="Failed", step="publish", limit=1)
+        return newest.id, failed.items[0].number
+
+
+def call(*words: str) -> int:
+    """Show a command and run it."""
+    print(f"\n$ penstock {shlex.join(words)}", flush=True)
+    return main(words)
+
+
+def demo() -> int:
+    """Make the file, run it, and look at one row that failed."""
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    FOLDER.mkdir()
+    write_prices()
+    print(f"{PRICES}: {LINES:,} lines of a price list, some of them wrong.")
+    code = call(
+        "run", "price-update", str(PRICES), "--app", APP, "--db", DATABASE, *metadata("supplier=acme", "currency=EUR")
+    )
+    if code not in (0, 3):
+        return code
+    operation, row = asyncio.run(last_operation())
+    call("ops", "show", operation[:13], "--row", str(row), "--db", DATABASE)
+    return 0
+
+
+def metadata(*fields: str) -> list[str]:
+    """Each field as an option."""
+    return [word for field in fields for word in ("--meta", field)]
+
+
+if __name__ == "__main__":
+    sys.exit(demo())

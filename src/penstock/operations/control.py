@@ -1,0 +1,86 @@
+"""Cancel, pause and resume: they move the operation and touch no chunk; owners hear of it within a second."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from penstock.clock import Clock
+from penstock.db.database import Database
+from penstock.errors import IllegalMove
+from penstock.operations import chunks as store
+from penstock.operations.draining import abandon_readings, drain_chunk
+from penstock.operations.referee import Head, head_of, move
+from penstock.operations.states import OPERATION
+from penstock.operations.tables import operations
+
+__all__ = ["cancel", "drain", "pause", "resume"]
+
+
+async def cancel(db: Database, number: int, *, actor: str, cause: str | None = None) -> Head:
+    """Stop an operation for good; cancelling twice is cancelling once."""
+
+    async def stop(tx: AsyncConnection) -> Head | None:
+        head = await move(
+            db, tx, number, "cancelled", operations.c.state == "Pending",
+            actor=actor, cause=cause, reading="abandoned", open_chunks=0,
+        )  # fmt: skip
+        return head or await move(
+            db, tx, number, "cancel_requested", actor=actor, cause=cause, stop_outcome="Cancelled"
+        )
+
+    return await _moved(db, number, stop, "cancel_requested", is_done=("Stopping", "Cancelled"))
+
+
+async def pause(db: Database, number: int, *, actor: str, cause: str | None = None) -> Head:
+    """Begin nothing more until `resume`; running steps end, deadlines go on. Pausing twice is pausing once."""
+
+    async def stop(tx: AsyncConnection) -> Head | None:
+        return await move(db, tx, number, "paused", actor=actor, cause=cause)
+
+    return await _moved(db, number, stop, "paused", is_done=("Paused",))
+
+
+async def resume(db: Database, number: int, *, actor: str, cause: str | None = None) -> Head:
+    """Go on where a paused operation stopped; one that is not paused goes on anyway."""
+    is_read = (operations.c.reading == "complete") & (operations.c.raw_chunks == 0)
+    is_paused = operations.c.state == "Paused"
+
+    async def go_on(tx: AsyncConnection) -> Head | None:
+        head = await move(db, tx, number, "resumed", is_paused, is_read, actor=actor, cause=cause)
+        return head or await move(db, tx, number, "reading_resumed", ~is_read, actor=actor, cause=cause)
+
+    running = ("Pending", "Validating", "Running", "Retrying")
+    return await _moved(db, number, go_on, "resumed", is_done=running)
+
+
+async def _moved(
+    db: Database,
+    number: int,
+    work: Callable[[AsyncConnection], Awaitable[Head | None]],
+    event: str,
+    *,
+    is_done: tuple[str, ...],
+) -> Head:
+    head = await db.transaction(work)
+    if head is not None:
+        return head
+    async with db.read() as tx:
+        head = await head_of(tx, number)
+    if head.state not in is_done:
+        raise IllegalMove(OPERATION.name, f"operation {head.id}", head.state, event, OPERATION.allowed(head.state))
+    return head
+
+
+async def drain(db: Database, number: int, *, owner: str, clock: Clock, within_s: float) -> None:
+    """Bring a stopping operation towards its end from here: whatever no live worker holds."""
+    until = clock.monotonic() + within_s
+    await abandon_readings(db, actor=owner, operation=number)
+    while clock.monotonic() < until:
+        async with db.read() as tx:
+            found = await store.candidates(db, tx, names=(), limit=10, operation=number)
+        if not found:
+            return
+        for held in found:
+            await drain_chunk(db, held, owner=owner, clock=clock)

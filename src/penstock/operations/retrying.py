@@ -1,0 +1,291 @@
+"""Running failed rows again: all of them, some of them, or one with its data corrected.
+
+A caller only leaves word: requests, one per chunk or per row, which the chunk's owner applies. It opens the chunks
+in the same transaction, so an accepted retry survives any crash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import RowMapping, insert, select, update
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from penstock.db.database import Database
+from penstock.errors import Conflict, NotFound
+from penstock.operations import chunks as store
+from penstock.operations.held import Held
+from penstock.operations.referee import Head, head_of, move, touch
+from penstock.operations.settling import refusal
+from penstock.operations.tables import chunks, operations, requests
+
+__all__ = ["Eligibility", "Retry", "can_retry", "retry_all", "retry_rows"]
+
+SKIPPED_SHOWN_MAX = 1000
+_ENDED = ("CompletedWithErrors", "Failed", "Cancelled")
+
+
+@dataclass(frozen=True, slots=True)
+class Eligibility:
+    """Whether an operation can be retried, and if not, why."""
+
+    is_eligible: bool
+    reasons: tuple[str, ...] = ()
+    rows: int = 0
+
+
+@dataclass(slots=True)
+class Retry:
+    """What a retry request came to: rows that will run again, and those that will not, with the reason."""
+
+    submitted: int = 0
+    skipped: int = 0
+    reasons: dict[int, str] = field(default_factory=dict)  # by row, the first of them
+
+    def skip(self, row: int, reason: str) -> None:
+        """Leave a row out."""
+        self.skipped += 1
+        if len(self.reasons) < SKIPPED_SHOWN_MAX:
+            self.reasons[row] = reason
+
+
+class NothingToRetry(Conflict):
+    """No row of the operation can run again; `retry` says why each was left out."""
+
+    def __init__(self, message: str, retry: Retry) -> None:
+        super().__init__(message)
+        self.retry = retry
+
+
+async def can_retry(db: Database, number: int) -> Eligibility:
+    """Whether all failed rows could be retried now; every reason against it."""
+    async with db.read() as tx:
+        row = (await tx.execute(select(operations).where(operations.c.number == number))).one()._mapping
+        reasons = _objections(row)
+        retry = Retry()
+        async for held in _failed_chunks(tx, number):
+            for _ in _eligible(held, retry):
+                retry.submitted += 1
+    if not retry.submitted:
+        why = f", {retry.skipped} cannot be: {next(iter(retry.reasons.values()))}" if retry.skipped else ""
+        reasons.append(f"no failed row can be run again{why}")
+    return Eligibility(not reasons, tuple(reasons), retry.submitted)
+
+
+def _objections(row: RowMapping) -> list[str]:
+    options = row["plan"]["options"]
+    reasons = []
+    if row["state"] not in _ENDED:
+        reasons.append(f"the operation is {row['state']}; all rows can be retried once it is {', '.join(_ENDED)}")
+    elif row["reading"] != "complete":
+        reasons.append("its file was not read to the end; create it again")
+    if not options["retryable"]:
+        reasons.append("the operation is declared as not retryable")
+    limit = options["max_retry_attempts"]
+    if limit and row["retry_count"] >= limit:
+        reasons.append(f"it was retried {row['retry_count']} times; max_retry_attempts is {limit}")
+    return reasons
+
+
+async def retry_all(db: Database, number: int, *, actor: str, token: str) -> Retry:
+    """Ask for every eligible failed row of an ended operation to run again; `Conflict` says why it cannot."""
+
+    async def ask(tx: AsyncConnection) -> Retry:
+        head = await move(
+            db,
+            tx,
+            number,
+            "retry_requested",
+            operations.c.reading == "complete",
+            actor=actor,
+            generation=operations.c.generation + 1,
+            retry_count=operations.c.retry_count + 1,
+            stop_outcome=None,
+            error=None,
+        )
+        row = (await tx.execute(select(operations).where(operations.c.number == number))).one()._mapping
+        if head is None:
+            raise Conflict(f"operation {row['id']} cannot be retried: {'; '.join(_objections(row))}")
+        before = {**row, "state": head.previous_state, "retry_count": row["retry_count"] - 1}
+        if reasons := _objections(before):  # type: ignore[arg-type]
+            raise Conflict(f"operation {head.id} cannot be retried: {'; '.join(reasons)}")
+        retry, opened = Retry(), []
+        async for held in _failed_chunks(tx, number):
+            rows = sum(1 for _ in _eligible(held, retry))
+            if rows:
+                retry.submitted += rows
+                opened.append(held.id)
+        if not opened:
+            raise NothingToRetry(f"operation {head.id} has no failed row that can be run again", retry)
+        await _request(db, tx, head, [(chunk, None, None) for chunk in opened], token=token, actor=actor)
+        await touch(tx, number, open_chunks=len(opened))
+        return retry
+
+    return await db.transaction(ask)
+
+
+async def retry_rows(
+    db: Database,
+    number: int,
+    rows: Sequence[int],
+    *,
+    actor: str,
+    token: str,
+    data: Mapping[int, Any] | None = None,
+    confirm_doubt: bool = False,
+) -> Retry:
+    """Ask for named failed rows to run again, with new data where given; also while other rows still run."""
+    data = data or {}
+    named = sorted(set(rows))
+
+    async def ask(tx: AsyncConnection) -> Retry:
+        head = await _open_for_rows(db, tx, number, actor=actor)
+        retry, asked = Retry(), []
+        for held in await _chunks_of(tx, number, named):
+            has_all = await _has_request_for_all(tx, held.id)
+            for row in [n for n in named if held.first_row <= n < held.first_row + held.row_count]:
+                reason = refusal(
+                    held,
+                    row - held.first_row,
+                    is_named=True,
+                    confirms_doubt=confirm_doubt,
+                    has_data=row in data,
+                )
+                if has_all:
+                    reason = "a retry of all failed rows is on its way"
+                if reason is not None:
+                    retry.skip(row, reason)
+                else:
+                    asked.append((held, row))
+        if not asked:
+            raise NothingToRetry(f"operation {head.id}: none of the rows can be run again: {_first(retry)}", retry)
+        reopened = {held.id for held, _ in asked if not held.is_open}
+        await _request(
+            db,
+            tx,
+            head,
+            [(held.id, row, data.get(row)) for held, row in asked],
+            token=token,
+            actor=actor,
+            confirm_doubt=confirm_doubt,
+            generations={row: held.ledger.generation[row - held.first_row] for held, row in asked},
+        )
+        await touch(tx, number, open_chunks=operations.c.open_chunks + len(reopened))
+        retry.submitted = len(asked)
+        return retry
+
+    try:
+        return await db.transaction(ask)
+    except IntegrityError:
+        raise Conflict(f"a retry or edit of one of the rows {named[:10]} is on its way already") from None
+
+
+async def _open_for_rows(db: Database, tx: AsyncConnection, number: int, *, actor: str) -> Head:
+    """Lock the operation; one that has ended begins to retry."""
+    is_read = operations.c.reading == "complete"
+    head = await move(
+        db,
+        tx,
+        number,
+        "retry_requested",
+        is_read,
+        actor=actor,
+        generation=operations.c.generation + 1,
+        retry_count=operations.c.retry_count + 1,
+        stop_outcome=None,
+        error=None,
+    )
+    if head is None:
+        running = operations.c.state.in_(("Running", "Retrying", "Paused"))
+        head = await touch(tx, number, is_read, running)
+    if head is None:
+        found = await head_of(tx, number)
+        raise Conflict(f"rows of an operation that is {found.state} cannot be retried")
+    plan = (await tx.execute(select(operations.c.plan).where(operations.c.number == number))).scalar_one()
+    if not plan["options"]["retryable"]:
+        raise Conflict(f"operation {head.id} is declared as not retryable")
+    return head
+
+
+async def _request(
+    db: Database,
+    tx: AsyncConnection,
+    head: Head,
+    asked: Sequence[tuple[int, int | None, Any]],
+    *,
+    token: str,
+    actor: str,
+    confirm_doubt: bool = False,
+    generations: Mapping[int, int] | None = None,
+) -> None:
+    accepted_at = (await tx.execute(select(db.now()))).scalar_one()
+    await tx.execute(
+        insert(requests),
+        [
+            {
+                "token": token,
+                "operation": head.number,
+                "chunk": chunk,
+                "row": row,
+                "kind": "retry" if data is None else "edit",
+                "generation": (generations or {}).get(row or 0, head.generation),
+                "confirms_doubt": int(confirm_doubt),
+                "data": data,
+                "actor": actor,
+                "accepted_at": accepted_at,
+            }
+            for chunk, row, data in asked
+        ],
+    )
+    for chunk in sorted({chunk for chunk, _, _ in asked}):
+        await tx.execute(
+            update(chunks).where(chunks.c.id == chunk).values(is_open=1, mail=chunks.c.mail + 1, due_at=db.now())
+        )
+
+
+def _eligible(held: Held, retry: Retry) -> Iterator[int]:
+    for i in range(held.row_count):
+        if held.ledger.is_terminal(i) and held.ledger.at[i] <= held.ledger.steps:
+            reason = refusal(held, i, is_named=False, confirms_doubt=False, has_data=False)
+            if reason is None:
+                yield i
+            else:
+                retry.skip(held.first_row + i, reason)
+
+
+async def _failed_chunks(tx: AsyncConnection, number: int) -> Any:
+    """The chunks of an operation that hold rows without success, one after the other, with their records."""
+    unsuccessful = chunks.c.invalid + chunks.c.failed + chunks.c.timed_out + chunks.c.cancelled > 0
+    last = 0
+    while found := await store.load(tx, number, unsuccessful, chunks.c.id > last, limit=20):
+        for held in found:
+            yield held
+        last = found[-1].id
+
+
+async def _chunks_of(tx: AsyncConnection, number: int, rows: Sequence[int]) -> list[Held]:
+    held: list[Held] = []
+    for row in rows:
+        if held and row < held[-1].first_row + held[-1].row_count:
+            continue
+        found = await store.load(
+            tx, number, chunks.c.first_row <= row, chunks.c.first_row + chunks.c.row_count > row, limit=1
+        )
+        if not found:
+            raise NotFound(f"the operation has no row {row}")
+        held += found
+    return held
+
+
+async def _has_request_for_all(tx: AsyncConnection, chunk: int) -> bool:
+    query = select(requests.c.id).where(
+        requests.c.chunk == chunk, requests.c.row.is_(None), requests.c.outcome.is_(None)
+    )
+    return (await tx.execute(query)).first() is not None
+
+
+def _first(retry: Retry) -> str:
+    return "; ".join(f"row {row}: {reason}" for row, reason in list(retry.reasons.items())[:5])
