@@ -15,6 +15,7 @@ from penstock.errors import DeclarationError
 from penstock.operations.intake import Source
 from penstock.operations.model import Operation
 from penstock.operations.service import Operations
+from penstock.operations.signals import Signals
 from penstock.operations.worker import Worker
 from penstock.pipeline import Definition, definition_of
 from penstock.settings import Settings, load_settings
@@ -33,7 +34,10 @@ class Penstock:
         self.db, self.settings, self.definitions = db, settings, definitions
         self.clock, self.entropy = clock, entropy
         self.files = FileStore(settings.storage_folder)
-        self.operations = Operations(db, self.files, settings, definitions, clock=clock, entropy=entropy, actor=_user())
+        self._workers: set[Worker] = set()
+        actor = _user()
+        self.operations = Operations(db, self.files, settings, definitions, clock=clock, entropy=entropy, actor=actor)
+        self.signals = Signals(db, clock=clock, entropy=entropy, actor=actor, hint=self.hint)
 
     @classmethod
     @asynccontextmanager
@@ -69,7 +73,16 @@ class Penstock:
         """A worker in this process."""
         worker = Worker(self.db, self.files, self.definitions, self.settings, clock=self.clock, entropy=self.entropy)
         async with worker:
-            yield worker
+            self._workers.add(worker)
+            try:
+                yield worker
+            finally:
+                self._workers.discard(worker)
+
+    def hint(self) -> None:
+        """Tell the workers of this process that there may be something to do."""
+        for worker in self._workers:
+            worker.wake.set()
 
     async def run_until_done(self, operation: str, *, watch: Watch | None = None, every_s: float = 0.25) -> Operation:
         """Work in this process until the operation is settled; `watch` is shown its progress."""

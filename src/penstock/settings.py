@@ -47,6 +47,8 @@ class Settings(BaseModel):
     control_poll_s: float = Field(1.0, gt=0, description="how often a worker looks for cancel and pause")
     wake_poll_s: float = Field(0.5, gt=0, description="how often an idle worker looks for work")
     shutdown_s: float = Field(25.0, ge=0, description="how long a stopping worker waits for running steps")
+    stall_s: float = Field(30.0, gt=0, description="how long a step may block the event loop before its worker ends")
+    poison_rows_max: int = Field(10, ge=0, description="rows that may kill their worker before the operation stops")
     cancel_grace_s: float = Field(5.0, ge=0, description="how long a running step may go on after a cancel")
     sync_threads: int = Field(16, ge=1, description="threads for steps declared with plain def")
     row_bytes_max: int = Field(MIB, ge=1, description="the largest row a reader accepts")

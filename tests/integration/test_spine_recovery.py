@@ -127,11 +127,11 @@ async def test_no_row_is_lost_and_none_is_run_again_once_its_completion_was_reco
     assert (done.status, done.successful_rows) == ("Completed", 23)
     assert [row.outputs for row in stored] == [[n] for n in range(1, 24)]
     assert {n for n in recorded if calls[n] > 1} == set()
-    assert calls[13] == 2
+    assert calls[13] == (1 if how == "stopped" else 2)
     again = {n for n in calls if calls[n] > earlier.get(n, 0)}
     assert again == set(range(1, 24)) - recorded
-    for row in stored:
-        assert calls[row.number] <= row.attempts[0] <= 1 + row.lost + (0 if dies else 1)
+    assert all(calls[row.number] <= row.attempts[0] for row in stored)
+    assert any(row.lost for row in stored) == (how == "killed")
 
 
 @pytest.mark.covers("I-10")
@@ -146,8 +146,7 @@ async def test_attempts_lost_with_their_worker_spend_no_retry(database_url: str,
             if row.id == 3 and ctx.attempt == 2:
                 raise OSError("its first error")
 
-    settings = SMALL
-    async with engine([Lost], url=database_url, tmp_path=tmp_path, settings=settings) as e:
+    async with engine([Lost], url=database_url, tmp_path=tmp_path, settings=SMALL) as e:
         made = (await e.create(Lost, items(4))).id
         await interrupt(e, wall, "killed")
         await e.work_until_idle()
@@ -159,7 +158,7 @@ async def test_attempts_lost_with_their_worker_spend_no_retry(database_url: str,
     assert (third.attempts, third.lost) == ([3], 1)
 
 
-@interruptions
+@pytest.mark.parametrize("how", ["cut off", "killed"])
 @pytest.mark.parametrize("manner", ["one", "batch"])
 @pytest.mark.covers("SM-044")
 async def test_a_call_that_may_happen_once_and_was_cut_off_is_in_doubt(
@@ -184,8 +183,7 @@ async def test_a_call_that_may_happen_once_and_was_cut_off_is_in_doubt(
             else step.batch(size=1, delivery="at_most_once")(batch)
         )
 
-    settings = PATIENT if how == "stopped" else SMALL
-    async with engine([Once], url=database_url, tmp_path=tmp_path, settings=settings) as e:
+    async with engine([Once], url=database_url, tmp_path=tmp_path, settings=SMALL) as e:
         made = (await e.create(Once, items(5))).id
         await interrupt(e, wall, how)
         await e.work_until_idle()
@@ -272,7 +270,7 @@ async def test_a_crash_behind_a_barrier_does_not_repeat_what_came_before_it(
         await e.work_until_idle()
         done = await e.operations.get(made)
     assert (done.status, done.successful_rows, calls["one"]) == ("Completed", 5, 5)
-    assert calls["two"] > 5
+    assert calls["two"] == 5 if how == "stopped" else calls["two"] > 5
 
 
 async def test_a_worker_that_lost_its_lease_starts_nothing_and_writes_nothing(database_url: str, tmp_path: Path):
@@ -327,13 +325,10 @@ async def test_an_operation_whose_steps_were_changed_meanwhile_breaks_with_the_r
         async def two(self, row: Item, ctx: Context) -> None: ...
 
     clock = ManualClock()
-    async with engine([Old], url=database_url, tmp_path=tmp_path, clock=clock) as first:
+    async with engine([Old], url=database_url, tmp_path=tmp_path, settings=SMALL, clock=clock) as first:
         made = await first.create(Old, items(3))
         if when == "after reading":
-            work = asyncio.create_task(first.work_until_idle())
-            async with asyncio.timeout(20):
-                await wall.reached.wait()
-            work.cancel()
+            await until_stuck(first, wall)
     async with engine([New], url=database_url, tmp_path=tmp_path, clock=clock) as second:
         await second.work_until_idle()
         done = await second.operations.get(made.id)

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, TypeVar
 
 from sqlalchemy import select
@@ -205,7 +206,7 @@ class ChunkActor:
         self.desk.parse([i for i in self.held.ledger.unfinished() if self.desk.rows[i] is None])
         keys = {found.signal.key for found in done.matches}
         if keys:
-            await self.db.transaction(lambda tx: mailroom.wake(self.db, tx, self.held.operation, keys))
+            await self.db.transaction(partial(mailroom.wake, self.db, self.held.operation, keys))
 
     async def _close(self) -> bool:
         writing = self.held.writing()

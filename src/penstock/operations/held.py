@@ -22,7 +22,20 @@ from penstock.operations.ledger import (
 )
 from penstock.operations.states import ROW_STEP
 
-__all__ = ["Held", "Story", "Writing", "cancel_unfinished", "interrupt", "pack_rows", "recover", "unpack_rows"]
+# A row that was lost with its worker runs in a small group, then alone; lost twice while alone, it is poison.
+POISON_LOST = 4
+
+__all__ = [
+    "POISON_LOST",
+    "Held",
+    "Story",
+    "Writing",
+    "cancel_unfinished",
+    "interrupt",
+    "pack_rows",
+    "recover",
+    "unpack_rows",
+]
 
 
 @dataclass(slots=True)
@@ -162,8 +175,21 @@ def recover(held: Held, now: int) -> None:
         ledger.in_flight[i] = 0
         ledger.lost[i] = min(255, ledger.lost[i] + 1)
         place = ledger.at[i]
-        if ledger.tracks[place].state[i] != WAITING and held.option(place, "delivery") == "at_most_once":
+        is_waiting = place > 0 and ledger.tracks[place].state[i] == WAITING
+        if place > 0 and not is_waiting and held.option(place, "delivery") == "at_most_once":
             _leave_in_doubt(held, i, place, now)
+        elif ledger.lost[i] >= POISON_LOST:
+            _poison(held, i, place, now, "WaitingForCompletion" if is_waiting else "Running")
+        elif place > 0:
+            story = held.story(i, place, "WaitingForCompletion" if is_waiting else "Pending", now)
+            held.note(story, "owner_lost")
+
+
+def _poison(held: Held, i: int, place: int, now: int, state: str) -> None:
+    held.ledger.tracks[place].state[i] = FAILED
+    story = held.story(i, place, ROW_STEP.after(state, "poisoned"), now)
+    story.due_at = story.deadline = None
+    story.tell("Poison", f"its worker died {POISON_LOST} times while running it, twice with nothing else running")
 
 
 def cancel_unfinished(held: Held, now: int) -> None:

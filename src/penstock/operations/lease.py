@@ -1,19 +1,29 @@
-"""A worker's lease: it belongs to the worker, runs on the database's clock, and is renewed by a heartbeat."""
+"""A worker's lease: it belongs to the worker, runs on the database's clock, and is renewed by a heartbeat.
+
+The beat is sent from a thread and a connection of its own, so that a busy loop does not lose the lease; and it is
+withheld when the loop has been stuck for too long, so that a step that never yields does not keep it for ever.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
 import socket
+import threading
+from collections.abc import Callable
 
-from sqlalchemy import delete, insert, update
+from sqlalchemy import delete, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from penstock.clock import Clock, Entropy
 from penstock.db.database import Database
-from penstock.errors import Unavailable
-from penstock.operations.tables import chunks, workers
+from penstock.errors import PenstockError, Unavailable
+from penstock.operations.tables import workers
 
-__all__ = ["Lease"]
+__all__ = ["Heart", "Lease", "bury", "host_name", "is_process_alive"]
+
+log = logging.getLogger("penstock.worker")
 
 
 class Lease:
@@ -31,36 +41,37 @@ class Lease:
 
     async def begin(self) -> None:
         """Announce the worker."""
-        sent = self._clock.monotonic()
-        lease_until = self._db.now() + round(self._lease_s * 1e6)
+        db = self._db
 
         async def announce(tx: AsyncConnection) -> None:
             await tx.execute(
                 insert(workers).values(
                     id=self.id,
-                    lease_until=lease_until,
-                    started_at=self._db.now(),
-                    host=socket.gethostname()[:255],
+                    lease_until=db.now() + round(self._lease_s * 1e6),
+                    started_at=db.now(),
+                    host=host_name(),
                     process=os.getpid(),
                 )
             )
 
-        await self._db.transaction(announce)
+        sent = self._clock.monotonic()
+        await db.transaction(announce)
         self._until = sent + self._lease_s - self._margin_s
 
-    async def beat(self) -> bool:
-        """Renew the lease; False when the worker is no longer known, so that it must begin again under a new id."""
-        sent = self._clock.monotonic()
+    async def beat(self, over: Database | None = None) -> bool:
+        """Renew the lease; False when the worker is no longer known, so that it must begin again under a new id.
+
+        `over` is a database handle of the calling thread's own.
+        """
+        db = over or self._db
 
         async def renew(tx: AsyncConnection) -> bool:
-            lease_until = self._db.now() + round(self._lease_s * 1e6)
+            lease_until = db.now() + round(self._lease_s * 1e6)
             done = await tx.execute(update(workers).where(workers.c.id == self.id).values(lease_until=lease_until))
             return done.rowcount == 1
 
-        try:
-            is_known = await self._db.transaction(renew)
-        except Unavailable:
-            return True  # the lease runs on; `may_start` says for how long
+        sent = self._clock.monotonic()
+        is_known = await db.transaction(renew)
         if is_known:
             self._until = sent + self._lease_s - self._margin_s
         return is_known
@@ -69,8 +80,107 @@ class Lease:
         """Leave: whatever we still hold may be taken at once."""
 
         async def leave(tx: AsyncConnection) -> None:
-            await tx.execute(update(chunks).where(chunks.c.owner == self.id).values(owner=None, due_at=self._db.now()))
             await tx.execute(delete(workers).where(workers.c.id == self.id))
 
         self._until = 0.0
         await self._db.transaction(leave)
+
+
+class Heart:
+    """Beats on a thread of its own until stopped; `on_lost` is called there when the lease is gone for good."""
+
+    def __init__(
+        self,
+        lease: Lease,
+        connect: Callable[[], Database],
+        clock: Clock,
+        *,
+        beat_s: float,
+        stall_s: float,
+        on_lost: Callable[[str], None],
+    ) -> None:
+        self._lease, self._connect, self._clock = lease, connect, clock
+        self._beat_s, self._stall_s, self._on_lost = beat_s, stall_s, on_lost
+        self._alive_at = clock.monotonic()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="penstock-heart", daemon=True)
+
+    def start(self) -> None:
+        """Begin to beat."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Beat no more; returns when the thread has ended."""
+        self._stop.set()
+        self._thread.join()
+
+    def loop_is_alive(self) -> None:
+        """To be called on the loop every second or so: it is not stuck."""
+        self._alive_at = self._clock.monotonic()
+
+    def _run(self) -> None:
+        asyncio.run(self._beats())
+
+    async def _beats(self) -> None:
+        db = self._connect()
+        try:
+            while not await asyncio.to_thread(self._stop.wait, self._beat_s):
+                stuck_s = self._clock.monotonic() - self._alive_at
+                if stuck_s > self._stall_s:
+                    self._on_lost(f"a step has blocked the event loop for {stuck_s:.0f} s")
+                    return
+                await self._beat(db)
+        finally:
+            await db.close()
+
+    async def _beat(self, db: Database) -> None:
+        try:
+            if not await self._lease.beat(db):
+                self._on_lost("this worker's record is gone from the database")
+                self._stop.set()
+        except Unavailable as error:
+            # The lease runs on by itself; `may_start` says for how long.
+            log.warning("heartbeat: %s", error)
+        except PenstockError as error:
+            log.error("heartbeat: %s", error)
+
+
+def host_name() -> str:
+    """This host, this boot, these process numbers: two processes with the same one can see each other."""
+    boot, namespace = "", ""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            boot = file.read().strip()
+        namespace = os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return f"{socket.gethostname()}-{os.getpid()}"[:255]  # cannot be told: nobody is our neighbour
+    return f"{socket.gethostname()}/{boot}/{namespace}"[:255]
+
+
+def is_process_alive(process: int) -> bool:
+    """Whether a process of this host still runs."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+async def bury(db: Database, *, long_dead_s: float) -> int:
+    """Remove workers of this host whose process is gone, and any that are long dead; says how many were neighbours.
+
+    Removing a record is what makes a lease end early: the dead worker's chunks can be claimed at once.
+    """
+    async with db.read() as tx:
+        found = await tx.execute(select(workers.c.id, workers.c.process).where(workers.c.host == host_name()))
+        gone = [worker for worker, process in found if not is_process_alive(process)]
+
+    async def remove(tx: AsyncConnection) -> None:
+        if gone:
+            await tx.execute(delete(workers).where(workers.c.id.in_(gone)))
+        await tx.execute(delete(workers).where(workers.c.lease_until < db.now() - round(long_dead_s * 1e6)))
+
+    await db.transaction(remove)
+    return len(gone)

@@ -175,17 +175,24 @@ class Ledger:
         self.tracks[0].state[i] = state
 
     def start(self, rows: Iterable[int]) -> None:
-        """The intent: these rows are about to run from their current step on, one attempt further."""
+        """The intent: these rows are about to run from their current step on, one attempt further.
+
+        Asking whether a waiting row is done is no attempt.
+        """
         at, tracks, in_flight = self.at, self.tracks, self.in_flight
         for i in rows:
             in_flight[i] = 1
-            tracks[at[i]].attempt[i] += 1
+            track = tracks[at[i]]
+            if track.state[i] == PENDING:
+                track.attempt[i] += 1
 
     def stand_down(self, rows: Iterable[int]) -> None:
         """Take an intent back: these rows did not begin."""
         for i in rows:
             self.in_flight[i] = 0
-            self.tracks[self.at[i]].attempt[i] -= 1
+            track = self.tracks[self.at[i]]
+            if track.state[i] == PENDING:
+                track.attempt[i] -= 1
 
     # --- storing
 

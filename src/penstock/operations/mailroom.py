@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from sqlalchemy import ColumnElement, func, select, update
@@ -26,7 +27,7 @@ from penstock.operations.settling import (
 )
 from penstock.operations.tables import chunks, operations, requests, row_records, signals
 
-__all__ = ["Overtaken", "Settlement", "drain", "settle", "wake", "wakeable"]
+__all__ = ["Overtaken", "Settlement", "drain", "settle", "sweep", "wake"]
 
 SIGNALS_MAX = 1000  # looked at in one transaction; the rest is passed on
 
@@ -200,12 +201,12 @@ def _ended_by(held: Held, found: Match, step: int) -> bool:
     return story is not None and story.signal_key == found.signal.key and (found.row, step) in held.changed
 
 
-def wakeable(operation: int) -> ColumnElement[bool]:
+def _has_signal() -> ColumnElement[bool]:
     """Waits for which an unconsumed signal of their generation lies ready."""
     return (
         select(signals.c.id)
         .where(
-            signals.c.operation == operation,
+            signals.c.operation == row_records.c.operation,
             signals.c.key == row_records.c.signal_key,
             signals.c.consumed_at.is_(None),
             signals.c.accepted_at >= func.coalesce(row_records.c.since, 0),
@@ -215,7 +216,7 @@ def wakeable(operation: int) -> ColumnElement[bool]:
     )
 
 
-async def wake(db: Database, tx: AsyncConnection, operation: int, keys: Collection[str]) -> int:
+async def wake(db: Database, operation: int, keys: Collection[str], tx: AsyncConnection) -> int:
     """Recall the owners of the lowest rows that wait on these keys and have a signal; says how many chunks.
 
     A transaction of its own, after the commit it follows: store, commit, then look.
@@ -226,7 +227,7 @@ async def wake(db: Database, tx: AsyncConnection, operation: int, keys: Collecti
             row_records.c.operation == operation,
             row_records.c.signal_key.in_(keys),
             row_records.c.state == "WaitingForCompletion",
-            wakeable(operation),
+            _has_signal(),
         )
         .group_by(row_records.c.signal_key)
         .subquery()
@@ -248,3 +249,20 @@ async def wake(db: Database, tx: AsyncConnection, operation: int, keys: Collecti
             .values(mail=chunks.c.mail + 1, due_at=db.dialect.least(chunks.c.due_at, db.now()))
         )
     return len(woken)
+
+
+async def sweep(db: Database) -> int:
+    """Wake every wait beside which a signal lies that nobody has come for; says how many chunks were woken."""
+    query = (
+        select(row_records.c.operation, row_records.c.signal_key)
+        .distinct()
+        .where(row_records.c.state == "WaitingForCompletion", row_records.c.signal_key.is_not(None), _has_signal())
+        .limit(SIGNALS_MAX)
+    )
+    async with db.read() as tx:
+        found = [(operation, key) for operation, key in await tx.execute(query)]
+    woken = 0
+    for operation in sorted({operation for operation, _ in found}):
+        keys = [key for of, key in found if of == operation]
+        woken += await db.transaction(partial(wake, db, operation, keys))
+    return woken

@@ -9,12 +9,11 @@ from penstock.operations.held import Held
 from penstock.operations.ledger import COMPLETED, PENDING, WAITING
 from penstock.operations.spans import Segment, Span
 
-__all__ = ["ALONE_LOST", "POISON_LOST", "SUSPECT_ROWS_MAX", "Group", "next_due", "next_group"]
+__all__ = ["ALONE_LOST", "SUSPECT_ROWS_MAX", "Group", "next_due", "next_group"]
 
-# A row that was lost with its worker runs in a small group, then alone; lost twice while alone, it is poison.
+# A row that was lost with its worker runs in a small group; lost again, alone.
 SUSPECT_ROWS_MAX = 32
 ALONE_LOST = 2
-POISON_LOST = 4
 # Rows that come due within this time of each other are run together, so that a chunk is not claimed once a row.
 COALESCE_US = 1_000_000
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any, Literal
 
 import msgspec
@@ -152,10 +153,7 @@ class Signals:
             raise NoSuchWait(f"operation {subject.id} is over; it hears no more signals", is_over=True)
 
     async def _deliver(self, subject: _Subject, key: str, token: str) -> Receipt:
-        async def look(tx: AsyncConnection) -> int:
-            return await wake(self._db, tx, subject.number, [key])
-
-        woken = await self._db.transaction(look)
+        woken = await self._db.transaction(partial(wake, self._db, subject.number, [key]))
         if not woken:
             return Receipt("stored", token)
         self._hint()

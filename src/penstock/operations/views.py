@@ -158,9 +158,12 @@ async def _slabs(tx: AsyncConnection, outline: Outline, wanted: RowFilter) -> As
         if not found:
             return
         start = chunks.c.first_row > found[-1].first_row
-        sheets = await asyncio.to_thread(lambda some: [_sheet(outline, chunk) for chunk in some], found)
-        if search is not None:
-            sheets = await search.pick(tx, sheets)
+        raws = {} if search is None else await search.pick(tx, [chunk.id for chunk in found])
+        sheets = await asyncio.to_thread(
+            _open, outline, found if search is None else [c for c in found if c.id in raws]
+        )
+        for sheet in sheets:
+            sheet.raws = raws.get(sheet.chunk)
         if wanted.error_type is not None or search is not None:
             await _tell(tx, sheets)
         yield sheets
@@ -176,6 +179,10 @@ def _first_row_at(outline: Outline, number: int) -> ColumnElement[int]:
     """The first row of the chunk that holds a row, by the index alone."""
     query = select(func.max(chunks.c.first_row))
     return query.where(chunks.c.operation == outline.number, chunks.c.first_row <= number).scalar_subquery()
+
+
+def _open(outline: Outline, found: Sequence[Row[Any]]) -> list[Sheet]:
+    return [_sheet(outline, chunk) for chunk in found]
 
 
 def _sheet(outline: Outline, chunk: Row[Any]) -> Sheet:
@@ -221,18 +228,16 @@ class _KeySearch:
     needle: bytes
     told: frozenset[int]  # chunks with a record of that key
 
-    async def pick(self, tx: AsyncConnection, sheets: Sequence[Sheet]) -> list[Sheet]:
-        """The chunks that may hold the key, with their rows."""
-        stored = {found.chunk: found.data for found in await _stored_rows(tx, [sheet.chunk for sheet in sheets])}
-        return await asyncio.to_thread(self._look_through, sheets, stored)
+    async def pick(self, tx: AsyncConnection, ids: Sequence[int]) -> dict[int, list[Any] | None]:
+        """The chunks that may hold the key, with their rows where those are stored."""
+        return await asyncio.to_thread(self._look_through, ids, await _stored_rows(tx, ids))
 
-    def _look_through(self, sheets: Sequence[Sheet], stored: Mapping[int, bytes]) -> list[Sheet]:
-        picked = []
-        for sheet in sheets:
-            text = decompress(stored[sheet.chunk]) if sheet.chunk in stored else b""
-            if self.needle in text or sheet.chunk in self.told:
-                sheet.raws = msgspec.json.decode(text) if text else None
-                picked.append(sheet)
+    def _look_through(self, ids: Sequence[int], stored: Sequence[Row[Any]]) -> dict[int, list[Any] | None]:
+        picked: dict[int, list[Any] | None] = {chunk: None for chunk in ids if chunk in self.told}
+        for chunk, data in stored:
+            text = decompress(data)
+            if self.needle in text or chunk in self.told:
+                picked[chunk] = msgspec.json.decode(text)
         return picked
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 from collections.abc import Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
@@ -19,12 +20,13 @@ from penstock.db.database import Database
 from penstock.errors import NotFound, Unavailable
 from penstock.formats import Limits, Position, open_reader
 from penstock.operations import chunks as store
+from penstock.operations import mailroom
 from penstock.operations.actor import ChunkActor, Halt, Tempo
 from penstock.operations.crew import Crew
 from penstock.operations.draining import abandon_readings, drain_chunk
 from penstock.operations.execution import Execution
 from penstock.operations.held import Held, recover, unpack_rows
-from penstock.operations.lease import Lease
+from penstock.operations.lease import Heart, Lease, bury
 from penstock.operations.outcomes import Desk
 from penstock.operations.planning import Group, next_group
 from penstock.operations.reading import Reading, take
@@ -40,6 +42,8 @@ log = logging.getLogger("penstock.worker")
 
 CHUNKS_HELD_MIN = 3  # one runs, one is written, one is fetched
 READINGS_MAX = 2
+SWEEP_S = 5.0
+LONG_DEAD_S = 3600.0
 SHUTDOWN_WRITE_S = 5  # for writing what was known, after the last running step was cut off
 
 
@@ -63,6 +67,8 @@ class Worker:
         self.db, self.files, self.definitions, self.settings = db, files, definitions, settings
         self.clock, self.entropy = clock, entropy
         self.lease = Lease(db, clock, entropy, lease_s=settings.lease_s, margin_s=settings.lease_margin_s)
+        self._heart: Heart | None = None
+        self._next_sweep = 0.0
         self.limits = Limits(row_bytes_max=settings.row_bytes_max)
         self.wake = asyncio.Event()
         self.turns = Turns()
@@ -86,7 +92,8 @@ class Worker:
 
     async def __aenter__(self) -> Self:
         await self.lease.begin()
-        self._spawn(self._beat())
+        if self.clock.is_real:
+            self._heart = self._start_heart()
         self._spawn(self._watch())
         return self
 
@@ -110,6 +117,8 @@ class Worker:
             return False
         self.wake.clear()
         try:
+            if self._heart is None:  # time stands still between two ticks
+                await self.lease.beat()
             started = await self._start_readings()
             return await self._start_chunks() or started
         except Unavailable as error:
@@ -135,6 +144,8 @@ class Worker:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._stack.aclose()
         self._threads.shutdown(wait=False, cancel_futures=True)
+        if self._heart is not None:
+            await asyncio.to_thread(self._heart.stop)
         with contextlib.suppress(Unavailable):
             await self.lease.end()
 
@@ -154,23 +165,43 @@ class Worker:
             for wait in waits:
                 wait.cancel()
 
-    async def _beat(self) -> None:
-        while True:
-            await asyncio.sleep(self.settings.heartbeat_s)
-            if not await self.lease.beat():
-                raise Unavailable("this worker's lease was taken from it; it must start again")
+    def _start_heart(self) -> Heart:
+        loop = asyncio.get_running_loop()
+
+        def lost(why: str) -> None:
+            log.critical("worker %s: %s", self.lease.id, why)
+            if loop.is_closed():
+                return
+            if "blocked" in why:
+                os._exit(os.EX_TEMPFAIL)  # nothing else stops a step that never yields; its row counts as lost
+            loop.call_soon_threadsafe(self._fail, Unavailable(why))
+
+        heart = Heart(
+            self.lease,
+            lambda: Database.connect(self.settings.database_url, clock=self.clock, pool_size=1),
+            self.clock,
+            beat_s=self.settings.heartbeat_s,
+            stall_s=self.settings.stall_s,
+            on_lost=lost,
+        )
+        heart.start()
+        return heart
 
     # --- looking round
 
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(self.settings.control_poll_s)
+            if self._heart is not None:
+                self._heart.loop_is_alive()
             with contextlib.suppress(Unavailable):
                 await self.look_round()
+                await self._sweep_sometimes()
 
     async def look_round(self) -> None:
         """Hear what was decided elsewhere: operations that pause or stop, and mail for the chunks we hold."""
-        working = {actor.held.operation for actor in self._actors.values() if actor is not None} | set(self._readings)
+        actors = {chunk: actor for chunk, actor in self._actors.items() if actor is not None}
+        working = {actor.held.operation for actor in actors.values()} | set(self._readings)
         if not working:
             return
         async with self.db.read() as tx:
@@ -178,13 +209,24 @@ class Worker:
                 select(operations.c.number, operations.c.state).where(operations.c.number.in_(working))
             )
             stopped = {number: state for number, state in states if state in ("Paused", "Stopping")}
-            mail = await tx.execute(select(chunks.c.id, chunks.c.mail).where(chunks.c.owner == self.lease.id))
-            for chunk, count in mail:
-                actor = self._actors.get(chunk)
-                if actor is not None:
-                    actor.look(count)
+            owned = await tx.execute(
+                select(chunks.c.id, chunks.c.mail, chunks.c.fence).where(chunks.c.owner == self.lease.id)
+            )
+            found = {chunk: (mail, fence) for chunk, mail, fence in owned}
+        for chunk, actor in actors.items():
+            mail, fence = found.get(chunk, (0, 0))
+            if fence == actor.held.fence:
+                actor.look(mail)
         for number, state in stopped.items():
             self._halt_all(state, number)
+
+    async def _sweep_sometimes(self) -> None:
+        """Cover callers that died between storing a signal and waking its row, and workers that died beside us."""
+        if self.clock.monotonic() < self._next_sweep:
+            return
+        self._next_sweep = self.clock.monotonic() + SWEEP_S
+        if await bury(self.db, long_dead_s=LONG_DEAD_S) or await mailroom.sweep(self.db):
+            self.wake.set()
 
     # --- reading files
 
@@ -401,6 +443,11 @@ class Worker:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None and self._failure is None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        """Something went wrong that is nobody's row: the next tick raises it."""
+        if self._failure is None:
             self._failure = error
-            self.wake.set()
+        self.wake.set()

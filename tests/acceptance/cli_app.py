@@ -1,0 +1,44 @@
+"""The application that the tests of the command line run."""
+
+from __future__ import annotations
+
+import asyncio
+
+from pydantic import BaseModel, Field
+
+from penstock import Backoff, Context, Pipeline, StepFailed, operation, step
+
+
+class Guest(BaseModel):
+    name: str = Field(min_length=1)
+    age: int = Field(ge=0)
+
+
+class Invitation(BaseModel):
+    words: str
+    times: int = Field(1, ge=1)
+
+
+@operation("invite", row_key="name")
+class Invite(Pipeline[Guest, Invitation]):
+    """Invite guests."""
+
+    def __init__(self) -> None:
+        self.shaken: set[int] = set()
+
+    @step(retries=1, retry_on=(ConnectionError,), backoff=Backoff.constant(0.01))
+    async def find(self, guest: Guest, ctx: Context[Invitation]) -> str:
+        if guest.name == "Nobody":
+            raise StepFailed("Nobody lives here")
+        if guest.name == "Shaky" and ctx.attempt == 1:
+            raise ConnectionError("the line broke")
+        return f"{guest.name}'s house"
+
+    @step
+    def write(self, guest: Guest, ctx: Context[Invitation]) -> None:
+        ctx.output_of(Invite.find)
+
+
+@operation("dawdle", max_row_concurrency=4)
+async def dawdle(guest: Guest, ctx: Context) -> None:
+    await asyncio.sleep(0.02)

@@ -1,0 +1,202 @@
+"""`penstock run`: what users see, what machines get, and with which code it ends."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.cli import main
+
+APP = str(Path(__file__).parent / "cli_app.py")
+GUESTS = "name,age\nAnn,30\nNobody,40\nShaky,50\n,60\nBea,old\n"
+ALL_GOOD = "name,age\nAnn,30\nBea,31\n"
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def penstock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Calls the command in an empty folder; gives exit code, stdout and stderr."""
+    monkeypatch.chdir(tmp_path)
+    for name, text in {"guests.csv": GUESTS, "good.csv": ALL_GOOD, "empty.csv": "name,age\n"}.items():
+        (tmp_path / name).write_text(text)
+
+    def run(*words: str) -> tuple[int, str, str]:
+        code = main(words)
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+def invite(file: str = "guests.csv", *more: str) -> tuple[str, ...]:
+    return ("run", "invite", file, "--app", APP, "--meta", "words=Come!", *more)
+
+
+def document(text: str) -> Any:
+    return json.loads(text)
+
+
+@pytest.mark.covers("SM-016")
+def test_a_file_without_mistakes_ends_completed_with_exit_0(penstock: Run):
+    code, out, err = penstock(*invite("good.csv"))
+    assert code == 0
+    assert "Completed" in out
+    assert "What went wrong" not in out
+    assert "Traceback" not in err
+
+
+@pytest.mark.covers("SM-007", "SM-021")
+def test_the_verdict_names_counts_error_groups_and_what_to_try(penstock: Run):
+    code, out, _ = penstock(*invite())
+    assert code == 3
+    assert "CompletedWithErrors" in out
+    assert "Rows        5" in out
+    assert "Successful  2" in out
+    assert "3  (2 invalid, 1 in steps)" in out
+    assert "rows/s" in out
+    assert "Nobody lives here" in out
+    assert "age: Input should be a valid integer" in out
+    assert "penstock ops errors " in out
+
+
+def test_the_commands_to_try_next_work(penstock: Run):
+    _, out, _ = penstock(*invite("guests.csv", "--db", "sqlite:///other.db"))
+    tries = [
+        line.split("penstock ", 1)[1].split()
+        for line in out.splitlines()
+        if line.startswith("  ") and "penstock " in line
+    ]
+    assert len(tries) == 3
+    assert [penstock(*words)[0] for words in tries] == [0, 0, 0]
+
+
+def test_json_is_one_document_on_stdout_and_people_read_stderr(penstock: Run):
+    code, out, err = penstock(*invite("guests.csv", "--json"))
+    found = document(out)
+    assert code == 3
+    assert found["operationName"] == "invite"
+    assert found["status"] == "CompletedWithErrors"
+    assert (found["totalRows"], found["processedRows"]) == (5, 5)
+    assert (found["successfulRows"], found["failedRows"], found["invalidRows"]) == (2, 3, 2)
+    assert found["progress"] == 100
+    assert found["metadata"] == {"words": "Come!", "times": 1}
+    assert found["steps"] == ["find", "write"]
+    assert found["createdAt"].endswith("Z")
+    assert "What went wrong" in err
+
+
+def test_progress_on_a_pipe_is_plain_lines(penstock: Run):
+    _, _, err = penstock(*invite())
+    assert "\x1b" not in err
+    assert err.splitlines()[0] == "Pending: 0 rows read"
+
+
+def test_progress_can_be_left_out(penstock: Run):
+    assert penstock(*invite("good.csv", "--no-progress"))[2] == ""
+
+
+def test_an_empty_file_is_completed(penstock: Run):
+    code, out, _ = penstock(*invite("empty.csv", "--json"))
+    assert code == 0
+    assert document(out)["totalRows"] == 0
+
+
+@pytest.mark.covers("SM-018")
+def test_a_file_without_the_columns_fails_with_exit_1_and_the_reason(penstock: Run, tmp_path: Path):
+    (tmp_path / "wrong.csv").write_text("title,age\nAnn,30\n")
+    code, out, _ = penstock(*invite("wrong.csv"))
+    assert code == 1
+    assert "Failed" in out
+    assert "Reason" in out
+    assert "name" in out
+
+
+def test_metadata_comes_from_a_file_and_single_fields_go_over_it(penstock: Run, tmp_path: Path):
+    (tmp_path / "meta.json").write_text('{"words": "Hi", "times": 2}')
+    _, out, _ = penstock(
+        "run", "invite", "good.csv", "--app", APP, "--meta-file", "meta.json", "--meta", "times=3", "--json"
+    )
+    assert document(out)["metadata"] == {"words": "Hi", "times": 3}
+
+
+def test_options_can_be_set_for_one_run(penstock: Run):
+    code, out, _ = penstock(*invite("guests.csv", "--set", "find.retries=0", "--set", "max_errors=100", "--json"))
+    assert code == 3
+    assert document(out)["failedRows"] == 4
+    assert document(out)["options"]["max_errors"] == 100
+
+
+def test_a_settled_operation_is_not_run_again_by_resume(penstock: Run):
+    made = document(penstock(*invite("good.csv", "--json"))[1])
+    code, out, _ = penstock("run", "--resume", made["id"][:13], "--app", APP, "--json")
+    assert code == 0
+    assert document(out) == made
+
+
+# --- what is refused
+
+
+@pytest.mark.parametrize(
+    "words, code, said",
+    [
+        (("run", "invite"), 2, "name an operation and a file"),
+        (("run", "invite", "good.csv"), 2, "--app"),
+        (("run", "invite", "good.csv", "--app", APP, "--meta", "words"), 2, "--meta takes NAME=VALUE; found 'words'"),
+        (("run", "invite", "good.csv", "--app", APP, "--resume", "x"), 2, "nothing else"),
+        (("run", "invite", "good.csv", "--bogus"), 2, "No such option: --bogus"),
+        (("run", "invit", "good.csv", "--app", APP), 1, "did you mean 'invite'? known are: dawdle, invite"),
+        (("run", "invite", "none.csv", "--app", APP), 1, "there is no file none.csv"),
+        (("run", "invite", ".", "--app", APP), 1, ". is a folder"),
+        (("run", "invite", "good.csv", "--app", "no.such.module"), 1, "there is no module 'no.such.module'"),
+        (("run", "invite", "good.csv", "--app", APP, "--meta-file", "none.json"), 1, "there is no file none.json"),
+        (("run", "invite", "good.csv", "--app", APP, "--meta-file", "good.csv"), 1, "cannot be read as JSON"),
+        (("run", "invite", "good.csv", "--app", APP), 1, "words"),
+        ((*invite("good.csv"), "--set", "fnd.retries=1"), 1, "no such step; known are: find, write"),
+        ((*invite("good.csv"), "--db", "nosql://x"), 1, "known forms are: sqlite:///file.db"),
+        (("run", "--resume", "01900000", "--app", APP), 1, "there is no database at penstock.db"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_sentence_and_stores_nothing(
+    penstock: Run, tmp_path: Path, words: tuple[str, ...], code: int, said: str
+):
+    found, out, err = penstock(*words)
+    assert (found, out) == (code, "")
+    assert said in err
+    assert "Traceback" not in err
+    as_json = penstock(*words, "--json")
+    problem = document(as_json[1])
+    assert as_json[0] == code
+    assert said in problem["detail"]
+    assert problem.keys() >= {"type", "title", "status", "detail"}
+    assert as_json[2] == ""
+    assert not list(tmp_path.glob("*.blobs/*"))
+
+
+def test_bad_metadata_is_told_field_by_field(penstock: Run):
+    words = ("run", "invite", "good.csv", "--app", APP, "--meta", "times=0")
+    code, _, err = penstock(*words)
+    assert code == 1
+    assert err.splitlines()[-2:] == [
+        "  - words: Field required",
+        "  - times: Input should be greater than or equal to 1",
+    ]
+    faults = document(penstock(*words, "--json")[1])["faults"]
+    assert [fault["field"] for fault in faults] == ["words", "times"]
+
+
+def test_an_operation_of_another_application_is_not_resumed(penstock: Run, tmp_path: Path):
+    made = document(penstock(*invite("good.csv", "--json"))[1])
+    code, _, err = penstock("run", "--resume", made["id"], "--app", f"{APP}:dawdle")
+    assert code == 1
+    assert "'invite', which the application does not have; it has: dawdle" in err
+
+
+def test_a_bug_shows_its_traceback(penstock: Run, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("penstock.cli.session.Place.definitions", lambda self: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        penstock("run", "--resume", "01900000")

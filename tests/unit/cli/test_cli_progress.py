@@ -1,0 +1,112 @@
+"""Progress without waiting: rates, time left, and when a plain line is due."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+from rich.console import Console
+
+from penstock.cli.pace import Look, Pace, sentence
+from penstock.cli.progress import LiveProgress, PlainProgress
+from penstock.operations.model import Operation
+
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+FRESH = Operation(
+    id="01900000-0000-7000-8000-000000000000", name="invite", status="Pending", total_rows=0, rows_read=0,
+    successful_rows=0, failed_rows=0, invalid_rows=0, timed_out_rows=0, cancelled_rows=0, waiting_rows=0, generation=0,
+    retry_count=0, error=None, metadata=None, file_name="guests.csv", file_bytes=1, file_sha256="0" * 64,
+    created_by="ann", created_at=NOW, started_at=None, finished_at=None, steps=("find",), options={},
+)  # fmt: skip
+RUNNING = replace(FRESH, status="Running", total_rows=1000, rows_read=1000)
+
+
+class Stopwatch:
+    """Seconds that pass when told."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+@pytest.fixture
+def watch() -> Stopwatch:
+    return Stopwatch()
+
+
+def at(done: int, **changes: int) -> Operation:
+    return replace(RUNNING, successful_rows=done, **changes)
+
+
+def test_a_rate_needs_two_looks():
+    pace = Pace()
+    pace.note(Look.at(at(0)), 0)
+    assert pace.rate is None
+    pace.note(Look.at(at(100)), 2)
+    assert pace.rate == 50
+
+
+def test_the_rate_is_that_of_the_last_seconds():
+    pace = Pace(window_s=10)
+    for second, done in ((0, 0), (10, 100), (20, 900)):
+        pace.note(Look.at(at(done)), second)
+    assert pace.rate == 80
+
+
+def test_the_time_left_counts_rows_that_somebody_else_must_wake_as_done():
+    pace = Pace()
+    pace.note(Look.at(at(0)), 0)
+    look = Look.at(at(100, waiting_rows=400))
+    pace.note(look, 1)
+    assert pace.left_s(look) == 5
+
+
+def test_a_new_phase_starts_anew():
+    pace = Pace()
+    pace.note(Look.at(replace(FRESH, status="Validating", rows_read=5000)), 0)
+    pace.note(Look.at(at(0)), 1)
+    assert pace.rate is None
+
+
+def test_a_line_says_how_far_it_is_how_fast_and_what_failed():
+    pace = Pace()
+    pace.note(Look.at(at(0)), 0)
+    look = Look.at(at(240, failed_rows=10))
+    pace.note(look, 1)
+    assert sentence(look, pace) == "Running: 250 of 1,000 rows (25 %), 10 failed, 250 rows/s, 3.0 s left"
+
+
+def test_plain_lines_come_with_each_phase_and_every_few_seconds(watch: Stopwatch):
+    lines: list[str] = []
+    show = PlainProgress(lines.append, now=watch, every_s=5)
+    for second, operation in enumerate(
+        [FRESH, replace(FRESH, status="Validating"), at(0), at(1), at(2), at(3), at(4), at(5)]
+    ):
+        watch.seconds = second
+        show(operation)
+    show(replace(RUNNING, status="Completed", successful_rows=1000))
+    assert [line.split(",")[0] for line in lines] == [
+        "Pending: 0 rows read",
+        "Validating: 0 rows read",
+        "Running: 0 of 1",
+        "Running: 5 of 1",
+    ]
+
+
+@pytest.mark.parametrize("columns", [60, 80, 160])
+def test_the_live_display_keeps_a_finished_bar_for_each_phase(watch: Stopwatch, columns: int):
+    console = Console(force_terminal=True, width=columns, record=True, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123
+    with console.file, LiveProgress(console, now=watch) as show:
+        show(replace(FRESH, status="Validating", rows_read=500))
+        watch.seconds = 1
+        show(at(0))
+        watch.seconds = 2
+        show(at(500, failed_rows=7))
+        show(replace(RUNNING, status="Completed", successful_rows=1000))
+    last = console.export_text().splitlines()
+    assert any("Validating" in line and "1,000 rows" in line for line in last[-3:])
+    assert any("Running" in line and "1,000 of 1,000" in line for line in last[-3:])
+    assert max(map(len, last)) <= columns
