@@ -91,7 +91,7 @@ class SettingsInvalid(InvalidInput):
 class RowInvalid(InvalidInput):
     """Raise this in `validate_row` or a validator: the row is wrong and will not be processed.
 
-    `RowInvalid("end before start", field="end")` reports one fault, `RowInvalid(faults={"end": "…", "start": "…"})` two.
+    `RowInvalid("end before start", field="end")` reports a fault, `RowInvalid(faults={"end": "…", "start": "…"})` two.
     """
 
     def __init__(

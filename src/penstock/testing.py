@@ -133,9 +133,13 @@ class Engine:
         made = await self.create(operation, rows, **given)
         await self.work_until_idle()
         while not (now := await self.operations.get(made.id)).is_settled:
-            await self.advance(await self._idle_s(now))
+            await self.skip_wait(now)
             await self.work_until_idle()
         return now
+
+    async def skip_wait(self, operation: Operation) -> None:
+        """Move time to the moment when something of this operation is due."""
+        await self.advance(await self._wait_s(operation))
 
     async def restart(self) -> None:
         """Stop the worker in good order, as for a deployment, and start another."""
@@ -152,8 +156,7 @@ class Engine:
         self.clock.advance(self.penstock.settings.lease_s + 1)
         await self.__aenter__()
 
-    async def _idle_s(self, operation: Operation) -> float:
-        """How long nothing happens to an operation."""
+    async def _wait_s(self, operation: Operation) -> float:
         async with self.penstock.db.read() as tx:
             mine = (chunks.c.operation == await number_of(tx, operation.id), chunks.c.is_open == 1)
             due = (await tx.execute(select(func.min(chunks.c.due_at)).where(*mine))).scalar()

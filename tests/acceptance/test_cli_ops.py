@@ -34,6 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def show(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Show:
     """What a command prints for people; it must succeed."""
     monkeypatch.chdir(folder)
+    monkeypatch.delenv("COLUMNS", raising=False)
     capsys.readouterr()
 
     def run(*words: str) -> str:

@@ -22,6 +22,7 @@ Run = Callable[..., tuple[int, str, str]]
 def penstock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """Calls the command in an empty folder; gives exit code, stdout and stderr."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("COLUMNS", raising=False)
     for name, text in {"guests.csv": GUESTS, "good.csv": ALL_GOOD, "empty.csv": "name,age\n"}.items():
         (tmp_path / name).write_text(text)
 

@@ -26,13 +26,13 @@ def test_arguments_beat_the_environment_and_the_environment_beats_the_file(toml:
     environ = {"PENSTOCK_FLUSH_ROWS": "2", "PENSTOCK_SYNC_THREADS": "2"}
     found = load_settings(environ, toml, sync_threads=3)
     assert (found.chunk_rows, found.flush_rows, found.sync_threads) == (1, 2, 3)
-    assert {
-        name: origin for name, origin in origins(layers(environ, toml, sync_threads=3)).items() if "_rows" in name
-    } == {
-        "chunk_rows": "penstock.toml",
-        "flush_rows": "environment",
-    }
-    assert origins(layers(environ, toml))["database_url"] == "default"
+    come_from = origins(layers(environ, toml, sync_threads=3))
+    assert [come_from[name] for name in ("chunk_rows", "flush_rows", "sync_threads", "database_url")] == [
+        "penstock.toml",
+        "environment",
+        "argument",
+        "default",
+    ]
 
 
 def test_an_argument_that_is_none_is_not_given():

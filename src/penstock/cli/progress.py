@@ -18,7 +18,7 @@ from penstock.operations.model import Operation
 __all__ = ["Display", "LiveProgress", "NoProgress", "PlainProgress", "display"]
 
 PLAIN_EVERY_S = 5.0
-PHASES = ("Pending", "Validating", "Running")
+WIDE_COLUMNS = 120
 
 
 class Display(Protocol):
@@ -66,14 +66,15 @@ class LiveProgress(NoProgress):
     """A bar for each phase, kept on the screen when the phase is over."""
 
     def __init__(self, console: Console, *, now: Callable[[], float] = time.monotonic) -> None:
+        is_wide = console.width >= WIDE_COLUMNS
         self._bars = Progress(
             SpinnerColumn(finished_text="[green]✓[/]"),
             TextColumn("{task.description:<10}"),
-            BarColumn(bar_width=None),
+            BarColumn(bar_width=40 if is_wide else None),
             TextColumn("{task.fields[rows]}", justify="right"),
             TextColumn("{task.fields[note]}", style="dim"),
             console=console,
-            expand=console.width < 120,
+            expand=not is_wide,
         )
         self._now, self._pace = now, Pace()
         self._tasks: dict[str, TaskID] = {}

@@ -38,11 +38,17 @@ class Screen:
         """Print for people."""
         target = sys.stderr if self.as_json else sys.stdout
         if target.isatty():
-            Console(file=target, highlight=False).print(*parts, sep="\n")
+            _print(Console(file=target, highlight=False), parts)
             return
         text = io.StringIO()
-        Console(file=text, highlight=False, width=_pipe_columns(), no_color=True).print(*parts, sep="\n")
+        _print(Console(file=text, highlight=False, width=_pipe_columns(), no_color=True), parts)
         print("\n".join(line.rstrip() for line in text.getvalue().rstrip("\n").split("\n")), file=target)
+
+
+def _print(console: Console, parts: Iterable[RenderableType]) -> None:
+    # One by one: joined, texts would lose what each says about wrapping.
+    for part in parts:
+        console.print(part)
 
 
 def _pipe_columns() -> int:

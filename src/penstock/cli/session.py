@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import shlex
 import shutil
 import sys
@@ -100,8 +99,10 @@ def penstock_command() -> str:
     """How this command can be called from the user's shell."""
     if shutil.which("penstock"):
         return "penstock"
-    beside = Path(sys.executable).parent / "penstock"
-    return os.path.relpath(beside) if beside.exists() else "python -m penstock"
+    beside, here = Path(sys.executable).parent / "penstock", Path.cwd()
+    if not beside.exists():
+        return "python -m penstock"
+    return str(beside.relative_to(here) if beside.is_relative_to(here) else beside)
 
 
 def require_database(url: str) -> None:

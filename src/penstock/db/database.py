@@ -18,6 +18,7 @@ from penstock.db.address import parse
 from penstock.db.dialects import Dialect, notice_partitions
 from penstock.db.safety import Finding, judge, refuse_unsafe
 from penstock.errors import DatabaseUnsafe, PenstockError, SettingsInvalid, Unavailable
+from penstock.failpoints import hit
 
 __all__ = ["CommitUnknown", "Database"]
 
@@ -92,18 +93,22 @@ class Database:
         """Microseconds since 1970 on the database's clock, as SQL; the given clock's value when it is not real."""
         return self.dialect.now(self._clock)
 
-    async def transaction(self, work: Callable[[AsyncConnection], Awaitable[T]]) -> T:
+    async def transaction(self, work: Callable[[AsyncConnection], Awaitable[T]], point: str = "transaction") -> T:
         """Run `work` in a write transaction and commit; all of it is repeated when it collided with another.
 
         So `work` touches nothing but the database. `Unavailable` when the database is away or the collisions do not
-        end; `CommitUnknown` when it may have happened. Any other error rolls back and propagates.
+        end; `CommitUnknown` when it may have happened. Any other error rolls back and propagates. `point` names the
+        transaction for tests that crash around its COMMIT.
         """
         tries = 0
         while True:
             tries += 1
             try:
                 async with self.write() as tx:
-                    return await work(tx)
+                    answer = await work(tx)
+                    hit(f"{point}:before")
+                hit(f"{point}:after")
+                return answer
             except DBAPIError as error:
                 if self.dialect.trouble(error) != "contended":
                     raise

@@ -16,7 +16,7 @@ from typing import Literal, TypeVar
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from penstock.db.database import CommitUnknown, Database
+from penstock.db.database import Database
 from penstock.errors import Unavailable
 from penstock.operations import chunks as store
 from penstock.operations import mailroom
@@ -25,6 +25,7 @@ from penstock.operations.held import Held, interrupt
 from penstock.operations.jobs import RowsJob, job_for
 from penstock.operations.mailroom import Overtaken, Settlement
 from penstock.operations.outcomes import Desk
+from penstock.operations.persist import persist
 from penstock.operations.planning import Group, next_due, next_group
 from penstock.operations.referee import move, sum_counts
 from penstock.operations.tables import chunks, operations
@@ -34,8 +35,6 @@ __all__ = ["ChunkActor", "Halt", "Tempo"]
 
 T = TypeVar("T")
 Halt = Literal["Stopping", "Paused", "shutdown"]
-
-AWAY_S = 0.2  # between two looks whether the database is back
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +181,7 @@ class ChunkActor:
                 raise Stopped(state)
 
         try:
-            await self._commit(write)
+            await self._commit(write, "intent" if is_intent else "flush")
         except Stopped:
             if self._group is not None:
                 self.held.ledger.stand_down(self._group.rows)
@@ -196,22 +195,24 @@ class ChunkActor:
         self._must_look = False
         now = self.execution.clock.now_us()
         try:
-            done: Settlement = await self._commit(
-                lambda tx: mailroom.settle(self.db, tx, self.held, self.desk.raw, now), is_repeatable=False
+            done: Settlement | None = await self._commit(
+                lambda tx: mailroom.settle(self.db, tx, self.held, self.desk.raw, now), "settle"
             )
         except Overtaken:
             self._must_look = True
             return
+        if done is None:
+            raise Lost("what was settled is not known here; the next claim reads it")
         done.apply(self.held, self.desk.raw)
         self.desk.parse([i for i in self.held.ledger.unfinished() if self.desk.rows[i] is None])
         keys = {found.signal.key for found in done.matches}
         if keys:
-            await self.db.transaction(partial(mailroom.wake, self.db, self.held.operation, keys))
+            await self.db.transaction(partial(mailroom.wake, self.db, self.held.operation, keys), "pass_on")
 
     async def _close(self) -> bool:
         writing = self.held.writing()
         try:
-            await self._commit(lambda tx: store.close(self.db, tx, self.held, writing, actor=self.owner))
+            await self._commit(lambda tx: store.close(self.db, tx, self.held, writing, actor=self.owner), "close")
         except NewMail:
             self._must_look = True
             return False
@@ -222,7 +223,7 @@ class ChunkActor:
         due = next_due(self.held)
         assert due is not None, "a chunk with unfinished rows has one that runs, waits or is due"
         try:
-            await self._commit(lambda tx: store.release(tx, self.held, due_at=due))
+            await self._commit(lambda tx: store.release(tx, self.held, due_at=due), "release")
         except NewMail:
             self._must_look = True
             return False
@@ -231,42 +232,35 @@ class ChunkActor:
     async def _leave(self, why: Halt) -> None:
         now = self.execution.clock.now_us()
         if why == "Stopping":
-            await self._commit(lambda tx: mailroom.drain(self.db, tx, self.held, now, actor=self.owner))
+            await self._commit(lambda tx: mailroom.drain(self.db, tx, self.held, now, actor=self.owner), "drain")
             return
         interrupt(self.held, now)
         writing = self.held.writing()
-        await self._commit(lambda tx: store.flush(self.db, tx, self.held, writing, owner=None, due_at=self.db.now()))
+        await self._commit(
+            lambda tx: store.flush(self.db, tx, self.held, writing, owner=None, due_at=self.db.now()), "give_back"
+        )
 
-    async def _commit(self, work: Callable[[AsyncConnection], Awaitable[T]], *, is_repeatable: bool = True) -> T:
-        """Commit once, whatever the connection does: an unknown outcome is looked up by the chunk's version."""
-        until = self.execution.clock.monotonic() + self.tempo.patience_s
-        while True:
-            try:
-                return await self.db.transaction(work)
-            except CommitUnknown:
-                if await self._is_written():
-                    if not is_repeatable:
-                        raise Lost("settled, but what was decided is not known here; the next claim reads it") from None
-                    return None  # type: ignore[return-value]  # only its having happened matters
-            except Unavailable:
-                if self.execution.clock.monotonic() > until:
-                    raise Lost("the database was away for longer than our lease") from None
-                await asyncio.sleep(AWAY_S)
+    async def _commit(self, work: Callable[[AsyncConnection], Awaitable[T]], point: str) -> T | None:
+        """Commit once; None when it happened but its answer was lost."""
+        try:
+            return await persist(
+                self.db,
+                work,
+                point,
+                has_happened=self._is_written,
+                clock=self.execution.clock,
+                patience_s=self.tempo.patience_s,
+            )
+        except Unavailable:
+            raise Lost("the database was away for longer than our lease") from None
 
     async def _is_written(self) -> bool:
-        while True:
-            try:
-                async with self.db.read() as tx:
-                    found = await tx.execute(
-                        select(chunks.c.fence, chunks.c.version).where(chunks.c.id == self.held.id)
-                    )
-                    fence, version = found.one()
-            except Unavailable:
-                await asyncio.sleep(AWAY_S)
-                continue
-            if fence != self.held.fence:
-                raise Lost("taken over")
-            return bool(version > self.held.version)
+        async with self.db.read() as tx:
+            query = select(chunks.c.fence, chunks.c.version).where(chunks.c.id == self.held.id)
+            fence, version = (await tx.execute(query)).one()
+        if fence != self.held.fence:
+            raise Lost("taken over")
+        return bool(version > self.held.version)
 
     async def _state(self, tx: AsyncConnection) -> str:
         query = select(operations.c.state).where(operations.c.number == self.held.operation)
@@ -294,7 +288,7 @@ class ChunkActor:
                 )
 
         if self.held.ledger.counts().unsuccessful:
-            await self.db.transaction(stop)
+            await self.db.transaction(stop, "broke")
 
 
 async def _within(seconds: float | None, *events: asyncio.Event) -> bool:

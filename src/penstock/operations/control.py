@@ -63,7 +63,7 @@ async def _moved(
     *,
     is_done: tuple[str, ...],
 ) -> Head:
-    head = await db.transaction(work)
+    head = await db.transaction(work, event)
     if head is not None:
         return head
     async with db.read() as tx:

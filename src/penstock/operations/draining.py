@@ -22,7 +22,7 @@ __all__ = ["abandon_readings", "drain_chunk"]
 
 async def drain_chunk(db: Database, held: Held, *, owner: str, clock: Clock) -> bool:
     """Claim a chunk of a stopping operation and give its rows their verdicts; False when another was first."""
-    if not await db.transaction(lambda tx: store.claim(db, tx, held, owner=owner, write=False)):
+    if not await db.transaction(lambda tx: store.claim(db, tx, held, owner=owner, write=False), "claim"):
         return False
     held.fence += 1
     async with db.read() as tx:
@@ -30,7 +30,7 @@ async def drain_chunk(db: Database, held: Held, *, owner: str, clock: Clock) -> 
     now = clock.now_us()
     recover(held, now)
     with contextlib.suppress(Lost):
-        await db.transaction(lambda tx: mailroom.drain(db, tx, held, now, actor=owner))
+        await db.transaction(lambda tx: mailroom.drain(db, tx, held, now, actor=owner), "drain")
     return True
 
 
@@ -44,7 +44,7 @@ async def abandon_readings(db: Database, *, actor: str, operation: int | None = 
             query = query.where(operations.c.number == operation)
         heads = [Head(**row._mapping) for row in await tx.execute(query)]
     for head in heads:
-        await db.transaction(partial(abandon, db, head, actor=actor))
+        await db.transaction(partial(abandon, db, head, actor=actor), "abandon")
     return len(heads)
 
 

@@ -63,7 +63,8 @@ async def create(
             metadata=document,
             overrides=overrides,
             created_by=created_by,
-        )
+        ),
+        "create",
     )
 
 

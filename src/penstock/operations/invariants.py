@@ -1,60 +1,17 @@
-"""What must be true of everything stored about an operation: pure rules, each yielding what it finds amiss.
-
-A rule takes facts of one snapshot and yields (row or None, sentence) pairs. To check more, write one more function
-and add it to a list.
-"""
+"""What must be true of an operation, given its log and what its chunks came to: pure rules, like those of chunks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 from penstock.journal.queries import Entry
-from penstock.operations.held import Story
-from penstock.operations.ledger import (
-    COMPLETED,
-    FAILED,
-    INVALID,
-    PENDING,
-    SKIPPED,
-    STATES,
-    TIMED_OUT,
-    WAITING,
-    Counts,
-    Ledger,
-)
+from penstock.operations.chunk_invariants import Finding
+from penstock.operations.ledger import Counts, Ledger
 from penstock.operations.referee import Head, ending
 from penstock.operations.states import OPERATION
 
-__all__ = ["CHUNK_RULES", "OPERATION_RULES", "ChunkFacts", "Finding", "OperationFacts"]
-
-Finding = tuple[int | None, str]
-
-_ENDED_WELL = frozenset((COMPLETED, SKIPPED))
-_WITH_STORY = frozenset((INVALID, FAILED, TIMED_OUT, WAITING))
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkFacts:
-    """One chunk, its ledger, its records and how many rows are stored with it (None: no data)."""
-
-    id: int
-    operation: int
-    first_row: int
-    row_count: int
-    is_raw: bool
-    is_open: bool
-    owner: str | None
-    counts: Counts
-    ledger: Ledger
-    stories: Mapping[tuple[int, int], Story]
-    steps: int
-    tracks_rows: bool
-    stored_rows: int | None
-
-    def row(self, i: int) -> int:
-        """The number of row i."""
-        return self.first_row + i
+__all__ = ["OPERATION_RULES", "OperationFacts"]
 
 
 @dataclass(slots=True)
@@ -72,165 +29,22 @@ class OperationFacts:
     unfinished: int = 0
     counts: Counts = field(default_factory=Counts)
 
-    def add(self, chunk: ChunkFacts) -> None:
-        """Count one more chunk; what its ledger says, not what its counters say."""
+    def add_chunk(self, *, first_row: int, row_count: int, is_open: bool, is_raw: bool) -> None:
+        """Count one more chunk, whether or not its ledger can be read."""
         self.chunks += 1
-        self.open_chunks += chunk.is_open
-        self.raw_chunks += chunk.is_raw and chunk.is_open
-        self.last_row = max(self.last_row, chunk.first_row + chunk.row_count - 1)
-        self.unfinished += 0 if chunk.ledger.is_over else len(chunk.ledger.unfinished())
-        self.counts += chunk.ledger.counts()
+        self.open_chunks += is_open
+        self.raw_chunks += is_raw and is_open
+        self.last_row = max(self.last_row, first_row + row_count - 1)
+
+    def add_ledger(self, ledger: Ledger) -> None:
+        """Count what a chunk's ledger says, not what its counters say."""
+        self.unfinished += 0 if ledger.is_over else len(ledger.unfinished())
+        self.counts += ledger.counts()
 
     @property
     def is_settled(self) -> bool:
         """Whether the operation says it is at rest."""
         return OPERATION.is_settled(self.head.state)
-
-
-# --- chunks
-
-
-def ledger_fits(chunk: ChunkFacts) -> Iterator[Finding]:
-    """The ledger has this chunk's rows and the operation's steps."""
-    found, right = (chunk.ledger.rows, chunk.ledger.steps), (chunk.row_count, chunk.steps)
-    if found != right:
-        yield None, f"its ledger has {found[0]} rows and {found[1]} steps, expected {right[0]} and {right[1]}"
-
-
-def counters_are_recounted(chunk: ChunkFacts) -> Iterator[Finding]:
-    """Each counter is what the ledger comes to."""
-    recount = chunk.ledger.counts()
-    for column in fields(Counts):
-        found, right = getattr(chunk.counts, column.name), getattr(recount, column.name)
-        if found != right:
-            yield None, f"its counter {column.name} is {found}, its ledger has {right}"
-
-
-def steps_in_order(chunk: ChunkFacts) -> Iterator[Finding]:
-    """A row stands behind steps that ended well."""
-    ledger = chunk.ledger
-    for place in range(1, ledger.steps + 1):
-        states = ledger.tracks[place].state
-        if _ENDED_WELL.issuperset(states):
-            continue
-        for i, at in enumerate(ledger.at):
-            if at > place and states[i] not in _ENDED_WELL:
-                yield (
-                    chunk.row(i),
-                    f"is past step {place - 1}, which is {STATES[states[i]]}, expected Completed or Skipped",
-                )
-
-
-def places_exist(chunk: ChunkFacts) -> Iterator[Finding]:
-    """No row stands beyond the end of the pipeline, and none at a step it has left."""
-    ledger = chunk.ledger
-    for i, at in enumerate(ledger.at):
-        if at > ledger.steps + 1:
-            yield chunk.row(i), f"stands at step {at - 1}, the pipeline has {ledger.steps}"
-        elif at <= ledger.steps and at and ledger.tracks[at].state[i] in _ENDED_WELL:
-            yield chunk.row(i), f"stands at step {at - 1}, which is already {STATES[ledger.tracks[at].state[i]]}"
-
-
-def flight_has_an_owner(chunk: ChunkFacts) -> Iterator[Finding]:
-    """Nothing is in flight in a chunk that nobody owns, nor after its verdict."""
-    if not any(chunk.ledger.in_flight):
-        return
-    for i, is_in_flight in enumerate(chunk.ledger.in_flight):
-        if is_in_flight and chunk.owner is None:
-            yield chunk.row(i), "is in flight, but nobody owns its chunk"
-        elif is_in_flight and chunk.ledger.is_terminal(i):
-            yield chunk.row(i), "is in flight, but has its verdict"
-
-
-def closed_is_over(chunk: ChunkFacts) -> Iterator[Finding]:
-    """A closed chunk has no owner, nothing to validate and only rows with a verdict."""
-    if chunk.is_open:
-        return
-    if chunk.owner is not None:
-        yield None, f"it is closed, but owned by {chunk.owner}"
-    if chunk.is_raw:
-        yield None, "it is closed, but its rows are not validated"
-    if not chunk.ledger.is_over:
-        for i in chunk.ledger.unfinished():
-            yield chunk.row(i), f"is {STATES[chunk.ledger.state(i)]} in a closed chunk, expected a verdict"
-
-
-def stories_are_told(chunk: ChunkFacts) -> Iterator[Finding]:
-    """A row that is invalid, failed, timed out, waiting or was retried has a record of it."""
-    ledger = chunk.ledger
-    for i in _with_story(ledger):
-        place = ledger.at[i]
-        if place <= ledger.steps and ledger.tracks[place].state[i] in _WITH_STORY:
-            yield from _must_tell(chunk, i, place, f"is {STATES[ledger.tracks[place].state[i]]}")
-        if ledger.lost[i]:
-            continue  # attempts lost with a worker are counted, not told
-        for done in range(1, min(place, ledger.steps) + 1):
-            if ledger.tracks[done].attempt[i] > 1 and not (done == place and ledger.in_flight[i]):
-                yield from _must_tell(chunk, i, done, f"took {ledger.tracks[done].attempt[i]} attempts")
-
-
-def _with_story(ledger: Ledger) -> list[int]:
-    """Rows that may have something to tell, found by whole columns."""
-    retried = any(max(track.attempt, default=0) > 1 for track in ledger.tracks)
-    failed = any(not (_ENDED_WELL | {PENDING}).issuperset(track.state) for track in ledger.tracks)
-    return list(range(ledger.rows)) if retried or failed else []
-
-
-def _must_tell(chunk: ChunkFacts, i: int, place: int, what: str) -> Iterator[Finding]:
-    if (chunk.row(i), place - 1) not in chunk.stories:
-        yield chunk.row(i), f"{what} at step {place - 1}, but has no record of it"
-
-
-def stories_are_true(chunk: ChunkFacts) -> Iterator[Finding]:
-    """Each record belongs to a row and a step of this chunk, and says of it what the ledger says."""
-    for (row, step), story in chunk.stories.items():
-        i, place = row - chunk.first_row, step + 1
-        if not 0 <= i < chunk.ledger.rows:
-            end = chunk.first_row + chunk.row_count - 1
-            yield row, f"has a record in a chunk that holds rows {chunk.first_row} to {end}"
-        elif not 0 <= place <= chunk.ledger.steps:
-            yield row, f"has a record of step {step}, the pipeline has {chunk.ledger.steps} steps"
-        else:
-            yield from _disagreements(chunk, i, place, story)
-        if story.operation != chunk.operation:
-            yield row, f"has a record of operation number {story.operation}, expected {chunk.operation}"
-
-
-def _disagreements(chunk: ChunkFacts, i: int, place: int, story: Story) -> Iterator[Finding]:
-    ledger, row = chunk.ledger, chunk.row(i)
-    track = ledger.tracks[place]
-    # While a row runs, and after it was lost, the record of its last trouble is brought up to date only at the end.
-    may_lag = story.state == "Pending" and not ledger.is_terminal(i) and (ledger.in_flight[i] or ledger.lost[i])
-    if story.state != STATES[track.state[i]] and not may_lag:
-        yield row, f"is {STATES[track.state[i]]} at step {story.step}, its record says {story.state}"
-    if place and story.attempt != track.attempt[i] and not (may_lag and story.attempt < track.attempt[i]):
-        yield row, f"took {track.attempt[i]} attempts at step {story.step}, its record says {story.attempt}"
-    is_current = place == ledger.at[i]
-    if story.generation > ledger.generation[i] or (is_current and story.generation != ledger.generation[i]):
-        yield row, f"is in generation {ledger.generation[i]}, its record of step {story.step} says {story.generation}"
-    if story.state in ("Failed", "TimedOut") and not is_current:
-        yield row, f"stands at step {ledger.at[i] - 1}, its record of step {story.step} says {story.state}"
-
-
-def waits_have_deadlines(chunk: ChunkFacts) -> Iterator[Finding]:
-    """No row waits for ever."""
-    for (row, step), story in chunk.stories.items():
-        if story.state == "WaitingForCompletion" and story.deadline is None:
-            yield row, f"waits at step {step} without a deadline"
-
-
-def rows_are_stored(chunk: ChunkFacts) -> Iterator[Finding]:
-    """Tracked rows are there, all of them; others are not."""
-    if not chunk.tracks_rows:
-        if chunk.stored_rows is not None:
-            yield None, f"it stores {chunk.stored_rows} rows, but the operation does not track row data"
-    elif chunk.stored_rows is None:
-        yield None, "its row data is missing"
-    elif chunk.stored_rows != chunk.row_count:
-        yield None, f"it stores {chunk.stored_rows} rows, expected {chunk.row_count}"
-
-
-# --- the operation
 
 
 def open_chunks_are_counted(facts: OperationFacts) -> Iterator[Finding]:
@@ -266,7 +80,7 @@ def rows_are_counted(facts: OperationFacts) -> Iterator[Finding]:
     head = facts.head
     if head.rows_read != facts.last_row:
         yield None, f"rows_read is {head.rows_read}, its chunks end at row {facts.last_row}"
-    total = facts.last_row if head.reading == "complete" else 0
+    total = 0 if head.reading == "open" else facts.last_row
     if facts.total_rows != total:
         yield None, f"total_rows is {facts.total_rows}, expected {total} (reading is {head.reading})"
 
@@ -305,20 +119,8 @@ def log_is_a_path(facts: OperationFacts) -> Iterator[Finding]:
         yield None, f"it is {facts.head.state}, its log ends at {state}"
 
 
-ChunkRule = Callable[[ChunkFacts], Iterator[Finding]]
 OperationRule = Callable[[OperationFacts], Iterator[Finding]]
 
-CHUNK_RULES: Sequence[ChunkRule] = (
-    counters_are_recounted,
-    places_exist,
-    steps_in_order,
-    flight_has_an_owner,
-    closed_is_over,
-    stories_are_told,
-    stories_are_true,
-    waits_have_deadlines,
-    rows_are_stored,
-)
 OPERATION_RULES: Sequence[OperationRule] = (
     open_chunks_are_counted,
     settled_is_over,

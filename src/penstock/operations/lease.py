@@ -55,7 +55,7 @@ class Lease:
             )
 
         sent = self._clock.monotonic()
-        await db.transaction(announce)
+        await db.transaction(announce, "announce")
         self._until = sent + self._lease_s - self._margin_s
 
     async def beat(self, over: Database | None = None) -> bool:
@@ -71,7 +71,7 @@ class Lease:
             return done.rowcount == 1
 
         sent = self._clock.monotonic()
-        is_known = await db.transaction(renew)
+        is_known = await db.transaction(renew, "beat")
         if is_known:
             self._until = sent + self._lease_s - self._margin_s
         return is_known
@@ -83,7 +83,7 @@ class Lease:
             await tx.execute(delete(workers).where(workers.c.id == self.id))
 
         self._until = 0.0
-        await self._db.transaction(leave)
+        await self._db.transaction(leave, "leave")
 
 
 class Heart:
@@ -182,5 +182,5 @@ async def bury(db: Database, *, long_dead_s: float) -> int:
             await tx.execute(delete(workers).where(workers.c.id.in_(gone)))
         await tx.execute(delete(workers).where(workers.c.lease_until < db.now() - round(long_dead_s * 1e6)))
 
-    await db.transaction(remove)
+    await db.transaction(remove, "bury")
     return len(gone)

@@ -264,5 +264,5 @@ async def sweep(db: Database) -> int:
     woken = 0
     for operation in sorted({operation for operation, _ in found}):
         keys = [key for of, key in found if of == operation]
-        woken += await db.transaction(partial(wake, db, operation, keys))
+        woken += await db.transaction(partial(wake, db, operation, keys), "sweep")
     return woken

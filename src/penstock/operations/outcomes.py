@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from penstock.errors import Fault, StepFailed
+from penstock.errors import StepFailed
 from penstock.operations.decide import Verdict, cut, describe, error_text, judge
 from penstock.operations.execution import Execution
 from penstock.operations.held import Held, Story
 from penstock.operations.ledger import COMPLETED, FAILED, INVALID, STATES, Ledger
 from penstock.operations.states import ROW_STEP
-from penstock.operations.validation import Objection
+from penstock.operations.validation import Objection, faults_json
 from penstock.pipeline import Context
 
-__all__ = ["Desk", "WrongLength", "faults_json"]
+__all__ = ["Desk", "WrongLength", "end_wait", "waited_out"]
 
 POLL_JITTER = 0.2
 
@@ -272,8 +272,3 @@ def end_wait(
 def waited_out(seconds: float) -> str:
     """What to say of a wait that nobody ended."""
     return f"nobody answered within {seconds:g} s"
-
-
-def faults_json(faults: Sequence[Fault]) -> list[list[str | None]]:
-    """Faults as stored with a record."""
-    return [[fault.field, cut(fault.message)] for fault in faults]

@@ -8,44 +8,37 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, aclosing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, BinaryIO
 
-from sqlalchemy import delete, insert, select
+from sqlalchemy import case, delete, insert, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from penstock.db.database import Database
-from penstock.errors import Fault, FileRejected
+from penstock.errors import FileRejected, Unavailable
 from penstock.formats import Batch, Limits, Position, Reader, open_reader
 from penstock.operations.chunks import is_free
-from penstock.operations.decide import cut, describe, error_group
+from penstock.operations.decide import cut
 from penstock.operations.draining import abandon
 from penstock.operations.execution import Execution
-from penstock.operations.held import Story, pack_rows
-from penstock.operations.ledger import FAILED, INVALID, Counts, Ledger
-from penstock.operations.outcomes import faults_json
-from penstock.operations.referee import Head, finish_if_over, move, sum_counts, touch
+from penstock.operations.held import pack_rows
+from penstock.operations.ledger import Counts
+from penstock.operations.persist import persist
+from penstock.operations.planning import SUSPECT_ROWS_MAX
+from penstock.operations.referee import Head, finish_if_over, head_of, move, sum_counts, touch
 from penstock.operations.tables import chunk_rows, chunks, operations, row_records
 from penstock.operations.thresholds import breach
-from penstock.operations.validation import ask_validators
+from penstock.operations.validation import Checked, check_batch, killed_its_validator
 
-__all__ = ["Reading", "check_batch", "take"]
+__all__ = ["Reading", "take"]
+
+CRASHES_MAX = 4  # readers that may die at one row before it is called invalid
 
 
 class Interrupted(Exception):
     """Reading stopped before the end: paused, stopping, or taken over."""
-
-
-@dataclass(slots=True)
-class Checked:
-    """One batch with every row judged, ready to be stored."""
-
-    batch: Batch
-    ledger: Ledger
-    stories: list[Story]
-    counts: Counts
 
 
 async def take(db: Database, head: Head, *, owner: str) -> Head | None:
@@ -56,10 +49,15 @@ async def take(db: Database, head: Head, *, owner: str) -> Head | None:
     async def claim(tx: AsyncConnection) -> Head | None:
         if head.state == "Pending":
             return await move(db, tx, head.number, "picked_up", *guards, actor=owner, started_at=db.now(), **values)
-        crashed = int(head.owner is not None)
-        return await touch(tx, head.number, *guards, **values, crashes=operations.c.crashes + crashed)
+        # A death counts against the rows at this position if it may have been their doing.
+        is_death = head.owner is not None
+        died = operations.c.crashes + case(
+            ((operations.c.crashes == 0) | operations.c.suspect_row.is_not(None), 1), else_=0
+        )
+        crashes = died if is_death else operations.c.crashes
+        return await touch(tx, head.number, *guards, **values, crashes=crashes, suspect_row=None)
 
-    return await db.transaction(claim)
+    return await db.transaction(claim, "take")
 
 
 class Reading:
@@ -74,10 +72,12 @@ class Reading:
         owner: str,
         limits: Limits,
         chunk_rows: int,
-        turn: Callable[[], AbstractAsyncContextManager[None]],
+        patience_s: float,
+        turn: Callable[[bool], AbstractAsyncContextManager[None]],
     ) -> None:
         self.db, self.execution, self.head, self.owner = db, execution, head, owner
         self.limits, self.chunk_rows, self.turn = limits, chunk_rows, turn
+        self.patience_s = patience_s
         self.is_halted = False
         self.counts = Counts()
         self.rows_read = head.rows_read
@@ -105,7 +105,8 @@ class Reading:
             with contextlib.suppress(Interrupted):
                 await self._reject(str(error))
         except Interrupted:
-            await self._give_back()
+            with contextlib.suppress(Unavailable):
+                await self._give_back()
 
     async def _give_back(self) -> None:
         """Somebody else may go on reading, or nobody when the operation is stopping."""
@@ -114,19 +115,16 @@ class Reading:
             if await abandon(self.db, self.head, tx, actor=self.owner) is None:
                 await touch(tx, self.head.number, operations.c.fence == self.head.fence, owner=None)
 
-        await self.db.transaction(give_back)
+        await self.db.transaction(give_back, "give_back_reading")
 
     async def _read(self, reader: Reader) -> None:
-        start = Position.parse(self.head.position) if self.head.position else None
-        batches = reader.batches(self.chunk_rows, start)
         pending: asyncio.Task[None] | None = None
-        async with aclosing(_ahead(batches)) as stream:
+        async with aclosing(_ahead(self._batches(reader))) as stream:
             try:
                 async for batch in stream:
                     if self.is_halted:
                         raise Interrupted
-                    async with self.turn():
-                        checked = await check_batch(self.execution, batch)
+                    checked = await self._check(batch)
                     if pending is not None:
                         await pending
                     self._raise_on_breach(checked)
@@ -140,6 +138,35 @@ class Reading:
                     await asyncio.gather(pending, return_exceptions=True)
                 raise
 
+    def _batches(self, reader: Reader) -> Iterator[Batch]:
+        """The file in chunks; where readers have died, first in small ones, then row by row."""
+        start = Position.parse(self.head.position) if self.head.position else None
+        if self.head.crashes:
+            until = (start.row if start else 1) + self.chunk_rows
+            for batch in reader.batches(SUSPECT_ROWS_MAX if self.head.crashes == 1 else 1, start):
+                yield batch
+                start = batch.end
+                if start.row >= until:
+                    break
+            else:
+                return
+        yield from reader.batches(self.chunk_rows, start)
+
+    async def _check(self, batch: Batch) -> Checked:
+        """Judge a batch; where readers have died, say so first, so that another death here is known to be its doing."""
+        if not self.head.crashes or len(batch.rows) > SUSPECT_ROWS_MAX:
+            async with self.turn(False):
+                return await check_batch(self.execution, batch)
+
+        async def suspect(tx: AsyncConnection) -> None:
+            await self._touch(tx, suspect_row=batch.start.row)
+
+        await self.db.transaction(suspect, "suspect")
+        if self.head.crashes >= CRASHES_MAX and str(batch.start) == self.head.position and len(batch.rows) == 1:
+            return killed_its_validator(self.execution, batch, self.head.crashes)
+        async with self.turn(True):
+            return await check_batch(self.execution, batch)
+
     def _raise_on_breach(self, checked: Checked) -> None:
         self.counts += checked.counts
         self.rows_read += len(checked.batch.rows)
@@ -152,22 +179,41 @@ class Reading:
         ledger, data = await asyncio.to_thread(self._pack, checked)
 
         async def append(tx: AsyncConnection) -> None:
-            head = await touch(
+            await self._touch(
                 tx,
-                self.head.number,
-                operations.c.fence == self.head.fence,
-                operations.c.state == "Validating",
                 position=str(end),
                 rows_read=end.row - 1,
                 columns=columns,
                 open_chunks=operations.c.open_chunks + int(not checked.ledger.is_over),
                 crashes=0,
+                suspect_row=None,
             )
-            if head is None:
-                raise Interrupted
             await self._insert(tx, checked, ledger, data)
 
-        await self.db.transaction(append)
+        await self._persist(append, "append", lambda head: head.position == str(end))
+
+    async def _touch(self, tx: AsyncConnection, **values: Any) -> None:
+        mine = (operations.c.fence == self.head.fence, operations.c.state == "Validating")
+        if await touch(tx, self.head.number, *mine, **values) is None:
+            raise Interrupted
+
+    async def _persist(
+        self, work: Callable[[AsyncConnection], Awaitable[None]], point: str, has_done: Callable[[Head], bool]
+    ) -> None:
+        async def has_happened() -> bool:
+            async with self.db.read() as tx:
+                head = await head_of(tx, self.head.number)
+            if has_done(head):
+                return True
+            if head.fence != self.head.fence:
+                raise Interrupted
+            return False
+
+        clock = self.execution.clock
+        try:
+            await persist(self.db, work, point, has_happened=has_happened, clock=clock, patience_s=self.patience_s)
+        except Unavailable:
+            raise Interrupted from None
 
     def _pack(self, checked: Checked) -> tuple[bytes, bytes | None]:
         is_plain = not checked.counts.processed
@@ -194,15 +240,13 @@ class Reading:
             await tx.execute(insert(row_records), [asdict(story) | {"chunk": key[0]} for story in checked.stories])
 
     async def _seal(self) -> None:
-        mine = (operations.c.fence == self.head.fence,)
-
-        async def seal(tx: AsyncConnection) -> Head:
+        async def seal(tx: AsyncConnection) -> None:
             head = await move(
                 self.db,
                 tx,
                 self.head.number,
                 "validated",
-                *mine,
+                operations.c.fence == self.head.fence,
                 actor=self.owner,
                 reading="complete",
                 owner=None,
@@ -211,9 +255,9 @@ class Reading:
             )
             if head is None:
                 raise Interrupted
-            return await finish_if_over(self.db, tx, head, actor=self.owner)
+            await finish_if_over(self.db, tx, head, actor=self.owner)
 
-        await self.db.transaction(seal)
+        await self._persist(seal, "seal", lambda head: head.reading == "complete")
 
     async def _reject(self, reason: str) -> None:
         number = self.head.number
@@ -241,57 +285,10 @@ class Reading:
             await tx.execute(delete(chunk_rows).where(chunk_rows.c.chunk.in_(mine)))
             await tx.execute(delete(chunks).where(chunks.c.operation == number))
 
-        await self.db.transaction(reject)
+        await self._persist(reject, "reject", lambda head: head.reading == "abandoned")
 
 
 async def _ahead(batches: Iterator[Batch]) -> AsyncGenerator[Batch, None]:
     """Batches read on a thread, so that a slow disk does not hold up the loop."""
     while (batch := await asyncio.to_thread(next, batches, None)) is not None:
         yield batch
-
-
-async def check_batch(execution: Execution, batch: Batch) -> Checked:
-    """Judge every row of a batch: the reader's faults, then the model, then validators, then `validate_row`."""
-    definition, parse = execution.definition, execution.parse
-    ledger = Ledger(len(batch.rows), len(definition.steps), execution.clock.now_us())
-    checked = Checked(batch, ledger, [], Counts())
-    known, rejects, rows = batch.faults, definition.row.rejects, batch.rows
-    hooks = execution.validators
-    for i, raw in enumerate(rows):
-        if i in known:
-            _reject_row(execution, checked, i, known[i])
-            continue
-        try:
-            row = parse(raw)
-        except rejects as error:
-            _reject_row(execution, checked, i, definition.row.faults(error))
-            continue
-        if hooks and (objection := await ask_validators(execution, row)) is not None:
-            _reject_row(execution, checked, i, objection.faults, objection.error_type)
-    if checked.stories:
-        checked.counts = ledger.counts()
-    return checked
-
-
-def _reject_row(
-    execution: Execution, checked: Checked, i: int, faults: list[Fault], error_type: str = "Validation"
-) -> None:
-    checked.ledger.reject(i, INVALID if error_type == "Validation" else FAILED)
-    message = describe(faults)
-    key = execution.definition.row.key_of_raw(checked.batch.rows[i], execution.columns)
-    checked.stories.append(
-        Story(
-            chunk=0,
-            row=checked.batch.start.row + i,
-            step=-1,
-            operation=execution.number,
-            state="Failed",
-            at=execution.clock.now_us(),
-            attempt=1,
-            row_key=cut(key, 200) if key else None,
-            error_type=error_type,
-            error_group=error_group(message),
-            message=message,
-            faults=faults_json(faults),
-        )
-    )

@@ -124,7 +124,7 @@ async def retry_all(db: Database, number: int, *, actor: str, token: str) -> Ret
         await touch(tx, number, open_chunks=len(opened))
         return retry
 
-    return await db.transaction(ask)
+    return await db.transaction(ask, "retry")
 
 
 async def retry_rows(
@@ -178,7 +178,7 @@ async def retry_rows(
         return retry
 
     try:
-        return await db.transaction(ask)
+        return await db.transaction(ask, "retry_rows")
     except IntegrityError:
         raise Conflict(f"a retry or edit of one of the rows {named[:10]} is on its way already") from None
 

@@ -145,7 +145,7 @@ class Signals:
 
         while True:
             try:
-                stored = await self._db.transaction(store)
+                stored = await self._db.transaction(store, "signal")
                 break
             except CommitUnknown:
                 continue  # if it did happen, the repeat meets its own token
@@ -153,7 +153,7 @@ class Signals:
             raise NoSuchWait(f"operation {subject.id} is over; it hears no more signals", is_over=True)
 
     async def _deliver(self, subject: _Subject, key: str, token: str) -> Receipt:
-        woken = await self._db.transaction(partial(wake, self._db, subject.number, [key]))
+        woken = await self._db.transaction(partial(wake, self._db, subject.number, [key]), "wake")
         if not woken:
             return Receipt("stored", token)
         self._hint()

@@ -1,16 +1,20 @@
-"""Whether one row is right: the model first, then the validators, then `validate_row`."""
+"""Whether rows are right: the model first, then the validators, then `validate_row`."""
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import Fault, InvalidInput
-from penstock.operations.decide import error_text
+from penstock.formats import Batch
+from penstock.operations.decide import cut, describe, error_text
 from penstock.operations.execution import Execution
+from penstock.operations.held import Story
+from penstock.operations.ledger import FAILED, INVALID, Counts, Ledger
 
-__all__ = ["Objection", "ask_validators", "object_to", "validate"]
+__all__ = ["Checked", "Objection", "ask_validators", "check_batch", "faults_json", "killed_its_validator", "validate"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +43,80 @@ async def ask_validators(execution: Execution, row: Any) -> Objection | None:
             if inspect.isawaitable(answer):
                 await answer
         except Exception as error:
-            return object_to(error)
+            return _objection(error)
     return None
 
 
-def object_to(error: Exception) -> Objection:
+def _objection(error: Exception) -> Objection:
     """A validator's exception: a verdict on the row, or its own trouble."""
     if isinstance(error, InvalidInput):
         return Objection(list(error.faults) or [Fault(str(error) or type(error).__name__)])
     if isinstance(error, ValueError | AssertionError):
         return Objection([Fault(str(error) or type(error).__name__)])
     return Objection([Fault(error_text(error))], "Processing")
+
+
+@dataclass(slots=True)
+class Checked:
+    """One batch with every row judged, ready to be stored."""
+
+    batch: Batch
+    ledger: Ledger
+    stories: list[Story]
+    counts: Counts
+
+
+async def check_batch(execution: Execution, batch: Batch) -> Checked:
+    """Judge every row of a batch: the reader's faults, then the model, then validators, then `validate_row`."""
+    definition, parse = execution.definition, execution.parse
+    ledger = Ledger(len(batch.rows), len(definition.steps), execution.clock.now_us())
+    checked = Checked(batch, ledger, [], Counts())
+    known, rejects, rows = batch.faults, definition.row.rejects, batch.rows
+    hooks = execution.validators
+    for i, raw in enumerate(rows):
+        if i in known:
+            _reject(execution, checked, i, Objection(known[i]))
+            continue
+        try:
+            row = parse(raw)
+        except rejects as error:
+            _reject(execution, checked, i, Objection(definition.row.faults(error)))
+            continue
+        if hooks and (objection := await ask_validators(execution, row)) is not None:
+            _reject(execution, checked, i, objection)
+    if checked.stories:
+        checked.counts = ledger.counts()
+    return checked
+
+
+def killed_its_validator(execution: Execution, batch: Batch, deaths: int) -> Checked:
+    """The one row of a batch is invalid, because every process that checked it died."""
+    checked = Checked(batch, Ledger(1, len(execution.definition.steps), execution.clock.now_us()), [], Counts())
+    fault = Fault(f"killed its validator: {deaths} processes died while checking this row")
+    _reject(execution, checked, 0, Objection([fault], "Poison"))
+    checked.counts = checked.ledger.counts()
+    return checked
+
+
+def _reject(execution: Execution, checked: Checked, i: int, objection: Objection) -> None:
+    # A validator that broke is no verdict on the row, so the row may be retried as it is.
+    checked.ledger.reject(i, FAILED if objection.error_type == "Processing" else INVALID)
+    key = execution.definition.row.key_of_raw(checked.batch.rows[i], execution.columns)
+    story = Story(
+        chunk=0,
+        row=checked.batch.start.row + i,
+        step=-1,
+        operation=execution.number,
+        state="Failed",
+        at=execution.clock.now_us(),
+        attempt=1,
+        row_key=cut(key, 200) if key else None,
+        faults=faults_json(objection.faults),
+    )
+    story.tell(objection.error_type, describe(objection.faults))
+    checked.stories.append(story)
+
+
+def faults_json(faults: Sequence[Fault]) -> list[list[str | None]]:
+    """Faults as stored with a record."""
+    return [[fault.field, cut(fault.message)] for fault in faults]

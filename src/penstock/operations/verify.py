@@ -1,7 +1,8 @@
 """`verify`: re-derive every counter and state from the records and compare.
 
 Each operation is read in one snapshot, a few chunks at a time, so that work may go on meanwhile and the memory it
-takes does not depend on the operation's size. The rules are in `invariants`; here is where their facts come from.
+takes does not depend on the operation's size. Here is where the facts come from; the rules are in `invariants` and
+`chunk_invariants`.
 """
 
 from __future__ import annotations
@@ -21,15 +22,9 @@ from penstock.blobs.store import FileStore
 from penstock.db.database import Database
 from penstock.errors import NotFound
 from penstock.journal import queries as journal
+from penstock.operations.chunk_invariants import CHUNK_RULES, ChunkFacts, Finding, ledger_fits
 from penstock.operations.held import Story, unpack_rows
-from penstock.operations.invariants import (
-    CHUNK_RULES,
-    OPERATION_RULES,
-    ChunkFacts,
-    Finding,
-    OperationFacts,
-    ledger_fits,
-)
+from penstock.operations.invariants import OPERATION_RULES, OperationFacts
 from penstock.operations.ledger import Counts, Ledger
 from penstock.operations.model import Difference, VerifyReport
 from penstock.operations.queries import number_of
@@ -167,6 +162,12 @@ def _check_slab(
         report.chunks += 1
         report.rows += chunk.row_count
         report.add_all("rows_are_contiguous", _gap(facts, chunk), operation.id, chunk.id)
+        facts.add_chunk(
+            first_row=chunk.first_row,
+            row_count=chunk.row_count,
+            is_open=bool(chunk.is_open),
+            is_raw=bool(chunk.is_raw),
+        )
         try:
             known = _chunk_facts(operation, chunk, stories.get(chunk.id, {}))
         except _Unreadable as error:
@@ -174,7 +175,7 @@ def _check_slab(
             continue
         if report.add_all("ledger_fits", ledger_fits(known), operation.id, chunk.id):
             continue
-        facts.add(known)
+        facts.add_ledger(known.ledger)
         for rule in CHUNK_RULES:
             report.add_all(rule.__name__, rule(known), operation.id, chunk.id)
 

@@ -234,10 +234,10 @@ class _KeySearch:
 
     def _look_through(self, ids: Sequence[int], stored: Sequence[Row[Any]]) -> dict[int, list[Any] | None]:
         picked: dict[int, list[Any] | None] = {chunk: None for chunk in ids if chunk in self.told}
-        for chunk, data in stored:
-            text = decompress(data)
-            if self.needle in text or chunk in self.told:
-                picked[chunk] = msgspec.json.decode(text)
+        for found in stored:
+            text = decompress(found.data)
+            if self.needle in text or found.chunk in self.told:
+                picked[found.chunk] = msgspec.json.decode(text)
         return picked
 
 

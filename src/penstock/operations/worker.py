@@ -270,6 +270,7 @@ class Worker:
                     owner=self.lease.id,
                     limits=self.limits,
                     chunk_rows=self.settings.chunk_rows,
+                    patience_s=self.settings.lease_s,
                     turn=self.turns.turn,
                 )
                 await reading.run(source)
@@ -318,7 +319,8 @@ class Worker:
             await self.db.transaction(
                 lambda tx: move(
                     self.db, tx, held.operation, "resumed", operations.c.state == "Retrying", actor=self.lease.id
-                )
+                ),
+                "resumed",
             )
         execution = await self._execution(held.operation)
         if execution is None:
@@ -362,7 +364,7 @@ class Worker:
             return True
 
         try:
-            is_ours = await self.db.transaction(own)
+            is_ours = await self.db.transaction(own, "claim")
         except NotRunning:
             return False
         if is_ours:
@@ -431,7 +433,8 @@ class Worker:
         await self.db.transaction(
             lambda tx: move(
                 self.db, tx, number, "broke", actor=self.lease.id, cause=reason, stop_outcome="Failed", error=reason
-            )
+            ),
+            "broke",
         )
 
     # --- tasks

@@ -1,0 +1,123 @@
+"""The command as a process of its own: signals, pipes, terminals, and the demo."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+APP = str(HERE / "cli_app.py")
+ROWS = 400
+PENSTOCK = (sys.executable, "-m", "penstock")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    rows = "".join(f"guest {number},{number}\n" for number in range(1, ROWS + 1))
+    (tmp_path / "guests.csv").write_text(f"name,age\n{rows}")
+    return tmp_path
+
+
+def dawdle(folder: Path, *more: str) -> subprocess.Popen[str]:
+    """A run that takes about two seconds, once its rows have begun."""
+    process = subprocess.Popen(
+        [*PENSTOCK, "run", "dawdle", "guests.csv", "--app", APP, *more],
+        cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("Running"):
+            return process
+    raise AssertionError(f"it never ran: {process.stdout.read() if process.stdout else ''}")
+
+
+def call(folder: Path, *words: str) -> Any:
+    done = subprocess.run([*PENSTOCK, *words, "--json"], cwd=folder, capture_output=True, text=True, check=False)
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_stays_says_how_to_go_on_and_is_finished_by_resume(folder: Path, number: signal.Signals):
+    process = dawdle(folder)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 130, out + err
+    assert "Traceback" not in err
+    resume = err.strip().splitlines()[-1].split()
+    assert resume[-4:-2] == ["--resume", call(folder, "ops", "list")["items"][0]["id"]]
+    halted = call(folder, "ops", "show", resume[-3])
+    assert halted["status"] == "Running"
+    assert halted["processedRows"] < ROWS
+    finished = call(folder, "run", *resume[-4:])
+    assert (finished["status"], finished["successfulRows"], finished["failedRows"]) == ("Completed", ROWS, 0)
+    assert call(folder, "verify")["isClean"]
+
+
+def test_an_interrupted_run_answers_json_with_the_operation_as_it_stands(folder: Path):
+    process = dawdle(folder, "--json")
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert json.loads(out)["status"] == "Running"
+
+
+def test_a_row_that_was_running_when_interrupted_is_finished_not_lost(folder: Path):
+    process = dawdle(folder)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+    operation = call(folder, "ops", "list")["items"][0]["id"]
+    call(folder, "run", "--resume", operation, "--app", APP)
+    lost = [entry["event"] for entry in call(folder, "ops", "history", operation)["items"]]
+    assert "owner_lost" not in lost
+
+
+def test_a_terminal_gets_a_bar_that_is_drawn_again_and_again(folder: Path):
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [*PENSTOCK, "run", "dawdle", "guests.csv", "--app", APP],
+        cwd=folder, stdout=subprocess.PIPE, stderr=theirs, env={**os.environ, "TERM": "xterm", "COLUMNS": "80"},
+    ) as process:  # fmt: skip
+        os.close(theirs)
+        seen = b"".join(iter(lambda: _read(ours), b"")).decode()
+        process.wait(timeout=30)
+    os.close(ours)
+    assert process.returncode == 0
+    assert "\x1b[2K" in seen
+    assert f"{ROWS} of {ROWS}" in seen
+
+
+def _read(descriptor: int) -> bytes:
+    try:
+        return os.read(descriptor, 65536)
+    except OSError:  # Linux says so when the other side has closed a terminal
+        return b""
+
+
+def test_help_comes_without_loading_a_database():
+    code = "import sys; from penstock.cli import main; main(['--help']); print(*sys.modules, file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"sqlalchemy", "pydantic", "alembic", "msgspec"} & set(done.stderr.split())
+
+
+@pytest.mark.covers("SM-014", "SM-023")
+def test_the_demo_ends_by_itself_and_leaves_records_that_verify(tmp_path: Path):
+    demo = str(ROOT / "examples" / "demo.py")
+    done = subprocess.run([sys.executable, demo], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "CompletedWithErrors" in done.stdout
+    assert "What went wrong" in done.stdout
+    assert "article ART-00914 is frozen by an open campaign" in " ".join(done.stdout.split())
+    database = ("--db", "sqlite:///demo/penstock.db")
+    report = call(tmp_path, "verify", *database)
+    assert (report["isClean"], report["rows"]) == (True, 20_000)
+    retried = call(tmp_path, "ops", "history", call(tmp_path, "ops", "list", *database)["items"][0]["id"], *database)
+    assert {entry["event"] for entry in retried["items"]} == {"postponed"}
