@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
-__all__ = ["Clock", "Entropy", "ManualClock", "SystemClock", "from_micros", "micros", "operation_id"]
+__all__ = ["Clock", "Entropy", "FollowingClock", "ManualClock", "SystemClock", "from_micros", "micros", "operation_id"]
 
+NEGLIGIBLE_US = 20_000
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -47,6 +48,25 @@ class SystemClock:
 
     def monotonic(self) -> float:
         return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class FollowingClock:
+    """The machine's clock, corrected by how far the database's is ahead of it."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.is_real = clock.is_real
+        self.monotonic = clock.monotonic
+        self.now_us = clock.now_us
+        self.ahead_us = 0
+
+    def follow(self, ahead_us: int) -> None:
+        """The database's clock is so far ahead; differences too small to matter cost nothing."""
+        self.ahead_us = ahead_us if abs(ahead_us) > NEGLIGIBLE_US else 0
+        self.now_us = self._ahead if self.ahead_us else self._clock.now_us
+
+    def _ahead(self) -> int:
+        return self._clock.now_us() + self.ahead_us
 
 
 class ManualClock:

@@ -12,6 +12,8 @@ from penstock import Context, Penstock, operation
 from penstock.errors import Fault, InvalidInput, NotFound
 from penstock.operations.ledger import CANCELLED, PENDING, WAITING, Ledger
 from penstock.operations.model import Operation
+from penstock.operations.queries import number_of
+from penstock.operations.retrying import retry_rows
 
 
 @pytest.fixture
@@ -247,3 +249,18 @@ async def test_without_row_data_only_rows_with_a_record_have_a_key(penstock):
     rows = (await penstock.operations.rows(done.id, data=True)).items
     assert [(row.state, row.key, row.data) for row in rows] == [("Completed", None, None), ("Invalid", "b", None)]
     assert await numbers(penstock, done.id, row_key="b") == [2]
+
+
+async def test_an_edited_row_shows_its_new_data_and_key(penstock, done):
+    number = await number_of_operation(penstock, done.id)
+    await retry_rows(penstock.db, number, [3], actor="ana", token="t", data={3: ["Q3", "3"]})
+    await penstock.run_until_done(done.id, every_s=0.01)
+    row = await penstock.operations.row(done.id, 3)
+    assert (row.state, row.key, row.data, row.generation) == ("Completed", "Q3", {"code": "Q3", "weight": "3"}, 1)
+    assert await numbers(penstock, done.id, row_key="Q3") == [3]
+    assert await numbers(penstock, done.id, row_key="P3") == []
+
+
+async def number_of_operation(penstock: Penstock, operation: str) -> int:
+    async with penstock.db.read() as tx:
+        return await number_of(tx, operation)

@@ -6,7 +6,7 @@ import asyncio
 import os
 import types
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from reference_model import ALWAYS, SKIP, Interruption, Row, Scenario, Step, counters, difference, output_of, scenarios
 
 from penstock import BatchContext, Context, Pipeline, operation, step
-from penstock.operations.model import Operation
+from penstock.operations.model import Operation, RowView
 from penstock.settings import Settings
 from penstock.testing import Engine, engine
 
@@ -44,6 +44,7 @@ class Puppeteer:
         self.scenario = scenario
         self.failed: Counter[tuple[int, int]] = Counter()
         self.completed: Counter[tuple[int, int]] = Counter()
+        self.begun: set[tuple[int, int]] = set()
         self.calls = 0
         self.ends = list(scenario.interruptions)
         self.end_is_due = asyncio.Event()
@@ -70,7 +71,8 @@ class Puppeteer:
         self.end_is_due.clear()
         return self.ends.pop(0)
 
-    async def enter(self) -> None:
+    async def enter(self, index: int, *rows: Item) -> None:
+        self.begun.update((row.id, index) for row in rows)
         if self.called():
             await asyncio.Event().wait()
 
@@ -109,19 +111,20 @@ def _condition(scenario: Scenario, index: int) -> Callable[..., bool]:
 
 def _body(puppeteer: Puppeteer, index: int, spec: Step) -> Callable[..., Any]:
     async def awaited(self: Any, row: Item, ctx: Context) -> int:
-        await puppeteer.enter()
+        await puppeteer.enter(index, row)
         if puppeteer.fails(row.id, index):
             raise OSError(f"row {row.id}")
         return output_of(row.id, index)
 
     def threaded(self: Any, row: Item, ctx: Context) -> int:
+        puppeteer.begun.add((row.id, index))
         puppeteer.called()
         if puppeteer.fails(row.id, index):
             raise OSError(f"row {row.id}")
         return output_of(row.id, index)
 
     async def batched(self: Any, rows: list[Item], ctx: BatchContext) -> list[int | Exception]:
-        await puppeteer.enter()
+        await puppeteer.enter(index, *rows)
         answers = [OSError("row") if puppeteer.fails(row.id, index) else output_of(row.id, index) for row in rows]
         if spec.raises and any(isinstance(answer, OSError) for answer in answers):
             raise OSError("batch")
@@ -164,9 +167,17 @@ async def check(scenario: Scenario, url: str, folder: Path) -> None:
     wanted = counters([view.state for view in views])
     assert {name: getattr(done, name) for name in wanted} == wanted
     assert report.is_clean, report.differences
-    for index, spec in enumerate(scenario.steps):
-        if spec.is_at_most_once:
-            assert max((puppeteer.completed[n, index] + puppeteer.failed[n, index] for n in range(20)), default=0) <= 1
+    check_effects(scenario, views, puppeteer)
+
+
+def check_effects(scenario: Scenario, views: Sequence[RowView], puppeteer: Puppeteer) -> None:
+    """What happened outside: nothing twice that may happen once, and no doubt about a call that was never made."""
+    ends = puppeteer.completed + puppeteer.failed
+    once = {index for index, spec in enumerate(scenario.steps) if spec.is_at_most_once}
+    assert [place for place, times in ends.items() if times > 1 and place[1] in once] == []
+    if not any(end.kills for end in scenario.interruptions):
+        in_doubt = {(view.number, s.index) for view in views for s in view.steps if s.error_type == "InDoubt"}
+        assert in_doubt <= puppeteer.begun
 
 
 @pytest.mark.covers("I-01", "I-02", "I-03", "I-04", "I-05", "I-06", "I-43", "SM-001", "SM-053")
@@ -176,8 +187,9 @@ async def test_an_operation_comes_out_as_the_model_says(scenario: Scenario, data
     await check(scenario, database_url, tmp_path)
 
 
-PLAIN = Step("async")
+PLAIN, ONCE = Step("async"), Step("async", is_at_most_once=True)
 OK = Row("valid", (0, 0))
+STOP, CUT_OFF, KILL = Interruption(1, False, False), Interruption(1, False, True), Interruption(8, True, True)
 
 
 @pytest.mark.parametrize(
@@ -185,10 +197,13 @@ OK = Row("valid", (0, 0))
     [
         Scenario((PLAIN, PLAIN), (), 1, 1, 1, True, ()),
         Scenario((PLAIN, PLAIN), (Row("invalid", (0, 0)), Row("broken", (0, 0))), 1, 1, 1, True, ()),
-        Scenario((PLAIN, Step("async", is_at_most_once=True)), (OK,) * 6, 3, 2, 2, True, (Interruption(8, True, True),)),
+        Scenario((PLAIN, ONCE), (OK,) * 6, 3, 2, 2, True, (KILL,)),
+        Scenario((ONCE, PLAIN), (OK,), 1, 1, 1, True, (STOP,)),
+        Scenario((PLAIN, ONCE), (OK,), 1, 1, 1, True, (STOP,)),
+        Scenario((PLAIN, ONCE), (OK,) * 3, 3, 3, 1, True, (CUT_OFF,)),
         Scenario((Step("batch", size=5, raises=True), PLAIN), (OK, Row("valid", (ALWAYS, 0)), OK), 3, 3, 1, False, ()),
     ],
-    ids=["empty", "nothing valid", "killed in doubt", "one guilty row"],
+    ids=["empty", "nothing valid", "killed", "stopped behind once", "stopped before once", "cut off", "one guilty row"],
 )
 async def test_the_corners_come_out_as_the_model_says(scenario: Scenario, database_url: str, tmp_path: Path):
     await check(scenario, database_url, tmp_path)

@@ -11,7 +11,7 @@ from parcels import Parcel, Parcels, parcels_csv, replant, run, shop
 from sqlalchemy import delete, insert, select, update
 from sqlalchemy.sql import Executable
 
-from penstock import Context, Penstock, operation
+from penstock import Context, Penstock, Pipeline, StepFailed, operation, step
 from penstock.errors import NotFound
 from penstock.journal.tables import transitions
 from penstock.operations.held import pack_rows
@@ -309,3 +309,24 @@ async def test_a_file_that_was_changed_is_noticed(penstock, done, tmp_path, harm
     plain, deep = [await penstock.operations.verify(done.id, deep=deep) for deep in (False, True)]
     assert rules(deep) == {"file_is_stored"}
     assert plain.is_clean == (harm == "other")
+
+
+@operation("two-steps")
+class TwoSteps(Pipeline[Parcel]):
+    """The first step fails once, the second for good."""
+
+    @step(retries=1, backoff=0.001)
+    async def stumble(self, parcel: Parcel, ctx: Context) -> None:
+        if ctx.attempt == 1:
+            raise RuntimeError("not yet")
+
+    @step
+    async def fail(self, parcel: Parcel, ctx: Context) -> None:
+        raise StepFailed("never")
+
+
+async def test_a_row_that_recovered_at_one_step_and_failed_at_the_next_is_clean(database_url, tmp_path):
+    async with shop(database_url, tmp_path, TwoSteps) as penstock:
+        done = await run(penstock, b"code,weight\nP1,1\n", TwoSteps)
+        report = await penstock.operations.verify(done.id)
+    assert list(map(str, report.differences)) == []

@@ -67,7 +67,7 @@ class Place:
         options = ["--db", self.db] if self.db else []
         if app and self.app:
             options += ["--app", self.app]
-        return shlex.join([penstock_command(), *words, *options])
+        return shlex.join([*penstock_command(), *words, *options])
 
 
 @asynccontextmanager
@@ -95,14 +95,14 @@ def ask(place: Place, question: Callable[[Penstock], Coroutine[Any, Any, T]]) ->
     return asyncio.run(answer())
 
 
-def penstock_command() -> str:
+def penstock_command() -> tuple[str, ...]:
     """How this command can be called from the user's shell."""
     if shutil.which("penstock"):
-        return "penstock"
+        return ("penstock",)
     beside, here = Path(sys.executable).parent / "penstock", Path.cwd()
     if not beside.exists():
-        return "python -m penstock"
-    return str(beside.relative_to(here) if beside.is_relative_to(here) else beside)
+        return (sys.executable, "-m", "penstock")
+    return (str(beside.relative_to(here) if beside.is_relative_to(here) else beside),)
 
 
 def require_database(url: str) -> None:

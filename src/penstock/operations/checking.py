@@ -23,6 +23,7 @@ from penstock.operations.model import ErrorGroup, FileCheck, FileFault, RowError
 from penstock.operations.validation import Checked, check_batch
 from penstock.operations.sheet import VALIDATION, fault_values
 from penstock.operations.thresholds import breach
+from penstock.operations.validation import Checked, check_batch
 from penstock.pipeline import Definition, Run
 
 __all__ = ["check_file"]

@@ -51,10 +51,8 @@ async def take(db: Database, head: Head, *, owner: str) -> Head | None:
             return await move(db, tx, head.number, "picked_up", *guards, actor=owner, started_at=db.now(), **values)
         # A death counts against the rows at this position if it may have been their doing.
         is_death = head.owner is not None
-        died = operations.c.crashes + case(
-            ((operations.c.crashes == 0) | operations.c.suspect_row.is_not(None), 1), else_=0
-        )
-        crashes = died if is_death else operations.c.crashes
+        is_theirs = (operations.c.crashes == 0) | operations.c.suspect_row.is_not(None)
+        crashes = operations.c.crashes + (case((is_theirs, 1), else_=0) if is_death else 0)
         return await touch(tx, head.number, *guards, **values, crashes=crashes, suspect_row=None)
 
     return await db.transaction(claim, "take")

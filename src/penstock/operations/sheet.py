@@ -112,23 +112,26 @@ class Sheet:
         return self.stories.get((self.first_row + i, self.step(i)))
 
     def key(self, i: int) -> str | None:
-        """The row's key: as recorded, else as it stands in the file."""
+        """The row's key: an edit's, else as recorded, else as it stands in the file."""
+        edited = self._edited(i)
+        if edited is not None:
+            return self.outline.key_of(edited)
         told = next((story.row_key for story in self._told(i) if story.row_key is not None), None)
         return told if told is not None or self.raws is None else self.outline.key_of(self.raws[i])
 
     def has_key(self, i: int, key: str, *, recorded: str) -> bool:
         """Whether this is row i's key, or `recorded` the form in which its records hold it."""
-        told = list(self._told(i))
-        if any(story.row_key == recorded for story in told):
+        edited = self._edited(i)
+        if edited is not None:
+            return self.outline.key_of(edited) == key
+        if any(story.row_key == recorded for story in self._told(i)):
             return True
-        is_edited = any(story.data is not None for story in told)
-        return not is_edited and self.raws is not None and self.outline.key_of(self.raws[i]) == key
+        return self.raws is not None and self.outline.key_of(self.raws[i]) == key
 
     def data(self, i: int) -> Any:
         """The row's data: an edit's if there was one, else what the file said."""
-        edited = next((story.data for story in self._told(i) if story.data is not None), None)
-        raw = edited if edited is not None or self.raws is None else self.raws[i]
-        return self.outline.shown(raw)
+        edited = self._edited(i)
+        return self.outline.shown(edited if edited is not None or self.raws is None else self.raws[i])
 
     def view(self, i: int, *, with_data: bool) -> RowView:
         """Row i with every step it has reached."""
@@ -144,6 +147,10 @@ class Sheet:
             steps=tuple(self._step_view(i, place) for place in range(step + 2)),
             data=self.data(i) if with_data else None,
         )
+
+    def _edited(self, i: int) -> Any:
+        told = self.stories.get((self.first_row + i, -1))
+        return None if told is None else told.data
 
     def _told(self, i: int) -> Iterator[Story]:
         if self.stories:

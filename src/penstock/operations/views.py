@@ -226,7 +226,7 @@ class _KeySearch:
     """Looks through the stored rows for a key's bytes, so that only a chunk that has them is decoded."""
 
     needle: bytes
-    told: frozenset[int]  # chunks with a record of that key
+    told: frozenset[int]  # chunks with a record that may be of that key
 
     async def pick(self, tx: AsyncConnection, ids: Sequence[int]) -> dict[int, list[Any] | None]:
         """The chunks that may hold the key, with their rows where those are stored."""
@@ -242,7 +242,9 @@ class _KeySearch:
 
 
 async def _key_search(tx: AsyncConnection, outline: Outline, key: str) -> _KeySearch:
-    told = await tx.execute(_chunks_told(outline, row_records.c.row_key == cut(key, 200)))
+    # Records hold keys too, and edits, which may have changed them.
+    is_told = or_(row_records.c.row_key == cut(key, 200), row_records.c.data.is_not(None))
+    told = await tx.execute(_chunks_told(outline, is_told))
     # Cells are quoted text. A key of a JSON record may be a number, which is not quoted and has several spellings.
     is_number = outline.columns is None and key.lstrip("-")[:1].isdigit()
     needle = msgspec.json.encode(key)

@@ -11,11 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from typing import Any, Self
 
-from sqlalchemy import select
+from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from penstock.blobs.store import FileStore
-from penstock.clock import Clock, Entropy
+from penstock.clock import Clock, Entropy, FollowingClock
 from penstock.db.database import Database
 from penstock.errors import NotFound, Unavailable
 from penstock.formats import Limits, Position, open_reader
@@ -30,7 +30,8 @@ from penstock.operations.lease import Heart, Lease, bury
 from penstock.operations.outcomes import Desk
 from penstock.operations.planning import Group, next_group
 from penstock.operations.reading import Reading, take
-from penstock.operations.referee import HEAD, Head, move
+from penstock.operations.referee import HEAD, Head, move, touch
+from penstock.operations.states import OPERATION
 from penstock.operations.tables import chunks, operations
 from penstock.operations.turns import Turns
 from penstock.pipeline import Definition, Run
@@ -65,7 +66,7 @@ class Worker:
         entropy: Entropy,
     ) -> None:
         self.db, self.files, self.definitions, self.settings = db, files, definitions, settings
-        self.clock, self.entropy = clock, entropy
+        self.clock, self.entropy = FollowingClock(clock), entropy
         self.lease = Lease(db, clock, entropy, lease_s=settings.lease_s, margin_s=settings.lease_margin_s)
         self._heart: Heart | None = None
         self._next_sweep = 0.0
@@ -200,33 +201,80 @@ class Worker:
 
     async def look_round(self) -> None:
         """Hear what was decided elsewhere: operations that pause or stop, and mail for the chunks we hold."""
-        actors = {chunk: actor for chunk, actor in self._actors.items() if actor is not None}
-        working = {actor.held.operation for actor in actors.values()} | set(self._readings)
-        if not working:
-            return
         async with self.db.read() as tx:
             states = await tx.execute(
-                select(operations.c.number, operations.c.state).where(operations.c.number.in_(working))
+                select(operations.c.number, operations.c.state).where(operations.c.number.in_(self._working()))
             )
             stopped = {number: state for number, state in states if state in ("Paused", "Stopping")}
             owned = await tx.execute(
                 select(chunks.c.id, chunks.c.mail, chunks.c.fence).where(chunks.c.owner == self.lease.id)
             )
             found = {chunk: (mail, fence) for chunk, mail, fence in owned}
-        for chunk, actor in actors.items():
-            mail, fence = found.get(chunk, (0, 0))
-            if fence == actor.held.fence:
+            reading = await tx.execute(
+                select(operations.c.number, operations.c.fence).where(operations.c.owner == self.lease.id)
+            )
+            strays = [(number, fence) for number, fence in reading if number not in self._readings]
+        actors = {chunk: actor for chunk, actor in self._actors.items() if actor is not None}
+        for chunk, (mail, fence) in found.items():
+            actor = actors.get(chunk)
+            if actor is not None and fence == actor.held.fence:
                 actor.look(mail)
+            elif chunk not in self._actors:
+                await self._give_up(chunk, fence)
+        for number, fence in strays:
+            await self._give_up_reading(number, fence)
         for number, state in stopped.items():
             self._halt_all(state, number)
+
+    def _working(self) -> set[int]:
+        return {actor.held.operation for actor in self._actors.values() if actor is not None} | set(self._readings)
+
+    async def _give_up(self, chunk: int, fence: int) -> None:
+        """Let go of a chunk that is ours on disk but not in hand: the answer to a claim or a release was lost."""
+
+        async def let_go(tx: AsyncConnection) -> None:
+            mine = (chunks.c.id == chunk, chunks.c.fence == fence, chunks.c.owner == self.lease.id)
+            await tx.execute(update(chunks).where(*mine).values(owner=None))
+
+        await self.db.transaction(let_go, "give_up")
+
+    async def _give_up_reading(self, number: int, fence: int) -> None:
+        async def let_go(tx: AsyncConnection) -> None:
+            await touch(tx, number, operations.c.fence == fence, operations.c.owner == self.lease.id, owner=None)
+
+        await self.db.transaction(let_go, "give_up")
 
     async def _sweep_sometimes(self) -> None:
         """Cover callers that died between storing a signal and waking its row, and workers that died beside us."""
         if self.clock.monotonic() < self._next_sweep:
             return
         self._next_sweep = self.clock.monotonic() + SWEEP_S
+        await self._follow_clock()
+        await self._forget_settled()
         if await bury(self.db, long_dead_s=LONG_DEAD_S) or await mailroom.sweep(self.db):
             self.wake.set()
+
+    async def _follow_clock(self) -> None:
+        """Due times and deadlines are on the database's clock; ours may be off."""
+        if not self.clock.is_real or self.db.dialect.is_file:
+            return
+        before = self.clock.now_us()
+        async with self.db.read() as tx:
+            theirs = (await tx.execute(select(self.db.now()))).scalar_one()
+        ours = (before + self.clock.now_us()) // 2
+        self.clock.follow(self.clock.ahead_us + theirs - ours)
+
+    async def _forget_settled(self) -> None:
+        """Operations that have ended need no place in memory."""
+        idle = set(self._executions) - self._working()
+        if idle:
+            async with self.db.read() as tx:
+                query = select(operations.c.number).where(
+                    operations.c.number.in_(idle), operations.c.state.in_(OPERATION.settled)
+                )
+                settled = (await tx.execute(query)).scalars().all()
+            for number in settled:
+                del self._executions[number]
 
     # --- reading files
 
