@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,10 @@ from typing import Any
 import pytest
 
 from penstock.cli import main
+from penstock.engine import Penstock
+from penstock.operations.control import cancel
+from penstock.operations.queries import number_of
+from penstock.pipeline import load_app
 
 APP = str(Path(__file__).parent / "cli_app.py")
 GUESTS = "name,age\nAnn,30\nNobody,40\nShaky,50\n,60\nBea,old\n"
@@ -115,6 +120,29 @@ def test_a_file_without_the_columns_fails_with_exit_1_and_the_reason(penstock: R
     assert "Failed" in out
     assert "Reason" in out
     assert "name" in out
+
+
+@pytest.mark.covers("SM-008")
+def test_too_many_errors_fail_the_operation_with_exit_1(penstock: Run):
+    code, out, _ = penstock(*invite("guests.csv", "--set", "max_errors=0", "--json"))
+    assert code == 1
+    assert document(out)["status"] == "Failed"
+    assert document(out)["errorMessage"]
+
+
+def test_an_operation_that_was_cancelled_is_exit_4(penstock: Run, tmp_path: Path):
+    code, out, _ = penstock("run", "--resume", asyncio.run(cancelled_operation(tmp_path)), "--app", APP)
+    assert code == 4
+    assert "Cancelled" in out
+
+
+async def cancelled_operation(folder: Path) -> str:
+    async with Penstock.open("sqlite:///penstock.db", operations=load_app(APP)) as engine:
+        made = await engine.operations.create("dawdle", file=folder / "good.csv")
+        async with engine.db.read() as tx:
+            number = await number_of(tx, made.id)
+        await cancel(engine.db, number, actor="ann")
+        return made.id
 
 
 def test_metadata_comes_from_a_file_and_single_fields_go_over_it(penstock: Run, tmp_path: Path):

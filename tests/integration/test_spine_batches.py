@@ -49,8 +49,8 @@ async def test_none_means_that_every_row_succeeded_and_a_sequence_answers_for_ea
         async def quiet(self, rows: list[Item], ctx: BatchContext) -> None: ...
 
         @step.batch(size=10)
-        def each(self, rows: list[Item], ctx: BatchContext) -> list[int | None | Exception]:
-            answers: dict[int, int | None | Exception] = {2: StepFailed("not you"), 3: None}
+        def each(self, rows: list[Item], ctx: BatchContext) -> list[int | Exception | None]:
+            answers: dict[int, int | Exception | None] = {2: StepFailed("not you"), 3: None}
             return [answers.get(row.id, row.id * 10) for row in rows]
 
     async with engine([Answers], url=database_url, tmp_path=tmp_path) as e:

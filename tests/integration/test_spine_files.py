@@ -82,7 +82,7 @@ async def test_the_feed_of_all_operations_goes_on_behind_what_was_seen(database_
         second = await e.run(Greet, CSV, file_name="b.csv")
         feed = await e.operations.events(since=seen)
     assert {m.operation_id for m in feed} == {second.id} != {first.id}
-    assert [m.event for m in feed][0] == "created"
+    assert feed[0].event == "created"
 
 
 @pytest.mark.covers("SM-049", "SM-095")

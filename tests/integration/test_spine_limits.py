@@ -198,7 +198,7 @@ async def test_an_error_rate_stops_a_running_operation(database_url: str, tmp_pa
 
     async def stopped() -> None:
         async with asyncio.timeout(20):
-            while (await e.operations.get(made.id)).status == "Running":
+            while (await e.operations.get(made.id)).status == "Running":  # noqa: ASYNC110
                 await asyncio.sleep(0)
 
     async with engine([Rate], url=database_url, tmp_path=tmp_path, settings=Settings(chunk_rows=100)) as e:

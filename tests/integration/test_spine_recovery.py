@@ -1,4 +1,4 @@
-"""Interruptions: a worker stops or dies anywhere, another goes on, no row is lost and none is run again once recorded."""
+"""Interruptions: a worker stops or dies anywhere, another goes on; no row is lost, none runs again once recorded."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from pydantic import BaseModel, Field
@@ -30,7 +30,7 @@ class Budget(BaseModel):
 class Recorder(Pipeline[Order]):
     """Remembers the rows that ran."""
 
-    ran: list[int]
+    ran: ClassVar[list[int]]
 
     @step
     async def book(self, row: Order, ctx: Context) -> None:
@@ -41,7 +41,7 @@ class Recorder(Pipeline[Order]):
 async def test_every_fault_of_a_row_is_reported_by_field_and_the_row_never_runs(database_url: str, tmp_path: Path):
     @operation("orders", row_key="id")
     class Orders(Recorder):
-        ran: list[int] = []
+        ran: ClassVar[list[int]] = []
 
     rows = [{"id": 1}, {"id": "x", "email": 5, "amount": -1}, {"id": 3}]
     async with engine([Orders], url=database_url, tmp_path=tmp_path) as e:
@@ -61,7 +61,7 @@ async def test_every_fault_of_a_row_is_reported_by_field_and_the_row_never_runs(
 async def test_the_key_of_an_invalid_row_is_kept_where_it_can_be_read(database_url: str, tmp_path: Path):
     @operation("orders", row_key="email")
     class Orders(Recorder):
-        ran: list[int] = []
+        ran: ClassVar[list[int]] = []
 
     async with engine([Orders], url=database_url, tmp_path=tmp_path) as e:
         done = await e.run(Orders, b"id,email\nx,ana@b\n7,bob@b\ny,\n", file_name="orders.csv")
@@ -85,7 +85,7 @@ async def test_the_model_then_validators_in_order_then_validate_row(database_url
 
     @operation("orders", validators=[first, second])
     class Orders(Recorder):
-        ran: list[int] = []
+        ran: ClassVar[list[int]] = []
 
         async def validate_row(self, row: Order, meta: None) -> None:
             asked.append(("own", row.id))
@@ -109,7 +109,7 @@ async def test_the_model_then_validators_in_order_then_validate_row(database_url
 async def test_a_validator_may_report_several_faults(database_url: str, tmp_path: Path):
     @operation("orders")
     class Orders(Recorder):
-        ran: list[int] = []
+        ran: ClassVar[list[int]] = []
 
         def validate_row(self, row: Order, meta: None) -> None:
             raise RowInvalid(faults={"id": "taken", "email": "unknown"})
@@ -121,22 +121,33 @@ async def test_a_validator_may_report_several_faults(database_url: str, tmp_path
     assert record.message == "id: taken; email: unknown"
 
 
+VERDICTS = [RowInvalid("no"), ValueError("no"), UnicodeError("no"), AssertionError("no")]
+TROUBLE = [ConnectionError("no"), KeyError("no"), TypeError("no"), RuntimeError("no")]
+
+
 @pytest.mark.covers("SM-052")
-async def test_a_validator_that_breaks_is_not_the_rows_fault(database_url: str, tmp_path: Path):
+@pytest.mark.parametrize(
+    "error, kind",
+    [*((error, "Validation") for error in VERDICTS), *((error, "Processing") for error in TROUBLE)],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+async def test_only_a_validators_verdict_is_the_rows_fault_and_not_its_trouble(
+    database_url: str, tmp_path: Path, error: Exception, kind: str
+):
     @operation("orders")
     class Orders(Recorder):
-        ran: list[int] = []
+        ran: ClassVar[list[int]] = []
 
         async def validate_row(self, row: Order, meta: None) -> None:
             if row.id == 2:
-                raise ConnectionError("the directory is away")
+                raise error
 
     async with engine([Orders], url=database_url, tmp_path=tmp_path) as e:
         done = await e.run(Orders, [{"id": 1}, {"id": 2}])
         [record] = await records_of(e.penstock.db, done.id)
-    assert (record.step, record.error_type) == (-1, "Processing")
-    assert record.message == "ConnectionError: the directory is away"
-    assert (done.failed_rows, done.invalid_rows) == (1, 0)
+    assert (record.step, record.state, record.error_type) == (-1, "Failed", kind)
+    assert record.message == "no" if kind == "Validation" else type(error).__name__ in record.message
+    assert (done.failed_rows, done.invalid_rows) == (1, int(kind == "Validation"))
     assert Orders.ran == [1]
 
 
@@ -162,7 +173,7 @@ async def test_no_step_starts_before_the_last_row_is_judged(database_url: str, t
 async def test_a_file_of_invalid_rows_ends_with_errors_and_runs_nothing(database_url: str, tmp_path: Path):
     @operation("orders")
     class Orders(Recorder):
-        ran: list[int] = []
+        ran: ClassVar[list[int]] = []
 
     async with engine([Orders], url=database_url, tmp_path=tmp_path, settings=SMALL) as e:
         done = await e.run(Orders, [{"id": "x"}] * 7)

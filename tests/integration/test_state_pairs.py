@@ -1,4 +1,4 @@
-"""In the database too: a stored record moves exactly as its table says, and no state outside the table can be stored."""
+"""In the database too a record moves exactly as its table says, and no state outside the table can be stored."""
 
 from __future__ import annotations
 

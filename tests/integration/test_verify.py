@@ -17,6 +17,8 @@ from penstock.journal.tables import transitions
 from penstock.operations.held import pack_rows
 from penstock.operations.ledger import COMPLETED, FAILED, PENDING, WAITING, Ledger
 from penstock.operations.model import Operation, VerifyReport
+from penstock.operations.queries import number_of
+from penstock.operations.retrying import retry_rows
 from penstock.operations.tables import chunk_rows, chunks, operations, row_records
 
 
@@ -329,4 +331,14 @@ async def test_a_row_that_recovered_at_one_step_and_failed_at_the_next_is_clean(
     async with shop(database_url, tmp_path, TwoSteps) as penstock:
         done = await run(penstock, b"code,weight\nP1,1\n", TwoSteps)
         report = await penstock.operations.verify(done.id)
+    assert list(map(str, report.differences)) == []
+
+
+async def test_a_row_that_failed_at_a_step_and_was_edited_is_clean(penstock, done):
+    async with penstock.db.read() as tx:
+        number = await number_of(tx, done.id)
+    await retry_rows(penstock.db, number, [14], actor="ana", token="t", data={14: ["P14", "14"]})
+    again = await penstock.run_until_done(done.id, every_s=0.01)
+    report = await penstock.operations.verify(done.id)
+    assert again.successful_rows == done.successful_rows + 1
     assert list(map(str, report.differences)) == []

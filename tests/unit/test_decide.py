@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import Fault, RetryLater, RowInvalid, StepFailed
+from penstock.errors import RetryLater, RowInvalid, StepFailed
 from penstock.operations.decide import (
     MESSAGE_MAX,
     RETRY_LATER_MAX_S,
@@ -20,7 +20,6 @@ from penstock.operations.decide import (
     judge,
 )
 from penstock.operations.states import ROW_STEP
-from penstock.operations.validation import Objection, object_to
 from penstock.pipeline import Backoff, StepOptions
 
 STEADY = Backoff.constant(5)
@@ -103,18 +102,6 @@ def test_every_verdict_is_a_move_a_running_step_can_make(error: BaseException, e
     verdict = judged(error, errors=errors, retries=retries)
     assert ROW_STEP.after("Running", verdict.event)
     assert (verdict.event == "postponed") or verdict.after == 0
-
-
-@pytest.mark.covers("SM-052")
-@pytest.mark.parametrize("error", [ValueError("x"), AssertionError("x"), UnicodeError("x"), RowInvalid("x")])
-def test_value_and_assertion_errors_of_a_validator_are_the_rows_fault(error: Exception):
-    assert object_to(error) == Objection([Fault("x")], "Validation")
-
-
-@pytest.mark.covers("SM-052")
-@pytest.mark.parametrize("error", [OSError("x"), KeyError("x"), TypeError("x"), RuntimeError("x")])
-def test_other_errors_of_a_validator_are_not(error: Exception):
-    assert object_to(error).error_type == "Processing"
 
 
 def test_a_row_is_invalid_by_its_faults():

@@ -17,7 +17,7 @@ ROOT = Path(penstock.__file__).parent
 # except that everything may raise our errors.
 LINES: tuple[tuple[str, ...], ...] = (
     ("errors",),
-    ("machine", "clock", "schema", "settings"),
+    ("machine", "clock", "schema", "settings", "failpoints"),
     ("pipeline",),
     ("db",),
     ("journal", "outbox", "formats", "targets"),
@@ -64,7 +64,7 @@ def modules() -> dict[str, Path]:
 
 
 def imported(path: Path, *, lazy: bool = True) -> Iterator[tuple[int, str]]:
-    """Every import of a module with its line, those inside functions too unless told; type-checking blocks never run."""
+    """Every import with its line, those inside functions too unless told. Type-checking blocks never run."""
     tree = ast.parse(path.read_text())
     blocks = [node for node in ast.walk(tree) if _is_type_checking(node) or (not lazy and _is_function(node))]
     skipped = {id(inner) for block in blocks for inner in ast.walk(block)}
@@ -89,7 +89,7 @@ def _is_function(node: ast.AST) -> bool:
 
 def part_of(name: str) -> str:
     """The folder or top module a dotted name below the package belongs to."""
-    return name.split(".")[0]
+    return name.partition(".")[0]
 
 
 MODULES = modules()

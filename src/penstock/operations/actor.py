@@ -103,6 +103,8 @@ class ChunkActor:
                     await self._work(self._group)
                 elif not await self._go_on():
                     return
+            if self._group is not None:
+                self.held.ledger.stand_down(self._group.rows)
             await self._leave(self._halt)
         except Lost:
             return
@@ -131,7 +133,7 @@ class ChunkActor:
         ledger = self.held.ledger
         async with self._turn(group.is_alone):
             for segment in group.segments:
-                rows = [i for i in group.rows if ledger.in_flight[i] and segment.first <= ledger.at[i] < segment.stop]
+                rows = [i for i in group.rows if ledger.in_flight[i] and segment.holds(ledger.next_place(i))]
                 if rows and self._halt is None:
                     job = job_for(self.execution, self.desk, segment, rows)
                     self.execution.crew.put(job)

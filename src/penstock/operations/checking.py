@@ -20,7 +20,6 @@ from penstock.operations.execution import Execution
 from penstock.operations.held import Story
 from penstock.operations.intake import Source, _name_of, metadata_document, open_source
 from penstock.operations.model import ErrorGroup, FileCheck, FileFault, RowError
-from penstock.operations.validation import Checked, check_batch
 from penstock.operations.sheet import VALIDATION, fault_values
 from penstock.operations.thresholds import breach
 from penstock.operations.validation import Checked, check_batch

@@ -61,7 +61,10 @@ class AttemptTimedOut(Exception):
 
 def error_text(error: BaseException) -> str:
     """What to show of an exception: its message, or its type when it has none; the type leads unless it is ours."""
-    text = str(error).replace("\x00", "\\x00")
+    try:
+        text = str(error)
+    except Exception:  # a user's exception may fail even at this
+        text = "(its text could not be made)"
     if isinstance(error, StepFailed | RetryLater | AttemptTimedOut):
         return cut(text or type(error).__name__)
     return cut(f"{type(error).__name__}: {text}" if text else type(error).__name__)

@@ -174,18 +174,18 @@ def recover(held: Held, now: int) -> None:
             continue
         ledger.in_flight[i] = 0
         ledger.lost[i] = min(255, ledger.lost[i] + 1)
-        place = ledger.at[i]
-        is_waiting = place > 0 and ledger.tracks[place].state[i] == WAITING
+        place = ledger.next_place(i)
+        is_waiting = ledger.tracks[place].state[i] == WAITING
         if place > 0 and not is_waiting and held.option(place, "delivery") == "at_most_once":
             _leave_in_doubt(held, i, place, now)
         elif ledger.lost[i] >= POISON_LOST:
             _poison(held, i, place, now, "WaitingForCompletion" if is_waiting else "Running")
-        elif place > 0:
-            story = held.story(i, place, "WaitingForCompletion" if is_waiting else "Pending", now)
-            held.note(story, "owner_lost")
+        else:
+            held.note(held.story(i, place, "WaitingForCompletion" if is_waiting else "Pending", now), "owner_lost")
 
 
 def _poison(held: Held, i: int, place: int, now: int, state: str) -> None:
+    held.ledger.at[i] = place
     held.ledger.tracks[place].state[i] = FAILED
     story = held.story(i, place, ROW_STEP.after(state, "poisoned"), now)
     story.due_at = story.deadline = None
@@ -217,9 +217,13 @@ def interrupt(held: Held, now: int) -> None:
     for i in range(ledger.rows):
         if ledger.in_flight[i]:
             ledger.in_flight[i] = 0
-            place = ledger.at[i]
-            if ledger.tracks[place].state[i] == PENDING and held.option(place, "delivery") == "at_most_once":
+            place = ledger.next_place(i)
+            if place == 0 or ledger.tracks[place].state[i] != PENDING:
+                continue
+            if held.option(place, "delivery") == "at_most_once":
                 _leave_in_doubt(held, i, place, now)
+            else:
+                held.note(held.story(i, place, ROW_STEP.after("Running", "interrupted"), now), "interrupted")
 
 
 def _leave_in_doubt(held: Held, i: int, place: int, now: int) -> None:

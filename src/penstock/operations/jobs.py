@@ -373,8 +373,6 @@ def _per_row(answers: Any, rows: int) -> Sequence[Any]:
 
 def is_ours(error: BaseException) -> bool:
     """Whether the hand itself is being cancelled; a step may leak a CancelledError of its own."""
-    if isinstance(error, GeneratorExit):
-        return True
     task = asyncio.current_task()
     return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
 

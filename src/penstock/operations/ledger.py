@@ -133,6 +133,10 @@ class Ledger:
         state = self.tracks[at].state[i]
         return RUNNING if state == PENDING and self.in_flight[i] else state
 
+    def next_place(self, i: int) -> int:
+        """What runs next of row i: its current step, or validation when it was edited."""
+        return self.at[i] if self.tracks[0].state[i] != PENDING else 0
+
     def is_terminal(self, i: int) -> bool:
         """Whether row i has its verdict."""
         return self.at[i] > self.steps or self.tracks[self.at[i]].state[i] >= FAILED
@@ -179,10 +183,10 @@ class Ledger:
 
         Asking whether a waiting row is done is no attempt.
         """
-        at, tracks, in_flight = self.at, self.tracks, self.in_flight
+        tracks, in_flight = self.tracks, self.in_flight
         for i in rows:
             in_flight[i] = 1
-            track = tracks[at[i]]
+            track = tracks[self.next_place(i)]
             if track.state[i] == PENDING:
                 track.attempt[i] += 1
 
@@ -190,7 +194,7 @@ class Ledger:
         """Take an intent back: these rows did not begin."""
         for i in rows:
             self.in_flight[i] = 0
-            track = self.tracks[self.at[i]]
+            track = self.tracks[self.next_place(i)]
             if track.state[i] == PENDING:
                 track.attempt[i] -= 1
 

@@ -90,8 +90,7 @@ class Desk:
             self.ledger.in_flight[i] = 0
         else:
             self.ledger.tracks[place].attempt[i] += 1
-        if self.held.stories:
-            self._close_stories(i, place)
+        self._close_stories(i, place)
 
     def raised(self, i: int, place: int, error: BaseException, began: int, *, isolate: bool = False) -> None:
         """An attempt of row i's step raised."""
@@ -106,6 +105,7 @@ class Desk:
         )
         if isolate and verdict.event != "postponed":
             verdict = Verdict("postponed", verdict.error_type, verdict.message, spends_retry=True)
+        self._close_stories(i, place)
         self._settle(i, verdict)
 
     def raised_by_batch(self, rows: Sequence[int], place: int, error: BaseException, began: int) -> None:
@@ -153,6 +153,7 @@ class Desk:
         options = self.execution.steps[place - 1].plan.options
         assert options.timeout is not None
         now = self._time(i, place, began)
+        self._close_stories(i, place)
         story = self._move(i, place, ROW_STEP.after("Running", "parked"), now)
         story.tell(None, None)
         story.since = max((s.since or 0 for s in self._stories(i)), default=0) or None
@@ -225,6 +226,8 @@ class Desk:
 
     def _close_stories(self, i: int, place: int) -> None:
         """Steps that now ended well may have a record of earlier trouble: bring it up to date."""
+        if not self.held.stories:
+            return
         for done in range(1, place):
             story = self.held.told(i, done)
             if story is not None and story.state == "Pending":

@@ -9,6 +9,7 @@ import os
 from collections.abc import Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any, Self
 
 from sqlalchemy import select, update
@@ -23,7 +24,7 @@ from penstock.operations import chunks as store
 from penstock.operations import mailroom
 from penstock.operations.actor import ChunkActor, Halt, Tempo
 from penstock.operations.crew import Crew
-from penstock.operations.draining import abandon_readings, drain_chunk
+from penstock.operations.draining import abandon, abandon_readings, drain_chunk
 from penstock.operations.execution import Execution
 from penstock.operations.held import Held, recover, unpack_rows
 from penstock.operations.lease import Heart, Lease, bury
@@ -309,6 +310,7 @@ class Worker:
         try:
             execution = await self._execution(head.number)
             if execution is None:
+                await self.db.transaction(partial(abandon, self.db, head, actor=self.lease.id), "abandon")
                 return
             with await asyncio.to_thread(self.files.open, execution.file_key) as source:
                 reading = self._readings[head.number] = Reading(
@@ -324,6 +326,7 @@ class Worker:
                 await reading.run(source)
         except NotFound as error:
             await self._break(head.number, str(error))
+            await self.db.transaction(partial(abandon, self.db, head, actor=self.lease.id), "abandon")
         finally:
             self._readings.pop(head.number, None)
             self.wake.set()
@@ -370,10 +373,14 @@ class Worker:
                 ),
                 "resumed",
             )
-        execution = await self._execution(held.operation)
+        try:
+            execution = await self._execution(held.operation)
+            actor = None if execution is None else await self._claim(execution, held)
+        except NotFound as error:
+            await self._break(held.operation, str(error))
+            execution = actor = None
         if execution is None:
-            return None
-        actor = await self._claim(execution, held)
+            return asyncio.sleep(0)  # it broke; the next tick drains it
         if actor is None:
             return None
         self._actors[held.id] = actor
@@ -388,13 +395,13 @@ class Worker:
 
     async def _claim(self, execution: Execution, held: Held) -> ChunkActor | None:
         """Own a chunk; a fresh one gets its first intent in the same statement."""
-        if held.version == 0:
+        if held.version == 0 and held.mail == 0:
             held.ledger.base = self.clock.now_us()
             desk = await self._desk(execution, held)
             group = next_group(held, execution.spans, now=held.ledger.base, limit=self.settings.flush_rows)
             if group is not None:
                 held.ledger.start(group.rows)
-                return self._actor(desk, group) if await self._own(held, write=True) else None
+            return self._actor(desk, group) if await self._own(held, write=group is not None) else None
         if not await self._own(held, write=False):
             return None
         async with self.db.read() as tx:
