@@ -36,7 +36,9 @@ class Penstock:
         self.files = FileStore(settings.storage_folder)
         self._workers: set[Worker] = set()
         actor = _user()
-        self.operations = Operations(db, self.files, settings, definitions, clock=clock, entropy=entropy, actor=actor)
+        self.operations = Operations(
+            db, self.files, settings, definitions, clock=clock, entropy=entropy, actor=actor, hint=self.hint
+        )
         self.signals = Signals(db, clock=clock, entropy=entropy, actor=actor, hint=self.hint)
 
     @classmethod

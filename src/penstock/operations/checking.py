@@ -13,16 +13,16 @@ from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
 from penstock.clock import Clock, from_micros
-from penstock.errors import Fault, FileRejected, MetadataInvalid
+from penstock.errors import Fault, FileRejected, MetadataInvalid, RowInvalid
 from penstock.formats import Limits, Reader, format_of, open_reader
 from penstock.operations.crew import Crew
 from penstock.operations.execution import Execution
 from penstock.operations.held import Story
-from penstock.operations.intake import Source, _name_of, metadata_document, open_source
+from penstock.operations.intake import Source, metadata_document, name_of, open_source
 from penstock.operations.model import ErrorGroup, FileCheck, FileFault, RowError
 from penstock.operations.sheet import VALIDATION, fault_values
 from penstock.operations.thresholds import breach
-from penstock.operations.validation import Checked, check_batch
+from penstock.operations.validation import Checked, check_batch, validate
 from penstock.pipeline import Definition, Run
 
 __all__ = ["check_file"]
@@ -82,7 +82,7 @@ async def check_file(
         if metadata_faults:
             execution.validators = ()
         try:
-            execution.file_format = format_of(file_name or _name_of(source))
+            execution.file_format = format_of(file_name or name_of(source))
             with _seekable(source) as stream:
                 await _check_rows(execution, stream, found, limits=limits, chunk_rows=chunk_rows)
         except FileRejected as error:
@@ -97,6 +97,24 @@ async def check_file(
         errors=tuple(found.errors),
         groups=tuple(sorted(found.groups.values(), key=lambda group: (-group.rows, group.first_row))),
     )
+
+
+async def check_row(
+    definition: Definition,
+    pipeline: object,
+    raw: Any,
+    columns: tuple[str, ...] | None,
+    *,
+    metadata: Any,
+    clock: Clock,
+) -> None:
+    """Judge one row as validation would; `RowInvalid` names everything that is wrong with it."""
+    with ThreadPoolExecutor(1) as threads:
+        execution = _execution(definition, pipeline, definition.meta.load(metadata), clock, threads)
+        execution.use_columns(columns)
+        _, objection = await validate(execution, raw)
+    if objection is not None:
+        raise RowInvalid(faults=objection.faults)
 
 
 async def _check_metadata(

@@ -23,7 +23,7 @@ from penstock.operations.states import OPERATION
 from penstock.operations.tables import operations
 from penstock.pipeline import Definition
 
-__all__ = ["Source", "create", "metadata_document", "open_source"]
+__all__ = ["Source", "create", "metadata_document", "name_of", "open_source"]
 
 Source = str | Path | bytes | BinaryIO
 
@@ -49,7 +49,7 @@ async def create(
     """
     resolved = definition.with_overrides(overrides)
     document = await metadata_document(resolved, pipeline, metadata, bytes_max=metadata_bytes_max)
-    name = file_name or _name_of(source)
+    name = file_name or name_of(source)
     file_format = format_of(name)
     stored = await asyncio.to_thread(_store, files, source)
     return await db.transaction(
@@ -147,7 +147,8 @@ def _store(files: FileStore, source: Source) -> Stored:
         return files.put(stream)
 
 
-def _name_of(source: Source) -> str:
+def name_of(source: Source) -> str:
+    """The file name of a source, from which its format is known."""
     if isinstance(source, str | Path):
         return Path(source).name
     name = getattr(source, "name", None)

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import builtins
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from datetime import datetime
 from typing import Any
 
 from penstock.blobs.store import FileStore
-from penstock.clock import Clock, Entropy
+from penstock.clock import Clock, Entropy, operation_id
 from penstock.db.database import Database
 from penstock.errors import InvalidInput, NotFound
 from penstock.formats import Limits
-from penstock.operations import intake, queries, stories, views
-from penstock.operations.checking import check_file
+from penstock.operations import control, intake, queries, retrying, stories, views
+from penstock.operations.checking import check_file, check_row
+from penstock.operations.editing import edited
 from penstock.operations.intake import Source
 from penstock.operations.model import (
     ErrorGroup,
@@ -28,12 +29,15 @@ from penstock.operations.model import (
     RowView,
     VerifyReport,
 )
+from penstock.operations.retrying import Eligibility, Retry
 from penstock.operations.sheet import verdict_codes
 from penstock.operations.verify import verify
 from penstock.pipeline import Definition, definition_of
 from penstock.settings import Settings
 
 __all__ = ["Operations"]
+
+DRAIN_S = 1.0  # how long a cancel helps to drain before it answers
 
 
 class Operations:
@@ -49,9 +53,10 @@ class Operations:
         clock: Clock,
         entropy: Entropy,
         actor: str,
+        hint: Callable[[], None],
     ) -> None:
         self._db, self._files, self._settings, self._definitions = db, files, settings, definitions
-        self._clock, self._entropy, self._actor = clock, entropy, actor
+        self._clock, self._entropy, self._actor, self._hint = clock, entropy, actor, hint
         self._pipelines: dict[str, object] = {}
         self._stack = AsyncExitStack()
 
@@ -232,6 +237,92 @@ class Operations:
             outline = await queries.outline(tx, operation, self._definitions)
             index = None if step is None else outline.step_index(step)
             return await stories.history_of(tx, outline, row=row, step=index, cursor=cursor, limit=limit)
+
+    # --- control
+
+    async def cancel(self, operation: str, *, cause: str | None = None, actor: str | None = None) -> Operation:
+        """Stop an operation for good: no row begins any more, unfinished rows end Cancelled. Twice is once."""
+        number = await self._number(operation)
+        head = await control.cancel(self._db, number, actor=actor or self._actor, cause=cause)
+        if head.state == "Stopping":
+            owner = f"cancel-{self._entropy.bits(64):016x}"
+            await control.drain(self._db, number, owner=owner, clock=self._clock, within_s=DRAIN_S)
+        return await self.get(operation)
+
+    async def pause(self, operation: str, *, cause: str | None = None, actor: str | None = None) -> Operation:
+        """Begin nothing more until `resume`; running steps end and are recorded, deadlines go on."""
+        await control.pause(self._db, await self._number(operation), actor=actor or self._actor, cause=cause)
+        return await self.get(operation)
+
+    async def resume(self, operation: str, *, cause: str | None = None, actor: str | None = None) -> Operation:
+        """Go on where a paused operation stopped."""
+        await control.resume(self._db, await self._number(operation), actor=actor or self._actor, cause=cause)
+        self._hint()
+        return await self.get(operation)
+
+    # --- running failed rows again
+
+    async def can_retry(self, operation: str) -> Eligibility:
+        """Whether all failed rows could be retried now, and every reason against it."""
+        return await retrying.can_retry(self._db, await self._number(operation))
+
+    async def retry(
+        self,
+        operation: str,
+        *,
+        rows: Iterable[int] | None = None,
+        confirm_doubt: bool = False,
+        actor: str | None = None,
+    ) -> Retry:
+        """Run failed rows again from the step that failed: all that can be, or those named. Durable when this returns.
+
+        Rows in doubt run again only when named with `confirm_doubt`. What is left out comes back with the reason.
+        """
+        number, token = await self._number(operation), operation_id(self._clock, self._entropy)
+        actor = actor or self._actor
+        if rows is None:
+            retry = await retrying.retry_all(self._db, number, actor=actor, token=token)
+        else:
+            named = list(rows)
+            if not named:
+                raise InvalidInput("name at least one row, or give no rows to retry all that failed")
+            retry = await retrying.retry_rows(
+                self._db, number, named, actor=actor, token=token, confirm_doubt=confirm_doubt
+            )
+        self._hint()
+        return retry
+
+    async def edit_row(
+        self, operation: str, row: int, changes: Mapping[str, Any], *, actor: str | None = None
+    ) -> Retry:
+        """Correct fields of a failed or invalid row and run it again; it is validated first, and again by its worker.
+
+        `RowInvalid` names every fault where this process knows the operation. The old value stays in the history.
+        """
+        number = await self._number(operation)
+        async with self._db.read() as tx:
+            outline = await queries.outline(tx, operation, self._definitions)
+            view = await views.row(tx, outline, row)
+            stored = (await queries.get(tx, operation)).metadata
+        raw = edited(view, changes, outline.columns)
+        definition = self._definitions.get(outline.name.casefold())
+        if definition is not None:
+            pipeline = await self._pipeline(definition)
+            await check_row(definition, pipeline, raw, outline.columns, metadata=stored, clock=self._clock)
+        retry = await retrying.retry_rows(
+            self._db,
+            number,
+            [row],
+            actor=actor or self._actor,
+            token=operation_id(self._clock, self._entropy),
+            data={row: raw},
+        )
+        self._hint()
+        return retry
+
+    async def _number(self, operation: str) -> int:
+        async with self._db.read() as tx:
+            return await queries.number_of(tx, operation)
 
     # --- checking
 
