@@ -18,15 +18,15 @@ def edited(row: RowView, changes: Mapping[str, Any], columns: tuple[str, ...] | 
     """
     if row.data is None:
         raise Conflict(f"row {row.number} cannot be edited: its operation keeps no row data")
-    if not isinstance(row.data, Mapping):
-        raise Conflict(f"row {row.number} cannot be edited in place: it was not read as a record ({row.data!r:.60})")
+    # A row that could not be read as a record has nothing to keep: the changes must say it all.
+    before = row.data if isinstance(row.data, Mapping) else {}
     if columns is None:
-        return {**row.data, **changes}
+        return {**before, **changes}
     unknown = [name for name in changes if name not in columns]
     if unknown:
         known = ", ".join(columns)
         raise RowInvalid(faults=[Fault(f"no such column; there are: {known}", name) for name in unknown])
-    merged = {**row.data, **changes}
+    merged = {**before, **changes}
     return [_cell(merged.get(name)) for name in columns]
 
 

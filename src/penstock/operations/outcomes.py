@@ -136,6 +136,9 @@ class Desk:
         ledger.in_flight[i] = 0
         self.keys[i] = self.execution.definition.row.key(row)
         self.held.story(i, 0, "Completed", self.execution.clock.now_us())
+        for story in self._stories(i):
+            story.row_key = self._stored_key(i)
+            self.held.changed.add((story.row, story.step))
 
     def rejected(self, i: int, objection: Objection) -> None:
         """An edited row is still wrong."""
@@ -220,7 +223,7 @@ class Desk:
         self.ledger.tracks[place].state[i] = STATES.index(state)
         self.ledger.in_flight[i] = 0
         story = self.held.story(i, place, state, now)
-        story.row_key = None if (key := self.keys[i]) is None else cut(key, 200)
+        story.row_key = self._stored_key(i)
         story.due_at = None
         return story
 
@@ -235,6 +238,10 @@ class Desk:
                 story = self.held.story(i, done, state, self.execution.clock.now_us())
                 story.due_at = None
                 story.tell(None, None)
+
+    def _stored_key(self, i: int) -> str | None:
+        key = self.keys[i]
+        return None if key is None else cut(key, 200)
 
     def _stories(self, i: int) -> list[Story]:
         row = self.held.first_row + i
