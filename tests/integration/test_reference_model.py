@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given
+from hypothesis import HealthCheck, Phase, given
 from hypothesis import settings as profile
 from pydantic import BaseModel
 from reference_model import ALWAYS, SKIP, Interruption, Row, Scenario, Step, counters, difference, output_of, scenarios
@@ -23,10 +23,12 @@ from penstock.settings import Settings
 from penstock.testing import Engine, engine
 
 EXAMPLES = int(os.environ.get("PENSTOCK_TEST_EXAMPLES", "40"))
+IS_QUICK = EXAMPLES <= 40  # the same examples every time, and no minutes of shrinking when one fails
 
 bounded = profile(
     max_examples=EXAMPLES,
-    derandomize=EXAMPLES <= 40,
+    derandomize=IS_QUICK,
+    phases=[phase for phase in Phase if not IS_QUICK or phase is not Phase.shrink],
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel
+from sqlalchemy import delete, select
 from stored import history_of, records_of, rows_of
 
 from penstock import BatchContext, Context, Pipeline, operation, step
 from penstock.clock import ManualClock
+from penstock.operations.queries import number_of
+from penstock.operations.tables import chunks, operations, workers
 from penstock.settings import Settings
 from penstock.testing import Engine, engine
 
@@ -273,7 +276,8 @@ async def test_a_crash_behind_a_barrier_does_not_repeat_what_came_before_it(
     assert calls["two"] == 5 if how == "stopped" else calls["two"] > 5
 
 
-async def test_a_worker_that_lost_its_lease_starts_nothing_and_writes_nothing(database_url: str, tmp_path: Path):
+@pytest.mark.parametrize("how", ["its lease is over", "it was declared dead"])
+async def test_a_worker_that_lost_its_chunk_writes_nothing_any_more(database_url: str, tmp_path: Path, how: str):
     entered, leave = asyncio.Event(), asyncio.Event()
     calls: list[tuple[int, int]] = []
 
@@ -285,8 +289,7 @@ async def test_a_worker_that_lost_its_lease_starts_nothing_and_writes_nothing(da
             if row.id == 2 and ctx.attempt == 1:
                 entered.set()
                 await leave.wait()
-                return "late"
-            return "in time"
+            return "first" if ctx.attempt == 1 else "second"
 
     clock = ManualClock()
     async with engine([Zombie], url=database_url, tmp_path=tmp_path, settings=SMALL, clock=clock) as first:
@@ -294,16 +297,32 @@ async def test_a_worker_that_lost_its_lease_starts_nothing_and_writes_nothing(da
         work = asyncio.create_task(first.work_until_idle())
         async with asyncio.timeout(20):
             await entered.wait()
-        clock.advance(LEASE_S + 1)
+        if how == "its lease is over":
+            clock.advance(LEASE_S + 1)
+        else:
+            async with first.penstock.db.write() as tx:
+                await tx.execute(delete(workers))
         async with engine([Zombie], url=database_url, tmp_path=tmp_path, settings=SMALL, clock=clock) as second:
             await second.work_until_idle()
+            before = await everything(second, made.id)
             leave.set()
             await work
+            assert await everything(second, made.id) == before
             done = await second.operations.get(made.id)
             stored = await rows_of(second.penstock.db, made.id)
     assert (done.status, done.successful_rows) == ("Completed", 3)
-    assert [row.outputs for row in stored] == [["in time"]] * 3
-    assert calls == [(1, 1), (2, 1), (1, 2), (2, 2), (3, 2)]
+    assert [row.outputs for row in stored] == [["second"]] * 3
+    # Only the lease by its own clock can keep a zombie from starting more; the fence keeps it from recording it.
+    assert calls[:5] == [(1, 1), (2, 1), (1, 2), (2, 2), (3, 2)]
+    assert calls[5:] == ([] if how == "its lease is over" else [(3, 1)])
+
+
+async def everything(e: Engine, operation_id: str) -> list[Any]:
+    """All that is stored of an operation and its chunks."""
+    async with e.penstock.db.read() as tx:
+        number = await number_of(tx, operation_id)
+        found = [*await tx.execute(select(operations).where(operations.c.number == number))]
+        return found + [*await tx.execute(select(chunks).where(chunks.c.operation == number))]
 
 
 @pytest.mark.covers("SM-008")

@@ -116,6 +116,16 @@ class Database:
                     raise Unavailable(f"a transaction collided with others {tries} times") from error
             await _back_off(tries)
 
+    async def ring(self, tx: AsyncConnection) -> None:
+        """Wake those who listen on other processes, when this transaction commits."""
+        if self.dialect.ring:
+            await tx.exec_driver_sql(self.dialect.ring)
+
+    async def listen(self, heard: Callable[[], None]) -> None:
+        """Call `heard` whenever somebody rings; comes back when the connection is lost, at once where none can."""
+        async with self.connection() as connection:
+            await self.dialect.listen(connection, heard)
+
     @asynccontextmanager
     async def write(self) -> AsyncIterator[AsyncConnection]:
         """One write transaction that is tried once, committed at the end of the block, undone by any error."""

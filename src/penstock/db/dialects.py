@@ -6,10 +6,11 @@ when a COMMIT was sent.
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import sqlite3
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, ClassVar, Literal
 
@@ -19,7 +20,7 @@ from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.dialects.sqlite.base import SQLiteTypeCompiler
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from sqlalchemy.sql.dml import Insert
 
 from penstock.clock import Clock
@@ -54,6 +55,8 @@ class Dialect(ABC):
     on_connect: ClassVar[tuple[str, ...]] = ()
     upgrade_lock: ClassVar[tuple[str, ...]] = ()
     upgrade_unlock: ClassVar[tuple[str, ...]] = ()
+    # What to send in a transaction to wake those who `listen`; where there is nothing, they look by themselves.
+    ring: ClassVar[str] = ""
 
     # One query whose row holds the version and the settings, and what they must be.
     facts: ClassVar[str]
@@ -69,6 +72,11 @@ class Dialect(ABC):
 
     def adapt(self, engine: AsyncEngine) -> None:  # noqa: B027  # most need nothing
         """Change what SQLAlchemy would do for this database."""
+
+    async def listen(  # noqa: B027  # most cannot
+        self, connection: AsyncConnection, heard: Callable[[], None]
+    ) -> None:
+        """Call `heard` whenever somebody rings, until the connection is lost; returns at once where nobody can."""
 
     @abstractmethod
     def trouble(self, error: DBAPIError) -> Trouble:
@@ -168,6 +176,7 @@ class Postgresql(Dialect):
     begin_read = ("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY",)
     # The number is ours alone; the lock ends with the transaction.
     upgrade_lock = ("SET LOCAL lock_timeout = '60s'", "SELECT pg_advisory_xact_lock(7308324469)")
+    ring = "SELECT pg_notify('penstock', '')"
     facts = (
         "SELECT current_setting('server_version') AS version, current_setting('fsync') AS fsync,"
         " current_setting('synchronous_commit') AS synchronous_commit,"
@@ -187,6 +196,13 @@ class Postgresql(Dialect):
         if "sslmode" not in url.query:
             return url
         return url.difference_update_query(["sslmode"]).update_query_pairs([("ssl", str(url.query["sslmode"]))])
+
+    async def listen(self, connection: AsyncConnection, heard: Callable[[], None]) -> None:
+        driver: Any = (await connection.get_raw_connection()).driver_connection
+        is_lost = asyncio.Event()
+        driver.add_termination_listener(lambda _: is_lost.set())
+        await driver.add_listener("penstock", lambda *_: heard())
+        await is_lost.wait()
 
     def connect_args(self) -> dict[str, Any]:
         return {

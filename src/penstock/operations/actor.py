@@ -46,6 +46,7 @@ class Tempo:
     grace_s: float
     shutdown_s: float
     patience_s: float
+    poison_rows_max: int
 
 
 class Stopped(Exception):
@@ -269,28 +270,24 @@ class ChunkActor:
         return str((await tx.execute(query)).scalar_one())
 
     async def _check_thresholds(self) -> None:
-        """Stop the operation when it has too many errors."""
+        """Stop the operation when it has too many errors, or too many rows that kill their workers."""
         options = self.execution.definition.options
-        if options.max_errors is None and options.max_error_rate is None:
+        has_limits = options.max_errors is not None or options.max_error_rate is not None
+        is_suspect = has_limits and self.held.ledger.counts().unsuccessful > 0
+        if not is_suspect and not any(self.held.ledger.lost):
             return
 
         async def stop(tx: AsyncConnection) -> None:
             counts = await sum_counts(tx, self.held.operation)
             reason = breach(options, failed=counts.unsuccessful, processed=counts.processed)
+            poison = await store.count_poison(tx, self.held.operation)
+            if poison > self.tempo.poison_rows_max:
+                reason = f"{poison} rows killed their workers; poison_rows_max is {self.tempo.poison_rows_max}"
             if reason:
-                await move(
-                    self.db,
-                    tx,
-                    self.held.operation,
-                    "broke",
-                    actor=self.owner,
-                    cause=reason,
-                    stop_outcome="Failed",
-                    error=reason,
-                )
+                event = {"stop_outcome": "Failed", "error": reason, "cause": reason, "actor": self.owner}
+                await move(self.db, tx, self.held.operation, "broke", **event)
 
-        if self.held.ledger.counts().unsuccessful:
-            await self.db.transaction(stop, "broke")
+        await self.db.transaction(stop, "broke")
 
 
 async def _within(seconds: float | None, *events: asyncio.Event) -> bool:

@@ -63,7 +63,11 @@ async def _moved(
     *,
     is_done: tuple[str, ...],
 ) -> Head:
-    head = await db.transaction(work, event)
+    async def ring(tx: AsyncConnection) -> Head | None:
+        await db.ring(tx)
+        return await work(tx)
+
+    head = await db.transaction(ring, event)
     if head is not None:
         return head
     async with db.read() as tx:

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
-__all__ = ["Crew", "Job"]
+__all__ = ["Crew", "Job", "Spawn"]
 
 Spawn = Callable[[Coroutine[Any, Any, None]], object]
 

@@ -125,6 +125,8 @@ class Execution:
             hook.is_async for hook in (*definition.validators, definition.validate_row) if hook
         )
         self.use_columns(columns)
+        self.is_cancelled = False
+        run.is_cancelled = lambda: self.is_cancelled
 
     def use_columns(self, columns: Sequence[str] | None) -> None:
         """Rows come as cells of these columns, or as records when there are none."""

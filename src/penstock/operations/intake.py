@@ -123,6 +123,7 @@ def _insertion(
             at=db.now(),
             actor=created_by,
         )
+        await db.ring(tx)
         return new_id
 
     return insert_operation

@@ -87,7 +87,10 @@ class Lease:
 
 
 class Heart:
-    """Beats on a thread of its own until stopped; `on_lost` is called there when the lease is gone for good."""
+    """Beats on a thread of its own until stopped.
+
+    `on_lost` is called there when the lease is gone for good, or, with True, when the loop is stuck.
+    """
 
     def __init__(
         self,
@@ -97,7 +100,7 @@ class Heart:
         *,
         beat_s: float,
         stall_s: float,
-        on_lost: Callable[[str], None],
+        on_lost: Callable[[str, bool], None],
     ) -> None:
         self._lease, self._connect, self._clock = lease, connect, clock
         self._beat_s, self._stall_s, self._on_lost = beat_s, stall_s, on_lost
@@ -127,7 +130,7 @@ class Heart:
             while not await asyncio.to_thread(self._stop.wait, self._beat_s):
                 stuck_s = self._clock.monotonic() - self._alive_at
                 if stuck_s > self._stall_s:
-                    self._on_lost(f"a step has blocked the event loop for {stuck_s:.0f} s")
+                    self._on_lost(f"a step has blocked the event loop for {stuck_s:.0f} s", True)
                     return
                 await self._beat(db)
         finally:
@@ -136,7 +139,7 @@ class Heart:
     async def _beat(self, db: Database) -> None:
         try:
             if not await self._lease.beat(db):
-                self._on_lost("this worker's record is gone from the database")
+                self._on_lost("this worker's record is gone from the database", False)
                 self._stop.set()
         except Unavailable as error:
             # The lease runs on by itself; `may_start` says for how long.

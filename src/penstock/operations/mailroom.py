@@ -248,6 +248,8 @@ async def wake(db: Database, operation: int, keys: Collection[str], tx: AsyncCon
             .where(chunks.c.id == chunk)
             .values(mail=chunks.c.mail + 1, due_at=db.dialect.least(chunks.c.due_at, db.now()))
         )
+    if woken:
+        await db.ring(tx)
     return len(woken)
 
 

@@ -240,6 +240,7 @@ async def _request(
             for chunk, row, data in asked
         ],
     )
+    await db.ring(tx)
     for chunk in sorted({chunk for chunk, _, _ in asked}):
         await tx.execute(
             update(chunks).where(chunks.c.id == chunk).values(is_open=1, mail=chunks.c.mail + 1, due_at=db.now())

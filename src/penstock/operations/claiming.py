@@ -1,0 +1,101 @@
+"""From a candidate to an actor at work: owning a chunk, reading its rows, recovering what was lost with its owner."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from penstock.blobs.store import FileStore
+from penstock.clock import Clock
+from penstock.db.database import Database
+from penstock.formats import Limits, Position, open_reader
+from penstock.operations import chunks as store
+from penstock.operations.actor import ChunkActor, Tempo
+from penstock.operations.execution import Execution
+from penstock.operations.held import Held, recover, unpack_rows
+from penstock.operations.outcomes import Desk
+from penstock.operations.planning import Group, next_group
+from penstock.operations.tables import operations
+
+__all__ = ["Claims"]
+
+
+class NotRunning(Exception):
+    """The operation was stopped or paused between the look and the claim."""
+
+
+class Claims:
+    """How one worker comes to own chunks."""
+
+    def __init__(
+        self,
+        db: Database,
+        files: FileStore,
+        *,
+        owner: str,
+        clock: Clock,
+        limits: Limits,
+        tempo: Tempo,
+        turn: Callable[[bool], AbstractAsyncContextManager[None]],
+    ) -> None:
+        self._db, self._files, self._owner, self._clock = db, files, owner, clock
+        self._limits, self._tempo, self._turn = limits, tempo, turn
+
+    async def claim(self, execution: Execution, held: Held) -> ChunkActor | None:
+        """Own a chunk and prepare its work; None when another was first or the operation has stopped.
+
+        A fresh chunk gets its first intent in the same statement.
+        """
+        if held.version == 0 and held.mail == 0:
+            held.ledger.base = self._clock.now_us()
+            desk = await self._desk(execution, held)
+            group = next_group(held, execution.spans, now=held.ledger.base, limit=self._tempo.flush_rows)
+            if group is not None:
+                held.ledger.start(group.rows)
+            return self._actor(desk, group) if await self._own(held, write=group is not None) else None
+        if not await self._own(held, write=False):
+            return None
+        async with self._db.read() as tx:
+            await store.load_stories(tx, held)
+        recover(held, self._clock.now_us())
+        return self._actor(await self._desk(execution, held), None)
+
+    async def _own(self, held: Held, *, write: bool) -> bool:
+        async def own(tx: AsyncConnection) -> bool:
+            if not await store.claim(self._db, tx, held, owner=self._owner, write=write):
+                return False
+            query = select(operations.c.state).where(operations.c.number == held.operation)
+            if (await tx.execute(query)).scalar_one() != "Running":
+                raise NotRunning
+            return True
+
+        try:
+            is_ours = await self._db.transaction(own, "claim")
+        except NotRunning:
+            return False
+        if is_ours:
+            held.fence += 1
+            held.version += int(write)
+        return is_ours
+
+    def _actor(self, desk: Desk, group: Group | None) -> ChunkActor:
+        return ChunkActor(self._db, desk, group, owner=self._owner, tempo=self._tempo, turn=self._turn)
+
+    async def _desk(self, execution: Execution, held: Held) -> Desk:
+        if held.data is not None:
+            return Desk(execution, held, unpack_rows(held.data))
+        return Desk(execution, held, await asyncio.to_thread(self._reread, execution, held))
+
+    def _reread(self, execution: Execution, held: Held) -> list[Any]:
+        """The rows of a chunk from its source, for operations that keep no row data."""
+        with self._files.open(execution.file_key) as source:
+            reader = open_reader(
+                source, format=execution.file_format, schema=execution.definition.row.schema, limits=self._limits
+            )
+            batches = reader.batches(held.row_count, Position(held.source_offset, held.first_row))
+            return list(next(batches).rows)

@@ -1,0 +1,117 @@
+"""The operations that run in this process, each with its code, built when first needed and forgotten when settled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+
+from sqlalchemy import Row, select
+
+from penstock.clock import Clock, Entropy
+from penstock.db.database import Database
+from penstock.errors import InvalidInput, PenstockError
+from penstock.operations.crew import Crew, Spawn
+from penstock.operations.execution import Execution
+from penstock.operations.states import OPERATION
+from penstock.operations.tables import operations
+from penstock.pipeline import Definition, Run
+from penstock.settings import Settings
+
+__all__ = ["Broken", "Executions"]
+
+
+class Broken(PenstockError):
+    """The operation cannot go on with the code and files that are here now."""
+
+
+class Executions:
+    """Executions by operation number; pipelines are built once per process and shared."""
+
+    def __init__(
+        self,
+        db: Database,
+        definitions: Mapping[str, Definition],
+        settings: Settings,
+        *,
+        clock: Clock,
+        entropy: Entropy,
+        spawn: Spawn,
+        may_start: Callable[[], bool],
+    ) -> None:
+        self._db, self._definitions, self._settings = db, definitions, settings
+        self._clock, self._entropy, self._spawn, self._may_start = clock, entropy, spawn, may_start
+        self._made: dict[int, Execution] = {}
+        self._pipelines: dict[str, object] = {}
+        self._stack = AsyncExitStack()
+        self._threads = ThreadPoolExecutor(settings.sync_threads, thread_name_prefix="penstock-step")
+
+    @property
+    def names(self) -> list[str]:
+        """The operations we have code for."""
+        return [definition.name for definition in self._definitions.values()]
+
+    @property
+    def widest(self) -> int:
+        """The largest number of rows that one of the running operations may have in flight."""
+        return max((e.definition.options.max_row_concurrency for e in self._made.values()), default=0)
+
+    async def get(self, number: int) -> Execution:
+        """The operation with its code; `Broken` when its declaration no longer fits what was stored at creation."""
+        if number not in self._made:
+            async with self._db.read() as tx:
+                row = (await tx.execute(select(operations).where(operations.c.number == number))).one()
+            self._made[number] = await self._make(row)
+        return self._made[number]
+
+    async def _make(self, row: Row[tuple[object, ...]]) -> Execution:
+        declared = self._definitions[row.name.casefold()]
+        try:
+            definition = declared.with_overrides(row.plan["overrides"])
+            meta = definition.meta.load(row.metadata)
+        except InvalidInput as error:
+            raise Broken(f"its options or metadata do not fit its declaration any more: {error}") from error
+        planned = [(step["attribute"], step["kind"]) for step in row.plan["steps"]]
+        if planned != [(step.attribute, step.kind) for step in definition.steps]:
+            before = ", ".join(name for name, _ in planned)
+            raise Broken(f"its steps were {before} when it was created, and are others now")
+        return Execution(
+            number=row.number,
+            file_format=row.file_format,
+            file_key=row.file_key,
+            definition=definition,
+            pipeline=await self._pipeline(declared),
+            run=Run(row.id, row.name, meta, definition, public_url=self._settings.public_url),
+            columns=row.columns,
+            crew=Crew(definition.options.max_row_concurrency, self._spawn),
+            clock=self._clock,
+            jitter=self._entropy.jitter,
+            threads=self._threads,
+            may_start=self._may_start,
+        )
+
+    async def _pipeline(self, definition: Definition) -> object:
+        if definition.name not in self._pipelines:
+            self._pipelines[definition.name] = await self._stack.enter_async_context(definition.lifespan())
+        return self._pipelines[definition.name]
+
+    async def forget_settled(self, working: Collection[int]) -> None:
+        """Operations that have ended need no place in memory."""
+        idle = set(self._made) - set(working)
+        if not idle:
+            return
+        async with self._db.read() as tx:
+            is_over = operations.c.number.in_(idle) & operations.c.state.in_(OPERATION.settled)
+            settled = (await tx.execute(select(operations.c.number).where(is_over))).scalars().all()
+        for number in settled:
+            del self._made[number]
+
+    def set_cancelled(self, number: int) -> None:
+        """Running steps of the operation may ask whether they should stop: they should."""
+        if number in self._made:
+            self._made[number].is_cancelled = True
+
+    async def close(self) -> None:
+        """Close what the pipelines hold open."""
+        await self._stack.aclose()
+        self._threads.shutdown(wait=False, cancel_futures=True)

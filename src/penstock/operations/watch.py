@@ -1,0 +1,116 @@
+"""What a worker hears: operations that pause or stop, mail for its chunks, work rung in from elsewhere, and the dead.
+
+Cheap reads, apart from the heartbeat, every second; and a sweep now and then for what everybody else may have missed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING
+
+from sqlalchemy import select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from penstock.errors import Unavailable
+from penstock.operations import mailroom
+from penstock.operations.lease import Heart, bury
+from penstock.operations.referee import touch
+from penstock.operations.tables import chunks, operations
+
+if TYPE_CHECKING:
+    from penstock.operations.worker import Worker
+
+__all__ = ["Watch"]
+
+SWEEP_S = 5.0
+LONG_DEAD_S = 3600.0
+
+
+class Watch:
+    """The ears of one worker."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker, self._db = worker, worker.db
+        self._next_sweep = 0.0
+
+    async def run(self, heart: Heart | None) -> None:
+        """Look round for as long as the worker lives; that we can is also the sign that its loop is not stuck."""
+        while True:
+            await asyncio.sleep(self._worker.settings.control_poll_s)
+            if heart is not None:
+                heart.loop_is_alive()
+            with contextlib.suppress(Unavailable):
+                await self.look_round()
+                await self._sweep_sometimes()
+
+    async def listen(self) -> None:
+        """Hear at once of work that was left on another machine, where the database can tell."""
+        while self._db.dialect.ring:
+            with contextlib.suppress(Unavailable):
+                await self._db.listen(self._worker.wake.set)
+            self._worker.wake.set()  # whatever was rung meanwhile was not heard
+            await asyncio.sleep(self._worker.settings.control_poll_s)
+
+    async def look_round(self) -> None:
+        """Tell actors of their mail and of operations that pause or stop; give up what is ours but not in hand."""
+        worker, owner = self._worker, self._worker.lease.id
+        async with self._db.read() as tx:
+            states = await tx.execute(
+                select(operations.c.number, operations.c.state).where(operations.c.number.in_(worker.working))
+            )
+            stopped = [(number, state) for number, state in states if state in ("Paused", "Stopping")]
+            owned = await tx.execute(select(chunks.c.id, chunks.c.mail, chunks.c.fence).where(chunks.c.owner == owner))
+            mail = [tuple(row) for row in owned]
+            reading = await tx.execute(
+                select(operations.c.number, operations.c.fence).where(operations.c.owner == owner)
+            )
+            read = [tuple(row) for row in reading]
+        for chunk, count, fence in mail:
+            actor = worker.actors.get(chunk)
+            if actor is not None and actor.held.fence == fence:
+                actor.look(count)
+            elif chunk not in worker.actors:
+                await self._give_up_chunk(chunk, fence)
+        for number, fence in read:
+            if number not in worker.readings:
+                await self._give_up_reading(number, fence)
+        for number, state in stopped:
+            worker.halt(state, number)
+
+    async def _give_up_chunk(self, chunk: int, fence: int) -> None:
+        """Let go of a chunk that is ours on disk but not in hand: the answer to a claim or a release was lost."""
+
+        async def let_go(tx: AsyncConnection) -> None:
+            mine = (chunks.c.id == chunk, chunks.c.fence == fence, chunks.c.owner == self._worker.lease.id)
+            await tx.execute(update(chunks).where(*mine).values(owner=None))
+
+        await self._db.transaction(let_go, "give_up")
+
+    async def _give_up_reading(self, number: int, fence: int) -> None:
+        async def let_go(tx: AsyncConnection) -> None:
+            mine = (operations.c.fence == fence, operations.c.owner == self._worker.lease.id)
+            await touch(tx, number, *mine, owner=None)
+
+        await self._db.transaction(let_go, "give_up")
+
+    async def _sweep_sometimes(self) -> None:
+        """Cover callers that died between storing a signal and waking its row, and workers that died beside us."""
+        worker = self._worker
+        if worker.clock.monotonic() < self._next_sweep:
+            return
+        self._next_sweep = worker.clock.monotonic() + SWEEP_S
+        await self._follow_clock()
+        await worker.executions.forget_settled(worker.working)
+        if await bury(self._db, long_dead_s=LONG_DEAD_S) or await mailroom.sweep(self._db):
+            worker.wake.set()
+
+    async def _follow_clock(self) -> None:
+        """Due times and deadlines are on the database's clock; ours may be off."""
+        clock = self._worker.clock
+        if not clock.is_real or self._db.dialect.is_file:
+            return
+        before = clock.now_us()
+        async with self._db.read() as tx:
+            theirs = (await tx.execute(select(self._db.now()))).scalar_one()
+        clock.follow(clock.ahead_us + theirs - (before + clock.now_us()) // 2)

@@ -1,0 +1,182 @@
+"""Papers that wait for a word from outside, and engines in which time moves when told: what tests of waits share."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+from sqlalchemy import select
+
+from penstock import Context, Pipeline, StepFailed, operation, step
+from penstock.clock import ManualClock
+from penstock.db.database import Database
+from penstock.operations.model import HistoryEntry, Operation
+from penstock.operations.queries import number_of
+from penstock.operations.tables import chunks, requests, signals
+from penstock.settings import Settings
+from penstock.testing import Engine, engine
+
+__all__ = [
+    "Calls",
+    "Paper",
+    "Wall",
+    "approvals",
+    "chunks_of",
+    "clean",
+    "failures",
+    "history",
+    "papers",
+    "requests_of",
+    "signals_of",
+    "states",
+    "two_engines",
+    "until",
+]
+
+Calls = Counter[tuple[str, int]]
+SECOND = 1_000_000
+
+
+class Paper(BaseModel):
+    code: str
+    desk: str = "front"
+
+
+def papers(count: int, *, desk: str = "front") -> list[dict[str, str]]:
+    """So many papers, all for one desk."""
+    return [{"code": f"p{n}", "desk": desk} for n in range(1, count + 1)]
+
+
+def approvals(calls: Calls, *, key: str = "paper-{row.code}", timeout: float = 60, retries: int = 0) -> type:
+    """Submit a paper, wait for its approval, file it; every call is counted by step and row."""
+
+    @operation("approvals", row_key="code")
+    class Approvals(Pipeline[Paper]):
+        @step
+        async def submit(self, paper: Paper, ctx: Context) -> str:
+            calls["submit", ctx.row_number] += 1
+            return f"submitted {paper.code}"
+
+        @step.signal(key=key, timeout=timeout, retries=retries)
+        async def approval(self, paper: Paper, ctx: Context) -> None:
+            calls["approval", ctx.row_number] += 1
+
+        @step
+        async def file(self, paper: Paper, ctx: Context) -> Any:
+            calls["file", ctx.row_number] += 1
+            return ctx.outputs.get("approval")
+
+    return Approvals
+
+
+def failures(calls: Calls, *, broken: Callable[[Context, str], bool], **options: Any) -> type:
+    """Three plain steps of which each fails a row when told to; every call is counted by step and row."""
+
+    @operation("failures", row_key="code", **options)
+    class Failures(Pipeline[Paper]):
+        def validate_row(self, paper: Paper, meta: None) -> None:
+            if paper.code.startswith("x"):
+                raise ValueError("no such code")
+
+        @step
+        async def first(self, paper: Paper, ctx: Context) -> str:
+            return await self.go(paper, ctx)
+
+        @step(barrier=True)
+        async def second(self, paper: Paper, ctx: Context) -> str:
+            return await self.go(paper, ctx)
+
+        @step(barrier=True)
+        async def third(self, paper: Paper, ctx: Context) -> str:
+            return await self.go(paper, ctx)
+
+        async def go(self, paper: Paper, ctx: Context) -> str:
+            calls[ctx.step_name, ctx.row_number] += 1
+            if broken(ctx, paper.code):
+                raise StepFailed(f"{ctx.step_name} fails {paper.code} in generation {ctx.generation}")
+            return f"{ctx.step_name} {paper.code}"
+
+    return Failures
+
+
+class Wall:
+    """A place where a call stays until the wall is gone."""
+
+    def __init__(self) -> None:
+        self.reached, self.gone = asyncio.Event(), asyncio.Event()
+
+    async def stop(self) -> None:
+        self.reached.set()
+        await self.gone.wait()
+
+
+@asynccontextmanager
+async def until(wall: Wall, work: Coroutine[Any, Any, Any]) -> AsyncIterator[asyncio.Task[Any]]:
+    """Begin some work and go on once it stands at the wall; it is awaited at the end, and the wall is gone then."""
+    task = asyncio.create_task(work)
+    reached = asyncio.create_task(wall.reached.wait())
+    try:
+        done, _ = await asyncio.wait({task, reached}, timeout=20, return_when=asyncio.FIRST_COMPLETED)
+        if reached not in done:
+            task.result()
+            raise AssertionError("the work never came to the wall")
+        yield task
+        wall.gone.set()
+        await asyncio.wait_for(task, 20)
+    finally:
+        wall.gone.set()
+        task.cancel()
+        reached.cancel()
+        await asyncio.gather(task, reached, return_exceptions=True)
+
+
+@asynccontextmanager
+async def two_engines(
+    *operations: object, url: str, folder: Path, settings: Settings | None = None
+) -> AsyncIterator[tuple[Engine, Engine]]:
+    """Two engines on one database and one clock, as in two processes; time moves for one at a time."""
+    clock = ManualClock()
+    shared: dict[str, Any] = {"url": url, "tmp_path": folder, "settings": settings, "clock": clock}
+    async with engine(operations, **shared) as one, engine(operations, **shared) as other:
+        yield one, other
+
+
+async def states(e: Engine, made: Operation) -> list[str]:
+    """The state of every row, in row order."""
+    return [row.state for row in (await e.operations.rows(made.id, limit=1000)).items]
+
+
+async def history(e: Engine, made: Operation, row: int | None = None) -> list[HistoryEntry]:
+    """What happened to rows before their present state."""
+    return list((await e.operations.history(made.id, row=row, limit=1000)).items)
+
+
+async def clean(e: Engine) -> list[str]:
+    """What `verify` has to say: nothing, when all is well."""
+    return list(map(str, (await e.operations.verify(deep=True)).differences))
+
+
+async def _records(db: Database, table: Any, made: Operation) -> list[Any]:
+    async with db.read() as tx:
+        mine = table.c.operation == await number_of(tx, made.id)
+        return list(await tx.execute(select(table).where(mine).order_by(table.c.id)))
+
+
+async def chunks_of(e: Engine, made: Operation) -> list[Any]:
+    """The chunks of an operation, as stored."""
+    return await _records(e.penstock.db, chunks, made)
+
+
+async def signals_of(e: Engine, made: Operation) -> list[Any]:
+    """The signals of an operation, as stored."""
+    return await _records(e.penstock.db, signals, made)
+
+
+async def requests_of(e: Engine, made: Operation) -> list[Any]:
+    """The requests of an operation, as stored."""
+    return await _records(e.penstock.db, requests, made)
