@@ -26,6 +26,7 @@ __all__ = [
     "Paper",
     "Wall",
     "approvals",
+    "at_wall",
     "chunks_of",
     "clean",
     "failures",
@@ -35,7 +36,6 @@ __all__ = [
     "signals_of",
     "states",
     "two_engines",
-    "until",
 ]
 
 Calls = Counter[tuple[str, int]]
@@ -115,24 +115,15 @@ class Wall:
         await self.gone.wait()
 
 
-@asynccontextmanager
-async def until(wall: Wall, work: Coroutine[Any, Any, Any]) -> AsyncIterator[asyncio.Task[Any]]:
-    """Begin some work and go on once it stands at the wall; it is awaited at the end, and the wall is gone then."""
+async def at_wall(wall: Wall, work: Coroutine[Any, Any, Any]) -> None:
+    """Work until somebody stands at the wall; the worker's own tasks stay where they are."""
     task = asyncio.create_task(work)
     reached = asyncio.create_task(wall.reached.wait())
-    try:
-        done, _ = await asyncio.wait({task, reached}, timeout=20, return_when=asyncio.FIRST_COMPLETED)
-        if reached not in done:
-            task.result()
-            raise AssertionError("the work never came to the wall")
-        yield task
-        wall.gone.set()
-        await asyncio.wait_for(task, 20)
-    finally:
-        wall.gone.set()
-        task.cancel()
-        reached.cancel()
-        await asyncio.gather(task, reached, return_exceptions=True)
+    done, _ = await asyncio.wait({task, reached}, timeout=20, return_when=asyncio.FIRST_COMPLETED)
+    for waiting in (task, reached):
+        waiting.cancel()
+    await asyncio.gather(task, reached, return_exceptions=True)
+    assert reached in done, "the worker never came to the wall"
 
 
 @asynccontextmanager

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from approvals import Paper, clean, history, papers, states
+from approvals import Paper, Wall, at_wall, clean, history, papers, states
 from stored import records_of, rows_of
 
 from penstock import Context, Done, Pipeline, RetryLater, StepFailed, operation, step
 from penstock.clock import ManualClock
 from penstock.operations.model import Operation
 from penstock.settings import Settings
-from penstock.testing import Engine, engine
+from penstock.testing import engine
 
 EVERY_S, TIMEOUT_S = 2, 20
 JITTER = 1.2
@@ -247,36 +247,30 @@ async def test_a_waiting_row_holds_neither_chunk_nor_turn_and_shows_when_it_is_d
 
 
 async def test_a_check_lost_with_its_worker_is_asked_again_and_the_body_is_not(clock, tmp_path):
-    """A crash in the middle of a check leaves the row waiting."""
-    remote = Remote(clock, False, True)
+    wall, bodies = Wall(), []
 
-    async with engine([kind := polled(remote)], tmp_path=tmp_path, clock=clock) as e:
-        made = await e.create(kind, papers(1))
-        await e.work_until_idle()
-        await _die_while_asking(e, remote, made)
+    @operation("stuck")
+    class Stuck(Pipeline[Paper]):
+        @step.poll(every=EVERY_S, timeout=TIMEOUT_S)
+        async def push(self, paper: Paper, ctx: Context) -> None:
+            bodies.append(ctx.row_number)
+
+        @push.check
+        async def is_pushed(self, paper: Paper, ctx: Context) -> bool:
+            await wall.stop()
+            return True
+
+    async with engine([Stuck], tmp_path=tmp_path, clock=clock) as e:
+        made = await e.create(Stuck, papers(1))
+        await at_wall(wall, e.work_until_idle())
+        await e.crash()
+        wall.gone.set()
         await e.work_until_idle()
         done = await e.operations.get(made.id)
         past = await history(e, made)
         assert await clean(e) == []
-    assert (done.status, len(remote.bodies)) == ("Completed", 1)
+    assert (done.status, bodies) == ("Completed", [1])
     assert [line.event for line in past] == ["owner_lost"]
-
-
-async def _die_while_asking(e: Engine, remote: Remote, made: Operation) -> None:
-    from penstock import failpoints
-
-    class Dead(BaseException):
-        pass
-
-    def die(point: str) -> None:
-        if point == "flush:before":
-            raise Dead
-
-    await e.skip_wait(await e.operations.get(made.id))
-    with failpoints.armed(die), pytest.raises(Dead):
-        await e.work_until_idle()
-    remote.answers = [True]
-    await e.crash()
 
 
 @pytest.mark.covers("SM-084")

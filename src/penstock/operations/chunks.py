@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import asdict
 from typing import Any
 
-from sqlalchemy import ColumnElement, Insert, RowMapping, exists, insert, literal, or_, select, update
+from sqlalchemy import ColumnElement, Insert, RowMapping, exists, func, insert, literal, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from penstock.db.database import Database
@@ -25,6 +25,7 @@ __all__ = [
     "candidates",
     "claim",
     "close",
+    "count_poison",
     "flush",
     "is_free",
     "load",
@@ -148,6 +149,12 @@ async def load_stories(tx: AsyncConnection, held: Held) -> None:
     """Read the records of a chunk's rows; only its owner may rely on them."""
     found = await tx.execute(select(row_records).where(row_records.c.chunk == held.id))
     held.stories = {(row.row, row.step): Story(**row._mapping) for row in found}
+
+
+async def count_poison(tx: AsyncConnection, operation: int) -> int:
+    """How many rows of an operation were failed because their workers died."""
+    is_poison = (row_records.c.operation == operation, row_records.c.error_type == "Poison")
+    return int((await tx.execute(select(func.count()).select_from(row_records).where(*is_poison))).scalar_one())
 
 
 async def flush(

@@ -1,0 +1,104 @@
+"""What really happened, written by the processes themselves: a line a fact, appended to one file a process.
+
+A line is one `write` of less than a page to a file opened for appending, so it survives the SIGKILL that follows it.
+Times are seconds on the host's monotonic clock, which all processes share.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+__all__ = ["Began", "Effect", "Hit", "Journal", "Line", "Said", "read_all"]
+
+LINE_BYTES_MAX = 4096
+
+
+class Began(msgspec.Struct, frozen=True, tag="began"):
+    """A worker is ready under this lease id."""
+
+    t: float
+    who: str
+    lease: str
+
+
+class Effect(msgspec.Struct, frozen=True, tag="effect", kw_only=True):
+    """User code of one row's step began or ended; `check` is a poll's question."""
+
+    t: float
+    who: str
+    what: Literal["start", "end", "check"]
+    operation: str
+    row: int
+    step: str
+    generation: int
+    attempt: int
+    key: str
+
+
+class Hit(msgspec.Struct, frozen=True, tag="hit"):
+    """A process passed a failpoint; `kills` when it died there."""
+
+    t: float
+    who: str
+    point: str
+    kills: bool = False
+
+
+class Said(msgspec.Struct, frozen=True, tag="said", kw_only=True):
+    """A client's call and what it was told: `answer` is None before the answer, then the result or the refusal.
+
+    `at` is the wall clock in microseconds, to be compared with what the database stored.
+    """
+
+    t: float
+    at: int
+    who: str
+    call: int
+    verb: str
+    operation: str | None = None
+    detail: dict[str, Any] = {}
+    answer: Any = None
+    refusal: str | None = None
+
+    @property
+    def is_acknowledged(self) -> bool:
+        """Whether the caller was told that it is done."""
+        return self.answer is not None
+
+
+Line = Began | Effect | Hit | Said
+
+
+class Journal:
+    """One process's witness."""
+
+    def __init__(self, folder: Path, who: str) -> None:
+        self.who = who
+        self._file = os.open(folder / f"{who}.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+
+    def write(self, line: Line) -> None:
+        """Append one fact."""
+        data = msgspec.json.encode(line) + b"\n"
+        assert len(data) < LINE_BYTES_MAX, f"a line of {len(data)} bytes may be torn"
+        os.write(self._file, data)
+
+    def hit(self, point: str, *, kills: bool = False) -> None:
+        """Note that a failpoint was passed."""
+        self.write(Hit(time.monotonic(), self.who, point, kills))
+
+
+def read_all(folder: Path) -> list[Line]:
+    """Every line of every process, in the order of time."""
+    return sorted((line for file in folder.glob("*.jsonl") for line in _read(file)), key=lambda line: line.t)
+
+
+def _read(file: Path) -> Iterator[Line]:
+    decoder = msgspec.json.Decoder(Line)
+    for text in file.read_bytes().splitlines():
+        yield decoder.decode(text)
