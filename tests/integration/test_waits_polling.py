@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ def polled(remote: Remote, body: Callable[[Context], Any] = lambda ctx: None, *,
 
 
 def gaps(times: Sequence[float]) -> list[float]:
-    return [round(after - before, 6) for before, after in zip(times, times[1:], strict=False)]
+    return [round(after - before, 6) for before, after in pairwise(times)]
 
 
 @pytest.fixture

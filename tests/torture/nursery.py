@@ -6,6 +6,7 @@ It alone knows process ids; signals go through process handles, so a stranger th
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import selectors
@@ -62,7 +63,8 @@ class Nursery:
         self._pid = os.fork()
         if self._pid == 0:
             self._socket.close()
-            _serve(theirs, roles)
+            with contextlib.suppress(OSError, KeyboardInterrupt):
+                _Server(theirs, roles).run()
             os._exit(0)
         theirs.close()
 
@@ -103,51 +105,52 @@ class Nursery:
 # --- the server's side
 
 
-def _serve(sock: socket.socket, roles: Mapping[str, Role]) -> None:
-    handles: dict[str, tuple[int, int]] = {}  # by name: process id, handle
-    waiting = selectors.DefaultSelector()
-    waiting.register(sock, selectors.EVENT_READ)
-    lines = sock.makefile("r")
-    while True:
-        for key, _ in waiting.select():
-            if key.data is not None:
-                pid, handle = handles.pop(key.data)
-                waiting.unregister(handle)
-                os.close(handle)
-                status = os.waitpid(pid, 0)[1]
-                sock.sendall(json.dumps({"died": key.data, "status": status, "t": time.monotonic()}).encode() + b"\n")
-        for message in _messages(sock, lines):
-            if message is None:
-                for _, handle in handles.values():
-                    signal.pidfd_send_signal(handle, signal.SIGKILL)
-                return
-            if "signal" in message and message["signal"] in handles:
-                signal.pidfd_send_signal(handles[message["signal"]][1], message["number"])
-            elif "spawn" in message:
-                pid = os.fork()
-                if pid == 0:
-                    sock.close()
-                    _live(roles[message["role"]], message)
-                handle = os.pidfd_open(pid)
-                handles[message["spawn"]] = pid, handle
-                waiting.register(handle, selectors.EVENT_READ, message["spawn"])
+class _Server:
+    """Forks, signals and buries; ends, with all its children, when the campaign is gone."""
 
+    def __init__(self, sock: socket.socket, roles: Mapping[str, Role]) -> None:
+        self.sock, self.roles = sock, roles
+        self.handles: dict[str, tuple[int, int]] = {}  # by name: process id, handle
+        self.waiting = selectors.DefaultSelector()
+        self.waiting.register(sock, selectors.EVENT_READ)
+        self.inbox = b""
 
-def _messages(sock: socket.socket, lines: Any) -> list[dict[str, Any] | None]:
-    """The messages that have come, None for the end."""
-    found: list[dict[str, Any] | None] = []
-    while _is_readable(sock):
-        line = lines.readline()
-        found.append(json.loads(line) if line else None)
-        if not line:
-            break
-    return found
+    def run(self) -> None:
+        while True:
+            for key, _ in self.waiting.select():
+                if key.data is not None:
+                    self._bury(key.data)
+                elif not self._hear():
+                    return
 
+    def _hear(self) -> bool:
+        data = self.sock.recv(65536)
+        *lines, self.inbox = (self.inbox + data).split(b"\n")
+        for message in map(json.loads, lines):
+            if "spawn" in message:
+                self._spawn(message)
+            elif message["signal"] in self.handles:
+                signal.pidfd_send_signal(self.handles[message["signal"]][1], message["number"])
+        if not data:
+            for _, handle in self.handles.values():
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
+        return bool(data)
 
-def _is_readable(sock: socket.socket) -> bool:
-    with selectors.DefaultSelector() as selector:
-        selector.register(sock, selectors.EVENT_READ)
-        return bool(selector.select(0))
+    def _spawn(self, message: Mapping[str, Any]) -> None:
+        pid = os.fork()
+        if pid == 0:
+            self.sock.close()
+            _live(self.roles[message["role"]], message)
+        handle = os.pidfd_open(pid)
+        self.handles[message["spawn"]] = pid, handle
+        self.waiting.register(handle, selectors.EVENT_READ, message["spawn"])
+
+    def _bury(self, who: str) -> None:
+        pid, handle = self.handles.pop(who)
+        self.waiting.unregister(handle)
+        os.close(handle)
+        news = {"died": who, "status": os.waitpid(pid, 0)[1], "t": time.monotonic()}
+        self.sock.sendall(json.dumps(news).encode() + b"\n")
 
 
 def _live(role: Role, message: Mapping[str, Any]) -> None:

@@ -207,7 +207,7 @@ class ChunkActor:
         if done is None:
             raise Lost("what was settled is not known here; the next claim reads it")
         done.apply(self.held, self.desk.raw)
-        self.desk.parse([i for i in self.held.ledger.unfinished() if self.desk.rows[i] is None])
+        self.desk.refresh()
         keys = {found.signal.key for found in done.matches}
         if keys:
             await self.db.transaction(partial(mailroom.wake, self.db, self.held.operation, keys), "pass_on")

@@ -33,12 +33,16 @@ class Desk:
         self.ledger: Ledger = held.ledger
         self.rows: list[Any] = [None] * held.row_count
         self.keys: list[str | None] = [None] * held.row_count
-        self._has_outputs = any(track.outputs for track in self.ledger.tracks)
         self.has_parked = False  # since the last flush
         self.has_moved = False
-        self.parse(self.ledger.unfinished())
+        self.refresh()
 
-    def parse(self, rows: Sequence[int]) -> None:
+    def refresh(self) -> None:
+        """Take in what came from outside: rows that run again, outputs that signals brought."""
+        self._has_outputs = any(track.outputs for track in self.ledger.tracks)
+        self._parse([i for i in self.ledger.unfinished() if self.rows[i] is None])
+
+    def _parse(self, rows: Sequence[int]) -> None:
         """Validated rows from stored ones; a row that no longer fits its model (it was changed) fails by itself."""
         row_type, parse = self.execution.definition.row, self.execution.parse
         validated = self.ledger.tracks[0].state

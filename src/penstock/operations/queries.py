@@ -62,7 +62,7 @@ async def outline(tx: AsyncConnection, operation: str, definitions: Mapping[str,
 async def number_of(tx: AsyncConnection, operation: str) -> int:
     """The inner number of an operation, by its id or an unambiguous beginning of it (8 characters or more)."""
     found = (await tx.execute(select(operations.c.number).where(operations.c.id == operation))).scalar()
-    if found is None and len(operation) >= 8:
+    if found is None and 8 <= len(operation) < 36:
         near = await tx.execute(
             select(operations.c.number)
             .where(operations.c.id >= operation, operations.c.id < operation + "\x7f")

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Literal
 
 import msgspec
-from sqlalchemy import insert, literal, select
+from sqlalchemy import ColumnElement, insert, literal, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -120,6 +120,8 @@ class Signals:
     ) -> Receipt:
         async with self._db.read() as tx:
             subject = await _subject(tx, operation)
+            if id is not None and (earlier := await _earlier(tx, subject, signals.c.dedupe_id == id)) is not None:
+                return earlier
         key, row = _unscope(subject.id, key, row)
         _refuse_unheard(subject, key)
         token = operation_id(self._clock, self._entropy)
@@ -128,8 +130,13 @@ class Signals:
         try:
             await self._store(subject, values)
         except IntegrityError:
+            is_same = signals.c.token == token
+            if id is not None:
+                is_same |= signals.c.dedupe_id == id
             async with self._db.read() as tx:
-                return await _earlier(tx, subject, id=id, token=token)
+                earlier = await _earlier(tx, subject, is_same)
+            assert earlier is not None, "only a signal of the same id or token can be in the way"
+            return earlier
         return await self._deliver(subject, key, token)
 
     async def _store(self, subject: _Subject, values: dict[str, Any]) -> None:
@@ -262,16 +269,10 @@ def _refuse_unheard(subject: _Subject, key: str) -> None:
         raise NoSuchWait(f"no row could wait for {key!r}; keys look like: {', '.join(map(repr, templates))}")
 
 
-async def _earlier(tx: AsyncConnection, subject: _Subject, *, id: str | None, token: str) -> Receipt:
-    found = (
-        await tx.execute(
-            select(signals).where(
-                signals.c.operation == subject.number,
-                (signals.c.token == token) | ((signals.c.dedupe_id == id) if id is not None else literal(False)),
-            )
-        )
-    ).first()
+async def _earlier(tx: AsyncConnection, subject: _Subject, is_same: ColumnElement[bool]) -> Receipt | None:
+    """The receipt of a signal that is stored already, with what became of it."""
+    found = (await tx.execute(select(signals).where(signals.c.operation == subject.number, is_same))).first()
     if found is None:
-        raise NoSuchWait("the signal was not stored")
+        return None
     step = None if found.consumed_step is None else subject.plan["steps"][found.consumed_step]["name"]
     return Receipt("duplicate", found.token, found.consumed_row, step)

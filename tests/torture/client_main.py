@@ -1,0 +1,191 @@
+"""One client process: it creates operations, signals, pauses, cancels, retries and edits, and notes what it was told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import signal
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from itertools import count
+from typing import Any
+
+from penstock import Penstock
+from penstock.errors import PenstockError, Unavailable
+from penstock.settings import Settings
+
+from .journal import Journal, Said
+from .ordeal import OPERATIONS, Brittle, Ordeal, csv_of, make_rows
+from .worker_main import prepared
+
+__all__ = ["Client", "live"]
+
+TRIES_MAX = 20
+AWAY_S = 0.2
+SETTLE_S = 15.0
+ROWS_MAX = 18
+
+
+def live(given: Mapping[str, Any]) -> None:
+    """The life of a client: it tends several operations at once until SIGTERM."""
+    with prepared(given) as journal:
+        rng = random.Random(given["seed"])
+        asyncio.run(_serve(journal, Settings(**given["settings"]), rng, given["operations"]))
+
+
+async def _serve(journal: Journal, settings: Settings, rng: random.Random, operations: int) -> None:
+    main = asyncio.current_task()
+    assert main is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, main.cancel)
+    with contextlib.suppress(asyncio.CancelledError):
+        async with Penstock.open(operations=OPERATIONS, settings=settings) as penstock:
+            client = Client(penstock, journal)
+            async with asyncio.TaskGroup() as group:
+                for _ in range(operations):
+                    group.create_task(client.tend_for_ever(random.Random(rng.random())))
+
+
+class Client:
+    """Callers of one process; every call is noted before it is made and again when it is answered."""
+
+    def __init__(self, penstock: Penstock, journal: Journal) -> None:
+        self.penstock, self.journal = penstock, journal
+        self._calls = count()
+
+    async def tend_for_ever(self, rng: random.Random) -> None:
+        """One operation after the other."""
+        while True:
+            await self.tend(rng)
+
+    async def tend(self, rng: random.Random) -> None:
+        """One operation from its creation to its end, with all that callers do meanwhile."""
+        rows = make_rows(rng, rng.randint(1, ROWS_MAX))
+        kind = Brittle if rng.random() < 0.1 else Ordeal
+        file = csv_of(rows) if rng.random() < 0.95 else b"id,colour\n1,red\n"
+        made = await self.call("create", None, lambda: self._create(kind, file), rows=len(rows), kind=kind.__name__)
+        if made is None:
+            return
+        for _ in range(rng.choice((1, 2, 3))):
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._signal(made, rows, rng))
+                group.create_task(self._meddle(made, rng))
+                group.create_task(self._await_end(made))
+            if not await self._again(made, rows, rng):
+                return
+
+    async def call(
+        self, verb: str, operation: str | None, ask: Callable[[], Awaitable[Any]], *, tries: int = 1, **detail: Any
+    ) -> Any:
+        """Make a call and note both sides; None when it was refused or its answer is unknown."""
+        number = next(self._calls)
+        self._note(number, verb, operation, detail)
+        for attempt in range(1, tries + 1):
+            try:
+                answer = await ask()
+            except Unavailable as error:
+                if attempt == tries:
+                    self._note(number, verb, operation, detail, refusal=f"unknown: {error}")
+                    return None
+                await asyncio.sleep(AWAY_S)
+            except PenstockError as error:
+                self._note(number, verb, operation, detail, refusal=f"{type(error).__name__}: {error}"[:500])
+                return None
+            else:
+                break
+        self._note(number, verb, operation or answer, detail, answer=answer)
+        return answer
+
+    def _note(self, call: int, verb: str, operation: str | None, detail: dict[str, Any], **told: Any) -> None:
+        t, at = time.monotonic(), time.time_ns() // 1000
+        self.journal.write(
+            Said(t=t, at=at, who=self.journal.who, call=call, verb=verb, operation=operation, detail=detail, **told)
+        )
+
+    async def _create(self, kind: type, file: bytes) -> str:
+        return (await self.penstock.operations.create(kind, file=file, file_name="parcels.csv")).id
+
+    # --- signals
+
+    async def _signal(self, operation: str, rows: list[dict[str, Any]], rng: random.Random) -> None:
+        """Word for most rows, early or late, some of it twice, some of it bad news."""
+        gates = [row["gate"] for row in rows if rng.random() < 0.9]
+        rng.shuffle(gates)
+        spread = rng.choice((0.0, 0.5, 2.0))
+        for number, gate in enumerate(gates):
+            await asyncio.sleep(rng.random() * spread / len(gates))
+            fails, token = rng.random() < 0.1, f"{self.journal.who}-{number}-{rng.randrange(1_000_000)}"
+            for _ in range(rng.choice((1, 1, 1, 2))):
+                await self.call(
+                    "signal",
+                    operation,
+                    lambda gate=gate, token=token, fails=fails: self._post(operation, gate, token, fails=fails),
+                    tries=TRIES_MAX,
+                    key=gate,
+                    id=token,
+                    fails=fails,
+                )
+
+    async def _post(self, operation: str, gate: str, token: str, *, fails: bool) -> dict[str, Any]:
+        signals = self.penstock.signals
+        if fails:
+            receipt = await signals.fail(operation, gate, f"refused by {token}", id=token)
+        else:
+            receipt = await signals.complete(operation, gate, payload=token, id=token)
+        return {"outcome": receipt.outcome, "id": receipt.id}
+
+    # --- control
+
+    async def _meddle(self, operation: str, rng: random.Random) -> None:
+        """Pause, resume and cancel at random moments; most operations are left alone."""
+        operations = self.penstock.operations
+        if rng.random() < 0.25:
+            await asyncio.sleep(rng.random() * 1.5)
+            await self.call("pause", operation, lambda: _status(operations.pause(operation)), tries=TRIES_MAX)
+            await asyncio.sleep(rng.random() * 0.5)
+            await self.call("resume", operation, lambda: _status(operations.resume(operation)), tries=TRIES_MAX)
+        if rng.random() < 0.15:
+            await asyncio.sleep(rng.random() * rng.choice((0.05, 2)))
+            await self.call("cancel", operation, lambda: _status(operations.cancel(operation)), tries=TRIES_MAX)
+
+    async def _await_end(self, operation: str) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SETTLE_S):
+                while True:
+                    with contextlib.suppress(Unavailable):
+                        if (await self.penstock.operations.get(operation)).is_settled:
+                            return
+                    await asyncio.sleep(AWAY_S)
+
+    # --- running again
+
+    async def _again(self, operation: str, rows: list[dict[str, Any]], rng: random.Random) -> bool:
+        """Ask for another generation of some rows; says whether anything was accepted."""
+        operations, numbers = self.penstock.operations, [row["id"] for row in rows]
+        how = rng.choice(("all", "all", "rows", "edit"))
+        if how == "all":
+            return await self._retry(operation, "retry", lambda: operations.retry(operation))
+        if how == "rows":
+            named = rng.sample(numbers, min(3, len(numbers)))
+            confirm = rng.random() < 0.3
+            return await self._retry(
+                operation,
+                "retry",
+                lambda: operations.retry(operation, rows=named, confirm_doubt=confirm),
+                rows=named,
+                confirm=confirm,
+            )
+        number, qty = rng.choice(numbers), rng.randrange(1000)
+        return await self._retry(
+            operation, "edit", lambda: operations.edit_row(operation, number, {"qty": qty}), rows=[number], qty=qty
+        )
+
+    async def _retry(self, operation: str, verb: str, ask: Callable[[], Awaitable[Any]], **detail: Any) -> bool:
+        async def submitted() -> int:
+            return int((await ask()).submitted)
+
+        return bool(await self.call(verb, operation, submitted, **detail))
+
+
+async def _status(call: Awaitable[Any]) -> str:
+    return str((await call).status)

@@ -1,0 +1,91 @@
+"""One worker process: it works until SIGTERM, and dies at the point it was told to die at."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+from penstock import Context, Penstock, failpoints
+from penstock.errors import Unavailable
+from penstock.settings import Settings
+
+from .journal import Began, Effect, Journal
+from .ordeal import OPERATIONS, set_witness
+
+__all__ = ["live", "prepared"]
+
+
+def live(given: Mapping[str, Any]) -> None:
+    """The life of a worker: `given` names it, its journal's folder, its settings and its point of death."""
+    with prepared(given) as journal:
+        set_witness(_witness(journal))
+        try:
+            asyncio.run(_work(journal, Settings(**given["settings"])))
+        except Unavailable as error:
+            print(f"unavailable: {error}", file=sys.stderr)
+            sys.exit(os.EX_TEMPFAIL)
+
+
+@contextmanager
+def prepared(given: Mapping[str, Any]) -> Iterator[Journal]:
+    """What every forked process begins with: a journal, chance of its own, and its failpoint armed."""
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(asctime)s %(name)s: %(message)s")
+    random.seed()
+    journal = Journal(Path(given["folder"]), given["who"])
+    point = given.get("point")
+    if point:
+        os.environ[failpoints.KILL_VARIABLE] = point
+    failpoints.arm_from_environment()
+    with failpoints.armed(_noting(journal, point)):
+        yield journal
+
+
+def _noting(journal: Journal, wish: str | None) -> Callable[[str], None]:
+    """Write down every point that is passed, then die at the one that was asked for."""
+    point, _, count = (wish or "").partition("=")
+    hits = 0
+    kill = failpoints.kill_at(point, int(count or 1))
+
+    def action(name: str) -> None:
+        nonlocal hits
+        hits += name == point
+        journal.hit(name, kills=name == point and hits == int(count or 1))
+        kill(name)
+
+    return action
+
+
+def _witness(journal: Journal) -> Callable[[Literal["start", "end", "check"], Context[Any]], None]:
+    def note(what: Literal["start", "end", "check"], ctx: Context[Any]) -> None:
+        journal.write(
+            Effect(
+                t=time.monotonic(),
+                who=journal.who,
+                what=what,
+                operation=ctx.operation_id,
+                row=ctx.row_number,
+                step=ctx.step_name,
+                generation=ctx.generation,
+                attempt=ctx.attempt,
+                key=ctx.effect_key,
+            )
+        )
+
+    return note
+
+
+async def _work(journal: Journal, settings: Settings) -> None:
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    async with Penstock.open(operations=OPERATIONS, settings=settings) as penstock, penstock.worker() as worker:
+        journal.write(Began(time.monotonic(), journal.who, worker.lease.id))
+        await worker.run(stop)
