@@ -90,7 +90,9 @@ async def gather(penstock: Penstock, operation: str, **journals: Any) -> Evidenc
             break
     async with penstock.db.read() as tx:
         number = await number_of(tx, operation)
-        steps = len((await tx.execute(select(operations.c.plan).where(operations.c.number == number))).scalar_one()["steps"])
+        steps = len(
+            (await tx.execute(select(operations.c.plan).where(operations.c.number == number))).scalar_one()["steps"]
+        )
         stored = await tx.execute(select(chunks).where(chunks.c.operation == number))
         lost = {}
         for chunk in stored:
@@ -106,8 +108,14 @@ async def gather(penstock: Penstock, operation: str, **journals: Any) -> Evidenc
             lost,
             [
                 StoredSignal(
-                    s.token, s.key, s.outcome, s.payload, s.accepted_at,
-                    s.consumed_row, s.consumed_step, s.consumed_generation,
+                    s.token,
+                    s.key,
+                    s.outcome,
+                    s.payload,
+                    s.accepted_at,
+                    s.consumed_row,
+                    s.consumed_step,
+                    s.consumed_generation,
                 )  # fmt: skip
                 for s in posted
             ],

@@ -36,11 +36,7 @@ class Finding:
 
 def judge(evidence: Evidence) -> list[Finding]:
     """Every rule's findings."""
-    return [
-        Finding(rule.__name__, message, evidence.operation.id)
-        for rule in RULES
-        for message in rule(evidence)
-    ]
+    return [Finding(rule.__name__, message, evidence.operation.id) for rule in RULES for message in rule(evidence)]
 
 
 def starts(evidence: Evidence) -> list[Effect]:

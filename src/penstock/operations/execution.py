@@ -7,14 +7,14 @@ import inspect
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 from penstock.clock import Clock
 from penstock.operations.crew import Crew
 from penstock.operations.decide import AttemptTimedOut
-from penstock.operations.gates import Pace
+from penstock.operations.gates import Gate, Pace, Share
 from penstock.operations.spans import Span, cut_spans
 from penstock.pipeline import BoundStep, Definition, Run, StepPlan
 
@@ -32,7 +32,7 @@ class LiveStep:
         self.plan, self.bound = plan, bound
         self.encode = plan.output.encode
         options = plan.options
-        self._gate: asyncio.Semaphore | None = asyncio.Semaphore(options.concurrency) if options.concurrency else None
+        self._gate = Gate(options.concurrency) if options.concurrency else None
         self._pace = Pace(options.rate, clock.monotonic) if options.rate else None
         self.when = _awaitable(bound.when) if bound.when is not None else None
         self.key = _awaitable(bound.key) if bound.key is not None else None
@@ -54,16 +54,22 @@ class LiveStep:
         return _on_thread(bound.check, threads)
 
     def _gated(self, call: Call) -> Call:
-        gate: AbstractAsyncContextManager[Any] = self._gate or nullcontext()
-        pace = self._pace
+        gate, pace = self._gate, self._pace
 
         async def gated(row: Any, ctx: Any) -> Any:
-            async with gate:
+            async with gate.entered() if gate is not None else nullcontext():
                 if pace is not None:
-                    await pace.wait(len(row) if self.plan.kind == "batch" else 1)
+                    await pace.wait()
                 return await call(row, ctx)
 
         return gated
+
+    def take_share(self, share: Share) -> None:
+        """Hold our part of the step's limits; the other live workers hold theirs."""
+        if self._gate is not None:
+            self._gate.take_share(share)
+        if self._pace is not None:
+            self._pace.take_share(share)
 
 
 def _on_thread(call: Call, threads: Executor) -> Call:

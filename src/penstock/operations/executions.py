@@ -13,6 +13,7 @@ from penstock.db.database import Database
 from penstock.errors import InvalidInput, PenstockError
 from penstock.operations.crew import Crew, Spawn
 from penstock.operations.execution import Execution
+from penstock.operations.gates import Share
 from penstock.operations.states import OPERATION
 from penstock.operations.tables import operations
 from penstock.pipeline import Definition, Run
@@ -42,14 +43,26 @@ class Executions:
         self._db, self._definitions, self._settings = db, definitions, settings
         self._clock, self._entropy, self._spawn, self._may_start = clock, entropy, spawn, may_start
         self._made: dict[int, Execution] = {}
+        self._share = Share()
         self._pipelines: dict[str, object] = {}
         self._stack = AsyncExitStack()
         self._threads = ThreadPoolExecutor(settings.sync_threads, thread_name_prefix="penstock-step")
 
     @property
     def names(self) -> list[str]:
-        """The operations we have code for."""
-        return [definition.name for definition in self._definitions.values()]
+        """The operations we have code for and may run: those whose steps' limits leave a part to us."""
+        return [definition.name for definition in self._definitions.values() if self._has_part(definition)]
+
+    def _has_part(self, definition: Definition) -> bool:
+        limits = (step.options.concurrency for step in definition.steps)
+        return all(limit is None or self._share.of(limit) > 0 for limit in limits)
+
+    def take_share(self, share: Share) -> None:
+        """Hold our part of every step's limits."""
+        if share != self._share:
+            self._share = share
+            for execution in self._made.values():
+                _give(execution, share)
 
     @property
     def widest(self) -> int:
@@ -62,6 +75,7 @@ class Executions:
             async with self._db.read() as tx:
                 row = (await tx.execute(select(operations).where(operations.c.number == number))).one()
             self._made[number] = await self._make(row)
+            _give(self._made[number], self._share)
         return self._made[number]
 
     async def _make(self, row: Row[tuple[object, ...]]) -> Execution:
@@ -115,3 +129,8 @@ class Executions:
         """Close what the pipelines hold open."""
         await self._stack.aclose()
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _give(execution: Execution, share: Share) -> None:
+    for step in execution.steps:
+        step.take_share(share)

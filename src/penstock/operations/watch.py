@@ -14,9 +14,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from penstock.errors import Unavailable
 from penstock.operations import mailroom
+from penstock.operations.gates import Share
 from penstock.operations.lease import Heart, bury
 from penstock.operations.referee import touch
-from penstock.operations.tables import chunks, operations
+from penstock.operations.tables import chunks, operations, workers
 
 if TYPE_CHECKING:
     from penstock.operations.worker import Worker
@@ -66,6 +67,10 @@ class Watch:
                 select(operations.c.number, operations.c.fence).where(operations.c.owner == owner)
             )
             read = [tuple(row) for row in reading]
+            alive = select(workers.c.id).where(workers.c.lease_until >= self._db.now()).order_by(workers.c.id)
+            living = list((await tx.execute(alive)).scalars())
+        if owner in living:
+            worker.executions.take_share(Share(living.index(owner), len(living)))
         for chunk, count, fence in mail:
             actor = worker.actors.get(chunk)
             if actor is not None and actor.held.fence == fence:

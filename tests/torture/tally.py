@@ -1,0 +1,90 @@
+"""The figures of a campaign, and how they are told."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from .faults import CLIENT_POINTS, UNKILLED, WORKER_POINTS, both_sides
+from .journal import Hit, Line
+
+__all__ = ["Tally"]
+
+
+@dataclass
+class Tally:
+    """What a campaign came to so far."""
+
+    kills: int = 0
+    point_kills: int = 0
+    freezes: int = 0
+    stops: int = 0
+    restarts: int = 0
+    operations: int = 0
+    rows: int = 0
+    starts: int = 0
+    signals: int = 0
+    late_starts: int = 0
+    verdicts: Counter[str] = field(default_factory=Counter)
+    hits: Counter[str] = field(default_factory=Counter)
+    deaths: Counter[str] = field(default_factory=Counter)
+    takeovers_s: list[float] = field(default_factory=list)
+    cancels_s: list[float] = field(default_factory=list)
+    shutdowns_s: list[float] = field(default_factory=list)
+    restarts_s: list[float] = field(default_factory=list)
+
+    def count_points(self, lines: Sequence[Line]) -> None:
+        """Add the points that were passed, and those at which a process died."""
+        for line in lines:
+            if isinstance(line, Hit):
+                self.hits[line.point] += 1
+                self.deaths[line.point] += line.kills
+
+    @property
+    def unreached(self) -> list[str]:
+        """Points that no process passed."""
+        return [point for point in self._known if not self.hits[point]]
+
+    @property
+    def unknown(self) -> list[str]:
+        """Points that were passed and are in no list of ours."""
+        known = {*self._known, *both_sides(tuple(UNKILLED))}
+        return sorted(point for point in self.hits if point not in known)
+
+    @property
+    def _known(self) -> list[str]:
+        return both_sides(tuple(sorted({*WORKER_POINTS, *CLIENT_POINTS} - UNKILLED)))
+
+    def table(self) -> Iterator[str]:
+        """Hits and deaths of each point, before and after its COMMIT."""
+        yield f"{'point':<20}{'passed':>9}{'died before':>13}{'died after':>12}"
+        for name in sorted({point.partition(":")[0] for point in (*self._known, *self.hits)}):
+            before, after = f"{name}:before", f"{name}:after"
+            never = "" if self.hits[before] and self.hits[after] else "   never passed"
+            yield f"{name:<20}{self.hits[before]:>9}{self.deaths[before]:>13}{self.deaths[after]:>12}{never}"
+
+    def figures(self) -> Iterator[str]:
+        """Times, and what the rows came to."""
+        yield f"takeover of a dead worker's chunk: {_spread(self.takeovers_s)}"
+        yield f"last start after a cancel was acknowledged: {_spread(self.cancels_s)}"
+        yield f"graceful stop: {_spread(self.shutdowns_s)}"
+        if self.restarts_s:
+            yield f"database away: {_spread(self.restarts_s)}"
+        yield f"verdicts: {', '.join(f'{name} {many}' for name, many in sorted(self.verdicts.items()))}"
+
+    def summary(self) -> str:
+        """One line."""
+        return (
+            f"{self.kills} kills ({self.point_kills} at points), {self.freezes} freezes, {self.stops} graceful stops, "
+            f"{self.restarts} database restarts, {self.operations} operations, {self.rows} rows, "
+            f"{self.starts} step starts, {self.signals} acknowledged signals, {self.late_starts} late starts"
+        )
+
+
+def _spread(values: Sequence[float]) -> str:
+    if not values:
+        return "none seen"
+    ordered = sorted(values)
+    p50, p99 = ordered[len(ordered) // 2], ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))]
+    return f"p50 {p50:.2f} s, p99 {p99:.2f} s, max {ordered[-1]:.2f} s ({len(ordered)} seen)"
