@@ -119,7 +119,11 @@ class Engine:
 
     async def work_until_idle(self) -> None:
         """Work until nothing can be done now; rows that are due later stay as they are."""
-        while await self.worker.tick() or self.worker.is_busy:
+        # Twice: a look that starts nothing may have moved an operation on, and a task may just have failed.
+        quiet_looks = 0
+        while quiet_looks < 2:
+            started = await self.worker.tick()
+            quiet_looks = 0 if started or self.worker.is_busy else quiet_looks + 1
             if self.worker.is_busy:
                 await self.worker.wake.wait()
 

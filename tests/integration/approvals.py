@@ -25,6 +25,7 @@ __all__ = [
     "Calls",
     "Paper",
     "Wall",
+    "a_moment",
     "approvals",
     "at_wall",
     "chunks_of",
@@ -124,6 +125,12 @@ async def at_wall(wall: Wall, work: Coroutine[Any, Any, Any]) -> None:
         waiting.cancel()
     await asyncio.gather(task, reached, return_exceptions=True)
     assert reached in done, "the worker never came to the wall"
+
+
+async def a_moment() -> None:
+    """Let every task that can go on do so; no time passes."""
+    for _ in range(50):
+        await asyncio.sleep(0)
 
 
 @asynccontextmanager

@@ -73,7 +73,7 @@ async def test_a_retry_runs_failed_rows_from_the_step_that_failed_and_every_step
     stored = {row.number: row for row in await rows_of(e.penstock.db, made.id)}
     assert stored[3].states == [DONE] * 3
     assert stored[3].outputs == ["first p3", "second p3", "third p3"]
-    events = [event.event for event in (await e.operations.events(made.id)).items]
+    events = [event.event for event in await e.operations.events(made.id)]
     assert events[-3:] == ["retry_requested", "resumed", "finished_with_errors"]
 
 

@@ -8,12 +8,16 @@ from typing import Any
 
 import pytest
 from approvals import Calls, Paper, approvals, clean, papers, requests_of, signals_of, states, two_engines
+from sqlalchemy import insert
 from stored import rows_of
 
-from penstock import Context, Pipeline, operation, step
+from penstock import Context, Pipeline, failpoints, operation, step
 from penstock.errors import DeclarationError
 from penstock.operations import mailroom
 from penstock.operations.model import Operation
+from penstock.operations.queries import number_of
+from penstock.operations.tables import signals
+from penstock.pipeline import definition_of
 from penstock.settings import Settings
 from penstock.testing import Engine, engine
 
@@ -153,8 +157,6 @@ async def test_row_order_holds_beside_a_crowd_that_waits_on_another_key(database
         made = await e.create(kind, rows)
         await e.work_until_idle()
         await e.penstock.signals.complete(made.id, "desk-crowd", row=154)  # recalls the chunk of the high row
-        async with e.penstock.db.read() as tx:
-            assert await tx.run_sync(lambda _: True)
         await _store_quietly(e, made, "desk-rare")
         await e.work_until_idle()
         await mailroom.sweep(e.penstock.db)
@@ -166,7 +168,6 @@ async def test_row_order_holds_beside_a_crowd_that_waits_on_another_key(database
 
 async def _store_quietly(e: Engine, made: Operation, key: str) -> None:
     """Store a signal as a caller that dies before waking anybody."""
-    from penstock import failpoints
 
     def die(point: str) -> None:
         if point == "signal:after":
@@ -193,11 +194,6 @@ async def test_a_signal_is_heard_however_many_others_lie_unclaimed(database_url,
 
 
 async def _plant_unclaimed(e: Engine, made: Operation, count: int) -> None:
-    from sqlalchemy import insert
-
-    from penstock.operations.queries import number_of
-    from penstock.operations.tables import signals
-
     async def plant(tx: Any) -> None:
         number = await number_of(tx, made.id)
         now = e.clock.now_us()
@@ -237,18 +233,15 @@ async def test_a_settlement_that_was_overtaken_is_made_again_before_the_chunk_is
 
 @pytest.mark.covers("SG-009")
 def test_two_signalled_steps_with_the_same_key_are_refused_when_declared():
+    @operation("twice")
+    class Twice(Pipeline[Paper]):
+        @step.signal(key="{row.code}", timeout=1)
+        async def one(self, paper: Paper, ctx: Context) -> None: ...
+
+        @step.signal(key="{row.code}", timeout=1)
+        async def two(self, paper: Paper, ctx: Context) -> None: ...
+
     with pytest.raises(DeclarationError):
-
-        @operation("twice")
-        class Twice(Pipeline[Paper]):
-            @step.signal(key="{row.code}", timeout=1)
-            async def one(self, paper: Paper, ctx: Context) -> None: ...
-
-            @step.signal(key="{row.code}", timeout=1)
-            async def two(self, paper: Paper, ctx: Context) -> None: ...
-
-        from penstock.pipeline import definition_of
-
         definition_of(Twice)
 
 

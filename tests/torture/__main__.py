@@ -39,7 +39,7 @@ def main() -> int:
     if tally.unreached:
         print(f"never passed: {', '.join(tally.unreached)}")
     print(f"{given.db} seed {seed}: {tally.summary()}; {len(campaign.findings)} findings")
-    if not campaign.findings:
+    if not (campaign.findings or given.keep):
         shutil.rmtree(folder)
     return bool(campaign.findings)
 
@@ -80,9 +80,10 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--signals", type=int, default=2000, help="acknowledged signals to follow")
     parser.add_argument("--seconds", type=float, default=600, help="stop after this time, whatever was reached")
-    parser.add_argument("--round-s", type=float, default=20, help="how long a storm lasts before the oracle looks")
+    parser.add_argument("--round-s", type=float, default=30, help="how long a storm lasts before the oracle looks")
     parser.add_argument("--seed", type=int, help="chosen and printed unless given")
     parser.add_argument("--folder", type=Path, help="where journals go; they are kept when something was found")
+    parser.add_argument("--keep", action="store_true", help="keep the journals in any case")
     parser.add_argument("--quiet", action="store_true", help="findings and the summary only")
     return parser.parse_args()
 

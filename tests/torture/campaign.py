@@ -285,13 +285,13 @@ class Campaign:
         for line in lines:
             _sort_in(line, effects, said)
         found = [Finding("verify", str(difference)) for difference in await _differences(penstock, said)]
-        for operation in said:
+        for operation, words in said.items():
             try:
                 evidence = await gather(
                     penstock,
                     operation,
                     effects=effects[operation],
-                    said=said[operation],
+                    said=words,
                     sightings=now.observer.sightings.get(operation, Sightings()),
                     thawed=now.thawed,
                 )

@@ -1,4 +1,4 @@
-"""One client process: it creates operations, signals, pauses, cancels, retries and edits, and notes what it was told."""
+"""One client process: it creates, signals, pauses, cancels, retries and edits, and notes what it was told."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import random
 import signal
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from itertools import count
 from typing import Any
@@ -49,8 +48,8 @@ async def _serve(journal: Journal, settings: Settings, rng: random.Random, opera
 class Client:
     """Callers of one process; every call is noted before it is made and again when it is answered."""
 
-    def __init__(self, penstock: Penstock, journal: Journal) -> None:
-        self.penstock, self.journal = penstock, journal
+    def __init__(self, penstock: Penstock, journal: Journal, *, rows_max: int = ROWS_MAX) -> None:
+        self.penstock, self.journal, self.rows_max = penstock, journal, rows_max
         self._calls = count()
 
     async def tend_for_ever(self, rng: random.Random) -> None:
@@ -60,7 +59,7 @@ class Client:
 
     async def tend(self, rng: random.Random) -> None:
         """One operation from its creation to its end, with all that callers do meanwhile."""
-        rows = make_rows(rng, rng.randint(1, ROWS_MAX))
+        rows = make_rows(rng, rng.randint(1, self.rows_max))
         kind = Brittle if rng.random() < 0.1 else Ordeal
         file = csv_of(rows) if rng.random() < 0.95 else b"id,colour\n1,red\n"
         made = await self.call("create", None, lambda: self._create(kind, file), rows=len(rows), kind=kind.__name__)
@@ -97,10 +96,9 @@ class Client:
         return answer
 
     def _note(self, call: int, verb: str, operation: str | None, detail: dict[str, Any], **told: Any) -> None:
-        t, at = time.monotonic(), time.time_ns() // 1000
-        self.journal.write(
-            Said(t=t, at=at, who=self.journal.who, call=call, verb=verb, operation=operation, detail=detail, **told)
-        )
+        journal = self.journal
+        place = {"t": journal.moment(), "at": journal.wall_us(), "who": journal.who, "call": call}
+        journal.write(Said(**place, verb=verb, operation=operation, detail=detail, **told))
 
     async def _create(self, kind: type, file: bytes) -> str:
         return (await self.penstock.operations.create(kind, file=file, file_name="parcels.csv")).id
@@ -144,8 +142,8 @@ class Client:
             await self.call("pause", operation, lambda: _status(operations.pause(operation)), tries=TRIES_MAX)
             await asyncio.sleep(rng.random() * 0.5)
             await self.call("resume", operation, lambda: _status(operations.resume(operation)), tries=TRIES_MAX)
-        if rng.random() < 0.15:
-            await asyncio.sleep(rng.random() * rng.choice((0.05, 2)))
+        if rng.random() < 0.25:
+            await asyncio.sleep(rng.random() * rng.choice((0.05, 3)))
             await self.call("cancel", operation, lambda: _status(operations.cancel(operation)), tries=TRIES_MAX)
 
     async def _await_end(self, operation: str) -> None:

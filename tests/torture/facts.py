@@ -116,7 +116,7 @@ async def gather(penstock: Penstock, operation: str, **journals: Any) -> Evidenc
                     s.consumed_row,
                     s.consumed_step,
                     s.consumed_generation,
-                )  # fmt: skip
+                )
                 for s in posted
             ],
             [Wait(w.row, w.signal_key, w.state, w.generation, w.since or 0, w.at) for w in waits],

@@ -58,7 +58,7 @@ class Menu:
         fates += ["stop"] if self.stops > 0 else []
         match self.rng.choice(fates):
             case "point":
-                return Fault("point", self._point(WORKER_POINTS), after_s=3.0)
+                return Fault("point", self._point(WORKER_POINTS), after_s=1.2)
             case "kill":
                 return Fault("kill", after_s=self.rng.expovariate(1.2))
             case "freeze":
@@ -70,8 +70,8 @@ class Menu:
     def for_client(self) -> Fault:
         """The fate of the next client."""
         if self.kills > 0 and self.rng.random() < 0.6:
-            return Fault("point", self._point(CLIENT_POINTS), after_s=6.0)
-        return Fault("kill", after_s=6.0) if self.kills > 0 else Fault("none")
+            return Fault("point", self._point(CLIENT_POINTS), after_s=10.0)
+        return Fault("kill", after_s=10.0) if self.kills > 0 else Fault("none")
 
     def _point(self, names: tuple[str, ...]) -> str:
         points = [point for point in both_sides(names) if point.partition(":")[0] not in UNKILLED]

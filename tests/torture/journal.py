@@ -8,15 +8,20 @@ from __future__ import annotations
 
 import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
-__all__ = ["Began", "Effect", "Hit", "Journal", "Line", "Said", "read_all"]
+from penstock import Context
+
+__all__ = ["Began", "Effect", "FileJournal", "Hit", "Journal", "Line", "Said", "What", "read_all"]
 
 LINE_BYTES_MAX = 4096
+
+What = Literal["start", "end", "check"]
 
 
 class Began(msgspec.Struct, frozen=True, tag="began"):
@@ -32,7 +37,7 @@ class Effect(msgspec.Struct, frozen=True, tag="effect", kw_only=True):
 
     t: float
     who: str
-    what: Literal["start", "end", "check"]
+    what: What
     operation: str
     row: int
     step: str
@@ -75,22 +80,56 @@ class Said(msgspec.Struct, frozen=True, tag="said", kw_only=True):
 Line = Began | Effect | Hit | Said
 
 
-class Journal:
+class Journal(ABC):
     """One process's witness."""
 
-    def __init__(self, folder: Path, who: str) -> None:
+    def __init__(self, who: str) -> None:
         self.who = who
-        self._file = os.open(folder / f"{who}.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 
+    @abstractmethod
     def write(self, line: Line) -> None:
         """Append one fact."""
-        data = msgspec.json.encode(line) + b"\n"
-        assert len(data) < LINE_BYTES_MAX, f"a line of {len(data)} bytes may be torn"
-        os.write(self._file, data)
+
+    def moment(self) -> float:
+        """Now, on the clock of the journals."""
+        return time.monotonic()
+
+    def wall_us(self) -> int:
+        """Now, on the clock of the database."""
+        return time.time_ns() // 1000
 
     def hit(self, point: str, *, kills: bool = False) -> None:
         """Note that a failpoint was passed."""
-        self.write(Hit(time.monotonic(), self.who, point, kills))
+        self.write(Hit(self.moment(), self.who, point, kills))
+
+    def note(self, what: What, ctx: Context[Any]) -> None:
+        """Note what a step does."""
+        self.write(
+            Effect(
+                t=self.moment(),
+                who=self.who,
+                what=what,
+                operation=ctx.operation_id,
+                row=ctx.row_number,
+                step=ctx.step_name,
+                generation=ctx.generation,
+                attempt=ctx.attempt,
+                key=ctx.effect_key,
+            )
+        )
+
+
+class FileJournal(Journal):
+    """A journal that survives the death of its process."""
+
+    def __init__(self, folder: Path, who: str) -> None:
+        super().__init__(who)
+        self._file = os.open(folder / f"{who}.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+
+    def write(self, line: Line) -> None:
+        data = msgspec.json.encode(line) + b"\n"
+        assert len(data) < LINE_BYTES_MAX, f"a line of {len(data)} bytes may be torn"
+        os.write(self._file, data)
 
 
 def read_all(folder: Path) -> list[Line]:

@@ -49,6 +49,7 @@ class Observer:
 
     penstock: Penstock
     died_at: Callable[[str], float | None]  # when the worker with this lease id died, if it did
+    moment: Callable[[], float] = time.monotonic
     sightings: dict[str, Sightings] = field(default_factory=dict)
     takeovers: list[float] = field(default_factory=list)
     looks: int = 0
@@ -71,7 +72,7 @@ class Observer:
         )
         async with self.penstock.db.read() as tx:
             found = (await tx.execute(query)).all()
-        t = time.monotonic()
+        t = self.moment()
         self.looks += 1
         for chunk in found:
             self._watch_owner(chunk.id, chunk.owner, chunk.fence, is_paused=chunk.state == "Paused", t=t)

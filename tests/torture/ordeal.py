@@ -10,11 +10,13 @@ import random
 import time
 import zlib
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel, Field
 
 from penstock import BatchContext, Context, Done, Pipeline, StepFailed, operation, step
+
+from .journal import What
 
 __all__ = [
     "BARRIERS",
@@ -43,7 +45,7 @@ STEPS = ("receive", "weigh", "enrich", "post", "pay", "call", "ship", "approve",
 BARRIERS = frozenset(STEPS) - {"weigh"}  # steps that begin a span: their attempt is on disk before they start
 ONCE = frozenset({"pay"})
 
-Witness = Callable[[Literal["start", "end", "check"], Context[Any]], None]
+Witness = Callable[[What, Context[Any]], None]
 _witness: Witness = lambda what, ctx: None  # noqa: E731
 
 

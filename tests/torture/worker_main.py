@@ -8,17 +8,16 @@ import os
 import random
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from penstock import Context, Penstock, failpoints
+from penstock import Penstock, failpoints
 from penstock.errors import Unavailable
 from penstock.settings import Settings
 
-from .journal import Began, Effect, Journal
+from .journal import Began, FileJournal, Journal
 from .ordeal import OPERATIONS, set_witness
 
 __all__ = ["live", "prepared"]
@@ -27,7 +26,7 @@ __all__ = ["live", "prepared"]
 def live(given: Mapping[str, Any]) -> None:
     """The life of a worker: `given` names it, its journal's folder, its settings and its point of death."""
     with prepared(given) as journal:
-        set_witness(_witness(journal))
+        set_witness(journal.note)
         try:
             asyncio.run(_work(journal, Settings(**given["settings"])))
         except Unavailable as error:
@@ -40,7 +39,7 @@ def prepared(given: Mapping[str, Any]) -> Iterator[Journal]:
     """What every forked process begins with: a journal, chance of its own, and its failpoint armed."""
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(asctime)s %(name)s: %(message)s")
     random.seed()
-    journal = Journal(Path(given["folder"]), given["who"])
+    journal = FileJournal(Path(given["folder"]), given["who"])
     point = given.get("point")
     if point:
         os.environ[failpoints.KILL_VARIABLE] = point
@@ -64,28 +63,9 @@ def _noting(journal: Journal, wish: str | None) -> Callable[[str], None]:
     return action
 
 
-def _witness(journal: Journal) -> Callable[[Literal["start", "end", "check"], Context[Any]], None]:
-    def note(what: Literal["start", "end", "check"], ctx: Context[Any]) -> None:
-        journal.write(
-            Effect(
-                t=time.monotonic(),
-                who=journal.who,
-                what=what,
-                operation=ctx.operation_id,
-                row=ctx.row_number,
-                step=ctx.step_name,
-                generation=ctx.generation,
-                attempt=ctx.attempt,
-                key=ctx.effect_key,
-            )
-        )
-
-    return note
-
-
 async def _work(journal: Journal, settings: Settings) -> None:
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     async with Penstock.open(operations=OPERATIONS, settings=settings) as penstock, penstock.worker() as worker:
-        journal.write(Began(time.monotonic(), journal.who, worker.lease.id))
+        journal.write(Began(journal.moment(), journal.who, worker.lease.id))
         await worker.run(stop)

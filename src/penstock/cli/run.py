@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import sys
-from collections.abc import Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,6 +16,7 @@ from penstock.cli.options import App, Db, Json, command
 from penstock.cli.printable import short_id
 from penstock.cli.problems import INTERRUPTED, WrongUsage
 from penstock.cli.session import Place, opened
+from penstock.cli.working import stop_on_signals, work
 from penstock.errors import NotFound
 
 if TYPE_CHECKING:
@@ -28,8 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EXIT_CODES", "add_to", "run"]
 
-T = TypeVar("T")
-
+# Anything else than these is an operation that stays, because we were interrupted.
 EXIT_CODES = {"Completed": 0, "CompletedWithErrors": 3, "Failed": 1, "Cancelled": 4}
 GROUPS_SHOWN = 5
 
@@ -65,17 +63,13 @@ def run(
     from penstock.cli.progress import display
 
     place = Place(db, app)
-    work = _request(
+    request = _request(
         place, operation=operation, file=file, resume=resume, meta=meta, meta_file=meta_file, options=options
     )
-    try:
-        with display(is_wanted=not no_progress) as show:
-            finished, groups = asyncio.run(_interruptible(_work(place, work, show)))
-    except Interrupted as stop:
-        _say_farewell(place, stop.operation, as_json=as_json)
-        raise typer.Exit(INTERRUPTED) from None
-    _answer(place, finished, groups, as_json=as_json)
-    raise typer.Exit(EXIT_CODES[finished.status])
+    with display(is_wanted=not no_progress) as show:
+        found, groups = asyncio.run(_work(place, request, show))
+    _answer(place, found, groups, as_json=as_json)
+    raise typer.Exit(EXIT_CODES.get(found.status, INTERRUPTED))
 
 
 @dataclass(frozen=True)
@@ -88,14 +82,6 @@ class Request:
     metadata: dict[str, Any] | None = None
     options: dict[str, str] | None = None
     resume: str | None = None
-
-
-class Interrupted(Exception):
-    """A signal asked us to stop; the operation, if it was stored already, stays."""
-
-    def __init__(self, operation: Operation | None = None) -> None:
-        super().__init__()
-        self.operation = operation
 
 
 def _request(
@@ -122,16 +108,14 @@ def _request(
 
 
 async def _work(place: Place, request: Request, show: Display) -> tuple[Operation, Sequence[ErrorGroup]]:
-    async with opened(place, definitions=request.definitions, makes=request.resume is None) as penstock:
-        operation = await _begin(penstock, request)
-        show(operation)
-        try:
+    with stop_on_signals() as stop:
+        async with opened(place, definitions=request.definitions, makes=request.resume is None) as penstock:
+            operation = await _begin(penstock, request)
+            show(operation)
             if not operation.is_settled:
-                operation = await penstock.run_until_done(operation.id, watch=show)
-        except asyncio.CancelledError:
-            raise Interrupted(await penstock.operations.get(operation.id)) from None
-        show(operation)
-        return operation, await penstock.operations.error_groups(operation.id, limit=GROUPS_SHOWN)
+                operation = await work(penstock, operation.id, stop, show)
+                show(operation)
+            return operation, await penstock.operations.error_groups(operation.id, limit=GROUPS_SHOWN)
 
 
 async def _begin(penstock: Penstock, request: Request) -> Operation:
@@ -147,54 +131,14 @@ async def _begin(penstock: Penstock, request: Request) -> Operation:
     return operation
 
 
-async def _interruptible(work: Coroutine[Any, Any, T]) -> T:
-    task = asyncio.ensure_future(work)
-    with _stopped_by_signals(task):
-        try:
-            return await task
-        except asyncio.CancelledError:
-            raise Interrupted from None
-
-
-@contextmanager
-def _stopped_by_signals(task: asyncio.Future[Any]) -> Iterator[None]:
-    """The first SIGINT or SIGTERM ends the work in good order; a second one ends the process."""
-    loop, signals = asyncio.get_running_loop(), (signal.SIGINT, signal.SIGTERM)
-
-    def stop() -> None:
-        print("penstock: stopping; once more to stop at once", file=sys.stderr, flush=True)
-        for number in signals:
-            loop.remove_signal_handler(number)
-            signal.signal(number, signal.SIG_DFL)
-        task.cancel()
-
-    before = [signal.getsignal(number) for number in signals]
-    for number in signals:
-        loop.add_signal_handler(number, stop)
-    try:
-        yield
-    finally:
-        for number, handler in zip(signals, before, strict=True):
-            loop.remove_signal_handler(number)
-            signal.signal(number, handler)
-
-
-def _say_farewell(place: Place, operation: Operation | None, *, as_json: bool) -> None:
-    if operation is None:
-        print("penstock: interrupted before anything was stored", file=sys.stderr)
-        return
-    resume = place.command("run", "--resume", operation.id, app=True)
+def _say_farewell(place: Place, operation: Operation) -> None:
     done = f"{operation.processed_rows:,} of {operation.total_rows:,}" if operation.total_rows else "none"
+    resume = place.command("run", "--resume", operation.id, app=True)
     print(
         f"penstock: interrupted; operation {operation.id} stays ({operation.status}, rows done: {done}). Resume it:\n"
         f"  {resume}",
         file=sys.stderr,
     )
-    if as_json:
-        from penstock.cli.screen import Screen
-        from penstock.resources import operation as resource
-
-        Screen(as_json=True).document(resource(operation))
 
 
 def _answer(place: Place, operation: Operation, groups: Sequence[ErrorGroup], *, as_json: bool) -> None:
@@ -203,7 +147,10 @@ def _answer(place: Place, operation: Operation, groups: Sequence[ErrorGroup], *,
     from penstock.resources import operation as resource
 
     screen = Screen(as_json=as_json)
-    screen.show(*views.verdict(operation, groups, next_steps(place, operation)))
+    if operation.is_settled:
+        screen.show(*views.verdict(operation, groups, next_steps(place, operation)))
+    else:
+        _say_farewell(place, operation)
     if as_json:
         screen.document(resource(operation))
 

@@ -1,0 +1,79 @@
+"""The examples in the documents are run: files are written as shown, commands print what is shown.
+
+A block ```` ```python file=members.py ```` is a file; ```` ```console exit=3 ```` holds commands after `$ ` and what
+they print, where a line `…` stands for any number of lines and `…` in a line for any text.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(r"^```(\w+)((?: \w+=\S+)*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Block:
+    kind: str
+    options: dict[str, str]
+    text: str
+
+
+def blocks(document: Path) -> list[Block]:
+    found = BLOCK.findall(document.read_text())
+    return [Block(kind, dict(o.split("=", 1) for o in options.split()), text) for kind, options, text in found]
+
+
+def is_run(block: Block) -> bool:
+    return "file" in block.options or block.kind == "console"
+
+
+def pattern(shown: str) -> str:
+    lines = []
+    for line in shown.splitlines():
+        if line.strip() == "…":
+            lines.append(r"(?:.*\n)*?")
+        else:
+            lines.append(".*".join(re.escape(part.rstrip()) for part in line.split("…")) + r"[ ]*\n")
+    return "".join(lines)
+
+
+def run_console(block: Block, folder: Path) -> None:
+    for session in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]:
+        command, _, shown = session.partition("\n")
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        environment = {**os.environ, "PATH": path, "COLUMNS": "140", "PYTHONDONTWRITEBYTECODE": "1"}
+        done = subprocess.run(
+            command,
+            shell=True,
+            cwd=folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == int(block.options.get("exit", 0)), f"$ {command}\n{done.stdout}"
+        assert re.fullmatch(pattern(shown), done.stdout), f"$ {command}\n{done.stdout}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_examples_of_a_document_work_as_shown(document: Path, tmp_path: Path):
+    for block in blocks(document):
+        if "file" in block.options:
+            (tmp_path / block.options["file"]).write_text(block.text)
+        elif block.kind == "console":
+            run_console(block, tmp_path)
+
+
+def test_the_first_document_has_an_example():
+    assert sum(map(is_run, blocks(ROOT / "README.md"))) >= 4

@@ -1,0 +1,296 @@
+"""Chunks are owned, rows are not: one owner at a time, a dead one's chunks pass on, and its late writes are refused."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from approvals import (
+    Calls,
+    Paper,
+    Wall,
+    a_moment,
+    approvals,
+    at_wall,
+    chunks_of,
+    clean,
+    history,
+    papers,
+    states,
+    two_engines,
+)
+from stored import rows_of
+
+from penstock import Context, Pipeline, operation, step
+from penstock.operations import chunks as store
+from penstock.operations import mailroom
+from penstock.operations.chunks import Lost
+from penstock.operations.held import Held
+from penstock.operations.queries import number_of
+from penstock.operations.reading import Interrupted, Reading
+from penstock.operations.referee import head_of
+from penstock.settings import Settings
+from penstock.testing import Engine, engine
+
+SMALL = Settings(chunk_rows=2)
+LEASE_S = SMALL.lease_s
+DONE, WAIT = "Completed", "WaitingForCompletion"
+
+
+class Shop:
+    """Counts who runs which row; rows of the desk 'wall' stop there when the first worker runs them."""
+
+    def __init__(self) -> None:
+        self.wall = Wall()
+        self.runs: Counter[int] = Counter()
+        shop = self
+
+        @operation("shop")
+        class Kind(Pipeline[Paper]):
+            @step
+            async def work(self, paper: Paper, ctx: Context) -> int:
+                shop.runs[ctx.row_number] += 1
+                if paper.desk == "wall" and shop.runs[ctx.row_number] == 1:
+                    await shop.wall.stop()
+                return shop.runs[ctx.row_number]
+
+        self.kind = Kind
+
+
+@pytest.mark.covers("I-13")
+async def test_two_workers_share_the_chunks_of_one_operation_and_run_each_row_once(database_url, tmp_path):
+    shop = Shop()
+    async with two_engines(shop.kind, url=database_url, folder=tmp_path, settings=SMALL) as (one, other):
+        made = await one.create(shop.kind, papers(24))
+        owners: set[Any] = set()
+        for _ in range(40):
+            started = [await e.worker.tick() for e in (one, other)]
+            owners |= {chunk.owner for chunk in await chunks_of(one, made)} - {None}
+            await a_moment()
+            if not any(started) and not (one.worker.is_busy or other.worker.is_busy):
+                break
+        done = await one.operations.get(made.id)
+        assert (done.status, set(shop.runs.values())) == ("Completed", {1})
+        assert owners == {one.worker.lease.id, other.worker.lease.id}
+        assert await clean(one) == []
+
+
+@pytest.mark.covers("I-18", "SG-045")
+async def test_a_worker_that_starts_does_not_touch_what_a_live_one_holds(database_url, tmp_path):
+    shop = Shop()
+    async with two_engines(shop.kind, url=database_url, folder=tmp_path) as (one, other):
+        made = await one.create(shop.kind, papers(3, desk="wall"))
+        await at_wall(shop.wall, one.work_until_idle())
+        before = await chunks_of(one, made)
+        await one.advance(LEASE_S - 1)
+        await other.advance(0)
+        await one.advance(LEASE_S - 1)
+        await other.work_until_idle()
+        await other.worker.look_round()
+        assert await chunks_of(one, made) == before
+        assert max(shop.runs.values()) == 1
+        shop.wall.gone.set()
+        await one.work_until_idle()
+        assert (await one.operations.get(made.id)).status == "Completed"
+
+
+@pytest.mark.covers("I-13", "I-14", "I-18", "SG-045")
+async def test_a_dead_workers_chunk_is_taken_over_when_its_lease_is_over_and_its_late_result_is_refused(
+    database_url, tmp_path
+):
+    shop = Shop()
+    async with two_engines(shop.kind, url=database_url, folder=tmp_path) as (frozen, other):
+        made = await frozen.create(shop.kind, papers(1, desk="wall"))
+        await at_wall(shop.wall, frozen.work_until_idle())
+        await other.advance(LEASE_S - 0.5)
+        await other.work_until_idle()
+        assert shop.runs[1] == 1, "not before the lease is over"
+        await other.advance(1)
+        await other.work_until_idle()
+        done = await other.operations.get(made.id)
+        assert (done.status, shop.runs[1]) == ("Completed", 2)
+        shop.wall.gone.set()
+        await a_moment()
+        await frozen.work_until_idle()
+        (row,) = await rows_of(other.penstock.db, made.id)
+        assert row.outputs == [2]
+        assert [h.event for h in await history(other, made)] == ["owner_lost"]
+        assert await clean(other) == []
+
+
+@pytest.mark.covers("I-14")
+async def test_no_user_code_starts_in_the_last_seconds_of_a_lease(database_url, tmp_path):
+    shop = Shop()
+    async with engine([shop.kind], url=database_url, tmp_path=tmp_path) as e:
+        rows = papers(3)
+        rows[0]["desk"] = "wall"
+        made = await e.create(shop.kind, rows, options={"max_row_concurrency": 1})
+        await at_wall(shop.wall, e.work_until_idle())
+        e.clock.advance(LEASE_S - SMALL.lease_margin_s)
+        shop.wall.gone.set()
+        await a_moment()
+        assert shop.runs == {1: 1}
+        await e.crash()
+        await e.work_until_idle()
+        assert (await e.operations.get(made.id)).status == "Completed"
+        assert await clean(e) == []
+
+
+@pytest.mark.covers("I-16")
+async def test_a_worker_without_the_code_neither_claims_nor_fails(database_url, tmp_path):
+    shop = Shop()
+    kind = approvals(Calls())
+    async with engine([shop.kind, kind], url=database_url, tmp_path=tmp_path) as knowing:
+        made = await knowing.create(shop.kind, papers(2))
+        waiting = await knowing.create(kind, papers(1))
+        await knowing.work_until_idle()
+        fresh = await knowing.create(shop.kind, papers(2))
+        shared: dict[str, Any] = {"url": database_url, "tmp_path": tmp_path, "clock": knowing.clock}
+        async with engine([], **shared) as ignorant:
+            await ignorant.advance(LEASE_S * 10)
+            await ignorant.work_until_idle()
+            await ignorant.worker.look_round()
+            assert (await ignorant.operations.get(fresh.id)).status == "Pending"
+            assert (await ignorant.operations.get(waiting.id)).status == "Running"
+            stopped = await ignorant.operations.cancel(waiting.id)
+            assert stopped.status == "Cancelled", "anyone may drain"
+        assert (await knowing.operations.get(made.id)).status == "Completed"
+
+
+@pytest.mark.covers("I-13")
+@pytest.mark.parametrize("write", ["flush", "close", "release", "settle", "drain"])
+async def test_every_write_of_a_former_owner_is_refused(database_url, tmp_path, write):
+    kind = approvals(Calls())
+    async with engine([kind], url=database_url, tmp_path=tmp_path) as e:
+        made = await e.create(kind, papers(2))
+        await e.work_until_idle()
+        stale = await held_by(e, made.id, "one")
+        await held_by(e, made.id, "two")
+        if write == "drain":
+            await stop(e, made.id)
+        before = await chunks_of(e, made)
+        with pytest.raises(Lost):
+            await e.penstock.db.transaction(lambda tx: WRITES[write](e, tx, stale))
+        assert await chunks_of(e, made) == before
+        assert await states(e, made) == [WAIT, WAIT]
+
+
+WRITES = {
+    "flush": lambda e, tx, held: store.flush(e.penstock.db, tx, held, held.writing()),
+    "close": lambda e, tx, held: store.close(e.penstock.db, tx, held, held.writing(), actor="one"),
+    "release": lambda e, tx, held: store.release(tx, held, due_at=0),
+    "settle": lambda e, tx, held: mailroom.settle(e.penstock.db, tx, held, lambda i: None, e.clock.now_us()),
+    "drain": lambda e, tx, held: mailroom.drain(e.penstock.db, tx, held, e.clock.now_us(), actor="one"),
+}
+
+
+async def held_by(e: Engine, operation_id: str, owner: str) -> Held:
+    """The operation's only chunk, claimed by an owner that nobody has heard of."""
+    db = e.penstock.db
+    async with db.read() as tx:
+        (held,) = await store.load(tx, await number_of(tx, operation_id), limit=1)
+    assert await db.transaction(lambda tx: store.claim(db, tx, held, owner=owner, write=False))
+    held.fence += 1
+    return held
+
+
+async def stop(e: Engine, operation_id: str) -> None:
+    from penstock.operations import control
+
+    async with e.penstock.db.read() as tx:
+        number = await number_of(tx, operation_id)
+    await control.cancel(e.penstock.db, number, actor="ana")
+
+
+@pytest.mark.covers("I-13", "I-11")
+@pytest.mark.parametrize("write", ["append", "seal", "reject"])
+async def test_every_write_of_a_former_reader_is_refused(database_url, tmp_path, write):
+    wall = Wall()
+
+    @operation("read")
+    class Read(Pipeline[Paper]):
+        async def validate_row(self, paper: Paper, meta: None) -> None:
+            await wall.stop()
+
+        @step
+        async def work(self, paper: Paper, ctx: Context) -> None: ...
+
+    async with two_engines(Read, url=database_url, folder=tmp_path) as (frozen, other):
+        made = await frozen.create(Read, papers(3))
+        await at_wall(wall, frozen.work_until_idle())
+        (reading,) = frozen.worker._readings.values()
+        assert isinstance(reading, Reading)
+        await other.advance(LEASE_S + 1)
+        wall.gone.set()
+        wall.gone = Wall().gone
+        await at_wall(wall, other.work_until_idle())
+        async with other.penstock.db.read() as tx:
+            before = await head_of(tx, reading.head.number)
+        assert before.owner == other.worker.lease.id
+        with pytest.raises(Interrupted):
+            if write == "append":
+                await reading.db.transaction(lambda tx: reading._touch(tx, rows_read=99))
+            elif write == "seal":
+                await reading._seal()
+            else:
+                await reading._reject("no")
+        async with other.penstock.db.read() as tx:
+            assert await head_of(tx, reading.head.number) == before
+        wall.gone.set()
+        await other.work_until_idle()
+        done = await other.operations.get(made.id)
+        assert (done.status, done.total_rows, done.successful_rows) == ("Completed", 3, 3)
+        assert await clean(other) == []
+
+
+@pytest.mark.covers("I-14", "I-21")
+async def test_a_frozen_owner_cannot_take_a_signal_that_its_successor_took(database_url, tmp_path):
+    kind = approvals(Calls())
+    async with engine([kind], url=database_url, tmp_path=tmp_path) as e:
+        made = await e.create(kind, papers(1))
+        await e.work_until_idle()
+        stale = await held_by(e, made.id, "frozen")
+        await e.penstock.signals.complete(made.id, "paper-p1", payload="once")
+        await e.work_until_idle()
+        assert await states(e, made) == [DONE]
+        async with e.penstock.db.read() as tx:
+            await store.load_stories(tx, stale)
+        with pytest.raises(Lost):
+            await e.penstock.db.transaction(lambda tx: WRITES["settle"](e, tx, stale))
+        assert await clean(e) == []
+
+
+async def test_a_claim_whose_answer_was_lost_is_given_back_by_its_own_worker(database_url, tmp_path):
+    shop = Shop()
+    async with engine([shop.kind], url=database_url, tmp_path=tmp_path) as e:
+        made = await e.create(shop.kind, papers(2))
+        await e.worker._start_readings()
+        while e.worker._readings:
+            await a_moment()
+        await held_by(e, made.id, e.worker.lease.id)
+        await e.work_until_idle()
+        assert shop.runs == {}, "a live owner holds it, or so it seems"
+        await e.worker.look_round()
+        await e.work_until_idle()
+        assert (await e.operations.get(made.id)).status == "Completed"
+
+
+@pytest.mark.covers("I-17")
+async def test_a_worker_whose_record_is_gone_owns_nothing(database_url, tmp_path):
+    from sqlalchemy import delete
+
+    from penstock.operations.tables import workers
+
+    shop = Shop()
+    async with two_engines(shop.kind, url=database_url, folder=tmp_path) as (one, other):
+        made = await one.create(shop.kind, papers(1, desk="wall"))
+        await at_wall(shop.wall, one.work_until_idle())
+
+        async def remove(tx: Any) -> None:
+            await tx.execute(delete(workers).where(workers.c.id == one.worker.lease.id))
+
+        await one.penstock.db.transaction(remove)
+        await other.work_until_idle()
+        assert ((await other.operations.get(made.id)).status, shop.runs[1]) == ("Completed", 2)
+        assert await one.worker.lease.beat() is False

@@ -1,0 +1,97 @@
+"""One thread, one seed, one order of events: an event loop that shuffles what is ready and skips the time nobody needs.
+
+Everything that would run on a thread (SQLite, files, sync steps) runs inline and answers later, so a seed replays
+exactly. What is lost is real parallelism: statements of two transactions interleave, their insides never do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from penstock.clock import ManualClock
+from penstock.db.dialects import Sqlite
+
+__all__ = ["SeededLoop", "inline_sqlite"]
+
+
+class SeededLoop(asyncio.SelectorEventLoop):
+    """Runs ready callbacks in an order drawn from the seed; when none is ready, the clock jumps to the next timer."""
+
+    def __init__(self, rng: random.Random, clock: ManualClock) -> None:
+        self._rng, self._manual = rng, clock
+        super().__init__()
+
+    def time(self) -> float:
+        return self._manual.monotonic()
+
+    def _run_once(self) -> None:
+        if not self._ready:  # type: ignore[attr-defined]
+            if not self._scheduled:  # type: ignore[attr-defined]
+                raise AssertionError("nothing is ready and nothing will ever be: a wait that nobody ends")
+            wait_s = self._scheduled[0].when() - self.time()  # type: ignore[attr-defined]
+            self._manual.advance(max(0.0, wait_s) + 2e-6)  # the clock counts whole microseconds
+        super()._run_once()  # type: ignore[misc]
+
+    def _process_events(self, event_list: Any) -> None:
+        super()._process_events(event_list)  # type: ignore[misc]
+        self._rng.shuffle(self._ready)  # type: ignore[attr-defined]
+
+    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:
+        future = self.create_future()
+        _answer(self, future, lambda: func(*args))
+        return future
+
+
+def _answer(loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any] | None, work: Callable[[], Any]) -> None:
+    """Do the work now; the answer comes when the loop gets to it."""
+    settle: Callable[[Any], None]
+    try:
+        result = work()
+    except Exception as error:
+        result = error
+        settle = future.set_exception if future is not None else _drop
+    else:
+        settle = future.set_result if future is not None else _drop
+    if future is not None:
+        loop.call_soon(lambda: None if future.done() else settle(result))
+
+
+def _drop(_result: Any) -> None:
+    """Nobody waits for it."""
+
+
+class _InlineQueue:
+    """Stands where aiosqlite hands statements to its thread."""
+
+    def put_nowait(self, item: tuple[asyncio.Future[Any] | None, Callable[[], Any]]) -> None:
+        future, function = item
+        _answer(asyncio.get_event_loop(), future, function)
+
+
+class _NoThread:
+    daemon = True
+
+    def __init__(self, **_given: Any) -> None: ...
+
+    def start(self) -> None:
+        """There is nothing to run."""
+
+
+@contextmanager
+def inline_sqlite() -> Iterator[None]:
+    """SQLite without threads; a lock that is taken is an error at once, which the engine meets by trying again.
+
+    Nothing here loses power, so nothing waits for the disk.
+    """
+    with (
+        patch("aiosqlite.core.SimpleQueue", _InlineQueue),
+        patch("aiosqlite.core.Thread", _NoThread),
+        patch("penstock.db.dialects.LOCK_WAIT_S", 0),
+        patch.object(Sqlite, "on_connect", ("PRAGMA journal_mode=WAL", "PRAGMA synchronous=OFF")),
+    ):
+        yield
