@@ -1,9 +1,13 @@
 """Durable bulk operations for Python."""
 
-from penstock.engine import Penstock, run
-from penstock.errors import PenstockError, RetryLater, RowInvalid, StepFailed
-from penstock.machine import Machine
-from penstock.pipeline import Backoff, BatchContext, Context, Done, Pipeline, operation, step
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock.engine import Penstock, run
+    from penstock.errors import PenstockError, RetryLater, RowInvalid, StepFailed
+    from penstock.machine import Machine
+    from penstock.pipeline import Backoff, BatchContext, Context, Done, Pipeline, operation, step
 
 __all__ = [
     "Backoff",
@@ -21,3 +25,19 @@ __all__ = [
     "run",
     "step",
 ]
+
+# Imported when first asked for: the command line answers `--help` without loading a database.
+_HOMES = {
+    "penstock.engine": ("Penstock", "run"),
+    "penstock.errors": ("PenstockError", "RetryLater", "RowInvalid", "StepFailed"),
+    "penstock.machine": ("Machine",),
+    "penstock.pipeline": ("Backoff", "BatchContext", "Context", "Done", "Pipeline", "operation", "step"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for home, names in _HOMES.items():
+        if name in names:
+            value = globals()[name] = getattr(import_module(home), name)
+            return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import getpass
+import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -11,7 +13,7 @@ from typing import Any
 from penstock.blobs.store import FileStore
 from penstock.clock import Clock, Entropy, SystemClock
 from penstock.db.database import Database
-from penstock.errors import DeclarationError
+from penstock.errors import DeclarationError, Unavailable
 from penstock.operations.intake import Source
 from penstock.operations.model import Operation
 from penstock.operations.service import Operations
@@ -21,6 +23,8 @@ from penstock.pipeline import Definition, definition_of
 from penstock.settings import Settings, load_settings
 
 __all__ = ["Penstock", "run"]
+
+log = logging.getLogger("penstock")
 
 Watch = Callable[[Operation], None]
 
@@ -86,29 +90,43 @@ class Penstock:
         for worker in self._workers:
             worker.wake.set()
 
-    async def run_until_done(self, operation: str, *, watch: Watch | None = None, every_s: float = 0.25) -> Operation:
-        """Work in this process until the operation is settled; `watch` is shown its progress."""
-        done = asyncio.Event()
+    async def run_until_done(
+        self,
+        operation: str,
+        *,
+        watch: Watch | None = None,
+        every_s: float = 0.25,
+        stop: asyncio.Event | None = None,
+    ) -> Operation:
+        """Work in this process until the operation is settled, or `stop` is set; `watch` is shown its progress."""
+        stop = stop or asyncio.Event()
         async with self.worker() as worker:
-            follower = asyncio.create_task(self._follow(operation, done, worker, watch, every_s))
+            follower = asyncio.create_task(self._follow(operation, stop, watch, every_s))
             try:
-                await worker.run(done)
+                await worker.run(stop)
             finally:
-                follower.cancel()
-                await asyncio.gather(follower, return_exceptions=True)
+                if not stop.is_set():
+                    follower.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await follower
         return await self.operations.get(operation)
 
-    async def _follow(
-        self, operation: str, done: asyncio.Event, worker: Worker, watch: Watch | None, every_s: float
-    ) -> None:
-        while True:
-            now = await self.operations.get(operation)
-            if watch is not None:
-                watch(now)
-            if now.is_settled:
-                done.set()
-                return
-            await asyncio.sleep(every_s)
+    async def _follow(self, operation: str, stop: asyncio.Event, watch: Watch | None, every_s: float) -> None:
+        try:
+            while not stop.is_set():
+                try:
+                    now = await self.operations.get(operation)
+                except Unavailable as error:
+                    log.warning("progress is unknown: %s", error)
+                else:
+                    if watch is not None:
+                        watch(now)
+                    if now.is_settled:
+                        return
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(stop.wait(), every_s)
+        finally:
+            stop.set()
 
 
 def run(

@@ -108,7 +108,7 @@ async def test_a_rate_limited_step_waits_its_turn(database_url: str, tmp_path: P
     assert waited == pytest.approx([0, 0.05, 0.1, 0.15, 0.2])
 
 
-@pytest.mark.covers("SM-008", "J03")
+@pytest.mark.covers("SM-008")
 @pytest.mark.parametrize("bad, status", [(2, "CompletedWithErrors"), (3, "Failed")])
 async def test_too_many_invalid_rows_reject_the_file_before_anything_ran(
     database_url: str, tmp_path: Path, bad: int, status: str

@@ -201,7 +201,6 @@ class Mute(Exception):
         raise RuntimeError("cannot say")
 
 
-@pytest.mark.covers("C17")
 @pytest.mark.parametrize("manner", ["await", "thread", "batch"])
 @pytest.mark.parametrize(
     "error",

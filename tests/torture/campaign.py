@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import random
+import re
 import signal
 import time
 from collections import defaultdict
@@ -33,6 +34,7 @@ from .observer import Observer, Sightings
 from .oracle import Finding, cancel_latency_s, judge, late_starts, starts
 from .ordeal import OPERATIONS
 from .tally import Tally
+from .worker_main import GAVE_UP
 
 __all__ = ["Campaign", "Wanted"]
 
@@ -225,7 +227,9 @@ class Campaign:
             self.tally.kills += 1
             self.tally.point_kills += fault.kind == "point"
             self.menu.kills -= 1
-        elif child.exit_code not in (0, os.EX_TEMPFAIL):
+        elif child.exit_code == os.EX_TEMPFAIL:
+            self.tally.gave_up[_last_words(now.folder / f"{child.who}.err")] += 1
+        elif child.exit_code != 0:
             trace = (now.folder / f"{child.who}.err").read_text()
             self.findings.append(Finding("crash", f"{child.who} ended with {child.status}: {trace[-1500:]}"))
             self.say(f"FINDING seed {self.seed} round {now.number}: {self.findings[-1]}")
@@ -323,6 +327,11 @@ def _sort_in(line: Line, effects: dict[str, list[Effect]], said: dict[str, list[
             effects[operation].append(line)
         case Said(operation=str(operation)):
             said[operation].append(line)
+
+
+def _last_words(stderr: Path) -> str:
+    lines = [line for line in stderr.read_text().splitlines() if line.startswith(GAVE_UP)]
+    return re.sub(r"\d+", "#", lines[-1].removeprefix(GAVE_UP))[:100] if lines else "silently"
 
 
 async def _dies(child: Child, within_s: float) -> bool:

@@ -38,7 +38,7 @@ from .journal import Effect, Journal, Line, Said, What
 from .observer import Observer, Sightings
 from .oracle import Finding, judge
 from .ordeal import OPERATIONS
-from .seeded_loop import SeededLoop, inline_sqlite
+from .seeded_loop import SeededLoop, Stuck, inline_sqlite
 
 __all__ = ["play"]
 
@@ -250,8 +250,11 @@ def play(seed: int) -> list[Finding]:
     clock = ManualClock()
     with tempfile.TemporaryDirectory(prefix="penstock-schedule-") as folder, _alone():
         world = World(seed, Path(folder), clock)
-        with asyncio.Runner(loop_factory=lambda: SeededLoop(random.Random(seed), clock)) as runner:
-            return runner.run(world.run())
+        try:
+            with asyncio.Runner(loop_factory=lambda: SeededLoop(random.Random(seed), clock)) as runner:
+                return runner.run(world.run())
+        except Stuck as error:
+            return [Finding("stuck", str(error))]
 
 
 @contextmanager

@@ -16,7 +16,14 @@ from unittest.mock import patch
 from penstock.clock import ManualClock
 from penstock.db.dialects import Sqlite
 
-__all__ = ["SeededLoop", "inline_sqlite"]
+__all__ = ["SeededLoop", "Stuck", "inline_sqlite"]
+
+
+SPINS_MAX = 30_000
+
+
+class Stuck(Exception):
+    """Time stands still, and not because anything is being done."""
 
 
 class SeededLoop(asyncio.SelectorEventLoop):
@@ -24,15 +31,21 @@ class SeededLoop(asyncio.SelectorEventLoop):
 
     def __init__(self, rng: random.Random, clock: ManualClock) -> None:
         self._rng, self._manual = rng, clock
+        self._spins = 0
         super().__init__()
 
     def time(self) -> float:
         return self._manual.monotonic()
 
     def _run_once(self) -> None:
+        self._spins += 1
+        if self._spins > SPINS_MAX:
+            self._spins = 0
+            raise Stuck(f"{SPINS_MAX} rounds of the loop without a moment's rest")
         if not self._ready:  # type: ignore[attr-defined]
             if not self._scheduled:  # type: ignore[attr-defined]
-                raise AssertionError("nothing is ready and nothing will ever be: a wait that nobody ends")
+                raise Stuck("nothing is ready and nothing will ever be: a wait that nobody ends")
+            self._spins = 0
             wait_s = self._scheduled[0].when() - self.time()  # type: ignore[attr-defined]
             self._manual.advance(max(0.0, wait_s) + 2e-6)  # the clock counts whole microseconds
         super()._run_once()  # type: ignore[misc]

@@ -29,6 +29,7 @@ class Tally:
     verdicts: Counter[str] = field(default_factory=Counter)
     hits: Counter[str] = field(default_factory=Counter)
     deaths: Counter[str] = field(default_factory=Counter)
+    gave_up: Counter[str] = field(default_factory=Counter)  # processes that ended by themselves, by their last words
     takeovers_s: list[float] = field(default_factory=list)
     cancels_s: list[float] = field(default_factory=list)
     shutdowns_s: list[float] = field(default_factory=list)
@@ -71,6 +72,8 @@ class Tally:
         yield f"graceful stop: {_spread(self.shutdowns_s)}"
         if self.restarts_s:
             yield f"database away: {_spread(self.restarts_s)}"
+        for words, many in self.gave_up.most_common():
+            yield f"gave up: {words} ({many})"
         yield f"verdicts: {', '.join(f'{name} {many}' for name, many in sorted(self.verdicts.items()))}"
 
     def summary(self) -> str:

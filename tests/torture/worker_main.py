@@ -20,18 +20,16 @@ from penstock.settings import Settings
 from .journal import Began, FileJournal, Journal
 from .ordeal import OPERATIONS, set_witness
 
-__all__ = ["live", "prepared"]
+__all__ = ["GAVE_UP", "live", "prepared"]
+
+GAVE_UP = "gave up: "
 
 
 def live(given: Mapping[str, Any]) -> None:
     """The life of a worker: `given` names it, its journal's folder, its settings and its point of death."""
     with prepared(given) as journal:
         set_witness(journal.note)
-        try:
-            asyncio.run(_work(journal, Settings(**given["settings"])))
-        except Unavailable as error:
-            print(f"unavailable: {error}", file=sys.stderr)
-            sys.exit(os.EX_TEMPFAIL)
+        asyncio.run(_work(journal, Settings(**given["settings"])))
 
 
 @contextmanager
@@ -45,7 +43,11 @@ def prepared(given: Mapping[str, Any]) -> Iterator[Journal]:
         os.environ[failpoints.KILL_VARIABLE] = point
     failpoints.arm_from_environment()
     with failpoints.armed(_noting(journal, point)):
-        yield journal
+        try:
+            yield journal
+        except Unavailable as error:
+            print(f"{GAVE_UP}{error}", file=sys.stderr)
+            sys.exit(os.EX_TEMPFAIL)
 
 
 def _noting(journal: Journal, wish: str | None) -> Callable[[str], None]:

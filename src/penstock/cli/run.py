@@ -16,7 +16,7 @@ from penstock.cli.options import App, Db, Json, command
 from penstock.cli.printable import short_id
 from penstock.cli.problems import INTERRUPTED, WrongUsage
 from penstock.cli.session import Place, opened
-from penstock.cli.working import stop_on_signals, work
+from penstock.cli.stopping import stop_on_signals
 from penstock.errors import NotFound
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ async def _work(place: Place, request: Request, show: Display) -> tuple[Operatio
             operation = await _begin(penstock, request)
             show(operation)
             if not operation.is_settled:
-                operation = await work(penstock, operation.id, stop, show)
+                operation = await penstock.run_until_done(operation.id, watch=show, stop=stop)
                 show(operation)
             return operation, await penstock.operations.error_groups(operation.id, limit=GROUPS_SHOWN)
 
