@@ -10,7 +10,6 @@ operations on a throwaway SQLite database, on a clock that moves only when told:
 
 from __future__ import annotations
 
-import asyncio
 import random
 import tempfile
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
@@ -155,7 +154,7 @@ class Engine:
 
         Nothing more is written by the dead one: its rows stay in flight until the next one finds them.
         """
-        await _kill(self.worker)
+        await self.worker.vanish()
         await self._ending.aclose()
         self.clock.advance(self.penstock.settings.lease_s + 1)
         await self.__aenter__()
@@ -194,19 +193,6 @@ async def engine(
         opened = Penstock.open(operations=operations, settings=settings, clock=clock, entropy=entropy)
         async with opened as penstock, Engine(penstock, clock) as made:
             yield made
-
-
-async def _kill(worker: Worker) -> None:
-    worker._is_stopping = True
-    worker.lease.end = _say_nothing  # type: ignore[method-assign]
-    tasks = list(worker._tasks)
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _say_nothing() -> None:
-    """A dead worker takes no leave: its lease stays until it has run out."""
 
 
 def _step_of(definition: Definition, step: object) -> StepPlan:

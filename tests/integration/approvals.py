@@ -9,12 +9,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from pydantic import BaseModel
 from sqlalchemy import select
 
 from penstock import Context, Pipeline, StepFailed, operation, step
 from penstock.clock import ManualClock
 from penstock.db.database import Database
+from penstock.operations.jobs import RowsJob
 from penstock.operations.model import HistoryEntry, Operation
 from penstock.operations.queries import number_of
 from penstock.operations.tables import chunks, requests, signals
@@ -32,11 +34,13 @@ __all__ = [
     "clean",
     "failures",
     "history",
+    "on_withdraw",
     "papers",
     "requests_of",
     "signals_of",
     "states",
     "two_engines",
+    "work_or_wall",
 ]
 
 Calls = Counter[tuple[str, int]]
@@ -116,15 +120,35 @@ class Wall:
         await self.gone.wait()
 
 
-async def at_wall(wall: Wall, work: Coroutine[Any, Any, Any]) -> None:
-    """Work until somebody stands at the wall; the worker's own tasks stay where they are."""
+async def work_or_wall(wall: Wall, work: Coroutine[Any, Any, Any]) -> bool:
+    """Work until it ends or somebody stands at the wall, and say which; the worker's own tasks stay where they are."""
     task = asyncio.create_task(work)
     reached = asyncio.create_task(wall.reached.wait())
     done, _ = await asyncio.wait({task, reached}, timeout=20, return_when=asyncio.FIRST_COMPLETED)
+    assert done, "nothing happened for a long time"
     for waiting in (task, reached):
         waiting.cancel()
     await asyncio.gather(task, reached, return_exceptions=True)
-    assert reached in done, "the worker never came to the wall"
+    if reached not in done:
+        task.result()
+    return reached in done
+
+
+async def at_wall(wall: Wall, work: Coroutine[Any, Any, Any]) -> None:
+    """Work until somebody stands at the wall."""
+    assert await work_or_wall(wall, work), "the worker never came to the wall"
+
+
+def on_withdraw(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Set when a worker has heard that no more rows shall begin, and has taken back those that had not."""
+    heard, withdraw = asyncio.Event(), RowsJob.withdraw
+
+    def withdraw_aloud(job: RowsJob) -> list[int]:
+        heard.set()
+        return withdraw(job)
+
+    monkeypatch.setattr(RowsJob, "withdraw", withdraw_aloud)
+    return heard
 
 
 async def a_moment() -> None:

@@ -18,6 +18,7 @@ from approvals import (
     chunks_of,
     clean,
     history,
+    on_withdraw,
     papers,
     states,
     two_engines,
@@ -130,9 +131,9 @@ async def test_an_operation_that_has_ended_cannot_be_cancelled(e):
 
 @pytest.mark.covers("I-25", "SM-009")
 async def test_no_row_begins_after_a_cancel_and_the_running_one_keeps_a_result_that_comes_in_time(
-    database_url, tmp_path
+    database_url, tmp_path, monkeypatch
 ):
-    office = Office()
+    office, heard = Office(), on_withdraw(monkeypatch)
     patient = Settings(chunk_rows=3, cancel_grace_s=20)
     async with engine([office.kind], url=database_url, tmp_path=tmp_path, settings=patient) as e:
         rows = papers(6)
@@ -141,7 +142,7 @@ async def test_no_row_begins_after_a_cancel_and_the_running_one_keeps_a_result_t
         await at_wall(office.wall, e.work_until_idle())
         assert (await e.operations.cancel(made.id)).status == "Stopping"
         await e.worker.look_round()
-        await a_moment()
+        await heard.wait()
         office.wall.gone.set()
         await e.work_until_idle()
         assert await states(e, made) == [DONE, DONE] + [CANCELLED] * 4

@@ -11,13 +11,13 @@ from approvals import (
     Calls,
     Paper,
     Wall,
-    a_moment,
     approvals,
     at_wall,
     chunks_of,
     clean,
     failures,
     history,
+    on_withdraw,
     papers,
     states,
 )
@@ -107,8 +107,8 @@ async def test_a_retry_can_be_paused_before_it_is_picked_up(e, calls):
 
 @pytest.mark.covers("I-48")
 @pytest.mark.parametrize("how", ["paused", "stopped"])
-async def test_what_runs_may_end_and_is_recorded_and_the_rest_has_not_begun(database_url, tmp_path, how):
-    wall, begun = Wall(), []
+async def test_what_runs_may_end_and_is_recorded_and_the_rest_has_not_begun(database_url, tmp_path, monkeypatch, how):
+    wall, begun, heard = Wall(), [], on_withdraw(monkeypatch)
 
     @operation("linger", max_row_concurrency=1)
     class Linger(Pipeline[Paper]):
@@ -124,12 +124,12 @@ async def test_what_runs_may_end_and_is_recorded_and_the_rest_has_not_begun(data
         if how == "paused":
             await e.operations.pause(made.id)
             await e.worker.look_round()
-            await a_moment()
+            await heard.wait()
             wall.gone.set()
             await e.work_until_idle()
         else:
             stopping = asyncio.create_task(e.restart())
-            await a_moment()
+            await heard.wait()
             wall.gone.set()
             await stopping
         (chunk,) = await chunks_of(e, made)

@@ -20,16 +20,18 @@ from approvals import (
     states,
     two_engines,
 )
+from sqlalchemy import delete
 from stored import rows_of
 
 from penstock import Context, Pipeline, operation, step
 from penstock.operations import chunks as store
-from penstock.operations import mailroom
+from penstock.operations import control, mailroom
 from penstock.operations.chunks import Lost
 from penstock.operations.held import Held
 from penstock.operations.queries import number_of
 from penstock.operations.reading import Interrupted, Reading
 from penstock.operations.referee import head_of
+from penstock.operations.tables import workers
 from penstock.settings import Settings
 from penstock.testing import Engine, engine
 
@@ -62,17 +64,17 @@ class Shop:
 async def test_two_workers_share_the_chunks_of_one_operation_and_run_each_row_once(database_url, tmp_path):
     shop = Shop()
     async with two_engines(shop.kind, url=database_url, folder=tmp_path, settings=SMALL) as (one, other):
-        made = await one.create(shop.kind, papers(24))
-        owners: set[Any] = set()
-        for _ in range(40):
-            started = [await e.worker.tick() for e in (one, other)]
-            owners |= {chunk.owner for chunk in await chunks_of(one, made)} - {None}
-            await a_moment()
-            if not any(started) and not (one.worker.is_busy or other.worker.is_busy):
-                break
-        done = await one.operations.get(made.id)
-        assert (done.status, set(shop.runs.values())) == ("Completed", {1})
+        made = await one.create(shop.kind, papers(24, desk="wall"))
+        await at_wall(shop.wall, one.work_until_idle())
+        shop.wall.reached.clear()
+        await at_wall(shop.wall, other.work_until_idle())
+        owners = {chunk.owner for chunk in await chunks_of(one, made)} - {None}
         assert owners == {one.worker.lease.id, other.worker.lease.id}
+        shop.wall.gone.set()
+        for e in (one, other, one):
+            await e.work_until_idle()
+        done = await one.operations.get(made.id)
+        assert (done.status, len(shop.runs), set(shop.runs.values())) == ("Completed", 24, {1})
         assert await clean(one) == []
 
 
@@ -196,11 +198,16 @@ async def held_by(e: Engine, operation_id: str, owner: str) -> Held:
 
 
 async def stop(e: Engine, operation_id: str) -> None:
-    from penstock.operations import control
-
     async with e.penstock.db.read() as tx:
         number = await number_of(tx, operation_id)
     await control.cancel(e.penstock.db, number, actor="ana")
+
+
+READER_WRITES = {
+    "append": lambda reading: reading.db.transaction(lambda tx: reading._touch(tx, rows_read=99)),
+    "seal": lambda reading: reading._seal(),
+    "reject": lambda reading: reading._reject("no"),
+}
 
 
 @pytest.mark.covers("I-13", "I-11")
@@ -219,22 +226,16 @@ async def test_every_write_of_a_former_reader_is_refused(database_url, tmp_path,
     async with two_engines(Read, url=database_url, folder=tmp_path) as (frozen, other):
         made = await frozen.create(Read, papers(3))
         await at_wall(wall, frozen.work_until_idle())
-        (reading,) = frozen.worker._readings.values()
+        (reading,) = frozen.worker.readings.values()
         assert isinstance(reading, Reading)
         await other.advance(LEASE_S + 1)
-        wall.gone.set()
-        wall.gone = Wall().gone
+        wall.reached.clear()
         await at_wall(wall, other.work_until_idle())
         async with other.penstock.db.read() as tx:
             before = await head_of(tx, reading.head.number)
         assert before.owner == other.worker.lease.id
         with pytest.raises(Interrupted):
-            if write == "append":
-                await reading.db.transaction(lambda tx: reading._touch(tx, rows_read=99))
-            elif write == "seal":
-                await reading._seal()
-            else:
-                await reading._reject("no")
+            await READER_WRITES[write](reading)
         async with other.penstock.db.read() as tx:
             assert await head_of(tx, reading.head.number) == before
         wall.gone.set()
@@ -265,9 +266,9 @@ async def test_a_claim_whose_answer_was_lost_is_given_back_by_its_own_worker(dat
     shop = Shop()
     async with engine([shop.kind], url=database_url, tmp_path=tmp_path) as e:
         made = await e.create(shop.kind, papers(2))
-        await e.worker._start_readings()
-        while e.worker._readings:
-            await a_moment()
+        assert await e.worker.tick()
+        while e.worker.readings:
+            await e.worker.wake.wait()
         await held_by(e, made.id, e.worker.lease.id)
         await e.work_until_idle()
         assert shop.runs == {}, "a live owner holds it, or so it seems"
@@ -278,10 +279,6 @@ async def test_a_claim_whose_answer_was_lost_is_given_back_by_its_own_worker(dat
 
 @pytest.mark.covers("I-17")
 async def test_a_worker_whose_record_is_gone_owns_nothing(database_url, tmp_path):
-    from sqlalchemy import delete
-
-    from penstock.operations.tables import workers
-
     shop = Shop()
     async with two_engines(shop.kind, url=database_url, folder=tmp_path) as (one, other):
         made = await one.create(shop.kind, papers(1, desk="wall"))

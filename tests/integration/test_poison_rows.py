@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from approvals import Paper, Wall, at_wall, clean, history, papers, states
+from approvals import Paper, Wall, at_wall, clean, history, papers, states, work_or_wall
 from stored import rows_of
 
 from penstock import Context, Pipeline, operation, step
@@ -59,6 +59,16 @@ async def dig(e: Engine, mine: Mine, rows: list[dict[str, str]], deaths: int) ->
     return await e.operations.get(made.id)
 
 
+async def until_over(e: Engine, wall: Wall) -> int:
+    """Kill the worker whenever it stands at the wall, until it gets through; says how many died."""
+    for deaths in range(20):
+        if not await work_or_wall(wall, e.work_until_idle()):
+            return deaths
+        await e.crash()
+        wall.reached.clear()
+    raise AssertionError("workers go on dying")
+
+
 def mined(count: int, *bad: int) -> list[dict[str, str]]:
     rows = papers(count)
     for row in bad:
@@ -105,19 +115,7 @@ async def test_two_poison_rows_in_one_chunk_fail_both_and_no_other(database_url,
     mine = Mine()
     async with engine([mine.kind], url=database_url, tmp_path=tmp_path) as e:
         made = await e.create(mine.kind, mined(50, 10, 11))
-        for _ in range(12):
-            mine.wall.reached.clear()
-            mine.running.clear()
-            work = asyncio.create_task(e.work_until_idle())
-            reached = asyncio.create_task(mine.wall.reached.wait())
-            await asyncio.wait({work, reached}, return_when=asyncio.FIRST_COMPLETED)
-            is_over = work.done()
-            for task in (work, reached):
-                task.cancel()
-            await asyncio.gather(work, reached, return_exceptions=True)
-            if is_over:
-                break
-            await e.crash()
+        await until_over(e, mine.wall)
         done = await e.operations.get(made.id)
         assert (done.status, done.successful_rows, done.failed_rows) == ("CompletedWithErrors", 48, 2)
         assert [error.row for error in (await e.operations.errors(made.id)).items] == [10, 11]
@@ -243,23 +241,12 @@ async def test_a_row_that_kills_its_validator_is_invalid_and_its_neighbours_run(
 
     async with engine([Fatal], url=database_url, tmp_path=tmp_path, settings=Settings(chunk_rows=100)) as e:
         made = await e.create(Fatal, mined(90, 40))
-        for death in range(1, 20):
-            wall.reached.clear()
-            work = asyncio.create_task(e.work_until_idle())
-            reached = asyncio.create_task(wall.reached.wait())
-            await asyncio.wait({work, reached}, return_when=asyncio.FIRST_COMPLETED)
-            is_over = work.done()
-            for task in (work, reached):
-                task.cancel()
-            await asyncio.gather(work, reached, return_exceptions=True)
-            if is_over:
-                break
-            await e.crash()
+        deaths = await until_over(e, wall)
         done = await e.operations.get(made.id)
         assert (done.status, done.successful_rows, done.invalid_rows) == ("CompletedWithErrors", 89, 1)
         (error,) = (await e.operations.errors(made.id)).items
         assert (error.row, error.error_type) == (40, "Validation")
         assert "killed its validator" in error.message
-        assert death <= 6, "one bad row costs few deaths"
+        assert deaths <= 6, "one bad row costs few deaths"
         assert 40 not in batches
         assert await clean(e) == []

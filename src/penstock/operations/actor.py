@@ -23,11 +23,12 @@ from penstock.operations import mailroom
 from penstock.operations.chunks import Lost, NewMail
 from penstock.operations.held import Held, interrupt
 from penstock.operations.jobs import RowsJob, job_for
+from penstock.operations.ledger import Counts
 from penstock.operations.mailroom import Overtaken, Settlement
 from penstock.operations.outcomes import Desk
 from penstock.operations.persist import persist
 from penstock.operations.planning import Group, next_due, next_group
-from penstock.operations.referee import move, sum_counts
+from penstock.operations.referee import break_if
 from penstock.operations.tables import chunks, operations
 from penstock.operations.thresholds import breach
 
@@ -215,11 +216,15 @@ class ChunkActor:
     async def _close(self) -> bool:
         writing = self.held.writing()
         try:
-            await self._commit(lambda tx: store.close(self.db, tx, self.held, writing, actor=self.owner), "close")
+            await self._commit(
+                lambda tx: store.close(
+                    self.db, tx, self.held, writing, actor=self.owner, stop_reason=self._stop_reason
+                ),
+                "close",
+            )
         except NewMail:
             self._must_look = True
             return False
-        await self._check_thresholds()
         return True
 
     async def _release(self) -> bool:
@@ -271,23 +276,26 @@ class ChunkActor:
 
     async def _check_thresholds(self) -> None:
         """Stop the operation when it has too many errors, or too many rows that kill their workers."""
-        options = self.execution.definition.options
-        has_limits = options.max_errors is not None or options.max_error_rate is not None
-        is_suspect = has_limits and self.held.ledger.counts().unsuccessful > 0
-        if not is_suspect and not any(self.held.ledger.lost):
+        has_failures = self._has_limits and self.held.ledger.counts().unsuccessful > 0
+        if not has_failures and not any(self.held.ledger.lost):
             return
 
         async def stop(tx: AsyncConnection) -> None:
-            counts = await sum_counts(tx, self.held.operation)
-            reason = breach(options, failed=counts.unsuccessful, processed=counts.processed)
             poison = await store.count_poison(tx, self.held.operation)
-            if poison > self.tempo.poison_rows_max:
-                reason = f"{poison} rows killed their workers; poison_rows_max is {self.tempo.poison_rows_max}"
-            if reason:
-                event = {"stop_outcome": "Failed", "error": reason, "cause": reason, "actor": self.owner}
-                await move(self.db, tx, self.held.operation, "broke", **event)
+            reason = f"{poison} rows killed their workers; poison_rows_max is {self.tempo.poison_rows_max}"
+            is_poisoned = poison > self.tempo.poison_rows_max
+            why = (lambda _: reason) if is_poisoned else self._stop_reason
+            await break_if(self.db, tx, self.held.operation, why, actor=self.owner)
 
         await self.db.transaction(stop, "broke")
+
+    @property
+    def _has_limits(self) -> bool:
+        options = self.execution.definition.options
+        return options.max_errors is not None or options.max_error_rate is not None
+
+    def _stop_reason(self, counts: Counts) -> str | None:
+        return breach(self.execution.definition.options, failed=counts.unsuccessful, processed=counts.processed)
 
 
 async def _within(seconds: float | None, *events: asyncio.Event) -> bool:

@@ -73,7 +73,10 @@ def error_text(error: BaseException) -> str:
 def cut(text: str, limit: int = MESSAGE_MAX) -> str:
     """Text of at most `limit` characters, safe for every database, the cut marked."""
     text = text.replace("\x00", "\\x00").encode("utf-8", "backslashreplace").decode()
-    return text if len(text) <= limit else text[: limit - 20] + f"… ({len(text)} characters)"
+    if len(text) <= limit:
+        return text
+    mark = f"… ({len(text)} characters)"
+    return text[: limit - len(mark)] + mark
 
 
 _VARIABLE = re.compile(r"""'[^']*'|"[^"]*"|\b0x[0-9a-f]+\b|\b[0-9a-f]{8}-[0-9a-f-]{27}\b|\d+""", re.IGNORECASE)

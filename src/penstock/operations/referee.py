@@ -7,6 +7,7 @@ at once, the second sees zero.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,7 @@ from penstock.operations.ledger import Counts
 from penstock.operations.states import OPERATION
 from penstock.operations.tables import chunks, operations
 
-__all__ = ["HEAD", "Head", "ending", "finish_if_over", "head_of", "move", "sum_counts", "touch"]
+__all__ = ["HEAD", "Head", "break_if", "ending", "finish_if_over", "head_of", "move", "sum_counts", "touch"]
 
 Guard = ColumnElement[bool]
 
@@ -105,6 +106,20 @@ async def finish_if_over(db: Database, tx: AsyncConnection, head: Head, *, actor
         return head
     event = ending(head, await sum_counts(tx, head.number))
     return await move(db, tx, head.number, event, actor=actor) or head
+
+
+async def break_if(
+    db: Database,
+    tx: AsyncConnection,
+    number: int,
+    stop_reason: Callable[[Counts], str | None],
+    *,
+    actor: str,
+) -> None:
+    """Stop the operation when its counts say so; only the first to notice does."""
+    reason = stop_reason(await sum_counts(tx, number))
+    if reason is not None:
+        await move(db, tx, number, "broke", actor=actor, cause=reason, stop_outcome="Failed", error=reason)
 
 
 def ending(head: Head, counts: Counts) -> str:

@@ -90,7 +90,7 @@ class Worker:
         )
         self._watch = Watch(self)
         self._heart: Heart | None = None
-        self._is_stopping = False
+        self._is_stopping = self._is_gone = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._failure: BaseException | None = None
 
@@ -102,8 +102,10 @@ class Worker:
         self._spawn(self._watch.listen())
         return self
 
-    async def __aexit__(self, *exc_info: object) -> None:
+    async def __aexit__(self, error_type: type[BaseException] | None, *exc_info: object) -> None:
         await self.stop()
+        if error_type is None and self._failure is not None:
+            raise self._failure
 
     # --- the loop
 
@@ -157,6 +159,8 @@ class Worker:
 
     async def stop(self) -> None:
         """Begin nothing more, let running rows end within the limit, write, let go, and leave."""
+        if self._is_gone:
+            return
         self._is_stopping = True
         self.halt("shutdown")
         with contextlib.suppress(TimeoutError):
@@ -172,6 +176,16 @@ class Worker:
             await asyncio.to_thread(self._heart.stop)
         with contextlib.suppress(Unavailable):
             await self.lease.end()
+
+    async def vanish(self) -> None:
+        """Leave as a killed process would, without a word to the database; for tests."""
+        self._is_stopping = self._is_gone = True
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.executions.close()
+        if self._heart is not None:
+            await asyncio.to_thread(self._heart.stop)
 
     async def _idle(self, until: asyncio.Event) -> None:
         waits = {asyncio.ensure_future(self.wake.wait()), asyncio.ensure_future(until.wait())}
