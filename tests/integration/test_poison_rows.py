@@ -245,7 +245,7 @@ async def test_a_row_that_kills_its_validator_is_invalid_and_its_neighbours_run(
         done = await e.operations.get(made.id)
         assert (done.status, done.successful_rows, done.invalid_rows) == ("CompletedWithErrors", 89, 1)
         (error,) = (await e.operations.errors(made.id)).items
-        assert (error.row, error.error_type) == (40, "Validation")
+        assert (error.row, error.error_type) == (40, "Poison")
         assert "killed its validator" in error.message
         assert deaths <= 6, "one bad row costs few deaths"
         assert 40 not in batches

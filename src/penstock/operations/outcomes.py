@@ -92,6 +92,8 @@ class Desk:
         """Row i is through a segment; at the end of its span nothing of it is in flight."""
         if place in self.execution.boundaries:
             self.ledger.in_flight[i] = 0
+            if place <= self.ledger.steps:
+                self.ledger.lost[i] = 0  # whatever happened at a step that it got through is not held against it
         else:
             self.ledger.tracks[place].attempt[i] += 1
         self._close_stories(i, place)

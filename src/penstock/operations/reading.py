@@ -13,7 +13,7 @@ from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import asdict
 from typing import Any, BinaryIO
 
-from sqlalchemy import case, delete, insert, select
+from sqlalchemy import case, delete, func, insert, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from penstock.db.database import Database
@@ -34,14 +34,16 @@ from penstock.operations.validation import Checked, check_batch, killed_its_vali
 
 __all__ = ["Reading", "take"]
 
-CRASHES_MAX = 4  # readers that may die at one row before it is called invalid
+# Readers that died: at first small batches are tried, then single rows; two more at one row, and it is called invalid.
+ONE_BY_ONE = 2
+CRASHES_MAX = 4
 
 
 class Interrupted(Exception):
     """Reading stopped before the end: paused, stopping, or taken over."""
 
 
-async def take(db: Database, head: Head, *, owner: str) -> Head | None:
+async def take(db: Database, head: Head, *, owner: str, chunk_rows: int) -> Head | None:
     """Become the reader of an operation; None when somebody else was first."""
     guards = (operations.c.fence == head.fence, operations.c.reading == "open", is_free(db, operations.c.owner))
     values: dict[str, Any] = {"owner": owner, "fence": operations.c.fence + 1}
@@ -49,11 +51,13 @@ async def take(db: Database, head: Head, *, owner: str) -> Head | None:
     async def claim(tx: AsyncConnection) -> Head | None:
         if head.state == "Pending":
             return await move(db, tx, head.number, "picked_up", *guards, actor=owner, started_at=db.now(), **values)
-        # A death counts against the rows at this position if it may have been their doing.
-        is_death = head.owner is not None
-        is_theirs = (operations.c.crashes == 0) | operations.c.suspect_row.is_not(None)
-        crashes = operations.c.crashes + (case((is_theirs, 1), else_=0) if is_death else 0)
-        return await touch(tx, head.number, *guards, **values, crashes=crashes, suspect_row=None)
+        if head.owner is not None:
+            # A reader died. The first time the whole chunk is suspect; then only who was being checked is.
+            is_theirs = (operations.c.crashes == 0) | operations.c.suspect_row.is_not(None)
+            values["crashes"] = operations.c.crashes + case((is_theirs, 1), else_=0)
+            until = operations.c.rows_read + 1 + chunk_rows
+            values["suspect_until"] = func.coalesce(operations.c.suspect_until, until)
+        return await touch(tx, head.number, *guards, **values, suspect_row=None)
 
     return await db.transaction(claim, "take")
 
@@ -76,6 +80,7 @@ class Reading:
         self.db, self.execution, self.head, self.owner = db, execution, head, owner
         self.limits, self.chunk_rows, self.turn = limits, chunk_rows, turn
         self.patience_s = patience_s
+        self.crashes, self.suspect_until = head.crashes, head.suspect_until or 0
         self.is_halted = False
         self.counts = Counts()
         self.rows_read = head.rows_read
@@ -122,6 +127,8 @@ class Reading:
                 async for batch in stream:
                     if self.is_halted:
                         raise Interrupted
+                    if self.crashes and pending is not None:
+                        await pending
                     checked = await self._check(batch)
                     if pending is not None:
                         await pending
@@ -139,12 +146,11 @@ class Reading:
     def _batches(self, reader: Reader) -> Iterator[Batch]:
         """The file in chunks; where readers have died, first in small ones, then row by row."""
         start = Position.parse(self.head.position) if self.head.position else None
-        if self.head.crashes:
-            until = (start.row if start else 1) + self.chunk_rows
-            for batch in reader.batches(SUSPECT_ROWS_MAX if self.head.crashes == 1 else 1, start):
+        if self.crashes:
+            for batch in reader.batches(SUSPECT_ROWS_MAX if self.crashes == 1 else 1, start):
                 yield batch
                 start = batch.end
-                if start.row >= until:
+                if start.row >= self.suspect_until:
                     break
             else:
                 return
@@ -152,16 +158,16 @@ class Reading:
 
     async def _check(self, batch: Batch) -> Checked:
         """Judge a batch; where readers have died, say so first, so that another death here is known to be its doing."""
-        if not self.head.crashes or len(batch.rows) > SUSPECT_ROWS_MAX:
+        if not self.crashes:
             async with self.turn(False):
                 return await check_batch(self.execution, batch)
+        if self.crashes >= CRASHES_MAX and len(batch.rows) == 1:
+            return killed_its_validator(self.execution, batch, self.crashes)
 
         async def suspect(tx: AsyncConnection) -> None:
             await self._touch(tx, suspect_row=batch.start.row)
 
-        await self.db.transaction(suspect, "suspect")
-        if self.head.crashes >= CRASHES_MAX and str(batch.start) == self.head.position and len(batch.rows) == 1:
-            return killed_its_validator(self.execution, batch, self.head.crashes)
+        await self._persist(suspect, "suspect", lambda _: False)
         async with self.turn(True):
             return await check_batch(self.execution, batch)
 
@@ -175,6 +181,8 @@ class Reading:
     async def _append(self, checked: Checked, columns: tuple[str, ...] | None) -> None:
         end = checked.batch.end
         ledger, data = await asyncio.to_thread(self._pack, checked)
+        # These rows are cleared; the others that are suspect go on being checked as carefully as before.
+        crashes = min(self.crashes, ONE_BY_ONE) if end.row < self.suspect_until else 0
 
         async def append(tx: AsyncConnection) -> None:
             await self._touch(
@@ -183,12 +191,14 @@ class Reading:
                 rows_read=end.row - 1,
                 columns=columns,
                 open_chunks=operations.c.open_chunks + int(not checked.ledger.is_over),
-                crashes=0,
+                crashes=crashes,
                 suspect_row=None,
+                suspect_until=self.suspect_until if crashes else None,
             )
             await self._insert(tx, checked, ledger, data)
 
         await self._persist(append, "append", lambda head: head.position == str(end))
+        self.crashes = crashes
 
     async def _touch(self, tx: AsyncConnection, **values: Any) -> None:
         mine = (operations.c.fence == self.head.fence, operations.c.state == "Validating")

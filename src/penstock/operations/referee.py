@@ -45,6 +45,7 @@ class Head:
     fence: int
     position: str | None
     crashes: int
+    suspect_until: int | None
     rows_read: int
 
 

@@ -48,8 +48,9 @@ operations = table(
     Column("owner", Key(40)),
     Column("fence", BigInteger, nullable=False, default=0),
     Column("position", Key(64)),
-    Column("crashes", Integer, nullable=False, default=0),  # readers that died at this position
-    Column("suspect_row", BigInteger),  # being checked by itself, because readers died here
+    Column("crashes", Integer, nullable=False, default=0),  # readers that died over the suspect rows
+    Column("suspect_row", BigInteger),  # where the rows begin that are being checked, because readers died here
+    Column("suspect_until", BigInteger),  # behind this row nobody has died
     Column("rows_read", BigInteger, nullable=False, default=0),
     Column("total_rows", BigInteger, nullable=False, default=0),
     Column("columns", Json),

@@ -237,7 +237,7 @@ class Worker:
             heads = [Head(**row._mapping) for row in await tx.execute(query)]
         started = False
         for seen in heads:
-            head = await take(self.db, seen, owner=self.lease.id)
+            head = await take(self.db, seen, owner=self.lease.id, chunk_rows=self.settings.chunk_rows)
             if head is not None:
                 self.readings[head.number] = None
                 self._spawn(self._read(head))

@@ -118,6 +118,7 @@ def _create_penstock_operation() -> None:
         sa.Column("position", Key(64)),
         sa.Column("crashes", sa.Integer(), nullable=False),
         sa.Column("suspect_row", sa.BigInteger()),
+        sa.Column("suspect_until", sa.BigInteger()),
         sa.Column("rows_read", sa.BigInteger(), nullable=False),
         sa.Column("total_rows", sa.BigInteger(), nullable=False),
         sa.Column("columns", Json),
