@@ -16,8 +16,10 @@ from penstock.errors import (
     IllegalMove,
     InvalidInput,
     MetadataInvalid,
+    NoSuchWait,
     NotFound,
     PenstockError,
+    RowInvalid,
     SettingsInvalid,
     Unavailable,
 )
@@ -33,10 +35,15 @@ from penstock.operations.model import (
     StepView,
     VerifyReport,
 )
+from penstock.operations.retrying import Eligibility, NothingToRetry, Retry
+from penstock.operations.signals import Receipt, Unclaimed, Wait
+from penstock.operations.symptoms import Diagnosis, Symptom
 
 __all__ = [
     "PROBLEMS",
     "Document",
+    "diagnosis",
+    "eligibility",
     "error",
     "error_group",
     "event",
@@ -48,8 +55,12 @@ __all__ = [
     "operation",
     "problem",
     "progress",
+    "receipt",
+    "retry",
     "row",
+    "unclaimed",
     "verify_report",
+    "wait",
 ]
 
 T = TypeVar("T")
@@ -61,7 +72,9 @@ PROBLEMS: tuple[tuple[type[PenstockError], int, str, str], ...] = (
     (FileRejected, 422, "file-rejected", "The file cannot be read"),
     (SettingsInvalid, 422, "settings-invalid", "A setting or option is wrong"),
     (DeclarationError, 422, "declaration-error", "An operation is declared wrongly"),
+    (RowInvalid, 422, "row-invalid", "The row is wrong"),
     (InvalidInput, 422, "invalid-input", "The input is wrong"),
+    (NoSuchWait, 404, "no-such-wait", "No row could wait for this signal"),
     (NotFound, 404, "not-found", "There is no such thing"),
     (IllegalMove, 409, "illegal-move", "The state does not admit this"),
     (Conflict, 409, "conflict", "The state does not admit this"),
@@ -85,6 +98,8 @@ def problem(error: PenstockError) -> Document:
         document["faults"] = faults(error.faults)
     if isinstance(error, FileRejected):
         document["code"] = error.code
+    if isinstance(error, NothingToRetry):
+        document |= _skipped(error.retry)
     return document
 
 
@@ -224,6 +239,93 @@ def history_entry(found: HistoryEntry) -> Document:
         "createdAt": instant(found.at),
     }
     return document if found.data is None else document | {"rowData": found.data}
+
+
+def retry(operation_id: str, found: Retry) -> Document:
+    """What a retry request came to."""
+    return {"operationId": operation_id, "rowsSubmitted": found.submitted, **_skipped(found)}
+
+
+def _skipped(found: Retry) -> Document:
+    return {
+        "rowsSkipped": found.skipped,
+        "skippedReasons": [f"row {number}: {reason}" for number, reason in found.reasons.items()],
+    }
+
+
+def eligibility(operation_id: str, found: Eligibility) -> Document:
+    """Whether an operation can be retried, and every reason against it."""
+    return {
+        "operationId": operation_id,
+        "isEligible": found.is_eligible,
+        "reason": "; ".join(found.reasons) or None,
+        "reasons": list(found.reasons),
+        "eligibleRows": found.rows,
+    }
+
+
+def receipt(found: Receipt) -> Document:
+    """What became of a signal."""
+    return {
+        "id": found.id,
+        "outcome": found.outcome,
+        "stored": found.outcome == "stored",
+        "rowNumber": found.row,
+        "stepName": found.step,
+    }
+
+
+def wait(found: Wait) -> Document:
+    """A row that waits for a signal; `signalKey` names this one wait and no other."""
+    return {
+        "operationId": found.operation_id,
+        "rowNumber": found.row,
+        "rowId": found.row_key,
+        "stepName": found.step,
+        "key": found.key,
+        "signalKey": found.signal_key,
+        "since": instant(found.since),
+        "deadline": instant(found.deadline),
+    }
+
+
+def unclaimed(found: Unclaimed) -> Document:
+    """A stored signal that no row has taken."""
+    return {
+        "id": found.id,
+        "key": found.key,
+        "outcome": found.outcome,
+        "errorMessage": found.message,
+        "acceptedAt": instant(found.accepted_at),
+    }
+
+
+def diagnosis(found: Diagnosis) -> Document:
+    """What `doctor` looked at, and every symptom it found."""
+    return {
+        "isHealthy": found.is_healthy,
+        "database": found.facts.database,
+        "version": found.facts.version,
+        "revision": found.facts.revision,
+        "clockAheadSeconds": found.facts.clock_ahead_us / 1e6,
+        "workers": [
+            {"id": worker.id, "host": worker.host, "process": worker.process, "state": worker.state}
+            for worker in found.facts.workers
+        ],
+        "openOperations": len(found.facts.operations),
+        "storage": found.facts.storage,
+        "findings": [_symptom(symptom) for symptom in found.symptoms],
+    }
+
+
+def _symptom(found: Symptom) -> Document:
+    return {
+        "check": found.check,
+        "isProblem": found.is_problem,
+        "what": found.what,
+        "why": found.why,
+        "remedy": found.remedy,
+    }
 
 
 def file_check(found: FileCheck) -> Document:

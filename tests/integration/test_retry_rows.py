@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from approvals import (
     Calls,
     Paper,
+    Wall,
+    a_moment,
     approvals,
+    at_wall,
     clean,
     failures,
     history,
@@ -23,6 +27,7 @@ from stored import rows_of
 
 from penstock import Context, Pipeline, StepFailed, failpoints, operation, step
 from penstock.errors import Conflict, InvalidInput, NotFound
+from penstock.operations import mailroom
 from penstock.operations.retrying import NothingToRetry
 from penstock.settings import Settings
 from penstock.testing import Engine, engine
@@ -477,3 +482,39 @@ async def test_counters_are_true_at_every_step_of_a_retry(e):
     assert await counted() == (6, 3, 9)
     await e.work_until_idle()
     assert await counted() == (9, 0, 9)
+
+
+@pytest.mark.covers("I-08")
+async def test_no_line_of_history_is_lost_when_mail_is_settled_while_rows_run(database_url, tmp_path, monkeypatch):
+    """A row is put off while the settling transaction is under way: its line is written with the next commit."""
+    wall, consume = Wall(), mailroom._consume
+
+    @operation("busy")
+    class Busy(Pipeline[Paper]):
+        @step.signal(key="{row.code}", timeout=600)
+        async def ask(self, paper: Paper, ctx: Context) -> None: ...
+
+        @step(retries=1, backoff=1)
+        async def work(self, paper: Paper, ctx: Context) -> None:
+            if paper.code == "p1" and ctx.attempt == 1:
+                await wall.stop()
+                raise ConnectionError("refused")
+
+    async def fail_meanwhile(*args: Any) -> None:
+        if wall.reached.is_set():
+            wall.gone.set()
+            await a_moment()
+        await consume(*args)
+
+    monkeypatch.setattr(mailroom, "_consume", fail_meanwhile)
+    async with engine([Busy], url=database_url, tmp_path=tmp_path) as e:
+        made = await e.create(Busy, papers(2))
+        await e.penstock.signals.complete(made.id, "p1")
+        await at_wall(wall, e.work_until_idle())
+        await e.penstock.signals.complete(made.id, "p2")
+        await e.worker.look_round()
+        await e.work_until_idle()
+        await e.skip_wait(made)
+        await e.work_until_idle()
+        assert (await e.operations.get(made.id)).status == "Completed"
+        assert [(h.row, h.event) for h in await history(e, made)] == [(1, "postponed")]

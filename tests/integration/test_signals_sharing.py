@@ -17,7 +17,6 @@ from penstock.operations import mailroom
 from penstock.operations.model import Operation
 from penstock.operations.queries import number_of
 from penstock.operations.tables import signals
-from penstock.pipeline import definition_of
 from penstock.settings import Settings
 from penstock.testing import Engine, engine
 
@@ -233,7 +232,6 @@ async def test_a_settlement_that_was_overtaken_is_made_again_before_the_chunk_is
 
 @pytest.mark.covers("SG-009")
 def test_two_signalled_steps_with_the_same_key_are_refused_when_declared():
-    @operation("twice")
     class Twice(Pipeline[Paper]):
         @step.signal(key="{row.code}", timeout=1)
         async def one(self, paper: Paper, ctx: Context) -> None: ...
@@ -241,8 +239,8 @@ def test_two_signalled_steps_with_the_same_key_are_refused_when_declared():
         @step.signal(key="{row.code}", timeout=1)
         async def two(self, paper: Paper, ctx: Context) -> None: ...
 
-    with pytest.raises(DeclarationError):
-        definition_of(Twice)
+    with pytest.raises(DeclarationError, match="two: has the same signal key as 'one'"):
+        operation("twice")(Twice)
 
 
 @pytest.mark.covers("SG-009")

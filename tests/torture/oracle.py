@@ -82,21 +82,16 @@ def verdicts_follow_from_the_data(evidence: Evidence) -> Iterator[str]:
 
 
 def _objection(evidence: Evidence, row: RowView) -> str | None:
+    current = row.steps[-1]
     try:
         parcel = Parcel.model_validate(row.data)
     except ValidationError:
         return None if row.state in ("Invalid", "Cancelled") else "its data is not valid"
-    current = row.steps[-1]
-    match row.state:
-        case "Completed":
-            return _wrong_outputs(evidence, row, parcel)
-        case "Cancelled":
-            return None if evidence.had("cancel_requested", "broke") else "nobody cancelled it"
-        case "TimedOut":
-            return _wrong_timeout(current)
-        case "Failed":
-            return _unexplained(evidence, row, parcel, current)
-    return "that is no verdict for valid data"
+    if row.state == "Completed":
+        return _wrong_outputs(evidence, row, parcel)
+    if row.state == "TimedOut":
+        return _wrong_timeout(current)
+    return _unexplained(evidence, row, parcel, current)
 
 
 def _wrong_outputs(evidence: Evidence, row: RowView, parcel: Parcel) -> str | None:
@@ -131,21 +126,28 @@ def _wrong_timeout(step: StepView) -> str | None:
 
 
 def _unexplained(evidence: Evidence, row: RowView, parcel: Parcel, step: StepView) -> str | None:
-    match step.error_type:
-        case "StepFailure" if step.message and "stubborn" in step.message:
-            return None if is_stubborn(parcel) and row.generation == 0 else "it is not stubborn in this generation"
-        case "StepFailure" if step.name == "finish" and _was_edited(evidence, row.number):
-            return None  # earlier outputs are of the data before the edit
-        case "InDoubt":
-            return None if step.name in ONCE else "only a step that runs at most once can be in doubt"
-        case "Poison":
-            lost = evidence.lost.get(row.number, 0)
-            return None if lost >= POISON_LOST else f"it was lost {lost} times only"
-        case "SignalFailure":
+    """None when the faults or the data explain why a valid row did not succeed."""
+    message = step.message or ""
+    match row.state, step.error_type:
+        case "Cancelled", _:
+            is_explained = evidence.had("cancel_requested", "broke")
+        case "Invalid", "Poison":
+            is_explained = "validator" in message  # its readers were killed again and again at this very row
+        case "Failed", "StepFailure" if "stubborn" in message:
+            is_explained = is_stubborn(parcel) and row.generation == 0
+        case "Failed", "StepFailure":
+            # Earlier outputs are of the data before the edit.
+            is_explained = step.name == "finish" and _was_edited(evidence, row.number)
+        case "Failed", "InDoubt":
+            is_explained = step.name in ONCE
+        case "Failed", "Poison":
+            is_explained = evidence.lost.get(row.number, 0) >= POISON_LOST
+        case "Failed", "SignalFailure":
             place = (row.number, step.index, row.generation, "failed")
-            taken = [s for s in evidence.signals if (s.row, s.step, s.generation, s.outcome) == place]
-            return None if taken else "it took no failing signal in this generation"
-    return f"nothing explains {step.error_type}: {step.message}"
+            is_explained = place in {(s.row, s.step, s.generation, s.outcome) for s in evidence.signals}
+        case _:
+            is_explained = False
+    return None if is_explained else f"nothing explains {step.error_type}: {message}"
 
 
 # --- attempts
@@ -248,12 +250,15 @@ def cancel_binds(evidence: Evidence) -> Iterator[str]:
 
 
 def cancel_latency_s(evidence: Evidence) -> float | None:
-    """How long after the first acknowledged cancel a step still started; None without a cancel, or after a retry."""
-    cancels = [line for line in evidence.acknowledged("cancel") if line.answer in ("Stopping", "Cancelled")]
-    if not cancels or any(line.verb in ("retry", "edit") for line in evidence.said):
+    """How long after the first acknowledged cancel a step still started, up to the next retry; None without one."""
+    cancels = [line.t for line in evidence.acknowledged("cancel") if line.answer in ("Stopping", "Cancelled")]
+    if not cancels:
         return None
-    t = cancels[0].t
-    return max((effect.t - t for effect in starts(evidence)), default=0.0)
+    again = min(
+        (line.t for line in evidence.said if line.verb in ("retry", "edit") and line.t > cancels[0]), default=None
+    )
+    late = [e.t - cancels[0] for e in starts(evidence) if e.t > cancels[0] and (again is None or e.t < again)]
+    return max(late, default=0.0)
 
 
 # --- signals

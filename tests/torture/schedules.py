@@ -1,8 +1,8 @@
 """Seeded schedules: several workers and callers on one SQLite file, in one thread, in an order drawn from a seed.
 
-A worker is a `Vessel`: it can be sunk at any point around a COMMIT or at any await, or its heart can stop beating for a
-while, so that others take its chunks while it still believes to own them. `python -m tests.torture.schedules --seeds
-1000` tries many; `--seed 17` one of them, exactly as it was.
+A worker is a `Vessel`: it can be sunk at any point around a COMMIT or at any await, or go deaf for a while: its heart
+stops and its writes come late, so that others take its chunks while it still believes to own them.
+`python -m tests.torture.schedules --seeds 1000` tries many; `--seed 17` one of them, exactly as it was.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from .seeded_loop import SeededLoop, Stuck, inline_sqlite
 
 __all__ = ["play"]
 
-STORM_S, CALM_S = 5.0, 180.0
-VESSELS, ROWS_MAX = 2, 7
+STORM_S, CALM_S = 4.0, 180.0
+VESSELS, ROWS_MAX = 2, 5
 OVERHEARD = ("Pending", "Validating", "Running", "Retrying", "Paused", "Stopping")
 
 
@@ -111,10 +111,16 @@ class Vessel(Process):
             async with self.world.open() as penstock, penstock.worker() as worker:
                 self.worker = worker
                 self._beat, worker.lease.beat = worker.lease.beat, self._beat_unless_deaf  # type: ignore[method-assign]
+                self._transact, worker.db.transaction = worker.db.transaction, self._transact_late  # type: ignore
                 await worker.run(self.leave)
 
     async def _beat_unless_deaf(self, over: Any = None) -> bool:
         return True if self.is_deaf else await self._beat(over)
+
+    async def _transact_late(self, work: Any, point: str = "transaction") -> Any:
+        if self.is_deaf:
+            await asyncio.sleep(self.world.rng.random() * PACE["lease_s"])
+        return await self._transact(work, point)
 
     async def sink(self) -> None:
         """Die where we stand."""
@@ -133,9 +139,8 @@ class Vessel(Process):
 class World:
     """One schedule: a database, vessels, a client, and what is done to them."""
 
-    def __init__(self, seed: int, folder: Path, clock: ManualClock) -> None:
-        self.rng, self.folder, self.clock = random.Random(seed), folder, clock
-        self.lines: list[Line] = []
+    def __init__(self, seed: int, folder: Path, clock: ManualClock, lines: list[Line]) -> None:
+        self.rng, self.folder, self.clock, self.lines = random.Random(seed), folder, clock, lines
         self.vessels: list[Vessel] = []
         self._ids = random.Random(seed + 1)
         self._born = 0
@@ -153,9 +158,9 @@ class World:
             self.observer = Observer(penstock, lambda lease: None, self.clock.monotonic)
             self.vessels = [self._launch() for _ in range(VESSELS)]
             watching = asyncio.create_task(self.observer.run())
-            callers = [asyncio.create_task(self._call(penstock)) for _ in range(2)]
+            caller = asyncio.create_task(self._call(penstock))
             await self._storm()
-            await self._calm(penstock, callers)
+            await self._calm(penstock, caller)
             open_ones = (await penstock.operations.list(status=OVERHEARD)).items
             for vessel in self.vessels:
                 vessel.leave.set()
@@ -204,14 +209,13 @@ class World:
                 vessel.leave.set()
                 await vessel.ended()
 
-    async def _calm(self, penstock: Penstock, callers: list[asyncio.Task[None]]) -> None:
+    async def _calm(self, penstock: Penstock, caller: asyncio.Task[None]) -> None:
         """Nobody interferes; everything must end."""
         for vessel in self.vessels:
             vessel.is_deaf, vessel.point = False, None
         end = self.clock.monotonic() + CALM_S
-        for caller in callers:
-            caller.cancel()
-        await asyncio.gather(*callers, return_exceptions=True)
+        caller.cancel()
+        await asyncio.gather(caller, return_exceptions=True)
         while self.clock.monotonic() < end:
             self.vessels = [self._launch() if vessel.task.done() else vessel for vessel in self.vessels]
             found = (await penstock.operations.list(status=OVERHEARD)).items
@@ -244,12 +248,12 @@ class World:
         return found
 
 
-def play(seed: int) -> list[Finding]:
-    """One schedule from its seed; returns what is wrong."""
+def play(seed: int, lines: list[Line] | None = None) -> list[Finding]:
+    """One schedule from its seed; returns what is wrong. What happened goes to `lines`."""
     random.seed(seed)  # back-offs and the steps' own chance
     clock = ManualClock()
     with tempfile.TemporaryDirectory(prefix="penstock-schedule-") as folder, _alone():
-        world = World(seed, Path(folder), clock)
+        world = World(seed, Path(folder), clock, [] if lines is None else lines)
         try:
             with asyncio.Runner(loop_factory=lambda: SeededLoop(random.Random(seed), clock)) as runner:
                 return runner.run(world.run())

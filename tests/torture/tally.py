@@ -17,7 +17,6 @@ class Tally:
     """What a campaign came to so far."""
 
     kills: int = 0
-    point_kills: int = 0
     freezes: int = 0
     stops: int = 0
     restarts: int = 0
@@ -79,7 +78,7 @@ class Tally:
     def summary(self) -> str:
         """One line."""
         return (
-            f"{self.kills} kills ({self.point_kills} at points), {self.freezes} freezes, {self.stops} graceful stops, "
+            f"{self.kills} kills ({self.deaths.total()} at points), {self.freezes} freezes, {self.stops} graceful stops, "
             f"{self.restarts} database restarts, {self.operations} operations, {self.rows} rows, "
             f"{self.starts} step starts, {self.signals} acknowledged signals, {self.late_starts} late starts"
         )

@@ -1,28 +1,27 @@
-"""`penstock ops`: looking at operations, their rows and their errors. Needs no code of the application."""
+"""`penstock ops`: looking at operations, their rows and their errors. Needs no code of the application.
+
+What changes operations is in `control`, what follows them in `watch`, what they wait for in `waits`.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from penstock.cli import control, waits, watch
 from penstock.cli.inputs import Meta, MetaFile, Set, existing_file, metadata, overrides
 from penstock.cli.options import App, Cursor, Db, Json, Limit, OperationId, command, group
+from penstock.cli.pages import answer_page
 from penstock.cli.session import Place, ask, opened
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from penstock.engine import Penstock
     from penstock.operations.model import FileCheck, Page
-    from penstock.resources import Document
 
 __all__ = ["add_to"]
-
-T = TypeVar("T")
 
 State = Annotated[
     list[str] | None,
@@ -41,7 +40,7 @@ Data = Annotated[bool, typer.Option("--data", help="With the rows' data.")]
 
 def add_to(app: typer.Typer) -> None:
     """Add the group."""
-    ops = group(app, "ops", summary="Look at operations, their rows and errors.", example="ops list --status Failed")
+    ops = group(app, "ops", summary="Look at operations and steer them.", example="ops list --status Failed")
     command(ops, "list", list_, example="ops list --status CompletedWithErrors --limit 5")
     command(ops, "show", show, example="ops show 0199a3c2-1b2f --row 17")
     command(ops, "rows", rows, example="ops rows 0199a3c2-1b2f --state Failed --data")
@@ -49,6 +48,9 @@ def add_to(app: typer.Typer) -> None:
     command(ops, "history", history, example="ops history 0199a3c2-1b2f --row 17")
     command(ops, "events", events, example="ops events 0199a3c2-1b2f")
     command(ops, "validate", validate, example="ops validate price-update prices.csv --app shop.py")
+    waits.add_to_ops(ops)
+    watch.add_to(ops)
+    control.add_to(ops)
 
 
 def list_(
@@ -79,7 +81,7 @@ def list_(
     from penstock import resources
     from penstock.cli import views
 
-    _answer_page(
+    answer_page(
         Place(db),
         lambda penstock: penstock.operations.list(
             name=name,
@@ -139,7 +141,7 @@ def rows(
     from penstock import resources
     from penstock.cli import views
 
-    _answer_page(
+    answer_page(
         Place(db),
         lambda penstock: penstock.operations.rows(
             operation,
@@ -189,7 +191,7 @@ def errors(
             lambda: [views.error_groups(found) if found else views.nothing("error")],
         )
         return
-    _answer_page(
+    answer_page(
         Place(db),
         lambda penstock: penstock.operations.errors(
             operation,
@@ -224,7 +226,7 @@ def history(
     from penstock import resources
     from penstock.cli import views
 
-    _answer_page(
+    answer_page(
         Place(db),
         lambda penstock: penstock.operations.history(operation, row=row, step=step, cursor=cursor, limit=limit),
         resources.history_entry,
@@ -259,7 +261,7 @@ def events(
         found = await penstock.operations.events(exact, since=int(cursor or 0), limit=limit + 1)
         return Page(found[:limit], str(found[limit - 1].sequence) if len(found) > limit else None)
 
-    _answer_page(Place(db), moves, resources.event, views.events, noun="event", as_json=as_json)
+    answer_page(Place(db), moves, resources.event, views.events, noun="event", as_json=as_json)
 
 
 def validate(
@@ -295,29 +297,6 @@ def validate(
     found = asyncio.run(look())
     Screen(as_json=as_json).answer(lambda: resources.file_check(found), lambda: views.file_check(found))
     raise typer.Exit(0 if found.is_valid else 1)
-
-
-def _answer_page(
-    place: Place,
-    question: Callable[[Penstock], Coroutine[Any, Any, Page[T]]],
-    resource: Callable[[T], Document],
-    view: Callable[[Sequence[T]], RenderableType],
-    *,
-    noun: str,
-    as_json: bool,
-) -> None:
-    """Print part of a list, and how to get the next part."""
-    from penstock.cli import views
-    from penstock.cli.screen import Screen
-    from penstock.resources import listing
-
-    page = ask(place, question)
-
-    def people() -> Iterator[RenderableType]:
-        yield view(page.items) if page.items else views.nothing(noun)
-        yield from views.more(page.next_cursor)
-
-    Screen(as_json=as_json).answer(lambda: listing(page.items, resource, page.next_cursor), people)
 
 
 def _utc(given: datetime | None) -> datetime | None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-__all__ = ["App", "Cursor", "Db", "Json", "Limit", "OperationId", "command", "group"]
+__all__ = ["App", "Cause", "Cursor", "Db", "Json", "Limit", "OperationId", "command", "group"]
 
 Db = Annotated[
     str | None,
@@ -26,6 +26,7 @@ Limit = Annotated[int, typer.Option("--limit", min=1, metavar="N", help="How man
 Cursor = Annotated[
     str | None, typer.Option("--cursor", metavar="CURSOR", help="Go on where an earlier page ended (its next cursor).")
 ]
+Cause = Annotated[str | None, typer.Option("--cause", metavar="TEXT", help="Why, for the transition log.")]
 OperationId = Annotated[
     str, typer.Argument(metavar="ID", help="The operation's id, or the first 8 characters or more of it.")
 ]

@@ -13,7 +13,7 @@ import typer
 
 from penstock.cli.inputs import Meta, MetaFile, Set, existing_file, metadata, overrides
 from penstock.cli.options import App, Db, Json, command
-from penstock.cli.printable import short_id
+from penstock.cli.printable import counted, short_id
 from penstock.cli.problems import INTERRUPTED, WrongUsage
 from penstock.cli.session import Place, opened
 from penstock.cli.stopping import stop_on_signals
@@ -25,10 +25,11 @@ if TYPE_CHECKING:
     from penstock.operations.model import ErrorGroup, Operation
     from penstock.pipeline import Definition
 
-__all__ = ["EXIT_CODES", "add_to", "run"]
+__all__ = ["EXIT_CODES", "ONLY_WAITS", "add_to", "only_waits_remain", "run"]
 
 # Anything else than these is an operation that stays, because we were interrupted.
 EXIT_CODES = {"Completed": 0, "CompletedWithErrors": 3, "Failed": 1, "Cancelled": 4}
+ONLY_WAITS = 5
 GROUPS_SHOWN = 5
 
 
@@ -50,6 +51,9 @@ def run(
         str | None,
         typer.Option("--resume", metavar="ID", help="Work on an operation that exists, until it is settled."),
     ] = None,
+    no_wait: Annotated[
+        bool, typer.Option("--no-wait", help="Leave when only rows are left that wait for a signal or a check.")
+    ] = False,
     no_progress: Annotated[bool, typer.Option("--no-progress", help="Show no progress on stderr.")] = False,
     db: Db = None,
     app: App = None,
@@ -57,8 +61,8 @@ def run(
 ) -> None:
     """Run a file through an operation in this process, and answer with a verdict.
 
-    Exits with 0 when Completed, 3 when CompletedWithErrors, 1 when Failed or refused, 4 when Cancelled, 130 when
-    interrupted; an interrupted operation stays and can be resumed.
+    Exits with 0 when Completed, 3 when CompletedWithErrors, 1 when Failed or refused, 4 when Cancelled, 5 when only
+    waits remain (--no-wait), 130 when interrupted; an operation that is not settled stays and can be resumed.
     """
     from penstock.cli.progress import display
 
@@ -67,9 +71,35 @@ def run(
         place, operation=operation, file=file, resume=resume, meta=meta, meta_file=meta_file, options=options
     )
     with display(is_wanted=not no_progress) as show:
-        found, groups = asyncio.run(_work(place, request, show))
-    _answer(place, found, groups, as_json=as_json)
-    raise typer.Exit(EXIT_CODES.get(found.status, INTERRUPTED))
+        departure = Departure(show) if no_wait else None
+        found, groups = asyncio.run(_work(place, request, show, departure))
+    is_leaving = departure is not None and departure.is_leaving
+    _answer(place, found, groups, is_leaving=is_leaving, as_json=as_json)
+    raise typer.Exit(EXIT_CODES.get(found.status, ONLY_WAITS if is_leaving else INTERRUPTED))
+
+
+class Departure:
+    """Shows progress, and says stop when only waits remain: at the second look, as a wait may be about to end."""
+
+    def __init__(self, show: Display) -> None:
+        self._show = show
+        self._was_waiting = False
+        self.is_leaving = False
+        self.stop: asyncio.Event | None = None
+
+    def __call__(self, operation: Operation) -> None:
+        self._show(operation)
+        is_waiting = only_waits_remain(operation)
+        if is_waiting and self._was_waiting and self.stop is not None and not self.stop.is_set():
+            self.is_leaving = True
+            self.stop.set()
+        self._was_waiting = is_waiting
+
+
+def only_waits_remain(operation: Operation) -> bool:
+    """Whether every row has its verdict but those that wait."""
+    undecided = operation.total_rows - operation.processed_rows - operation.cancelled_rows
+    return operation.status == "Running" and 0 < undecided == operation.waiting_rows
 
 
 @dataclass(frozen=True)
@@ -107,13 +137,17 @@ def _request(
     )
 
 
-async def _work(place: Place, request: Request, show: Display) -> tuple[Operation, Sequence[ErrorGroup]]:
+async def _work(
+    place: Place, request: Request, show: Display, departure: Departure | None
+) -> tuple[Operation, Sequence[ErrorGroup]]:
     with stop_on_signals() as stop:
+        if departure is not None:
+            departure.stop = stop
         async with opened(place, definitions=request.definitions, makes=request.resume is None) as penstock:
             operation = await _begin(penstock, request)
             show(operation)
             if not operation.is_settled:
-                operation = await penstock.run_until_done(operation.id, watch=show, stop=stop)
+                operation = await penstock.run_until_done(operation.id, watch=departure or show, stop=stop)
                 show(operation)
             return operation, await penstock.operations.error_groups(operation.id, limit=GROUPS_SHOWN)
 
@@ -131,17 +165,20 @@ async def _begin(penstock: Penstock, request: Request) -> Operation:
     return operation
 
 
-def _say_farewell(place: Place, operation: Operation) -> None:
+def _say_farewell(place: Place, operation: Operation, *, is_leaving: bool) -> None:
+    why = f"only waits remain ({counted(operation.waiting_rows, 'row')})" if is_leaving else "interrupted"
     done = f"{operation.processed_rows:,} of {operation.total_rows:,}" if operation.total_rows else "none"
     resume = place.command("run", "--resume", operation.id, app=True)
     print(
-        f"penstock: interrupted; operation {operation.id} stays ({operation.status}, rows done: {done}). Resume it:\n"
+        f"penstock: {why}; operation {operation.id} stays ({operation.status}, rows done: {done}). Resume it:\n"
         f"  {resume}",
         file=sys.stderr,
     )
 
 
-def _answer(place: Place, operation: Operation, groups: Sequence[ErrorGroup], *, as_json: bool) -> None:
+def _answer(
+    place: Place, operation: Operation, groups: Sequence[ErrorGroup], *, is_leaving: bool, as_json: bool
+) -> None:
     from penstock.cli import views
     from penstock.cli.screen import Screen
     from penstock.resources import operation as resource
@@ -150,7 +187,7 @@ def _answer(place: Place, operation: Operation, groups: Sequence[ErrorGroup], *,
     if operation.is_settled:
         screen.show(*views.verdict(operation, groups, next_steps(place, operation)))
     else:
-        _say_farewell(place, operation)
+        _say_farewell(place, operation, is_leaving=is_leaving)
     if as_json:
         screen.document(resource(operation))
 

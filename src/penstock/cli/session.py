@@ -7,6 +7,7 @@ import logging
 import shlex
 import shutil
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -22,9 +23,11 @@ if TYPE_CHECKING:
     from penstock.pipeline import Definition
     from penstock.settings import Settings
 
-__all__ = ["Place", "ask", "opened", "penstock_command", "require_database"]
+__all__ = ["Place", "ask", "log_to_stderr", "opened", "penstock_command", "require_database"]
 
 T = TypeVar("T")
+
+LOG_LINE = "%(levelname)s %(name)s: %(message)s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,10 @@ class Place:
                 "or set PENSTOCK_APP"
             )
         return load_app(app)
+
+    def definitions_if_named(self) -> tuple[Definition, ...]:
+        """The operations of the application, or none where none is named."""
+        return () if self.settings().app is None else self.definitions()
 
     def definition(self, name: str) -> Definition:
         """The operation with this name, ignoring case."""
@@ -80,16 +87,21 @@ async def opened(
     settings = place.settings()
     if not makes:
         require_database(settings.database_url)
-    _log_to_stderr(settings.log_level)
+    log_to_stderr(settings.log_level)
     async with Penstock.open(settings=settings, operations=definitions) as penstock:
         yield penstock
 
 
-def ask(place: Place, question: Callable[[Penstock], Coroutine[Any, Any, T]]) -> T:
+def ask(
+    place: Place,
+    question: Callable[[Penstock], Coroutine[Any, Any, T]],
+    *,
+    definitions: tuple[Definition, ...] = (),
+) -> T:
     """The answer to one question to the engine."""
 
     async def answer() -> T:
-        async with opened(place) as penstock:
+        async with opened(place, definitions=definitions) as penstock:
             return await question(penstock)
 
     return asyncio.run(answer())
@@ -117,13 +129,20 @@ def require_database(url: str) -> None:
         )
 
 
-def _log_to_stderr(level: str) -> None:
+def log_to_stderr(level: str, *, with_time: bool = False) -> None:
+    """Let our loggers speak on stderr; a process that stays says when, in UTC. The first call decides how."""
     logger = logging.getLogger("penstock")
     logger.setLevel(level.upper())
     if not logger.handlers:
         handler = logging.StreamHandler(_CurrentStderr())
-        handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+        handler.setFormatter(_timed_formatter() if with_time else logging.Formatter(LOG_LINE))
         logger.addHandler(handler)
+
+
+def _timed_formatter() -> logging.Formatter:
+    formatter = logging.Formatter(f"%(asctime)s.%(msecs)03dZ {LOG_LINE}", "%Y-%m-%dT%H:%M:%S")
+    formatter.converter = time.gmtime
+    return formatter
 
 
 class _CurrentStderr:

@@ -22,6 +22,7 @@ class OperationFacts:
     total_rows: int
     finished_at: int | None
     log: Sequence[Entry]
+    suspect_row: int | None = None
     chunks: int = 0
     open_chunks: int = 0
     raw_chunks: int = 0
@@ -85,6 +86,18 @@ def rows_are_counted(facts: OperationFacts) -> Iterator[Finding]:
         yield None, f"total_rows is {facts.total_rows}, expected {total} (reading is {head.reading})"
 
 
+def reading_fields_are_sane(facts: OperationFacts) -> Iterator[Finding]:
+    """What belongs to the reading of the file is there while it is read, and points behind what was stored."""
+    head = facts.head
+    if facts.suspect_row is not None:
+        if head.reading == "complete":
+            yield None, f"its file is read, but row {facts.suspect_row} of it is still suspected"
+        elif head.reading == "open" and facts.suspect_row <= head.rows_read:
+            yield None, f"row {facts.suspect_row} is suspected, but rows up to {head.rows_read} are stored"
+    if facts.raw_chunks and head.state not in ("Validating", "Paused", "Stopping"):
+        yield None, f"it is {head.state}, but {facts.raw_chunks} chunks are not validated"
+
+
 def state_follows_from_rows(facts: OperationFacts) -> Iterator[Finding]:
     """The last move is the one that the verdicts and the stop outcome lead to."""
     head, last = facts.head, facts.log[-1] if facts.log else None
@@ -125,6 +138,7 @@ OPERATION_RULES: Sequence[OperationRule] = (
     open_chunks_are_counted,
     settled_is_over,
     rows_are_counted,
+    reading_fields_are_sane,
     state_follows_from_rows,
     log_is_a_path,
 )

@@ -1,8 +1,8 @@
 """`verify`: re-derive every counter and state from the records and compare.
 
 Each operation is read in one snapshot, a few chunks at a time, so that work may go on meanwhile and the memory it
-takes does not depend on the operation's size. Here is where the facts come from; the rules are in `invariants` and
-`chunk_invariants`.
+takes does not depend on the operation's size. Here is where the facts come from; the rules are in `invariants`,
+`chunk_invariants` and `mail_invariants`.
 """
 
 from __future__ import annotations
@@ -26,11 +26,13 @@ from penstock.operations.chunk_invariants import CHUNK_RULES, ChunkFacts, Findin
 from penstock.operations.held import Story, unpack_rows
 from penstock.operations.invariants import OPERATION_RULES, OperationFacts
 from penstock.operations.ledger import Counts, Ledger
+from penstock.operations.mail_invariants import MAIL_RULES
+from penstock.operations.mailbox import OVERLOOKED_US, Mail, Mailbox
 from penstock.operations.model import Difference, VerifyReport
 from penstock.operations.queries import number_of
 from penstock.operations.referee import Head
 from penstock.operations.states import OPERATION
-from penstock.operations.tables import chunk_rows, chunks, operations, row_records
+from penstock.operations.tables import chunk_rows, chunks, operations, requests, row_records, signals, workers
 
 __all__ = ["verify"]
 
@@ -102,12 +104,15 @@ async def _verify_operation(db: Database, files: FileStore, number: int, report:
     async with db.read() as tx:
         row = (await tx.execute(select(operations).where(operations.c.number == number))).one()
         facts = await _operation_facts(tx, row)
+        mailbox = Mailbox(tx, number, now=await _swept_now(db, tx, row))
         async for slab in _slabs(tx, number):
             stories = await _stories(tx, [chunk.id for chunk in slab])
-            await asyncio.to_thread(_check_slab, row, slab, stories, facts, report)
+            mail = await mailbox.read(slab)
+            await asyncio.to_thread(_check_slab, row, slab, stories, mail=mail, facts=facts, report=report)
+        lost = await mailbox.unread()
         strays = await _stray_records(tx, number)
     report.operations += 1
-    report.add_all("no_stray_records", strays, row.id)
+    report.add_all("no_stray_records", [*strays, *lost], row.id)
     for rule in OPERATION_RULES:
         report.add_all(rule.__name__, rule(facts), row.id)
     report.add_all("file_is_stored", await asyncio.to_thread(_file_findings, files, row, deep), row.id)
@@ -120,7 +125,15 @@ async def _operation_facts(tx: AsyncConnection, row: Row[Any]) -> OperationFacts
         tx, machine=OPERATION.name, subject=row.id, since=log[-1].sequence if log else 0, limit=LOG_READ
     ):
         log += more
-    return OperationFacts(head, row.total_rows, row.finished_at, log)
+    return OperationFacts(head, row.total_rows, row.finished_at, log, suspect_row=row.suspect_row)
+
+
+async def _swept_now(db: Database, tx: AsyncConnection, operation: Row[Any]) -> int | None:
+    """The time, if the operation runs and a worker has been there long enough to look for stored signals."""
+    now: int = (await tx.execute(select(db.now()))).scalar_one()
+    sweepers = exists().where(workers.c.lease_until >= now, workers.c.started_at <= now - OVERLOOKED_US)
+    is_swept = operation.state == "Running" and (await tx.execute(select(sweepers))).scalar()
+    return now if is_swept else None
 
 
 # --- chunks
@@ -155,9 +168,12 @@ def _check_slab(
     operation: Row[Any],
     slab: Sequence[Row[Any]],
     stories: dict[int, dict[tuple[int, int], Story]],
+    *,
+    mail: Mail,
     facts: OperationFacts,
     report: _Report,
 ) -> None:
+    kinds = [step["kind"] for step in operation.plan["steps"]]
     for chunk in slab:
         report.chunks += 1
         report.rows += chunk.row_count
@@ -178,6 +194,9 @@ def _check_slab(
         facts.add_ledger(known.ledger)
         for rule in CHUNK_RULES:
             report.add_all(rule.__name__, rule(known), operation.id, chunk.id)
+        for mail_rule in MAIL_RULES:
+            found = mail_rule(mail.of(chunk, known, kinds))
+            report.add_all(mail_rule.__name__, found, operation.id, chunk.id)
 
 
 def _gap(facts: OperationFacts, chunk: Row[Any]) -> Iterator[Finding]:
@@ -237,6 +256,8 @@ async def _verify_belonging(db: Database, report: _Report) -> None:
             "a record of row {} belongs to operation number {}",
             _orphans(row_records.c.row, row_records.c.operation, known),
         ),
+        ("signal {} belongs to operation number {}", _orphans(signals.c.id, signals.c.operation, known)),
+        ("request {} belongs to operation number {}", _orphans(requests.c.id, requests.c.operation, known)),
     )
     async with db.read() as tx:
         for sentence, query in orphans:

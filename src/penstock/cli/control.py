@@ -1,0 +1,211 @@
+"""`penstock ops cancel|pause|resume|retry|fix`: steering operations, whichever process works on them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Coroutine, Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.cli.options import App, Cause, Db, Json, OperationId, command
+from penstock.cli.printable import counted, short_id
+from penstock.cli.problems import WrongUsage
+from penstock.cli.session import Place, ask
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from penstock.engine import Penstock
+    from penstock.operations.model import Operation
+    from penstock.operations.retrying import Eligibility, Retry
+    from penstock.pipeline import Definition
+
+__all__ = ["add_to", "cancel", "fix", "pause", "resume", "retry"]
+
+ROWS_NAMED_MAX = 100_000
+SKIPPED_SHOWN = 20
+
+
+def add_to(ops: typer.Typer) -> None:
+    """Add the commands."""
+    command(ops, "cancel", cancel, example="ops cancel 0199a3c2-1b2f --cause 'wrong file'")
+    command(ops, "pause", pause, example="ops pause 0199a3c2-1b2f --cause 'the shop is closed'")
+    command(ops, "resume", resume, example="ops resume 0199a3c2-1b2f")
+    command(ops, "retry", retry, example="ops retry 0199a3c2-1b2f --rows 3,7-9")
+    command(ops, "fix", fix, example="ops fix 0199a3c2-1b2f 17 price=9.90 currency=EUR")
+
+
+def cancel(operation: OperationId, *, cause: Cause = None, db: Db = None, as_json: Json = False) -> None:
+    """Stop an operation for good: no row begins any more, unfinished rows end Cancelled."""
+    _steer(Place(db), lambda penstock: penstock.operations.cancel(operation, cause=cause), as_json=as_json)
+
+
+def pause(operation: OperationId, *, cause: Cause = None, db: Db = None, as_json: Json = False) -> None:
+    """Begin nothing more of an operation until it is resumed; running steps end, deadlines go on."""
+    _steer(Place(db), lambda penstock: penstock.operations.pause(operation, cause=cause), as_json=as_json)
+
+
+def resume(operation: OperationId, *, cause: Cause = None, db: Db = None, as_json: Json = False) -> None:
+    """Let a paused operation go on where it stopped; a worker does the work."""
+    _steer(Place(db), lambda penstock: penstock.operations.resume(operation, cause=cause), as_json=as_json)
+
+
+def retry(
+    operation: OperationId,
+    *,
+    rows: Annotated[
+        str | None,
+        typer.Option("--rows", metavar="LIST", help="Only these rows, such as 3,7-9; all that failed if not."),
+    ] = None,
+    confirm_doubt: Annotated[
+        bool,
+        typer.Option("--confirm-doubt", help="Run named rows again even where a step may have had its effect already."),
+    ] = False,
+    check: Annotated[bool, typer.Option("--check", help="Only say whether it could be retried, and why not.")] = False,
+    db: Db = None,
+    as_json: Json = False,
+) -> None:
+    """Run failed rows again from the step that failed; a worker does the work.
+
+    Exits with 0 when accepted (or possible, with --check), with 1 when not.
+    """
+    if check:
+        if rows is not None or confirm_doubt:
+            raise WrongUsage("--check asks about all failed rows: leave --rows and --confirm-doubt away")
+        _check(Place(db), operation, as_json=as_json)
+        return
+    if confirm_doubt and rows is None:
+        raise WrongUsage("--confirm-doubt is for rows you have looked at: name them with --rows")
+    named = None if rows is None else list(_row_numbers(rows))
+    _ask_again(
+        Place(db),
+        operation,
+        lambda penstock: penstock.operations.retry(operation, rows=named, confirm_doubt=confirm_doubt),
+        as_json=as_json,
+    )
+
+
+def fix(
+    operation: OperationId,
+    row: Annotated[int, typer.Argument(min=1, metavar="ROW", help="The row's number.")],
+    changes: Annotated[
+        list[str],
+        typer.Argument(metavar="FIELD=VALUE...", help="What is to change; FIELD:=JSON for a value that is not text."),
+    ],
+    *,
+    db: Db = None,
+    app: App = None,
+    as_json: Json = False,
+) -> None:
+    """Correct fields of a failed or invalid row and run it again; the old values stay in the history.
+
+    With --app the row is checked at once; its worker checks it in any case.
+    """
+    place = Place(db, app)
+    given = dict(map(_change, changes))
+    _ask_again(
+        place,
+        operation,
+        lambda penstock: penstock.operations.edit_row(operation, row, given),
+        definitions=place.definitions_if_named(),
+        as_json=as_json,
+    )
+
+
+def _steer(place: Place, request: Callable[[Penstock], Coroutine[Any, Any, Operation]], *, as_json: bool) -> None:
+    from penstock import resources
+    from penstock.cli import views
+    from penstock.cli.screen import Screen
+
+    found = ask(place, request)
+
+    def people() -> Iterator[RenderableType]:
+        yield views.operation(found)
+        if not found.is_settled:
+            yield from views.try_next([place.command("ops", "watch", short_id(found.id))])
+
+    Screen(as_json=as_json).answer(lambda: resources.operation(found), people)
+
+
+def _check(place: Place, operation: str, *, as_json: bool) -> None:
+    from rich.text import Text
+
+    from penstock import resources
+    from penstock.cli.screen import Screen
+
+    async def look(penstock: Penstock) -> tuple[str, Eligibility]:
+        found = await penstock.operations.get(operation)
+        return found.id, await penstock.operations.can_retry(found.id)
+
+    exact, found = ask(place, look)
+
+    def people() -> Iterator[RenderableType]:
+        if found.is_eligible:
+            yield Text(f"It can be retried: {counted(found.rows, 'row')} would run again.", style="green")
+            return
+        yield Text("It cannot be retried:", style="red")
+        yield from (Text(f"  - {reason}") for reason in found.reasons)
+
+    Screen(as_json=as_json).answer(lambda: resources.eligibility(exact, found), people)
+    raise typer.Exit(0 if found.is_eligible else 1)
+
+
+def _ask_again(
+    place: Place,
+    operation: str,
+    request: Callable[[Penstock], Coroutine[Any, Any, Retry]],
+    *,
+    definitions: tuple[Definition, ...] = (),
+    as_json: bool,
+) -> None:
+    """Hand in a request for rows to run again, and say what it came to."""
+    from rich.text import Text
+
+    from penstock import resources
+    from penstock.cli import views
+    from penstock.cli.screen import Screen
+
+    async def hand_in(penstock: Penstock) -> tuple[str, Retry]:
+        exact = (await penstock.operations.get(operation)).id
+        return exact, await request(penstock)
+
+    exact, found = ask(place, hand_in, definitions=definitions)
+
+    def people() -> Iterator[RenderableType]:
+        yield Text(f"{counted(found.submitted, 'row')} will run again, as soon as a worker comes to it.")
+        if found.skipped:
+            yield Text(f"{counted(found.skipped, 'row')} left out:")
+            yield from (Text(f"  row {row}: {why}") for row, why in list(found.reasons.items())[:SKIPPED_SHOWN])
+        yield from views.try_next([place.command("ops", "watch", short_id(exact))])
+
+    Screen(as_json=as_json).answer(lambda: resources.retry(exact, found), people)
+
+
+def _row_numbers(written: str) -> Iterator[int]:
+    """Row numbers from a list such as 3,7-9."""
+    total = 0
+    for part in written.split(","):
+        found = re.fullmatch(r"\s*(\d+)(?:\s*-\s*(\d+))?\s*", part)
+        if found is None:
+            raise WrongUsage(f"--rows takes numbers and ranges, such as 3,7-9; found {part.strip()!r}")
+        first, last = int(found[1]), int(found[2] or found[1])
+        if not 1 <= first <= last:
+            raise WrongUsage(f"--rows counts from 1, each range upwards; found {part.strip()!r}")
+        total += last - first + 1
+        if total > ROWS_NAMED_MAX:
+            raise WrongUsage(f"--rows takes {ROWS_NAMED_MAX:,} rows at most; leave it away to retry all that failed")
+        yield from range(first, last + 1)
+
+
+def _change(written: str) -> tuple[str, Any]:
+    name, equals, value = written.partition("=")
+    if not equals or not name.rstrip(":"):
+        raise WrongUsage(f"a change is FIELD=VALUE or FIELD:=JSON; found {written!r}")
+    if not name.endswith(":"):
+        return name, value
+    try:
+        return name[:-1], json.loads(value)
+    except ValueError as error:
+        raise WrongUsage(f"{written!r}: what follows := is JSON; {error}") from None

@@ -1,0 +1,171 @@
+"""`penstock signal`, `ops waits`, `ops unclaimed`: word from outside, who waits for it, and what nobody came for."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.cli.options import Cursor, Db, Json, Limit, OperationId, command
+from penstock.cli.pages import answer_page
+from penstock.cli.problems import WrongUsage
+from penstock.cli.session import Place, ask
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.cli.tables import FittedTable
+    from penstock.engine import Penstock
+    from penstock.operations.model import Page
+    from penstock.operations.signals import Receipt, Unclaimed, Wait
+
+__all__ = ["add_to", "add_to_ops", "signal", "unclaimed", "waits"]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command that sends."""
+    command(app, "signal", signal, example="""signal 0199a3c2-1b2f carrier-3571 --payload '{"by": "ana"}'""")
+
+
+def add_to_ops(ops: typer.Typer) -> None:
+    """Add the commands that look."""
+    command(ops, "waits", waits, example="ops waits 0199a3c2-1b2f --key carrier-3571")
+    command(ops, "unclaimed", unclaimed, example="ops unclaimed 0199a3c2-1b2f")
+
+
+def signal(
+    operation: OperationId,
+    key: Annotated[str, typer.Argument(metavar="KEY", help="The key that the row waits for, as `ops waits` shows it.")],
+    *,
+    fail: Annotated[
+        str | None, typer.Option("--fail", metavar="MESSAGE", help="The awaited thing failed, and so does the step.")
+    ] = None,
+    payload: Annotated[
+        str | None, typer.Option("--payload", metavar="JSON", help="A JSON value that becomes the step's output.")
+    ] = None,
+    row: Annotated[
+        int | None, typer.Option("--row", min=1, metavar="N", help="Only this row, where several share the key.")
+    ] = None,
+    id: Annotated[
+        str | None, typer.Option("--id", metavar="ID", help="The signal's own id: a repeat with it changes nothing.")
+    ] = None,
+    db: Db = None,
+    as_json: Json = False,
+) -> None:
+    """Send a signal to a row that waits, or will wait; it is stored when this returns.
+
+    Exits with 0 when it was accepted, with 1 when no row could ever wait for the key or the operation is over.
+    """
+    from rich.text import Text
+
+    from penstock import resources
+    from penstock.cli.screen import Screen
+
+    if fail is not None and payload is not None:
+        raise WrongUsage("--fail and --payload exclude each other: a step that failed has no output")
+    value = _json_value(payload)
+
+    async def send(penstock: Penstock) -> Receipt:
+        if fail is not None:
+            return await penstock.signals.fail(operation, key, fail, row=row, id=id)
+        return await penstock.signals.complete(operation, key, payload=value, row=row, id=id)
+
+    receipt = ask(Place(db), send)
+    Screen(as_json=as_json).answer(lambda: resources.receipt(receipt), lambda: [Text(_sentence(receipt))])
+
+
+def waits(
+    operation: Annotated[
+        str | None,
+        typer.Argument(metavar="[ID]", help="The operation's id or its beginning; all operations if left out."),
+    ] = None,
+    *,
+    key: Annotated[str | None, typer.Option("--key", metavar="KEY", help="Only rows that wait for this key.")] = None,
+    limit: Limit = 20,
+    cursor: Cursor = None,
+    db: Db = None,
+    as_json: Json = False,
+) -> None:
+    """List the rows that wait for a signal, with their keys and deadlines."""
+    from penstock import resources
+    from penstock.operations.model import Page
+
+    after = _row_cursor(operation, cursor)
+
+    async def waiting(penstock: Penstock) -> Page[Wait]:
+        found = await penstock.signals.waiting(operation, key=key, after=after, limit=limit + 1)
+        is_more = len(found) > limit and operation is not None
+        return Page(found[:limit], str(found[limit - 1].row) if is_more else None)
+
+    answer_page(Place(db), waiting, resources.wait, _waits_table, noun="wait", as_json=as_json)
+
+
+def unclaimed(operation: OperationId, *, limit: Limit = 20, db: Db = None, as_json: Json = False) -> None:
+    """List stored signals that no row has taken, oldest first."""
+    from penstock import resources
+    from penstock.operations.model import Page
+
+    async def lying(penstock: Penstock) -> Page[Unclaimed]:
+        return Page(await penstock.signals.unclaimed(operation, limit=limit))
+
+    answer_page(Place(db), lying, resources.unclaimed, _unclaimed_table, noun="unclaimed signal", as_json=as_json)
+
+
+def _json_value(written: str | None) -> Any:
+    if written is None:
+        return None
+    try:
+        return json.loads(written)
+    except ValueError as error:
+        raise WrongUsage(f'--payload takes a JSON value, such as \'{{"by": "ana"}}\' or \'"yes"\'; {error}') from None
+
+
+def _row_cursor(operation: str | None, cursor: str | None) -> int:
+    if cursor is None:
+        return 0
+    if operation is None or not cursor.isdecimal():
+        raise WrongUsage("--cursor goes on with the waits of one operation: give its id and the cursor of its list")
+    return int(cursor)
+
+
+def _sentence(receipt: Receipt) -> str:
+    match receipt.outcome:
+        case "delivered" if receipt.row is None:
+            return "Delivered: a row that waited has taken it."
+        case "delivered":
+            return f"Delivered to row {receipt.row:,}, step {receipt.step}."
+        case "stored":
+            return "Stored: no row waits for it yet; the first that does will take it."
+        case _:
+            taken = f"row {receipt.row:,}, step {receipt.step}, took it" if receipt.row else "no row has taken it yet"
+            return f"Known already, nothing changed: {taken}."
+
+
+def _waits_table(found: Sequence[Wait]) -> FittedTable:
+    from penstock.cli.printable import cut, moment, short_id
+    from penstock.cli.tables import table
+
+    return table(
+        "OPERATION", "ROW", "ROW KEY", "STEP", "SINCE", "UNTIL", "SIGNAL KEY",
+        rows=[
+            (
+                short_id(w.operation_id), f"{w.row:,}", cut(w.row_key or "", 30), w.step, moment(w.since),
+                moment(w.deadline), w.key,
+            )
+            for w in found
+        ],
+        numbers=("ROW",),
+        may_go=("SINCE", "ROW KEY", "OPERATION", "STEP"),
+    )  # fmt: skip
+
+
+def _unclaimed_table(found: Sequence[Unclaimed]) -> FittedTable:
+    from penstock.cli.printable import cut, moment
+    from penstock.cli.tables import table
+
+    return table(
+        "ACCEPTED", "OUTCOME", "SIGNAL KEY", "MESSAGE",
+        rows=[(moment(s.accepted_at), s.outcome, s.key, cut(s.message or "", 300)) for s in found],
+        may_go=("ACCEPTED",),
+    )  # fmt: skip

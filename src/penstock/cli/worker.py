@@ -1,0 +1,90 @@
+"""`penstock worker`: claim what is due and run it, until told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import typer
+
+from penstock.cli.options import App, Db, Json, command
+from penstock.cli.session import Place, log_to_stderr, opened
+from penstock.cli.stopping import stop_on_signals
+from penstock.errors import DatabaseUnready, DatabaseUnsafe, Unavailable
+
+if TYPE_CHECKING:
+    from penstock.pipeline import Definition
+
+__all__ = ["add_to", "worker"]
+
+log = logging.getLogger("penstock.worker")
+
+PAUSE_S = 0.5
+PAUSE_MAX_S = 15.0
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command."""
+    command(app, "worker", worker, example="worker --app shop.py --db postgresql://penstock@localhost/penstock")
+
+
+def worker(db: Db = None, app: App = None, as_json: Json = False) -> None:
+    """Claim operations of the application and run them, until SIGTERM or Ctrl-C.
+
+    On the first signal rows in hand may end and everything is let go for other workers; a second one ends at once.
+    With --json the last word on stdout is a document. Exits with 0 when told to stop.
+    """
+    from penstock import failpoints
+    from penstock.cli.screen import Screen
+
+    failpoints.arm_from_environment()
+    place = Place(db, app)
+    definitions = place.definitions()
+    log_to_stderr(place.settings().log_level, with_time=True)
+    starts = asyncio.run(_serve(place, definitions))
+    if as_json:
+        names = sorted(definition.name for definition in definitions)
+        Screen(as_json=True).document({"process": os.getpid(), "operations": names, "starts": starts})
+
+
+async def _serve(place: Place, definitions: tuple[Definition, ...]) -> int:
+    """Work until told to stop, beginning anew whenever the database was away; says how often work was begun."""
+    from penstock.settings import masked
+
+    starts, names = 0, ", ".join(sorted(definition.name for definition in definitions))
+    where = masked(place.settings().database_url)
+    with stop_on_signals() as stop:
+        pauses = _pauses()
+        while not stop.is_set():
+            before = starts
+            try:
+                async with opened(place, definitions=definitions, makes=True) as penstock, penstock.worker() as hands:
+                    starts += 1
+                    log.info("worker %s (process %d) runs %s on %s", hands.lease.id, os.getpid(), names, where)
+                    await hands.run(stop)
+            except (DatabaseUnready, DatabaseUnsafe):
+                raise
+            except Unavailable as error:
+                if starts > before:
+                    pauses = _pauses()
+                await _pause(stop, next(pauses), error)
+    log.info("stopped; what was in hand is recorded and let go")
+    return starts
+
+
+async def _pause(stop: asyncio.Event, pause_s: float, error: Unavailable) -> None:
+    log.warning("%s; trying again in %.1f s", error, pause_s)
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(stop.wait(), pause_s)
+
+
+def _pauses() -> Iterator[float]:
+    """How long to wait before each new try: longer every time, up to a limit."""
+    pause_s = PAUSE_S
+    while True:
+        yield pause_s
+        pause_s = min(2 * pause_s, PAUSE_MAX_S)

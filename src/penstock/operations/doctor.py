@@ -1,0 +1,164 @@
+"""The facts `penstock doctor` judges: the database, its records, the workers and the storage folder."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import ColumnElement, Row, exists, func, or_, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from penstock.blobs.store import FileStore
+from penstock.clock import Clock
+from penstock.db.database import Database
+from penstock.db.upgrade import HEAD, REVISIONS, check
+from penstock.errors import NotFound, PenstockError
+from penstock.operations.chunks import is_dead, is_free
+from penstock.operations.lease import host_name, is_process_alive
+from penstock.operations.states import OPERATION
+from penstock.operations.symptoms import Diagnosis, Facts, Health, OpenOperation, WorkerFacts, examine
+from penstock.operations.tables import chunks, operations, row_records, signals, workers
+from penstock.settings import Settings
+
+__all__ = ["OVERDUE_S", "collect", "diagnose"]
+
+OVERDUE_S = 10.0  # workers look every second and sweep every five: what is due for longer is stuck
+OPEN_OPERATIONS_MAX = 1000
+
+_AT_WORK = ("Running", "Retrying")
+
+
+async def diagnose(settings: Settings, clock: Clock) -> Diagnosis:
+    """Examine this installation; writes no record, and what is wrong is a symptom, never an error."""
+    return examine(await collect(settings, clock))
+
+
+async def collect(settings: Settings, clock: Clock) -> Facts:
+    """Everything the checks look at, as far as it can be seen."""
+    storage = settings.storage_folder
+    facts = Facts(storage=str(storage), storage_trouble=await asyncio.to_thread(_storage_trouble, storage))
+    try:
+        report = await check(settings.database_url, clock)
+        facts = replace(
+            facts,
+            database=report.database,
+            version=report.version,
+            settings=report.findings,
+            revision=report.revision,
+            revision_needed=HEAD,
+            is_newer=report.revision is not None and report.revision not in REVISIONS,
+        )
+        return facts if report.revision != HEAD else await _with_records(facts, settings, clock)
+    except PenstockError as error:
+        return replace(facts, trouble=str(error))
+
+
+async def _with_records(facts: Facts, settings: Settings, clock: Clock) -> Facts:
+    db = Database.connect(settings.database_url, clock=clock, pool_size=1)
+    try:
+        async with db.read() as tx:
+            before = clock.now_us()
+            now = (await tx.execute(select(db.now()))).scalar_one()
+            ahead_us = now - (before + clock.now_us()) // 2
+            staff = [_worker(row, now, settings) for row in await tx.execute(select(workers))]
+            found = await _open_operations(db, tx, now)
+            busy = await _busy_workers(db, tx)
+    finally:
+        await db.close()
+    files = FileStore(settings.storage_folder)
+    seen = await asyncio.to_thread(lambda: tuple(replace(o, has_file=_has(files, key)) for o, key in found))
+    return replace(facts, clock_ahead_us=ahead_us, workers=tuple(staff), busy_workers=busy, operations=seen)
+
+
+def _worker(row: Row[Any], now: int, settings: Settings) -> WorkerFacts:
+    is_gone = row.host == host_name() and not is_process_alive(row.process)
+    state: Health = "live"
+    if is_gone or row.lease_until < now:
+        state = "dead"
+    elif row.lease_until - now < (settings.lease_s - 2 * settings.heartbeat_s) * 1e6:
+        state = "lagging"
+    return WorkerFacts(row.id, row.host.partition("/")[0], row.process, state)
+
+
+async def _busy_workers(db: Database, tx: AsyncConnection) -> int:
+    """How many live workers hold anything."""
+    held = select(chunks.c.owner).where(chunks.c.owner.is_not(None)).union(select(operations.c.owner))
+    query = select(func.count()).select_from(workers).where(workers.c.id.in_(held), workers.c.lease_until >= db.now())
+    return int((await tx.execute(query)).scalar_one())
+
+
+async def _open_operations(db: Database, tx: AsyncConnection, now: int) -> list[tuple[OpenOperation, str]]:
+    """Operations that are not settled with what of them is stuck, and the keys of their files."""
+    overdue = now - round(OVERDUE_S * 1e6)
+    is_lost = (chunks.c.is_open == 1, chunks.c.owner.is_not(None), is_dead(db, chunks.c.owner))
+    is_due = (chunks.c.is_open == 1, chunks.c.due_at <= overdue, is_free(db, chunks.c.owner))
+    is_waiting = (row_records.c.state == "WaitingForCompletion",)
+    rows = func.count(row_records.c.row.distinct())
+    lost = await _by_operation(tx, chunks.c.operation, func.count(), is_lost)
+    due = await _by_operation(tx, chunks.c.operation, func.count(), is_due)
+    heard = await _by_operation(tx, row_records.c.operation, rows, (*is_waiting, _has_signal(overdue)))
+    late = await _by_operation(tx, row_records.c.operation, rows, (*is_waiting, row_records.c.deadline <= overdue))
+    is_lost_file = (operations.c.reading == "open") & operations.c.owner.is_not(None) & is_dead(db, operations.c.owner)
+    query = (
+        select(operations, is_lost_file.label("is_lost_file"))
+        .where(operations.c.state.not_in(sorted(OPERATION.settled)))
+        .order_by(operations.c.number)
+        .limit(OPEN_OPERATIONS_MAX)
+    )
+    found = []
+    for row in await tx.execute(query):
+        is_at_work = row.state in _AT_WORK  # nothing of a paused operation is due
+        is_unread = row.state in ("Pending", "Validating") and row.owner is None and row.created_at <= overdue
+        opened = OpenOperation(
+            id=row.id,
+            name=row.name,
+            state=row.state,
+            has_file=True,
+            lost_chunks=lost.get(row.number, 0) + int(row.is_lost_file),
+            overdue_chunks=due.get(row.number, 0) * is_at_work + is_unread,
+            overdue_signals=heard.get(row.number, 0) * is_at_work,
+            overdue_waits=late.get(row.number, 0) * is_at_work,
+        )
+        found.append((opened, row.file_key))
+    return found
+
+
+async def _by_operation(
+    tx: AsyncConnection, operation: ColumnElement[int], what: ColumnElement[int], where: Iterable[ColumnElement[bool]]
+) -> dict[int, int]:
+    found = await tx.execute(select(operation, what).where(*where).group_by(operation))
+    return {number: int(count) for number, count in found}
+
+
+def _has_signal(accepted_before: int) -> ColumnElement[bool]:
+    """Waits beside which a signal of their generation has been lying for a while."""
+    return exists().where(
+        signals.c.operation == row_records.c.operation,
+        signals.c.key == row_records.c.signal_key,
+        signals.c.consumed_at.is_(None),
+        signals.c.accepted_at >= func.coalesce(row_records.c.since, 0),
+        signals.c.accepted_at <= accepted_before,
+        or_(signals.c.row.is_(None), signals.c.row == row_records.c.row),
+    )
+
+
+def _has(files: FileStore, key: str) -> bool:
+    try:
+        files.open(key).close()
+    except (NotFound, OSError):
+        return False
+    return True
+
+
+def _storage_trouble(folder: Path) -> str | None:
+    """Why nothing could be stored in a folder; it is made when the first file comes, so its parent counts as well."""
+    place = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    try:
+        with tempfile.TemporaryFile(dir=place):
+            return None
+    except OSError as error:
+        return str(error)

@@ -1,0 +1,169 @@
+"""What must be true of word from outside: signals, requests, and the history of each generation. Pure rules."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from penstock.operations.chunk_invariants import ChunkFacts, Finding
+from penstock.operations.held import Story
+
+__all__ = ["MAIL_RULES", "Asked", "MailFacts", "Posted"]
+
+_NEW_GENERATION = ("retried", "edited")
+
+
+@dataclass(frozen=True, slots=True)
+class Posted:
+    """A signal: whom it is for and, once it was taken, by which step of which row in which generation."""
+
+    id: int
+    key: str
+    row: int | None
+    outcome: str
+    accepted_at: int
+    consumed_row: int | None
+    consumed_step: int | None
+    consumed_generation: int | None
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether a wait was ended by it."""
+        return self.consumed_row is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request that rows run again; `row` is None when all failed rows of the chunk are meant."""
+
+    id: int
+    row: int | None
+    generation: int
+    outcome: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class MailFacts:
+    """One chunk and the word that was left for its rows.
+
+    `lines` counts history lines by (row, generation, event). `overlooked_at` is the time before which a stored signal
+    must have been found by a sweep; None when nobody was there to sweep, or the chunk is not lying idle.
+    """
+
+    chunk: ChunkFacts
+    kinds: Sequence[str]
+    signals: Sequence[Posted]
+    requests: Sequence[Asked]
+    lines: Mapping[tuple[int, int, str], int]
+    overlooked_at: int | None
+
+    def is_signalled(self, step: int) -> bool:
+        """Whether a step waits for a signal."""
+        return 0 <= step < len(self.kinds) and self.kinds[step] == "signal"
+
+
+def taken_signals_are_told(facts: MailFacts) -> Iterator[Finding]:
+    """A signal that was taken names a step which says that it was ended by it."""
+    for signal in facts.signals:
+        if not signal.is_taken or signal.consumed_row is None or signal.consumed_step is None:
+            continue
+        row, step, generation = signal.consumed_row, signal.consumed_step, signal.consumed_generation
+        if not facts.is_signalled(step):
+            yield row, f"signal {signal.id} was taken at step {step}, which waits for none"
+            continue
+        story = facts.chunk.stories.get((row, step))
+        if story is None:
+            yield row, f"signal {signal.id} was taken at step {step}, but there is no record of it"
+        elif story.generation == generation:
+            yield from _ended_otherwise(signal, story)
+        elif generation is None or story.generation < generation or not _is_past(facts, row, generation):
+            yield row, f"signal {signal.id} was taken in generation {generation}, which the row has not been through"
+
+
+def _ended_otherwise(signal: Posted, story: Story) -> Iterator[Finding]:
+    right = ("Completed", None) if signal.outcome == "ok" else ("Failed", "SignalFailure")
+    found = (story.state, story.error_type if story.state == "Failed" else None)
+    if found != right:
+        yield story.row, f"took signal {signal.id} ({signal.outcome}) at step {story.step}, which is {story.state}"
+    elif signal.accepted_at < (story.since or 0):
+        yield story.row, f"took signal {signal.id} at step {story.step}, which was there before its generation began"
+    elif story.signal_key != signal.key:
+        yield story.row, f"waited for {story.signal_key!r} at step {story.step}, but took a signal for {signal.key!r}"
+
+
+def _is_past(facts: MailFacts, row: int, generation: int) -> bool:
+    return any(facts.lines.get((row, generation, event)) for event in _NEW_GENERATION)
+
+
+def ended_waits_have_signals(facts: MailFacts) -> Iterator[Finding]:
+    """A wait that a signal ended has that signal, once."""
+    taken = Counter((s.consumed_row, s.consumed_step, s.consumed_generation) for s in facts.signals if s.is_taken)
+    for (row, step), story in facts.chunk.stories.items():
+        if not facts.is_signalled(step) or story.signal_key is None:
+            continue
+        is_ended = story.state == "Completed" or (story.state == "Failed" and story.error_type == "SignalFailure")
+        if is_ended and not taken[row, step, story.generation]:
+            yield row, f"is {story.state} at step {step}, which a signal must have ended, but it took none"
+
+
+def no_signal_is_overlooked(facts: MailFacts) -> Iterator[Finding]:
+    """No row waits beside a signal that it could have taken long ago."""
+    if facts.overlooked_at is None:
+        return
+    free = [signal for signal in facts.signals if not signal.is_taken and signal.accepted_at < facts.overlooked_at]
+    for (row, step), story in facts.chunk.stories.items():
+        if story.state != "WaitingForCompletion" or story.signal_key is None:
+            continue
+        heard = next((signal for signal in free if _hears(story, signal)), None)
+        if heard is not None:
+            yield row, f"waits at step {step} for {story.signal_key!r}, but signal {heard.id} has long been there"
+
+
+def _hears(story: Story, signal: Posted) -> bool:
+    return (
+        signal.key == story.signal_key and signal.accepted_at >= (story.since or 0) and signal.row in (None, story.row)
+    )
+
+
+def generations_have_history(facts: MailFacts) -> Iterator[Finding]:
+    """A row's history tells once how each of its earlier generations ended."""
+    chunk = facts.chunk
+    begun = Counter[tuple[int, int]]()
+    for (row, generation, event), count in facts.lines.items():
+        begun[row, generation] += count if event in _NEW_GENERATION else 0
+    for i, generation in enumerate(chunk.ledger.generation):
+        row = chunk.row(i)
+        for past in range(generation):
+            if begun[row, past] != 1:
+                yield row, f"is in generation {generation}, its history tells {begun[row, past]} times of {past}'s end"
+    for (row, past), count in begun.items():
+        i = row - chunk.first_row
+        if count and 0 <= i < chunk.row_count and past >= chunk.ledger.generation[i]:
+            yield row, f"is in generation {chunk.ledger.generation[i]}, its history tells of the end of {past}"
+
+
+def requests_are_answered(facts: MailFacts) -> Iterator[Finding]:
+    """A request for a closed chunk has its outcome, and a row that it was applied to went on."""
+    chunk = facts.chunk
+    for request in facts.requests:
+        if request.outcome is None and not chunk.is_open:
+            yield request.row, f"request {request.id} was left for a closed chunk and has no outcome"
+        if request.row is None:
+            continue
+        i = request.row - chunk.first_row
+        if not 0 <= i < chunk.row_count:
+            yield request.row, f"request {request.id} is for a row of another chunk"
+        elif (request.outcome or "").startswith("applied") and chunk.ledger.generation[i] <= request.generation:
+            yield request.row, f"is in generation {request.generation} still, but request {request.id} was applied"
+
+
+MailRule = Callable[[MailFacts], Iterator[Finding]]
+
+MAIL_RULES: Sequence[MailRule] = (
+    taken_signals_are_told,
+    ended_waits_have_signals,
+    no_signal_is_overlooked,
+    generations_have_history,
+    requests_are_answered,
+)

@@ -1,0 +1,119 @@
+"""The word that was left for the rows of an operation, read for `verify` a few chunks at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Row, func, or_, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from penstock.operations.chunk_invariants import ChunkFacts, Finding
+from penstock.operations.mail_invariants import Asked, MailFacts, Posted
+from penstock.operations.tables import chunks, history, requests, row_records, signals
+
+__all__ = ["OVERLOOKED_US", "Mail", "Mailbox"]
+
+OVERLOOKED_US = 10_000_000  # two sweeps
+FREE_MAX = 10_000  # signals that nobody took, looked at beside the waits of a few chunks
+LISTED_MAX = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Mail:
+    """The word left for a few neighbouring chunks."""
+
+    signals: Sequence[Posted]
+    requests: Mapping[int, Sequence[Asked]]
+    lines: Mapping[tuple[int, int, str], int]
+    now: int | None
+
+    def of(self, row: Row[Any], chunk: ChunkFacts, kinds: Sequence[str]) -> MailFacts:
+        """What of it concerns one chunk."""
+        rows = range(chunk.first_row, chunk.first_row + chunk.row_count)
+        is_idle = self.now is not None and chunk.is_open and chunk.owner is None and row.due_at > self.now
+        return MailFacts(
+            chunk,
+            kinds,
+            [s for s in self.signals if s.consumed_row is None or s.consumed_row in rows],
+            self.requests.get(chunk.id, ()),
+            {key: count for key, count in self.lines.items() if key[0] in rows},
+            _overlooked_at(self.now) if is_idle else None,
+        )
+
+
+def _overlooked_at(now: int | None) -> int | None:
+    return None if now is None else now - OVERLOOKED_US
+
+
+class Mailbox:
+    """Reads the signals, requests and history of one operation in one snapshot; `now` if a worker is there to sweep."""
+
+    def __init__(self, tx: AsyncConnection, operation: int, *, now: int | None) -> None:
+        self._tx, self._operation, self._now = tx, operation, now
+
+    async def read(self, slab: Sequence[Row[Any]]) -> Mail:
+        """What was left for these chunks, which follow each other."""
+        first, last = slab[0].first_row, slab[-1].first_row + slab[-1].row_count - 1
+        ids = [chunk.id for chunk in slab]
+        return Mail(
+            [*await self._taken(first, last), *await self._free(ids)],
+            await self._requests(ids),
+            await self._lines(first, last),
+            self._now,
+        )
+
+    async def unread(self) -> list[Finding]:
+        """Signals that were taken and requests that were made where the operation has no row or chunk."""
+        mine = signals.c.operation == self._operation
+        end = select(func.max(chunks.c.first_row + chunks.c.row_count)).where(chunks.c.operation == self._operation)
+        beyond = or_(signals.c.consumed_row < 1, signals.c.consumed_row >= func.coalesce(end.scalar_subquery(), 1))
+        taken = await self._tx.execute(
+            select(signals.c.id, signals.c.consumed_row).where(mine, beyond).limit(LISTED_MAX)
+        )
+        of_chunk = select(chunks.c.id).where(chunks.c.operation == self._operation)
+        asked = await self._tx.execute(
+            select(requests.c.id, requests.c.chunk)
+            .where(requests.c.operation == self._operation, requests.c.chunk.not_in(of_chunk))
+            .limit(LISTED_MAX)
+        )
+        strangers: list[Finding] = [
+            (row, f"signal {signal} was taken by a row that does not exist") for signal, row in taken
+        ]
+        return strangers + [
+            (None, f"request {request} is for chunk {chunk}, which is not the operation's") for request, chunk in asked
+        ]
+
+    async def _taken(self, first: int, last: int) -> list[Posted]:
+        return await self._signals(signals.c.consumed_row.between(first, last))
+
+    async def _free(self, ids: Sequence[int]) -> list[Posted]:
+        """Signals nobody took, for keys on which rows of these chunks wait."""
+        if self._now is None:
+            return []
+        waited = select(row_records.c.signal_key).where(
+            row_records.c.chunk.in_(ids), row_records.c.state == "WaitingForCompletion"
+        )
+        is_old = signals.c.accepted_at < _overlooked_at(self._now)
+        return await self._signals(signals.c.consumed_at.is_(None), is_old, signals.c.key.in_(waited), limit=FREE_MAX)
+
+    async def _signals(self, *filters: Any, limit: int | None = None) -> list[Posted]:
+        columns = [signals.c[name] for name in Posted.__dataclass_fields__]
+        query = select(*columns).where(signals.c.operation == self._operation, *filters).order_by(signals.c.id)
+        return [Posted(*row) for row in await self._tx.execute(query.limit(limit))]
+
+    async def _requests(self, ids: Sequence[int]) -> dict[int, list[Asked]]:
+        columns = [requests.c[name] for name in ("chunk", *Asked.__dataclass_fields__)]
+        found: dict[int, list[Asked]] = {}
+        for chunk, *asked in await self._tx.execute(select(*columns).where(requests.c.chunk.in_(ids))):
+            found.setdefault(chunk, []).append(Asked(*asked))
+        return found
+
+    async def _lines(self, first: int, last: int) -> dict[tuple[int, int, str], int]:
+        query = (
+            select(history.c.row, history.c.generation, history.c.event, func.count())
+            .where(history.c.operation == self._operation, history.c.row.between(first, last))
+            .group_by(history.c.row, history.c.generation, history.c.event)
+        )
+        return {(row, generation, event): count for row, generation, event, count in await self._tx.execute(query)}

@@ -1,0 +1,292 @@
+"""Is this installation well? Each check is a pure function from facts to symptoms; `doctor` collects the facts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from penstock.db.safety import Finding
+
+__all__ = ["CHECKS", "Diagnosis", "Facts", "OpenOperation", "Symptom", "WorkerFacts", "examine"]
+
+WAL_RESET_FIXED = (3, 51, 3)
+SKEW_MAX_S = 2.0
+NAMED_MAX = 5
+
+Health = Literal["live", "lagging", "dead"]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFacts:
+    """A worker by its record; `lagging` has missed heartbeats, `dead` has lost its lease or its process is gone."""
+
+    id: str
+    host: str
+    process: int
+    state: Health
+
+
+@dataclass(frozen=True, slots=True)
+class OpenOperation:
+    """An operation that is not settled, and what of it is stuck."""
+
+    id: str
+    name: str
+    state: str
+    has_file: bool
+    lost_chunks: int = 0  # owned by a worker that is dead; 1 for a file that was being read
+    overdue_chunks: int = 0  # nobody's, and due for a while
+    overdue_signals: int = 0  # rows that wait although their signal is here
+    overdue_waits: int = 0  # rows that wait although their deadline has passed
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Everything the checks look at."""
+
+    database: str = ""
+    trouble: str | None = None  # why the database cannot be used at all
+    version: str = ""
+    settings: tuple[Finding, ...] = ()
+    revision: str | None = None
+    revision_needed: str | None = None
+    is_newer: bool = False  # the schema belongs to a later release
+    clock_ahead_us: int = 0
+    workers: tuple[WorkerFacts, ...] = ()
+    busy_workers: int = 0
+    operations: tuple[OpenOperation, ...] = ()
+    storage: str = ""
+    storage_trouble: str | None = None
+
+    @property
+    def has_workers(self) -> bool:
+        """Whether anybody would take up work."""
+        return any(worker.state != "dead" for worker in self.workers)
+
+
+@dataclass(frozen=True, slots=True)
+class Symptom:
+    """What is wrong, why it matters and what to do; one that is no problem is only worth knowing."""
+
+    check: str
+    what: str
+    why: str
+    remedy: str
+    is_problem: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """The facts and every symptom found in them."""
+
+    facts: Facts
+    symptoms: tuple[Symptom, ...]
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether nothing needs to be done."""
+        return not any(symptom.is_problem for symptom in self.symptoms)
+
+
+def examine(facts: Facts) -> Diagnosis:
+    """Apply every check."""
+    return Diagnosis(facts, tuple(symptom for check in CHECKS for symptom in check(facts)))
+
+
+# --- the checks
+
+
+def reachable(facts: Facts) -> Iterator[Symptom]:
+    """The database answers."""
+    if facts.trouble is not None:
+        yield Symptom(
+            "reachable", facts.trouble, "nothing works without the database",
+            "start it, or name another with --db or PENSTOCK_DATABASE_URL",
+        )  # fmt: skip
+
+
+def durable(facts: Facts) -> Iterator[Symptom]:
+    """The database's version and settings keep what it has confirmed."""
+    for finding in facts.settings:
+        if not finding.is_ok:
+            yield Symptom(
+                "durable", str(finding), "it could lose commits that Penstock has called durable",
+                f"upgrade the database to {finding.right}" if finding.setting == "version"
+                else f"set {finding.setting} to {finding.right}",
+            )  # fmt: skip
+
+
+def schema_fits(facts: Facts) -> Iterator[Symptom]:
+    """The schema is this release's."""
+    if facts.revision != facts.revision_needed:
+        found = "missing" if facts.revision is None else f"at {facts.revision}"
+        yield Symptom(
+            "schema_fits", f"the schema is {found}; this release needs {facts.revision_needed}",
+            "workers and services of this release refuse to start",
+            "upgrade Penstock on this machine" if facts.is_newer else "run `penstock db upgrade`",
+        )  # fmt: skip
+
+
+def sqlite_is_fixed(facts: Facts) -> Iterator[Symptom]:
+    """SQLite has no known fault that several processes could meet."""
+    release = tuple(map(int, re.findall(r"\d+", facts.version)[:3]))
+    if facts.database != "sqlite" or not release or release >= WAL_RESET_FIXED:
+        return
+    processes = len({(worker.host, worker.process) for worker in facts.workers if worker.state != "dead"})
+    yield Symptom(
+        "sqlite_is_fixed",
+        f"this is SQLite {facts.version}; releases before {'.'.join(map(str, WAL_RESET_FIXED))} have the WAL-reset "
+        f"fault, and {processes} worker {'process works' if processes == 1 else 'processes work'} on this file",
+        "two processes that checkpoint at the same instant can, very rarely, corrupt the file",
+        "use one worker process, a Python with a newer SQLite, or PostgreSQL or MariaDB for several processes",
+        is_problem=processes > 1,
+    )
+
+
+def clocks_agree(facts: Facts) -> Iterator[Symptom]:
+    """This machine's clock and the database's agree."""
+    ahead_s = facts.clock_ahead_us / 1e6
+    if abs(ahead_s) > SKEW_MAX_S:
+        yield Symptom(
+            "clocks_agree",
+            f"the database's clock is {abs(ahead_s):,.1f} s {'ahead of' if ahead_s > 0 else 'behind'} this machine's",
+            "times that this machine writes and shows are off by as much; leases and deadlines are not affected",
+            "synchronise both clocks (NTP)",
+        )
+
+
+def workers_beat(facts: Facts) -> Iterator[Symptom]:
+    """Workers renew their leases in time."""
+    lagging = [worker for worker in facts.workers if worker.state == "lagging"]
+    if lagging:
+        yield Symptom(
+            "workers_beat", f"{_count(lagging, 'worker')} missed heartbeats: {_named(w.id for w in lagging)}",
+            "a worker whose lease runs out loses its rows to another",
+            "look at its machine and its connection to the database: overloaded, suspended or cut off",
+        )  # fmt: skip
+    dead = [worker for worker in facts.workers if worker.state == "dead"]
+    if dead:
+        yield Symptom(
+            "workers_beat", f"{_count(dead, 'worker')} ended without saying so: {_named(w.id for w in dead)}",
+            "it was killed, or its machine was; what it held is taken over by any live worker",
+            "nothing, if this was expected; live workers remove its record", is_problem=False,
+        )  # fmt: skip
+
+
+def work_has_workers(facts: Facts) -> Iterator[Symptom]:
+    """Somebody takes up the work there is."""
+    waiting = [operation for operation in facts.operations if operation.state != "Paused"]
+    if waiting and not facts.has_workers:
+        yield Symptom(
+            "work_has_workers", f"{_count(waiting, 'operation')} with open work, and no live worker: {_ids(waiting)}",
+            "nothing of it goes on, and no deadline is kept",
+            "start one: `penstock worker --app MODULE`",
+        )  # fmt: skip
+
+
+def work_is_known(facts: Facts) -> Iterator[Symptom]:
+    """Live workers know the operations there are."""
+    unknown = [operation for operation in facts.operations if operation.overdue_chunks]
+    if unknown and facts.has_workers and not facts.busy_workers:
+        names = ", ".join(sorted({operation.name for operation in unknown}))
+        yield Symptom(
+            "work_is_known", f"work of {names} is due, but the live workers are idle: {_ids(unknown)}",
+            "no live worker has the code of these operations, so they do not go on",
+            "start a worker whose --app holds them",
+        )  # fmt: skip
+
+
+def nothing_is_lost(facts: Facts) -> Iterator[Symptom]:
+    """No rows are held by the dead."""
+    lost = [operation for operation in facts.operations if operation.lost_chunks and operation.state != "Paused"]
+    if lost:
+        number = sum(operation.lost_chunks for operation in lost)
+        yield Symptom(
+            "nothing_is_lost",
+            f"{number:,} {'chunk is' if number == 1 else 'chunks are'} held by workers that are dead: {_ids(lost)}",
+            "their rows stand still until a live worker takes them over, which takes it seconds",
+            "ask again in a moment" if facts.has_workers else "start a worker: `penstock worker --app MODULE`",
+        )
+
+
+def signals_are_heard(facts: Facts) -> Iterator[Symptom]:
+    """No row waits for a signal that is here."""
+    deaf = [operation for operation in facts.operations if operation.overdue_signals]
+    if deaf:
+        number = sum(operation.overdue_signals for operation in deaf)
+        yield Symptom(
+            "signals_are_heard",
+            f"{number:,} {'row waits' if number == 1 else 'rows wait'} beside a stored signal: {_ids(deaf)}",
+            "the signal was accepted but its row does not go on",
+            "start a worker that has these operations; one that runs sweeps every few seconds",
+        )
+
+
+def deadlines_are_kept(facts: Facts) -> Iterator[Symptom]:
+    """No row waits past its deadline."""
+    late = [operation for operation in facts.operations if operation.overdue_waits]
+    if late:
+        number = sum(operation.overdue_waits for operation in late)
+        yield Symptom(
+            "deadlines_are_kept",
+            f"{number:,} {'row waits' if number == 1 else 'rows wait'} past the deadline: {_ids(late)}",
+            "these rows should have timed out, and their operations cannot end",
+            "start a worker that has these operations",
+        )
+
+
+def storage_is_writable(facts: Facts) -> Iterator[Symptom]:
+    """New files can be stored."""
+    if facts.storage_trouble is not None:
+        yield Symptom(
+            "storage_is_writable", f"the storage folder {facts.storage} cannot be written: {facts.storage_trouble}",
+            "no new file can be taken in on this machine",
+            "make it writable, or name another with PENSTOCK_STORAGE_URL",
+        )  # fmt: skip
+
+
+def files_are_there(facts: Facts) -> Iterator[Symptom]:
+    """The files of open operations are where workers look for them."""
+    missing = [operation for operation in facts.operations if not operation.has_file]
+    if missing:
+        yield Symptom(
+            "files_are_there",
+            f"{_count(missing, 'open operation')} without a file in {facts.storage}: {_ids(missing)}",
+            "a worker with this folder breaks an operation whose file it cannot read",
+            "let all processes share one folder (PENSTOCK_STORAGE_URL), or run this command from where the workers run",
+        )  # fmt: skip
+
+
+Check = Callable[[Facts], Iterable[Symptom]]
+CHECKS: tuple[Check, ...] = (
+    reachable,
+    durable,
+    schema_fits,
+    sqlite_is_fixed,
+    clocks_agree,
+    workers_beat,
+    work_has_workers,
+    work_is_known,
+    nothing_is_lost,
+    signals_are_heard,
+    deadlines_are_kept,
+    storage_is_writable,
+    files_are_there,
+)
+
+
+def _count(found: Sequence[object], noun: str) -> str:
+    return f"{len(found):,} {noun}" if len(found) == 1 else f"{len(found):,} {noun}s"
+
+
+def _ids(found: Sequence[OpenOperation]) -> str:
+    return _named(operation.id for operation in found)
+
+
+def _named(names: Iterable[str]) -> str:
+    listed = list(names)
+    rest = f" and {len(listed) - NAMED_MAX:,} more" if len(listed) > NAMED_MAX else ""
+    return ", ".join(listed[:NAMED_MAX]) + rest

@@ -1,0 +1,307 @@
+"""Steering operations from the command line while another process works on them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from sqlalchemy import select
+from town import APP, Town, town_at
+
+from penstock.engine import Penstock
+from penstock.operations.queries import number_of
+from penstock.operations.tables import chunks
+
+ROWS = 400
+SOON_S = 5.0  # the promise is two seconds; the machine that tests may be slow
+
+
+@pytest.fixture
+def town(database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Town]:
+    with town_at(database_url, tmp_path, monkeypatch) as found:
+        yield found
+
+
+on_both = pytest.mark.databases("sqlite", "postgresql")
+on_sqlite = pytest.mark.databases("sqlite")
+
+
+# --- signals
+
+
+def waits_of(town: Town, operation: str, number: int) -> list[dict[str, str]]:
+    def look() -> list[dict[str, str]]:
+        found: list[dict[str, str]] = town.ask("ops", "waits", operation)["items"]
+        return found if len(found) == number else []
+
+    return town.until(look, f"{number} rows wait")
+
+
+@on_both
+@pytest.mark.covers("SG-002", "SG-003", "SG-006", "SG-016")
+def test_signals_from_one_process_end_waits_in_another(town: Town):
+    operation = town.create("permit", rows=3)
+    town.start_worker()
+    waits = waits_of(town, operation, 3)
+    assert [(wait["rowNumber"], wait["rowId"], wait["key"]) for wait in waits] == [
+        (1, "p1", "permit-p1"),
+        (2, "p2", "permit-p2"),
+        (3, "p3", "permit-p3"),
+    ]
+    receipt = town.ask("signal", operation, "permit-p1", "--payload", '{"by": "ana"}')
+    assert (receipt["outcome"], receipt["rowNumber"], receipt["stepName"]) == ("delivered", 1, "approval")
+    assert town.ask("signal", operation, "permit-p2", "--fail", "not this year")["outcome"] == "delivered"
+    assert town.ask("signal", operation, waits[2]["signalKey"])["outcome"] == "delivered"
+    finished = town.until_settled(operation)
+    assert (finished["status"], finished["successfulRows"], finished["failedRows"]) == ("CompletedWithErrors", 2, 1)
+    steps = town.ask("ops", "show", operation, "--row", "1")["steps"]
+    assert steps[-1]["output"] == {"by": "ana"}
+    error = town.ask("ops", "errors", operation)["items"][0]
+    assert (error["errorType"], error["errorMessage"]) == ("SignalFailure", "not this year")
+    assert town.ask("verify")["isClean"]
+
+
+@on_sqlite
+@pytest.mark.covers("SG-014", "SG-019")
+def test_an_early_signal_is_stored_and_its_repeat_changes_nothing(town: Town):
+    operation = town.create("permit", rows=1)
+    first = town.ask("signal", operation, "permit-p1", "--id", "mail-7")
+    assert (first["outcome"], first["stored"]) == ("stored", True)
+    again = town.ask("signal", operation, "permit-p1", "--id", "mail-7")
+    assert (again["outcome"], again["id"]) == ("duplicate", first["id"])
+    assert [signal["key"] for signal in town.ask("ops", "unclaimed", operation)["items"]] == ["permit-p1"]
+    town.start_worker()
+    assert town.until_settled(operation)["status"] == "Completed"
+    assert town.ask("ops", "unclaimed", operation)["items"] == []
+    assert town.call("signal", operation, "permit-p1", "--id", "mail-7")[1] == (
+        "Known already, nothing changed: row 1, step approval, took it.\n"
+    )
+
+
+@on_sqlite
+def test_waits_are_shown_to_people_page_by_page(town: Town):
+    operation = town.create("permit", rows=3)
+    town.start_worker()
+    waits_of(town, operation, 3)
+    _, out, _ = town.call("ops", "waits", operation, "--limit", "2")
+    assert out.splitlines()[0].split()[-2:] == ["SIGNAL", "KEY"]
+    assert [line.split()[-1] for line in out.splitlines()[1:3]] == ["permit-p1", "permit-p2"]
+    assert "add --cursor 2" in out
+    assert town.call("ops", "waits", operation, "--cursor", "2")[1].splitlines()[1].split()[-1] == "permit-p3"
+    assert [wait["rowNumber"] for wait in town.ask("ops", "waits", "--key", "permit-p2")["items"]] == [2]
+    assert town.call("ops", "waits", "--key", "nobody")[1] == "0 waits found\n"
+    assert town.call("signal", operation, "permit-p3")[1] == "Delivered to row 3, step approval.\n"
+
+
+@on_sqlite
+@pytest.mark.covers("SG-041")
+def test_signals_that_nobody_could_wait_for_are_refused(town: Town):
+    operation = town.create("permit")
+    for of, key in ((operation, "passport-7"), (town.create("visit"), "permit-p1"), ("00000000-0000", "permit-p1")):
+        code, _, err = town.call("signal", of, key)
+        assert code == 1, err
+        assert town.ask("signal", of, key)["type"] == "urn:penstock:problem:no-such-wait"
+
+
+@on_sqlite
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("signal", "00000000", "key", "--payload", "{by"),
+        ("signal", "00000000", "key", "--payload", "1", "--fail", "no"),
+        ("signal", "00000000", "key", "--row", "0"),
+        ("ops", "waits", "--cursor", "3"),
+        ("ops", "waits", "00000000", "--cursor", "x"),
+        ("ops", "retry", "00000000", "--confirm-doubt"),
+        ("ops", "retry", "00000000", "--rows", "3,x"),
+        ("ops", "retry", "00000000", "--rows", "9-7"),
+        ("ops", "retry", "00000000", "--rows", "0"),
+        ("ops", "retry", "00000000", "--rows", "1-999999999"),
+        ("ops", "retry", "00000000", "--rows", "3", "--check"),
+        ("ops", "fix", "00000000", "3"),
+        ("ops", "fix", "00000000", "3", "name"),
+        ("ops", "fix", "00000000", "3", "age:=thirty"),
+    ],
+)
+def test_wrong_usage_is_exit_2_and_says_what_would_be_right(town: Town, words: tuple[str, ...]):
+    code, out, err = town.call(*words)
+    assert (code, out) == (2, "")
+    assert err.startswith("penstock: ")
+
+
+# --- cancel, pause, resume
+
+
+@on_both
+@pytest.mark.covers("SM-009")
+def test_a_cancel_reaches_the_worker_of_another_process_within_seconds(town: Town):
+    operation = town.create("stroll", rows=ROWS)
+    town.start_worker()
+    town.until_begun(operation)
+    began = time.monotonic()
+    code, _, err = town.call("ops", "cancel", operation[:13], "--cause", "wrong file")
+    assert code == 0, err
+    stopped = town.until_settled(operation)
+    assert time.monotonic() - began < SOON_S
+    assert stopped["status"] == "Cancelled"
+    assert stopped["failedRows"] == 0
+    assert stopped["cancelledRows"] == ROWS - stopped["successfulRows"] > 0
+    causes = {event["event"]: event["cause"] for event in town.ask("ops", "events", operation)["items"]}
+    assert causes["cancel_requested"] == "wrong file"
+    assert town.ask("ops", "cancel", operation)["status"] == "Cancelled"
+    assert town.ask("verify")["isClean"]
+
+
+@on_sqlite
+def test_a_step_that_does_not_end_is_cut_off_by_a_cancel(town: Town):
+    operation = town.create("linger", rows=2)
+    town.start_worker(PENSTOCK_CANCEL_GRACE_S="0.2")
+    town.until((town.folder / "lingering").exists, "the row runs")
+    town.call("ops", "cancel", operation)
+    assert town.until_settled(operation)["cancelledRows"] == 2
+
+
+@on_both
+def test_a_pause_reaches_the_worker_of_another_process_and_resume_goes_on(town: Town):
+    operation = town.create("stroll", rows=ROWS)
+    town.start_worker()
+    town.until_begun(operation)
+    assert town.ask("ops", "pause", operation, "--cause", "lunch")["status"] == "Paused"
+    town.until(lambda: not owners(town, operation), "the worker lets go")
+    halted = town.ask("ops", "show", operation)
+    assert halted["processedRows"] < ROWS
+    assert halted["status"] == "Paused"
+    assert town.ask("ops", "resume", operation)["status"] == "Running"
+    finished = town.until_settled(operation)
+    assert (finished["status"], finished["successfulRows"]) == ("Completed", ROWS)
+    assert town.ask("ops", "history", operation)["items"] == []
+
+
+def owners(town: Town, operation: str) -> list[str]:
+    """The workers that hold chunks of the operation."""
+
+    async def look() -> list[str]:
+        async with Penstock.open(town.url) as penstock, penstock.db.read() as tx:
+            mine = (chunks.c.operation == await number_of(tx, operation), chunks.c.owner.is_not(None))
+            return list((await tx.execute(select(chunks.c.owner).where(*mine))).scalars())
+
+    return asyncio.run(look())
+
+
+@on_sqlite
+def test_moves_that_the_state_does_not_admit_are_refused_with_exit_1(town: Town):
+    operation = town.create("visit")
+    town.call("run", "--resume", operation, "--app", APP)
+    for verb in ("cancel", "pause", "resume"):
+        code, _, err = town.call("ops", verb, operation)
+        assert code == 1
+        assert "'Completed'" in err
+        assert town.ask("ops", verb, operation)["status"] == 409
+        assert town.call("ops", verb, "00000000-0000")[0] == 1
+
+
+# --- retry, fix
+
+
+@pytest.fixture
+def failed(town: Town) -> str:
+    """An operation whose three rows failed for a reason that is gone."""
+    operation = town.create("visit")
+    (town.folder / "flood").touch()
+    assert town.call("run", "--resume", operation, "--app", APP)[0] == 3
+    (town.folder / "flood").unlink()
+    return operation
+
+
+@on_both
+@pytest.mark.covers("SM-010", "SM-072")
+def test_failed_rows_are_retried_by_a_worker_of_another_process(town: Town, failed: str):
+    code, out, _ = town.call("ops", "retry", failed[:13], "--rows", "1,3-3")
+    assert code == 0
+    assert out.startswith("2 rows will run again")
+    assert f"ops watch {failed[:13]}" in out
+    town.start_worker()
+    assert town.until_settled(failed)["successfulRows"] == 2
+    assert town.ask("ops", "retry", failed) == {
+        "operationId": failed,
+        "rowsSubmitted": 1,
+        "rowsSkipped": 0,
+        "skippedReasons": [],
+    }
+    finished = town.until_settled(failed)
+    assert (finished["status"], finished["successfulRows"], finished["retryCount"]) == ("Completed", 3, 2)
+
+
+@on_sqlite
+@pytest.mark.covers("SM-071")
+def test_a_check_says_whether_a_retry_is_possible_and_does_nothing(town: Town, failed: str):
+    assert town.call("ops", "retry", failed, "--check")[:2] == (0, "It can be retried: 3 rows would run again.\n")
+    assert town.ask("ops", "show", failed)["retryCount"] == 0
+    other = town.create("visit")
+    code, out, _ = town.call("ops", "retry", other, "--check")
+    assert code == 1
+    assert "the operation is Pending" in out
+    answer = town.ask("ops", "retry", other, "--check")
+    assert (answer["isEligible"], answer["operationId"], answer["eligibleRows"]) == (False, other, 0)
+    assert "the operation is Pending" in answer["reason"]
+
+
+@on_sqlite
+def test_a_retry_that_comes_to_nothing_is_exit_1_with_the_reasons(town: Town, failed: str):
+    town.call("ops", "retry", failed, "--rows", "1")
+    town.call("run", "--resume", failed, "--app", APP)
+    code, _, err = town.call("ops", "retry", failed, "--rows", "1")
+    assert code == 1
+    assert "row 1: " in err
+    problem = town.ask("ops", "retry", failed, "--rows", "1")
+    assert problem["rowsSkipped"] == 1
+    assert problem["skippedReasons"][0].startswith("row 1: ")
+    code, out, _ = town.call("ops", "retry", failed, "--rows", "1-2")
+    assert code == 0
+    assert "1 row left out:\n  row 1: " in out
+
+
+@on_sqlite
+@pytest.mark.covers("SM-043")
+def test_a_row_is_fixed_and_runs_again(town: Town):
+    (town.folder / "citizens.csv").write_text("name,age\nAnn,thirty\nBea,31\n")
+    town.call("run", "visit", "citizens.csv", "--app", APP)
+    operation = town.ask("ops", "list")["items"][0]["id"]
+    code, _, err = town.call("ops", "fix", operation, "1", "age=old", "--app", APP)
+    assert code == 1
+    assert "age: " in err
+    assert town.ask("ops", "fix", operation, "1", "shoe=9")["type"] == "urn:penstock:problem:row-invalid"
+    assert town.call("ops", "fix", operation, "1", "age:=30", "name=Anna", "--app", APP)[0] == 0
+    town.start_worker()
+    assert town.until_settled(operation)["status"] == "Completed"
+    row = town.ask("ops", "show", operation, "--row", "1")
+    assert (row["rowId"], row["rowData"]) == ("Anna", {"name": "Anna", "age": "30"})
+
+
+# --- watch
+
+
+@on_both
+def test_watch_follows_another_process_to_the_end_in_json_lines(town: Town):
+    operation = town.create("stroll", rows=100)
+    watching = town.start("ops", "watch", operation, "--json", "--every", "0.1")
+    town.until(lambda: town.said(watching, "out"), "the first line comes", watching)
+    town.start_worker()
+    assert watching.wait(40) == 0
+    seen = [json.loads(line) for line in town.said(watching, "out").splitlines()]
+    assert (seen[0]["status"], seen[-1]["status"]) == ("Pending", "Completed")
+    assert all(before != after for before, after in pairwise(seen))
+    assert [now["successfulRows"] for now in seen] == sorted(now["successfulRows"] for now in seen)
+
+
+@on_sqlite
+def test_watch_ends_like_a_run_and_shows_the_operation_to_people(town: Town, failed: str):
+    code, out, _ = town.call("ops", "watch", failed)
+    assert code == 3
+    assert "CompletedWithErrors" in out
+    assert len(town.call("ops", "watch", failed, "--json")[1].splitlines()) == 1

@@ -1,0 +1,56 @@
+"""The small gate of the fault harness: a short storm on each database, and as many seeded schedules as fit.
+
+`make torture` runs the long ones.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from torture.faults import CLIENT_POINTS, WORKER_POINTS
+from torture.schedules import play
+
+ROOT = Path(__file__).parents[2]
+STORM_S = 7
+SCHEDULES_S = 12
+
+
+@pytest.mark.covers("I-01", "I-06", "I-07", "I-09", "I-13", "I-14", "I-18", "I-19", "I-21", "I-22", "I-25")
+def test_nothing_is_lost_doubled_or_left_hanging_while_processes_die(database_kind: str, tmp_path: Path):
+    limits = {"kills": 1000, "freezes": 3, "restarts": 1, "seconds": STORM_S, "round-s": STORM_S, "folder": tmp_path}
+    options = [f"--{name}={value}" for name, value in limits.items()]
+    command = [sys.executable, "-m", "tests.torture", "--quiet", f"--db={database_kind}", *options]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+
+
+@pytest.mark.covers("I-06", "I-13", "I-15", "I-19", "I-22")
+def test_seeded_schedules_leave_nothing_amiss(caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.CRITICAL)
+    end = time.monotonic() + SCHEDULES_S
+    found = {}
+    for seed in itertools.takewhile(lambda _: time.monotonic() < end, itertools.count(1)):
+        found[seed] = [str(finding) for finding in play(seed)]
+    assert {seed: findings for seed, findings in found.items() if findings} == {}
+    assert found
+
+
+def test_a_seed_replays_exactly(caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.CRITICAL)
+    first, second = [], []
+    play(3, first)
+    play(3, second)
+    assert first
+    assert first == second
+
+
+def test_every_transaction_of_the_engine_is_a_point_the_harness_knows():
+    sources = (ROOT / "src" / "penstock" / "operations").rglob("*.py")
+    text = "".join(source.read_text() for source in sources)
+    assert [name for name in (*WORKER_POINTS, *CLIENT_POINTS) if f'"{name}"' not in text] == []

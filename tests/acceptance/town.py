@@ -1,0 +1,126 @@
+"""A folder, a database and worker processes: what tests of several processes share."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from penstock.cli import main
+from penstock.engine import Penstock
+from penstock.pipeline import load_app
+
+__all__ = ["APP", "PENSTOCK", "Town", "town_at"]
+
+APP = str(Path(__file__).parent / "town_app.py")
+PENSTOCK = (sys.executable, "-m", "penstock")
+PATIENCE_S = 40.0
+LOOK_S = 0.05
+
+T = TypeVar("T")
+Process = subprocess.Popen[str]
+
+
+class Town:
+    """Commands are called here, in this process; workers are processes of their own."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        self.folder, self.url = folder, url
+        self.processes: list[Process] = []
+
+    def call(self, *words: str) -> tuple[int, str, str]:
+        """Exit code, stdout and stderr of a command."""
+        out, err = io.StringIO(), io.StringIO()
+        with redirect_stdout(out), redirect_stderr(err):
+            code = main(words)
+        return code, out.getvalue(), err.getvalue()
+
+    def ask(self, *words: str) -> Any:
+        """The document that a command answers with."""
+        _, out, err = self.call(*words, "--json")
+        assert out, err
+        return json.loads(out)
+
+    def create(self, operation: str, rows: int = 3) -> str:
+        """An operation over so many citizens, p1, p2 and so on, that nobody works on yet."""
+        text = "name,age\n" + "".join(f"p{number},{number}\n" for number in range(1, rows + 1))
+
+        async def make() -> str:
+            async with Penstock.open(self.url, operations=load_app(APP)) as penstock:
+                made = await penstock.operations.create(operation, file=text.encode(), file_name="citizens.csv")
+                return made.id
+
+        return asyncio.run(make())
+
+    def start(self, *words: str, **environment: str) -> Process:
+        """A command as a process of its own; what it says goes to files, so that it never blocks."""
+        number = len(self.processes)
+        with (self.folder / f"{number}.out").open("w") as out, (self.folder / f"{number}.err").open("w") as err:
+            process = subprocess.Popen(
+                [*PENSTOCK, *words], cwd=self.folder, stdout=out, stderr=err, text=True, env=os.environ | environment
+            )
+        self.processes.append(process)
+        return process
+
+    def start_worker(self, *words: str, **environment: str) -> Process:
+        """A worker process that has begun."""
+        process = self.start("worker", "--app", APP, *words, **environment)
+        self.until(lambda: " runs " in self.said(process), f"worker {process.pid} begins", process)
+        return process
+
+    def said(self, process: Process, to: str = "err") -> str:
+        """What a process has said so far."""
+        return (self.folder / f"{self.processes.index(process)}.{to}").read_text()
+
+    def end(self, process: Process, number: int) -> int:
+        """Send a signal and wait for the end; gives the exit code."""
+        process.send_signal(number)
+        return process.wait(PATIENCE_S)
+
+    def until(self, look: Callable[[], T], what: str, process: Process | None = None) -> T:
+        """Look again and again until it is so; not for ever."""
+        ends = time.monotonic() + PATIENCE_S
+        while not (found := look()):
+            heard = "".join(self.said(process) for process in self.processes)
+            assert time.monotonic() < ends, f"not within {PATIENCE_S} s: {what}\n{heard}"
+            assert process is None or process.poll() is None, heard
+            time.sleep(LOOK_S)
+        return found
+
+    def until_settled(self, operation: str) -> Any:
+        """The operation once it is settled."""
+
+        def look() -> Any:
+            now = self.ask("ops", "show", operation)
+            return now if now["completedAt"] else None
+
+        return self.until(look, f"operation {operation} is settled")
+
+    def until_begun(self, operation: str) -> None:
+        """Rows of the operation have been done and others have not."""
+        self.until(lambda: self.ask("ops", "show", operation)["processedRows"] > 0, "the first rows are done")
+
+
+@contextmanager
+def town_at(url: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Town]:
+    """A town whose processes, and whose commands here, use this database and this folder."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("PENSTOCK_DATABASE_URL", url)
+    monkeypatch.setenv("PENSTOCK_STORAGE_URL", f"file:{folder / 'blobs'}")
+    town = Town(folder, url)
+    try:
+        yield town
+    finally:
+        for process in town.processes:
+            process.kill()
+            process.wait()

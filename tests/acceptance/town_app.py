@@ -1,0 +1,46 @@
+"""The application that worker processes run in tests: slow rows, rows that wait, rows that fail for a while."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, Field
+
+from penstock import Context, Pipeline, StepFailed, operation, step
+
+
+class Citizen(BaseModel):
+    name: str = Field(min_length=1)
+    age: int = Field(ge=0)
+
+
+@operation("stroll", max_row_concurrency=4)
+async def stroll(citizen: Citizen, ctx: Context) -> None:
+    await asyncio.sleep(0.02)
+
+
+@operation("linger", max_row_concurrency=1)
+async def linger(citizen: Citizen, ctx: Context) -> None:
+    await asyncio.to_thread(Path("lingering").touch)
+    await asyncio.sleep(60)
+
+
+@operation("permit", row_key="name")
+class Permit(Pipeline[Citizen]):
+    @step
+    async def apply(self, citizen: Citizen, ctx: Context) -> None: ...
+
+    @step.signal(key="permit-{row.name}", timeout=600)
+    async def approval(self, citizen: Citizen, ctx: Context) -> None: ...
+
+    @step
+    async def frame(self, citizen: Citizen, ctx: Context) -> Any:
+        return ctx.outputs.get("approval")
+
+
+@operation("visit", row_key="name")
+def visit(citizen: Citizen, ctx: Context) -> None:
+    if Path("flood").exists():
+        raise StepFailed("the bridge is under water")

@@ -1,0 +1,457 @@
+"""The core with one rule taken out: each test plants one fault, and shows that it does not go unnoticed.
+
+With `weak` False the same scenario runs on the real thing and must be clean, so that it is the fault that is caught.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from approvals import Calls, Paper, Wall, a_moment, approvals, at_wall, clean, papers, states
+from sqlalchemy import Column, ForeignKey, Integer, MetaData, Table, update
+
+from penstock import Context, Pipeline, failpoints, operation, step
+from penstock.db.schema import metadata
+from penstock.operations import actor as acting
+from penstock.operations import chunks as store
+from penstock.operations import control, held, mailroom, referee, retrying, settling, spans
+from penstock.operations.actor import ChunkActor
+from penstock.operations.chunks import Lost
+from penstock.operations.lease import Lease
+from penstock.operations.ledger import CANCELLED
+from penstock.operations.model import Operation
+from penstock.operations.planning import next_due
+from penstock.operations.queries import number_of
+from penstock.operations.tables import chunks, operations
+from penstock.settings import Settings
+from penstock.testing import Engine, engine
+
+SMALL = Settings(chunk_rows=2)
+SHARED = "desk-{row.desk}"
+DONE, WAIT = "Completed", "WaitingForCompletion"
+
+both = pytest.mark.parametrize("weak", [False, True], ids=["as it is", "planted"])
+
+
+@asynccontextmanager
+async def office(folder: Path, *, key: str = "paper-{row.code}") -> AsyncIterator[Engine]:
+    async with engine([approvals(Calls(), key=key)], tmp_path=folder, settings=SMALL) as e:
+        await e.advance(20)  # somebody has been here to sweep
+        yield e
+
+
+async def parked(e: Engine, rows: list[dict[str, str]]) -> Operation:
+    made = await e.create("approvals", rows)
+    await e.work_until_idle()
+    return made
+
+
+async def post_quietly(e: Engine, made: Operation, key: str) -> None:
+    """Store a signal as a caller that dies before it wakes anybody."""
+
+    def die(point: str) -> None:
+        if point == "signal:after":
+            raise ConnectionError
+
+    with failpoints.armed(die), pytest.raises(ConnectionError):
+        await e.penstock.signals.complete(made.id, key)
+
+
+async def overlooked(e: Engine) -> bool:
+    """Whether `verify` finds a row that waits beside its signal, once two sweeps should have been."""
+    await e.advance(11)
+    return any("has long been there" in text for text in await clean(e))
+
+
+# --- closing and letting go
+
+
+@both
+async def test_an_end_without_the_operation_row_is_caught(tmp_path, monkeypatch, weak):
+    async def close(db: Any, tx: Any, chunk: Any, writing: Any, **_: Any) -> None:
+        await store.flush(db, tx, chunk, writing, is_open=0, owner=None)
+
+    if weak:
+        monkeypatch.setattr(store, "close", close)
+    async with office(tmp_path) as e:
+        made = await parked(e, papers(1))
+        await e.penstock.signals.complete(made.id, "paper-p1")
+        await e.work_until_idle()
+        assert ("open_chunks is 1, expected 0" in " ".join(await clean(e))) is weak
+
+
+@both
+async def test_letting_go_past_new_mail_is_caught(tmp_path, monkeypatch, weak):
+    release, let_go = store.release, ChunkActor._release
+    posted: list[str] = []
+
+    async def careless(tx: Any, chunk: Any, *, due_at: int) -> None:
+        await store._write(tx, chunk, owner=None, due_at=due_at)
+
+    async def signal_then_release(actor: ChunkActor) -> bool:
+        if not posted:
+            posted.append((await e.penstock.signals.complete(made.id, "paper-p1")).outcome)
+        return await let_go(actor)
+
+    monkeypatch.setattr(store, "release", careless if weak else release)
+    monkeypatch.setattr(ChunkActor, "_release", signal_then_release)
+    async with office(tmp_path) as e:
+        made = await e.create("approvals", papers(1))
+        await e.work_until_idle()
+        assert posted == ["delivered"]
+        assert await states(e, made) == ([WAIT] if weak else [DONE])
+        assert await overlooked(e) is weak
+
+
+@both
+async def test_letting_go_without_a_look_after_parking_is_caught(tmp_path, monkeypatch, weak):
+    flush = ChunkActor._flush
+
+    async def blind(actor: ChunkActor, **given: Any) -> None:
+        await flush(actor, **given)
+        actor._must_look = False
+
+    if weak:
+        monkeypatch.setattr(ChunkActor, "_flush", blind)
+    async with office(tmp_path) as e:
+        made = await e.create("approvals", papers(1))
+        await e.penstock.signals.complete(made.id, "paper-p1")
+        await e.work_until_idle()
+        assert await overlooked(e) is weak
+
+
+@both
+async def test_parking_and_letting_go_in_one_commit_is_caught(tmp_path, monkeypatch, weak):
+    flush = ChunkActor._flush
+
+    async def park_and_go(actor: ChunkActor, **given: Any) -> None:
+        if not actor.desk.has_parked:
+            return await flush(actor, **given)
+        writing, due = actor.held.writing(), next_due(actor.held)
+        await actor.db.transaction(
+            lambda tx: store.flush(actor.db, tx, actor.held, writing, owner=None, due_at=due), "park"
+        )
+        raise Lost("let go in the same breath")
+
+    if weak:
+        monkeypatch.setattr(ChunkActor, "_flush", park_and_go)
+    async with office(tmp_path) as e:
+        made = await e.create("approvals", papers(1))
+        await e.penstock.signals.complete(made.id, "paper-p1")
+        await e.work_until_idle()
+        assert await overlooked(e) is weak
+
+
+@both
+async def test_a_paused_operation_that_cannot_finish_is_caught(tmp_path, monkeypatch, weak):
+    finish = referee.finish_if_over
+
+    async def not_while_paused(db: Any, tx: Any, head: Any, **given: Any) -> Any:
+        return head if head.state == "Paused" else await finish(db, tx, head, **given)
+
+    if weak:
+        monkeypatch.setattr(store, "finish_if_over", not_while_paused)
+    wall = Wall()
+
+    @operation("last")
+    async def last(paper: Paper, ctx: Context) -> None:
+        await wall.stop()
+
+    async with engine([last], tmp_path=tmp_path) as e:
+        made = await e.create(last, papers(1))
+        await at_wall(wall, e.work_until_idle())
+        await e.operations.pause(made.id)
+        wall.gone.set()
+        await e.work_until_idle()
+        assert ("it is Paused, but nothing of it is open" in " ".join(await clean(e))) is weak
+
+
+# --- stopping
+
+
+@both
+async def test_a_cancel_straight_to_cancelled_is_caught(tmp_path, monkeypatch, weak):
+    async def at_once(db: Any, number: int, **_: Any) -> Any:
+        async def stop(tx: Any) -> Any:
+            await tx.execute(update(operations).where(operations.c.number == number).values(state="Cancelled"))
+            return await referee.head_of(tx, number)
+
+        return await db.transaction(stop)
+
+    if weak:
+        monkeypatch.setattr(control, "cancel", at_once)
+    async with office(tmp_path) as e:
+        made = await parked(e, papers(2))
+        await e.operations.cancel(made.id)
+        told = " ".join(await clean(e))
+        assert ("it is Cancelled, but 2 rows have no verdict" in told) is weak
+
+
+@both
+async def test_a_drain_that_waits_for_something_to_be_due_is_caught(tmp_path, monkeypatch, weak):
+    candidates = store.candidates
+
+    async def only_due(db: Any, tx: Any, **given: Any) -> Any:
+        found = await candidates(db, tx, **given)
+        return [chunk for chunk in found if chunk.operation_state != "Stopping"]
+
+    if weak:
+        monkeypatch.setattr(store, "candidates", only_due)
+    async with office(tmp_path) as e:
+        made = await parked(e, papers(2))
+        await e.operations.cancel(made.id)
+        await e.work_until_idle()
+        assert ((await e.operations.get(made.id)).status != "Cancelled") is weak
+
+
+# --- signals
+
+
+@both
+async def test_signals_that_outlive_their_generation_are_caught(tmp_path, monkeypatch, weak):
+    def hears(waiter: settling.Waiter, signal: settling.Signal) -> bool:
+        return signal.key == waiter.key and signal.row in (None, waiter.row)
+
+    if weak:
+        monkeypatch.setattr(settling.Waiter, "hears", hears)
+    async with office(tmp_path) as e:
+        made = await parked(e, papers(2))
+        for _ in range(2):
+            await e.penstock.signals.fail(made.id, "paper-p1", "no")
+        await e.work_until_idle()
+        await e.advance(1)
+        await e.operations.retry(made.id, rows=[1])
+        await e.work_until_idle()
+        assert ("was there before its generation began" in " ".join(await clean(e))) is weak
+
+
+@both
+async def test_shared_keys_without_a_pass_on_are_caught(tmp_path, monkeypatch, weak):
+    async def nobody(*_: Any) -> int:
+        return 0
+
+    if weak:
+        monkeypatch.setattr(mailroom, "wake", nobody)
+    async with office(tmp_path, key=SHARED) as e:
+        made = await parked(e, papers(4))
+        for _ in range(3):
+            await e.penstock.signals.complete(made.id, "desk-front")
+        await e.work_until_idle()
+        assert (await states(e, made) == [DONE] * 3 + [WAIT]) is not weak
+        assert await overlooked(e) is weak
+
+
+@both
+async def test_a_higher_row_that_takes_the_signal_first_is_caught(tmp_path, monkeypatch, weak):
+    async def nobody_else(*_: Any, **__: Any) -> list[Any]:
+        return []
+
+    if weak:
+        monkeypatch.setattr(mailroom, "_waiters", nobody_else)
+    rows = papers(4)
+    rows[3]["desk"] = "back"
+    async with office(tmp_path, key=SHARED) as e:
+        made = await parked(e, rows)
+        await post_quietly(e, made, "desk-front")
+        await e.penstock.signals.complete(made.id, "desk-back")
+        await e.work_until_idle()
+        assert (await states(e, made) == [WAIT, WAIT, DONE, DONE]) is weak
+
+
+@both
+async def test_a_timeout_before_the_look_is_caught(tmp_path, monkeypatch, weak):
+    matches = mailroom._matches
+
+    async def time_first(tx: Any, chunk: Any) -> Any:
+        settling.apply_deadlines(chunk, e.clock.now_us())
+        return await matches(tx, chunk)
+
+    if weak:
+        monkeypatch.setattr(mailroom, "_matches", time_first)
+    async with office(tmp_path) as e:
+        made = await parked(e, papers(1))
+        await e.advance(61)
+        await e.penstock.signals.complete(made.id, "paper-p1")
+        await e.work_until_idle()
+        assert (await states(e, made) == ["TimedOut"]) is weak
+
+
+@both
+async def test_a_callers_death_without_a_sweep_is_caught(tmp_path, weak):
+    async with office(tmp_path) as e:
+        made = await parked(e, papers(1))
+        await post_quietly(e, made, "paper-p1")
+        if not weak:
+            await mailroom.sweep(e.penstock.db)
+        await e.work_until_idle()
+        assert await overlooked(e) is weak
+
+
+# --- intents, leases and fences
+
+
+class Payments:
+    """An at-most-once step behind a plain one; every call is counted, and the first one stops at a wall."""
+
+    def __init__(self) -> None:
+        self.wall, self.paid = Wall(), Counter[int]()
+        mine = self
+
+        @operation("payments", max_row_concurrency=1)
+        class Kind(Pipeline[Paper]):
+            @step
+            async def prepare(self, paper: Paper, ctx: Context) -> None: ...
+
+            @step(delivery="at_most_once")
+            async def pay(self, paper: Paper, ctx: Context) -> None:
+                mine.paid[ctx.row_number] += 1
+                if sum(mine.paid.values()) == 1:
+                    await mine.wall.stop()
+
+        self.kind = Kind
+
+    async def begin(self, e: Engine, rows: int = 1) -> Operation:
+        made = await e.create(self.kind, papers(rows))
+        await at_wall(self.wall, e.work_until_idle())
+        return made
+
+
+@both
+async def test_an_at_most_once_step_inside_a_longer_span_is_caught(tmp_path, monkeypatch, weak):
+    if weak:
+        monkeypatch.setattr(spans, "stands_alone", lambda step: step.kind != "plain")
+    payments = Payments()
+    async with engine([payments.kind], tmp_path=tmp_path) as e:
+        await payments.begin(e)
+        await e.crash()
+        await e.work_until_idle()
+        assert (payments.paid[1] > 1) is weak
+
+
+@both
+async def test_a_begun_at_most_once_call_that_is_cancelled_is_caught(tmp_path, monkeypatch, weak):
+    def cancel(chunk: Any, i: int, place: int, now: int) -> None:
+        chunk.ledger.tracks[place].state[i], chunk.ledger.in_flight[i] = CANCELLED, 0
+
+    if weak:
+        monkeypatch.setattr(held, "_leave_in_doubt", cancel)
+    payments = Payments()
+    async with engine([payments.kind], tmp_path=tmp_path, settings=Settings(cancel_grace_s=0)) as e:
+        made = await payments.begin(e)
+        await e.operations.cancel(made.id)
+        await e.worker.look_round()
+        await e.work_until_idle()
+        if (await e.operations.can_retry(made.id)).is_eligible:
+            await e.operations.retry(made.id)
+            await e.work_until_idle()
+        assert (payments.paid[1] > 1) is weak
+
+
+@both
+async def test_user_code_without_an_intent_on_disk_is_caught(tmp_path, monkeypatch, weak):
+    flush = ChunkActor._flush
+
+    async def unwritten(actor: ChunkActor, *, is_intent: bool = False) -> None:
+        if not is_intent:
+            await flush(actor)
+
+    if weak:
+        monkeypatch.setattr(ChunkActor, "_flush", unwritten)
+    payments = Payments()
+    async with engine([payments.kind], tmp_path=tmp_path) as e:
+        await payments.begin(e)
+        await e.crash()
+        await e.work_until_idle()
+        assert (payments.paid[1] > 1) is weak
+
+
+@both
+async def test_a_start_without_a_look_at_the_lease_is_caught(tmp_path, monkeypatch, weak):
+    if weak:
+        monkeypatch.setattr(Lease, "may_start", lambda lease: True)
+    begun: list[int] = []
+    wall = Wall()
+
+    @operation("slow", max_row_concurrency=1)
+    async def slow(paper: Paper, ctx: Context) -> None:
+        begun.append(ctx.row_number)
+        if ctx.row_number == 1:
+            await wall.stop()
+
+    async with engine([slow], tmp_path=tmp_path) as e:
+        await e.create(slow, papers(2))
+        await at_wall(wall, e.work_until_idle())
+        e.clock.advance(Settings().lease_s + 1)
+        wall.gone.set()
+        await a_moment()
+        assert (begun == [1, 2]) is weak
+
+
+@both
+async def test_a_write_without_the_fence_is_caught(tmp_path, monkeypatch, weak):
+    async def unfenced(tx: Any, chunk: Any, *guards: Any, **values: Any) -> None:
+        await tx.execute(update(chunks).where(chunks.c.id == chunk.id, *guards).values(**values))
+
+    async with office(tmp_path) as e:
+        made = await parked(e, papers(1))
+        async with e.penstock.db.read() as tx:
+            (stale,) = await store.load(tx, await number_of(tx, made.id), limit=1)
+        await e.penstock.signals.complete(made.id, "paper-p1")
+        await e.work_until_idle()
+        if weak:
+            monkeypatch.setattr(store, "_write", unfenced)
+        late = e.penstock.db.transaction(lambda tx: store.flush(e.penstock.db, tx, stale, stale.writing()), "late")
+        (refused,) = await asyncio.gather(late, return_exceptions=True)
+        assert isinstance(refused, Lost) is not weak
+        assert bool(await clean(e)) is weak
+
+
+# --- retry and schema
+
+
+@both
+async def test_a_retry_that_opens_chunks_outside_its_transaction_is_caught(tmp_path, monkeypatch, weak):
+    async def later(*_: Any, **__: Any) -> None:
+        """The caller dies before it comes to the second transaction."""
+
+    async with office(tmp_path) as e:
+        made = await parked(e, papers(1))
+        await e.advance(61)
+        await e.work_until_idle()
+        if weak:
+            monkeypatch.setattr(retrying, "_request", later)
+        await e.operations.retry(made.id)
+        await e.work_until_idle()
+        assert ("open_chunks is 1, expected 0" in " ".join(await clean(e))) is weak
+
+
+def keys_to_operation(tables: MetaData) -> list[str]:
+    return [
+        f"{table.name}.{key.parent.name}"
+        for table in tables.sorted_tables
+        for key in table.foreign_keys
+        if key.column.table.name == operations.name
+    ]
+
+
+@both
+def test_a_foreign_key_to_the_operation_is_caught(weak):
+    """It would lock the operation after the chunk, and deadlock with the rule that the operation comes first."""
+    tables = MetaData()
+    for table in metadata.sorted_tables:
+        table.to_metadata(tables)
+    if weak:
+        column = Column("operation", Integer, ForeignKey(f"{operations.name}.number"))
+        Table("planted", tables, Column("id", Integer, primary_key=True), column)
+    assert keys_to_operation(tables) == (["planted.operation"] if weak else [])
+
+
+def test_the_faults_are_planted_where_the_engine_looks():
+    assert acting.mailroom is mailroom
+    assert acting.store is store

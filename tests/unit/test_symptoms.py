@@ -1,0 +1,123 @@
+"""What `penstock doctor` makes of facts: each check says what is wrong, why it matters and what to do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from penstock.db.safety import Finding
+from penstock.operations.symptoms import CHECKS, Facts, OpenOperation, Symptom, WorkerFacts, examine
+
+WELL = Facts(
+    database="postgresql",
+    version="17.2",
+    settings=(Finding("fsync", "on", "on", is_ok=True),),
+    revision="0001",
+    revision_needed="0001",
+    workers=(WorkerFacts("a-1", "a", 7, "live"),),
+    operations=(OpenOperation("0199", "prices", "Running", has_file=True),),
+    storage="blobs",
+)
+SQLITE = replace(WELL, database="sqlite", version="3.40.1")
+
+
+def open_operation(state: str = "Running", *, has_file: bool = True, **stuck: int) -> tuple[OpenOperation, ...]:
+    return (OpenOperation("0199", "prices", state, has_file, **stuck),)
+
+
+def symptoms(**changed: object) -> list[Symptom]:
+    return list(examine(replace(WELL, **changed)).symptoms)  # type: ignore[arg-type]
+
+
+def test_what_is_well_has_no_symptom():
+    assert examine(WELL).symptoms == ()
+    assert examine(WELL).is_healthy
+
+
+@pytest.mark.parametrize(
+    "check, words, changed",
+    [
+        ("reachable", "is away", {"trouble": "postgresql is away", "revision_needed": None, "revision": None}),
+        ("durable", "fsync is off; it must be on", {"settings": (Finding("fsync", "off", "on", is_ok=False),)}),
+        ("schema_fits", "the schema is missing", {"revision": None}),
+        ("schema_fits", "the schema is at 0007", {"revision": "0007", "is_newer": True}),
+        ("clocks_agree", "3.5 s ahead of", {"clock_ahead_us": 3_500_000}),
+        ("clocks_agree", "3.5 s behind", {"clock_ahead_us": -3_500_000}),
+        ("workers_beat", "missed heartbeats: b-2", {"workers": (WorkerFacts("b-2", "b", 8, "lagging"),)}),
+        ("work_has_workers", "no live worker: 0199", {"workers": ()}),
+        ("work_has_workers", "no live worker: 0199", {"workers": (), "operations": open_operation("Pending")}),
+        ("work_is_known", "work of prices is due", {"operations": open_operation(overdue_chunks=2)}),
+        ("nothing_is_lost", "2 chunks are held by workers", {"operations": open_operation(lost_chunks=2)}),
+        ("signals_are_heard", "1 row waits beside", {"operations": open_operation(overdue_signals=1)}),
+        ("deadlines_are_kept", "3 rows wait past", {"operations": open_operation(overdue_waits=3)}),
+        ("storage_is_writable", "blobs cannot be written: no", {"storage_trouble": "no"}),
+        ("files_are_there", "1 open operation without a file", {"operations": open_operation(has_file=False)}),
+    ],
+)
+def test_each_problem_is_found_by_its_check_alone(check: str, words: str, changed: dict[str, object]):
+    (found,) = symptoms(**changed)
+    assert (found.check, found.is_problem) == (check, True)
+    assert words in found.what
+    assert found.why
+    assert found.remedy
+
+
+def test_every_check_has_a_sentence_about_what_is_right():
+    assert all((check.__doc__ or "").endswith(".") for check in CHECKS)
+
+
+def test_a_schema_of_a_later_release_asks_for_a_newer_penstock_and_not_for_an_upgrade_of_the_schema():
+    (newer,) = symptoms(revision="0007", is_newer=True)
+    (older,) = symptoms(revision="0000")
+    assert "db upgrade" not in newer.remedy
+    assert "penstock db upgrade" in older.remedy
+
+
+@pytest.mark.parametrize("processes, is_problem", [(0, False), (1, False), (2, True)])
+def test_the_wal_reset_fault_is_a_problem_for_several_processes_only(processes: int, is_problem: bool):
+    staff = tuple(WorkerFacts(f"a-{number}", "a", number, "live") for number in range(processes))
+    (found,) = examine(replace(SQLITE, workers=staff, operations=())).symptoms
+    assert (found.check, found.is_problem) == ("sqlite_is_fixed", is_problem)
+    assert "3.40.1" in found.what
+
+
+@pytest.mark.parametrize("version", ["3.51.3", "3.51.10", "3.52.0", "4.0.0"])
+def test_a_sqlite_with_the_fix_is_well(version: str):
+    assert examine(replace(SQLITE, version=version)).symptoms == ()
+
+
+@pytest.mark.parametrize("version", ["3.37.0", "3.51.2", "3.9.0"])
+def test_a_sqlite_without_the_fix_is_named(version: str):
+    assert [symptom.check for symptom in examine(replace(SQLITE, version=version)).symptoms] == ["sqlite_is_fixed"]
+
+
+def test_a_small_difference_of_clocks_does_not_matter():
+    assert symptoms(clock_ahead_us=1_900_000) == []
+
+
+def test_a_worker_that_died_is_worth_a_note_and_no_problem_beside_a_live_one():
+    dead = WorkerFacts("b-2", "b", 8, "dead")
+    found = examine(replace(WELL, workers=(*WELL.workers, dead)))
+    assert [(symptom.check, symptom.is_problem) for symptom in found.symptoms] == [("workers_beat", False)]
+    assert found.is_healthy
+
+
+def test_only_dead_workers_are_no_workers():
+    dead = (WorkerFacts("b-2", "b", 8, "dead"),)
+    assert {symptom.check for symptom in symptoms(workers=dead)} == {"workers_beat", "work_has_workers"}
+
+
+def test_a_paused_operation_needs_nobody():
+    assert symptoms(workers=(), operations=open_operation("Paused", lost_chunks=1)) == []
+
+
+def test_work_that_is_due_while_workers_are_busy_is_only_a_queue():
+    assert symptoms(operations=open_operation(overdue_chunks=9), busy_workers=1) == []
+
+
+def test_many_operations_are_named_by_the_first_few():
+    many = tuple(OpenOperation(f"op-{number}", "prices", "Running", has_file=True) for number in range(9))
+    (found,) = symptoms(workers=(), operations=many)
+    assert "9 operations with open work" in found.what
+    assert "op-4 and 4 more" in found.what
