@@ -15,7 +15,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from penstock.errors import Fault, SettingsInvalid
 
@@ -61,6 +61,14 @@ class Settings(BaseModel):
     page_max: int = Field(default=1000, ge=1, description="the longest page a query returns")
     log_level: LogLevel = Field(default="info", description="how much is logged")
     operations: dict[str, dict[str, Any]] = Field(default_factory=dict, description="options by operation and step")
+
+    @field_validator("storage_url")
+    @classmethod
+    def _is_a_folder(cls, url: str | None) -> str | None:
+        scheme, separator, _ = (url or "").partition("://")
+        if separator and scheme != "file":
+            raise ValueError(f"files can be stored in a folder (file:…); {scheme}:// is not known")
+        return url
 
     @property
     def storage_folder(self) -> Path:

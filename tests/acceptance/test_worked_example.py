@@ -46,7 +46,7 @@ async def lines_of(penstock: Penstock, made: Operation) -> list[tuple[Any, ...]]
     """The history of the retry, row by row; attempts that were retried within a step are not in question here."""
     page = await penstock.operations.history(made.id, limit=1000)
     return [
-        (h.row, h.step, h.step_name, h.generation, h.event, h.error_type, (h.data["imei"] if isinstance(h.data, dict) else h.data[0]))
+        (h.row, h.step, h.step_name, h.generation, h.event, h.error_type, h.data["imei"])
         for h in page.items
         if h.event == "retried"
     ]

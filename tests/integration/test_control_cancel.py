@@ -26,6 +26,7 @@ from approvals import (
 
 from penstock import Context, Pipeline, operation, step
 from penstock.errors import IllegalMove
+from penstock.operations import control, mailroom
 from penstock.operations.model import Operation
 from penstock.settings import Settings
 from penstock.testing import Engine, engine
@@ -299,3 +300,28 @@ async def test_a_result_that_comes_after_the_cut_changes_nothing(database_url, t
         await a_moment()
         assert await states(e, made) == [CANCELLED]
         assert await clean(e) == []
+
+
+@pytest.mark.parametrize("by", ["caller", "worker"])
+async def test_a_drain_that_another_owner_overtakes_is_made_again(e, monkeypatch, by):
+    """Another chunk's owner takes the signal that we meant to take, between our look and our write."""
+    made = await e.create("approvals", papers(2))
+    await e.work_until_idle()
+    await e.penstock.signals.complete(made.id, "paper-p1")
+    consume, times = mailroom._consume, []
+
+    async def overtaken_once(*args: Any) -> None:
+        times.append(len(times))
+        if len(times) == 1:
+            raise mailroom.Overtaken
+        await consume(*args)
+
+    monkeypatch.setattr(mailroom, "_consume", overtaken_once)
+    if by == "worker":
+        monkeypatch.setattr(control, "drain", _leave_it_to_the_worker)
+    await e.operations.cancel(made.id)
+    await e.work_until_idle()
+    assert (await e.operations.get(made.id)).status == "Cancelled"
+
+
+async def _leave_it_to_the_worker(*_: Any, **__: Any) -> None: ...

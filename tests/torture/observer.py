@@ -21,7 +21,6 @@ from penstock.operations.tables import chunks, operations
 
 __all__ = ["Observer", "Sightings"]
 
-LOOK_S = 0.1
 _ENDED_WELL = (COMPLETED, SKIPPED)
 
 
@@ -50,6 +49,7 @@ class Observer:
     penstock: Penstock
     died_at: Callable[[str], float | None]  # when the worker with this lease id died, if it did
     moment: Callable[[], float] = time.monotonic
+    every_s: float = 0.1
     sightings: dict[str, Sightings] = field(default_factory=dict)
     takeovers: list[float] = field(default_factory=list)
     looks: int = 0
@@ -61,7 +61,7 @@ class Observer:
         while True:
             with contextlib.suppress(Unavailable):
                 await self.look()
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(self.every_s)
 
     async def look(self) -> None:
         """One look at all that goes on."""

@@ -42,8 +42,12 @@ from .seeded_loop import SeededLoop, Stuck, inline_sqlite
 
 __all__ = ["play"]
 
-STORM_S, CALM_S = 4.0, 180.0
-VESSELS, ROWS_MAX = 2, 5
+STORM_S, CALM_S = 12.0, 180.0
+VESSELS, ROWS_MAX = 3, 6
+STEP_S = 0.15  # long enough that most of what befalls a worker finds it with rows in hand
+LATE_S = 2 * PACE["lease_s"]
+# Time costs nothing here, but looking does.
+CALMER = {"chunk_rows": 3, "flush_rows": 3, "wake_poll_s": 0.4, "control_poll_s": 0.6}
 OVERHEARD = ("Pending", "Validating", "Running", "Retrying", "Paused", "Stopping")
 
 
@@ -119,7 +123,7 @@ class Vessel(Process):
 
     async def _transact_late(self, work: Any, point: str = "transaction") -> Any:
         if self.is_deaf:
-            await asyncio.sleep(self.world.rng.random() * PACE["lease_s"])
+            await asyncio.sleep(self.world.rng.random() * LATE_S)
         return await self._transact(work, point)
 
     async def sink(self) -> None:
@@ -149,13 +153,13 @@ class World:
         """Another process's view of the database."""
         places = {"database_url": f"sqlite:///{self.folder / 'penstock.db'}", "storage_url": str(self.folder / "files")}
         entropy = Entropy(self._ids.getrandbits, random.Random(self._ids.random()))
-        settings = Settings(**{**PACE, **places, "chunk_rows": 3, "flush_rows": 3, "wake_poll_s": 0.25})
+        settings = Settings(**{**PACE, **CALMER, **places})
         return Penstock.open(operations=OPERATIONS, settings=settings, clock=self.clock, entropy=entropy)
 
     async def run(self) -> list[Finding]:
         """Storm, calm, judgement."""
         async with self.open() as penstock:
-            self.observer = Observer(penstock, lambda lease: None, self.clock.monotonic)
+            self.observer = Observer(penstock, lambda lease: None, self.clock.monotonic, every_s=0.3)
             self.vessels = [self._launch() for _ in range(VESSELS)]
             watching = asyncio.create_task(self.observer.run())
             caller = asyncio.create_task(self._call(penstock))
@@ -189,14 +193,14 @@ class World:
     async def _storm(self) -> None:
         end = self.clock.monotonic() + STORM_S
         while self.clock.monotonic() < end:
-            await asyncio.sleep(self.rng.random() * 0.6)
+            await asyncio.sleep(self.rng.random() * 0.8)
             victim = self.rng.randrange(len(self.vessels))
             await self._befall(self.vessels[victim])
             if self.vessels[victim].task.done():
                 self.vessels[victim] = self._launch()
 
     async def _befall(self, vessel: Vessel) -> None:
-        match self.rng.choice(("sink", "point", "point", "deaf", "hear", "leave", "nothing")):
+        match self.rng.choice(("sink", "point", "point", "deaf", "deaf", "hear", "leave")):
             case "sink":
                 await vessel.sink()
             case "point":
@@ -276,7 +280,8 @@ def _alone() -> Iterator[None]:
             process.note(what, ctx)
 
     ordeal.set_witness(note)
-    with inline_sqlite(), patch.object(ordeal.time, "sleep", lambda seconds: None), failpoints.armed(hit):
+    patience = patch.multiple(ordeal, PACE_S=STEP_S), patch.object(ordeal.time, "sleep", lambda seconds: None)
+    with inline_sqlite(), patience[0], patience[1], failpoints.armed(hit):
         yield
 
 

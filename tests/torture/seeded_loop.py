@@ -20,6 +20,7 @@ __all__ = ["SeededLoop", "Stuck", "inline_sqlite"]
 
 
 SPINS_MAX = 30_000
+LATENCY_S, HICCUP = 0.003, 60
 
 
 class Stuck(Exception):
@@ -54,13 +55,17 @@ class SeededLoop(asyncio.SelectorEventLoop):
         super()._process_events(event_list)  # type: ignore[misc]
         self._rng.shuffle(self._ready)  # type: ignore[attr-defined]
 
+    def latency_s(self) -> float:
+        """How long an answer from outside takes: a moment, now and then a long one."""
+        return self._rng.expovariate(1 / LATENCY_S) * (HICCUP if self._rng.random() < 0.03 else 1)
+
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:
         future = self.create_future()
         _answer(self, future, lambda: func(*args))
         return future
 
 
-def _answer(loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any] | None, work: Callable[[], Any]) -> None:
+def _answer(loop: SeededLoop, future: asyncio.Future[Any] | None, work: Callable[[], Any]) -> None:
     """Do the work now; the answer comes when the loop gets to it."""
     settle: Callable[[Any], None]
     try:
@@ -71,7 +76,7 @@ def _answer(loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any] | None,
     else:
         settle = future.set_result if future is not None else _drop
     if future is not None:
-        loop.call_soon(lambda: None if future.done() else settle(result))
+        loop.call_later(loop.latency_s(), lambda: None if future.done() else settle(result))
 
 
 def _drop(_result: Any) -> None:
@@ -83,7 +88,9 @@ class _InlineQueue:
 
     def put_nowait(self, item: tuple[asyncio.Future[Any] | None, Callable[[], Any]]) -> None:
         future, function = item
-        _answer(asyncio.get_event_loop(), future, function)
+        loop = asyncio.get_event_loop()
+        assert isinstance(loop, SeededLoop)
+        _answer(loop, future, function)
 
 
 class _NoThread:

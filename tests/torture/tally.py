@@ -78,9 +78,10 @@ class Tally:
     def summary(self) -> str:
         """One line."""
         return (
-            f"{self.kills} kills ({self.deaths.total()} at points), {self.freezes} freezes, {self.stops} graceful stops, "
-            f"{self.restarts} database restarts, {self.operations} operations, {self.rows} rows, "
-            f"{self.starts} step starts, {self.signals} acknowledged signals, {self.late_starts} late starts"
+            f"{self.kills} kills ({self.deaths.total()} at points), {self.freezes} freezes, "
+            f"{self.stops} graceful stops, {self.restarts} database restarts, {self.operations} operations, "
+            f"{self.rows} rows, {self.starts} step starts, {self.signals} acknowledged signals, "
+            f"{self.late_starts} late starts"
         )
 
 

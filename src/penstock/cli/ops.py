@@ -231,7 +231,7 @@ def history(
         lambda penstock: penstock.operations.history(operation, row=row, step=step, cursor=cursor, limit=limit),
         resources.history_entry,
         views.history,
-        noun="entry",
+        noun="line",
         as_json=as_json,
     )
 

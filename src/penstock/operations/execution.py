@@ -8,15 +8,17 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import nullcontext
+from datetime import datetime
 from functools import partial
 from typing import Any
 
-from penstock.clock import Clock
+from penstock.clock import Clock, from_micros
 from penstock.operations.crew import Crew
 from penstock.operations.decide import AttemptTimedOut
 from penstock.operations.gates import Gate, Pace, Share
 from penstock.operations.spans import Span, cut_spans
 from penstock.pipeline import BoundStep, Definition, Run, StepPlan
+from penstock.pipeline.outputs import OUTPUT_BYTES_MAX
 
 __all__ = ["Execution", "LiveStep"]
 
@@ -28,9 +30,11 @@ class LiveStep:
 
     __slots__ = ("_gate", "_pace", "bound", "call", "check", "encode", "key", "plan", "waits", "when")
 
-    def __init__(self, plan: StepPlan, bound: BoundStep, clock: Clock, threads: Executor) -> None:
+    def __init__(
+        self, plan: StepPlan, bound: BoundStep, clock: Clock, threads: Executor, output_bytes_max: int
+    ) -> None:
         self.plan, self.bound = plan, bound
-        self.encode = plan.output.encode
+        self.encode = partial(plan.output.encode, bytes_max=output_bytes_max)
         options = plan.options
         self._gate = Gate(options.concurrency) if options.concurrency else None
         self._pace = Pace(options.rate, clock.monotonic) if options.rate else None
@@ -63,6 +67,11 @@ class LiveStep:
                 return await call(row, ctx)
 
         return gated
+
+    def deadline(self, began: int) -> datetime:
+        """When an attempt or a wait that begins now must be over."""
+        assert self.plan.options.timeout is not None
+        return from_micros(began + round(self.plan.options.timeout * 1e6))
 
     def take_share(self, share: Share) -> None:
         """Hold our part of the step's limits; the other live workers hold theirs."""
@@ -119,13 +128,16 @@ class Execution:
         jitter: random.Random,
         threads: Executor,
         may_start: Callable[[], bool],
+        output_bytes_max: int = OUTPUT_BYTES_MAX,
     ) -> None:
         self.number, self.file_format, self.file_key = number, file_format, file_key
         self.definition, self.run, self.crew = definition, run, crew
         self.clock, self.jitter, self.threads, self.may_start = clock, jitter, threads, may_start
         self.spans: tuple[Span, ...] = cut_spans(definition.steps)
         self.boundaries = frozenset(span.stop for span in self.spans)
-        self.steps = tuple(LiveStep(step, step.bind(pipeline), clock, threads) for step in definition.steps)
+        self.steps = tuple(
+            LiveStep(step, step.bind(pipeline), clock, threads, output_bytes_max) for step in definition.steps
+        )
         self.validators = _validators(definition, pipeline)
         self.has_async_validators = any(
             hook.is_async for hook in (*definition.validators, definition.validate_row) if hook

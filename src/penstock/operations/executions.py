@@ -39,7 +39,9 @@ class Executions:
         entropy: Entropy,
         spawn: Spawn,
         may_start: Callable[[], bool],
+        beat: Callable[[], None],
     ) -> None:
+        self._beat = beat
         self._db, self._definitions, self._settings = db, definitions, settings
         self._clock, self._entropy, self._spawn, self._may_start = clock, entropy, spawn, may_start
         self._made: dict[int, Execution] = {}
@@ -95,13 +97,14 @@ class Executions:
             file_key=row.file_key,
             definition=definition,
             pipeline=await self._pipeline(declared),
-            run=Run(row.id, row.name, meta, definition, public_url=self._settings.public_url),
+            run=Run(row.id, row.name, meta, definition, beat=self._beat, public_url=self._settings.public_url),
             columns=row.columns,
             crew=Crew(definition.options.max_row_concurrency, self._spawn),
             clock=self._clock,
             jitter=self._entropy.jitter,
             threads=self._threads,
             may_start=self._may_start,
+            output_bytes_max=self._settings.output_bytes_max,
         )
 
     async def _pipeline(self, definition: Definition) -> object:

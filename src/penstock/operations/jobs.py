@@ -108,6 +108,8 @@ class AwaitJob(RowsJob):
         while True:
             step, track = execution.steps[place - 1], tracks[place]
             ctx.step, ctx.attempt = step.plan, track.attempt[i]
+            if step.plan.options.timeout is not None:
+                ctx.deadline = step.deadline(began)
             try:
                 if step.when is not None and not await step.when(row, ctx):
                     state = SKIPPED

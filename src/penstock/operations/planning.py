@@ -14,6 +14,8 @@ __all__ = ["ALONE_LOST", "SUSPECT_ROWS_MAX", "Group", "next_due", "next_group"]
 # A row that was lost with its worker runs in a small group; lost again, alone.
 SUSPECT_ROWS_MAX = 32
 ALONE_LOST = 2
+# If the worker dies, every row of an at-most-once group that was not written is in doubt: so they are few.
+ONCE_ROWS_MAX = 10
 # Rows that come due within this time of each other are run together, so that a chunk is not claimed once a row.
 COALESCE_US = 1_000_000
 
@@ -66,6 +68,8 @@ def _group(held: Held, spans: Sequence[Span], rows: list[int], limit: int, *, is
     if waiting:
         return Group((Segment("check", first, first + 1),), waiting[:limit], is_alone)
     span = next(span for span in spans if span.first <= first < span.stop)
+    if span.is_at_most_once:
+        limit = min(limit, ONCE_ROWS_MAX)
     runs = [i for i in rows if ledger.at[i] < span.stop and ledger.tracks[ledger.at[i]].state[i] == PENDING]
     return Group(span.segments, runs[:limit], is_alone)
 

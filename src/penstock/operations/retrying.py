@@ -119,7 +119,7 @@ async def retry_all(db: Database, number: int, *, actor: str, token: str) -> Ret
                 retry.submitted += rows
                 opened.append(held.id)
         if not opened:
-            raise NothingToRetry(f"operation {head.id} has no failed row that can be run again", retry)
+            raise NothingToRetry(f"operation {head.id} has no failed row that can be run again: {_first(retry)}", retry)
         await _request(db, tx, head, [(chunk, None, None) for chunk in opened], token=token, actor=actor)
         await touch(tx, number, open_chunks=len(opened))
         return retry
@@ -289,4 +289,4 @@ async def _has_request_for_all(tx: AsyncConnection, chunk: int) -> bool:
 
 
 def _first(retry: Retry) -> str:
-    return "; ".join(f"row {row}: {reason}" for row, reason in list(retry.reasons.items())[:5])
+    return "; ".join(f"row {row}: {reason}" for row, reason in list(retry.reasons.items())[:5]) or "none has failed"

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Literal
 
 import msgspec
-from sqlalchemy import ColumnElement, insert, literal, select
+from sqlalchemy import ColumnElement, func, insert, literal, select, true
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -137,7 +137,7 @@ class Signals:
                 earlier = await _earlier(tx, subject, is_same)
             assert earlier is not None, "only a signal of the same id or token can be in the way"
             return earlier
-        return await self._deliver(subject, key, token)
+        return await self._deliver(subject, key, row, token)
 
     async def _store(self, subject: _Subject, values: dict[str, Any]) -> None:
         """Insert the signal while the operation can still hear it; this commit is what accepting means."""
@@ -159,11 +159,12 @@ class Signals:
         if stored != 1:
             raise NoSuchWait(f"operation {subject.id} is over; it hears no more signals", is_over=True)
 
-    async def _deliver(self, subject: _Subject, key: str, token: str) -> Receipt:
+    async def _deliver(self, subject: _Subject, key: str, row: int | None, token: str) -> Receipt:
         woken = await self._db.transaction(partial(wake, self._db, subject.number, [key]), "wake")
         if not woken:
             return Receipt("stored", token)
         self._hint()
+        accepted_at = select(signals.c.accepted_at).where(signals.c.token == token).scalar_subquery()
         async with self._db.read() as tx:
             found = await tx.execute(
                 select(row_records.c.row, row_records.c.step)
@@ -171,6 +172,8 @@ class Signals:
                     row_records.c.operation == subject.number,
                     row_records.c.signal_key == key,
                     row_records.c.state == "WaitingForCompletion",
+                    row_records.c.row == row if row is not None else true(),
+                    func.coalesce(row_records.c.since, 0) <= accepted_at,
                 )
                 .order_by(row_records.c.row)
                 .limit(1)

@@ -136,10 +136,11 @@ def sqlite_is_fixed(facts: Facts) -> Iterator[Symptom]:
     if facts.database != "sqlite" or not release or release >= WAL_RESET_FIXED:
         return
     processes = len({(worker.host, worker.process) for worker in facts.workers if worker.state != "dead"})
+    fixed = ".".join(map(str, WAL_RESET_FIXED))
+    among = f", and {processes} worker processes work on this file" if processes > 1 else ""
     yield Symptom(
         "sqlite_is_fixed",
-        f"this is SQLite {facts.version}; releases before {'.'.join(map(str, WAL_RESET_FIXED))} have the WAL-reset "
-        f"fault, and {processes} worker {'process works' if processes == 1 else 'processes work'} on this file",
+        f"this is SQLite {facts.version}; releases before {fixed} have the WAL-reset fault{among}",
         "two processes that checkpoint at the same instant can, very rarely, corrupt the file",
         "use one worker process, a Python with a newer SQLite, or PostgreSQL or MariaDB for several processes",
         is_problem=processes > 1,

@@ -69,6 +69,7 @@ class Worker:
             entropy=entropy,
             spawn=self._spawn,
             may_start=self.lease.may_start,
+            beat=self._is_alive,
         )
         self._limits = Limits(row_bytes_max=settings.row_bytes_max)
         tempo = Tempo(
@@ -194,6 +195,11 @@ class Worker:
         finally:
             for wait in waits:
                 wait.cancel()
+
+    def _is_alive(self) -> None:
+        """A step says that it is at work, though it keeps the loop to itself."""
+        if self._heart is not None:
+            self._heart.loop_is_alive()
 
     def _start_heart(self) -> Heart:
         loop = asyncio.get_running_loop()
