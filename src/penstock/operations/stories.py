@@ -184,5 +184,5 @@ def _entry(outline: Outline, line: Row[Any]) -> HistoryEntry:
         error_type=line.error_type,
         message=line.message,
         at=from_micros(line.at),
-        data=line.data,
+        data=outline.shown(line.data),
     )
