@@ -23,12 +23,13 @@ from penstock.errors import NotFound, PenstockError, Unavailable
 from penstock.operations.states import OPERATION
 from penstock.settings import Settings
 
+from .attempt_rules import cancel_latency_s, late_starts, starts
 from .facts import gather
 from .faults import Menu
 from .journal import Effect, Line, Said, read_all
 from .nursery import Nursery
 from .observer import Observer, Sightings
-from .oracle import Finding, cancel_latency_s, judge, late_starts, starts
+from .oracle import Finding, judge
 from .ordeal import OPERATIONS
 from .storm import Round, Storm
 from .tally import Tally

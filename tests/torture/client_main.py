@@ -7,6 +7,7 @@ import contextlib
 import random
 import signal
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -97,7 +98,7 @@ class Client:
 
     def _note(self, call: int, verb: str, operation: str | None, detail: dict[str, Any], **told: Any) -> None:
         journal = self.journal
-        place = {"t": journal.moment(), "at": journal.wall_us(), "who": journal.who, "call": call}
+        place: dict[str, Any] = {"t": journal.moment(), "at": journal.wall_us(), "who": journal.who, "call": call}
         journal.write(Said(**place, verb=verb, operation=operation, detail=detail, **told))
 
     async def _create(self, kind: type, file: bytes) -> str:
@@ -113,16 +114,9 @@ class Client:
         for number, gate in enumerate(gates):
             await asyncio.sleep(rng.random() * spread / len(gates))
             fails, token = rng.random() < 0.1, f"{self.journal.who}-{number}-{rng.randrange(1_000_000)}"
+            post = partial(self._post, operation, gate, token, fails=fails)
             for _ in range(rng.choice((1, 1, 1, 2))):
-                await self.call(
-                    "signal",
-                    operation,
-                    lambda gate=gate, token=token, fails=fails: self._post(operation, gate, token, fails=fails),
-                    tries=TRIES_MAX,
-                    key=gate,
-                    id=token,
-                    fails=fails,
-                )
+                await self.call("signal", operation, post, tries=TRIES_MAX, key=gate, id=token, fails=fails)
 
     async def _post(self, operation: str, gate: str, token: str, *, fails: bool) -> dict[str, Any]:
         signals = self.penstock.signals

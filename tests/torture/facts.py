@@ -94,7 +94,7 @@ async def gather(penstock: Penstock, operation: str, **journals: Any) -> Evidenc
             (await tx.execute(select(operations.c.plan).where(operations.c.number == number))).scalar_one()["steps"]
         )
         stored = await tx.execute(select(chunks).where(chunks.c.operation == number))
-        lost = {}
+        lost: dict[int, int] = {}
         for chunk in stored:
             ledger = Ledger.decode(chunk.ledger, rows=chunk.row_count, steps=steps, base=0)
             lost |= {chunk.first_row + i: ledger.lost[i] for i in range(ledger.rows)}

@@ -16,128 +16,31 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
-from penstock import Context, Penstock, failpoints
+from penstock import Penstock
 from penstock.clock import Entropy, ManualClock
-from penstock.errors import PenstockError
-from penstock.operations.worker import Worker
 from penstock.settings import Settings
 
-from . import ordeal
 from .campaign import PACE
 from .client_main import Client
 from .facts import gather
 from .faults import CLIENT_POINTS, WORKER_POINTS, both_sides
-from .journal import Effect, Journal, Line, Said, What
+from .journal import Effect, Line, Said
 from .observer import Observer, Sightings
 from .oracle import Finding, judge
 from .ordeal import OPERATIONS
-from .seeded_loop import SeededLoop, Stuck, inline_sqlite
+from .seeded_loop import SeededLoop, Stuck
+from .vessels import CURRENT, MemoryJournal, Process, Sunk, Vessel, under_glass
 
 __all__ = ["play"]
 
 STORM_S, CALM_S = 12.0, 180.0
 VESSELS, ROWS_MAX = 3, 6
-STEP_S = 0.15  # long enough that most of what befalls a worker finds it with rows in hand
-LATE_S = 2 * PACE["lease_s"]
 # Time costs nothing here, but looking does.
 CALMER = {"chunk_rows": 3, "flush_rows": 3, "wake_poll_s": 0.4, "control_poll_s": 0.6}
 OVERHEARD = ("Pending", "Validating", "Running", "Retrying", "Paused", "Stopping")
-
-
-class Sunk(BaseException):
-    """This process is dead: nothing of it may be written any more."""
-
-
-class MemoryJournal(Journal):
-    """A journal for processes that only seem to be some."""
-
-    def __init__(self, who: str, lines: list[Line], clock: ManualClock) -> None:
-        super().__init__(who)
-        self._lines, self._clock = lines, clock
-
-    def write(self, line: Line) -> None:
-        self._lines.append(line)
-
-    def moment(self) -> float:
-        return self._clock.monotonic()
-
-    def wall_us(self) -> int:
-        return self._clock.now_us()
-
-
-class Process:
-    """What can die: a worker or a caller. It dies at once, or at the next hit of a point."""
-
-    def __init__(self, journal: Journal) -> None:
-        self.journal = journal
-        self.is_sunk = False
-        self.point: str | None = None
-
-    def hit(self, point: str) -> None:
-        """Pass a point; the dead do not."""
-        if self.is_sunk:
-            raise Sunk(point)
-        self.journal.hit(point, kills=point == self.point)
-        if point == self.point:
-            self.is_sunk = True
-            raise Sunk(point)
-
-    def note(self, what: What, ctx: Context[Any]) -> None:
-        """Witness a step, unless we are dead and it never happened."""
-        if not self.is_sunk:
-            self.journal.note(what, ctx)
-
-
-CURRENT: ContextVar[Process | None] = ContextVar("CURRENT", default=None)
-
-
-class Vessel(Process):
-    """A worker process in miniature."""
-
-    def __init__(self, journal: Journal, world: World) -> None:
-        super().__init__(journal)
-        self.world = world
-        self.is_deaf = False
-        self.worker: Worker | None = None
-        self.leave = asyncio.Event()
-        self.task = asyncio.create_task(self._live(), name=journal.who)
-
-    async def _live(self) -> None:
-        CURRENT.set(self)
-        with contextlib.suppress(Sunk, asyncio.CancelledError, PenstockError):
-            async with self.world.open() as penstock, penstock.worker() as worker:
-                self.worker = worker
-                self._beat, worker.lease.beat = worker.lease.beat, self._beat_unless_deaf  # type: ignore[method-assign]
-                self._transact, worker.db.transaction = worker.db.transaction, self._transact_late  # type: ignore
-                await worker.run(self.leave)
-
-    async def _beat_unless_deaf(self, over: Any = None) -> bool:
-        return True if self.is_deaf else await self._beat(over)
-
-    async def _transact_late(self, work: Any, point: str = "transaction") -> Any:
-        if self.is_deaf:
-            await asyncio.sleep(self.world.rng.random() * LATE_S)
-        return await self._transact(work, point)
-
-    async def sink(self) -> None:
-        """Die where we stand."""
-        self.is_sunk = True
-        if self.worker is not None:
-            for task in list(self.worker._tasks):
-                task.cancel()
-        self.task.cancel()
-        await self.ended()
-
-    async def ended(self) -> None:
-        """Return when nothing of it runs any more."""
-        await asyncio.gather(self.task, return_exceptions=True)
 
 
 class World:
@@ -176,7 +79,7 @@ class World:
 
     def _launch(self) -> Vessel:
         self._born += 1
-        return Vessel(MemoryJournal(f"w{self._born}", self.lines, self.clock), self)
+        return Vessel(MemoryJournal(f"w{self._born}", self.lines, self.clock), self.open, self.rng)
 
     async def _call(self, penstock: Penstock) -> None:
         """A caller that dies now and then in the middle of a call, and comes back as another."""
@@ -256,33 +159,13 @@ def play(seed: int, lines: list[Line] | None = None) -> list[Finding]:
     """One schedule from its seed; returns what is wrong. What happened goes to `lines`."""
     random.seed(seed)  # back-offs and the steps' own chance
     clock = ManualClock()
-    with tempfile.TemporaryDirectory(prefix="penstock-schedule-") as folder, _alone():
+    with tempfile.TemporaryDirectory(prefix="penstock-schedule-") as folder, under_glass():
         world = World(seed, Path(folder), clock, [] if lines is None else lines)
         try:
             with asyncio.Runner(loop_factory=lambda: SeededLoop(random.Random(seed), clock)) as runner:
                 return runner.run(world.run())
         except Stuck as error:
             return [Finding("stuck", str(error))]
-
-
-@contextmanager
-def _alone() -> Iterator[None]:
-    """No threads, no real time, no noise."""
-
-    def hit(point: str) -> None:
-        process = CURRENT.get()
-        if process is not None:
-            process.hit(point)
-
-    def note(what: What, ctx: Context[Any]) -> None:
-        process = CURRENT.get()
-        if process is not None:
-            process.note(what, ctx)
-
-    ordeal.set_witness(note)
-    patience = patch.multiple(ordeal, PACE_S=STEP_S), patch.object(ordeal.time, "sleep", lambda seconds: None)
-    with inline_sqlite(), patience[0], patience[1], failpoints.armed(hit):
-        yield
 
 
 def main() -> int:

@@ -59,7 +59,7 @@ class SeededLoop(asyncio.SelectorEventLoop):
         """How long an answer from outside takes: a moment, now and then a long one."""
         return self._rng.expovariate(1 / LATENCY_S) * (HICCUP if self._rng.random() < 0.03 else 1)
 
-    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:
+    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:  # type: ignore[override]
         future = self.create_future()
         _answer(self, future, lambda: func(*args))
         return future

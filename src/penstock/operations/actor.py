@@ -80,6 +80,7 @@ class ChunkActor:
         self._word = asyncio.Event()
         # A chunk that was held before may have mail; a fresh one cannot.
         self._must_look = group is None
+        self._failures = self.held.ledger.counts().unsuccessful
 
     # --- word from the worker
 
@@ -117,6 +118,8 @@ class ChunkActor:
         """Settle what is to be settled and begin what is to run; False when the chunk was let go."""
         if self._must_look:
             await self._settle()
+            if self._must_look:
+                return True
         if self.held.ledger.is_over:
             return not await self._close()
         self._group = next_group(
@@ -136,7 +139,9 @@ class ChunkActor:
         async with self._turn(group.is_alone):
             for segment in group.segments:
                 rows = [i for i in group.rows if ledger.in_flight[i] and segment.holds(ledger.next_place(i))]
-                if rows and self._halt is None:
+                if self._halt is not None:
+                    ledger.stand_down(rows)
+                elif rows:
                     job = job_for(self.execution, self.desk, segment, rows)
                     self.execution.crew.put(job)
                     await self._attend(job)
@@ -215,11 +220,10 @@ class ChunkActor:
 
     async def _close(self) -> bool:
         writing = self.held.writing()
+        stop_reason = self._stop_reason if self._has_new_failures() else (lambda _: None)
         try:
             await self._commit(
-                lambda tx: store.close(
-                    self.db, tx, self.held, writing, actor=self.owner, stop_reason=self._stop_reason
-                ),
+                lambda tx: store.close(self.db, tx, self.held, writing, actor=self.owner, stop_reason=stop_reason),
                 "close",
             )
         except NewMail:
@@ -238,15 +242,25 @@ class ChunkActor:
         return True
 
     async def _leave(self, why: Halt) -> None:
-        now = self.execution.clock.now_us()
-        if why == "Stopping":
-            await self._commit(lambda tx: mailroom.drain(self.db, tx, self.held, now, actor=self.owner), "drain")
+        if why == "Stopping" and await self._drain() is not False:
             return
-        interrupt(self.held, now)
+        if self.held.ledger.is_over and not self._must_look and await self._close():
+            return
+        interrupt(self.held, self.execution.clock.now_us())
         writing = self.held.writing()
         await self._commit(
             lambda tx: store.flush(self.db, tx, self.held, writing, owner=None, due_at=self.db.now()), "give_back"
         )
+
+    async def _drain(self) -> bool | None:
+        now = self.execution.clock.now_us()
+        while True:
+            try:
+                return await self._commit(
+                    lambda tx: mailroom.drain(self.db, tx, self.held, now, actor=self.owner), "drain"
+                )
+            except Overtaken:
+                continue
 
     async def _commit(self, work: Callable[[AsyncConnection], Awaitable[T]], point: str) -> T | None:
         """Commit once; None when it happened but its answer was lost."""
@@ -276,8 +290,7 @@ class ChunkActor:
 
     async def _check_thresholds(self) -> None:
         """Stop the operation when it has too many errors, or too many rows that kill their workers."""
-        has_failures = self._has_limits and self.held.ledger.counts().unsuccessful > 0
-        if not has_failures and not any(self.held.ledger.lost):
+        if not self._has_new_failures() and not any(self.held.ledger.lost):
             return
 
         async def stop(tx: AsyncConnection) -> None:
@@ -289,10 +302,10 @@ class ChunkActor:
 
         await self.db.transaction(stop, "broke")
 
-    @property
-    def _has_limits(self) -> bool:
-        options = self.execution.definition.options
-        return options.max_errors is not None or options.max_error_rate is not None
+    def _has_new_failures(self) -> bool:
+        """Whether there are more failures than when we last looked; old ones, about to run again, do not count."""
+        before, self._failures = self._failures, self.held.ledger.counts().unsuccessful
+        return self._failures > before
 
     def _stop_reason(self, counts: Counts) -> str | None:
         return breach(self.execution.definition.options, failed=counts.unsuccessful, processed=counts.processed)

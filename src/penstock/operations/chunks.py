@@ -29,6 +29,7 @@ __all__ = [
     "flush",
     "is_free",
     "load",
+    "load_missing_stories",
     "load_stories",
     "lock",
     "release",
@@ -149,6 +150,13 @@ async def load_stories(tx: AsyncConnection, held: Held) -> None:
     """Read the records of a chunk's rows; only its owner may rely on them."""
     found = await tx.execute(select(row_records).where(row_records.c.chunk == held.id))
     held.stories = {(row.row, row.step): Story(**row._mapping) for row in found}
+
+
+async def load_missing_stories(tx: AsyncConnection, held: Held) -> None:
+    """Read the records that a fresh claim did not need; what we changed ourselves stays."""
+    found = await tx.execute(select(row_records).where(row_records.c.chunk == held.id))
+    for row in found:
+        held.stories.setdefault((row.row, row.step), Story(**row._mapping))
 
 
 async def count_poison(tx: AsyncConnection, operation: int) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from functools import partial
 
 from sqlalchemy import select
@@ -14,6 +13,7 @@ from penstock.operations import chunks as store
 from penstock.operations import mailroom
 from penstock.operations.chunks import Lost
 from penstock.operations.held import Held, recover
+from penstock.operations.mailroom import Overtaken
 from penstock.operations.referee import HEAD, Head, finish_if_over, touch
 from penstock.operations.tables import operations
 
@@ -29,9 +29,14 @@ async def drain_chunk(db: Database, held: Held, *, owner: str, clock: Clock) -> 
         await store.load_stories(tx, held)
     now = clock.now_us()
     recover(held, now)
-    with contextlib.suppress(Lost):
-        await db.transaction(lambda tx: mailroom.drain(db, tx, held, now, actor=owner), "drain")
-    return True
+    while True:
+        try:
+            await db.transaction(lambda tx: mailroom.drain(db, tx, held, now, actor=owner), "drain")
+        except Overtaken:
+            continue
+        except Lost:
+            pass
+        return True
 
 
 async def abandon_readings(db: Database, *, actor: str, operation: int | None = None) -> int:

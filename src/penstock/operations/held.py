@@ -198,11 +198,11 @@ def cancel_unfinished(held: Held, now: int) -> None:
     for i in range(ledger.rows):
         if ledger.is_terminal(i):
             continue
-        place = ledger.at[i]
-        state = ledger.state(i)
-        if state == RUNNING and held.option(place, "delivery") == "at_most_once":
+        place = ledger.next_place(i)
+        if place > 0 and ledger.state(i) == RUNNING and held.option(place, "delivery") == "at_most_once":
             _leave_in_doubt(held, i, place, now)
             continue
+        ledger.at[i] = place
         ledger.tracks[place].state[i] = CANCELLED
         ledger.in_flight[i] = 0
         if held.told(i, place) is not None:

@@ -14,7 +14,7 @@ from penstock.db.database import Database
 from penstock.operations import chunks as store
 from penstock.operations.held import Held, Writing, cancel_unfinished
 from penstock.operations.ledger import WAITING
-from penstock.operations.referee import Head, finish_if_over, touch
+from penstock.operations.referee import finish_if_over, touch
 from penstock.operations.settling import (
     Match,
     Request,
@@ -61,8 +61,11 @@ class Settlement:
 async def settle(db: Database, tx: AsyncConnection, held: Held, raw_of: Callable[[int], Any], now: int) -> Settlement:
     """Apply requests, then signals, then deadlines, and write it all; the chunk is locked before anything is read."""
     mail = await store.lock(tx, held)
-    trial = held.copy()
     asked = await _requests(tx, held.id)
+    if asked:
+        await store.load_missing_stories(tx, held)
+    trial = held.copy()
+    lines_before = len(trial.lines)
     outcomes = apply_requests(trial, asked, raw_of, now)
     matches = await _matches(tx, trial)
     apply_signals(trial, matches, now)
@@ -71,14 +74,14 @@ async def settle(db: Database, tx: AsyncConnection, held: Held, raw_of: Callable
     await store.flush(db, tx, held, writing)
     await _consume(db, tx, trial, matches)
     await _answer(tx, outcomes)
-    return Settlement(mail, asked, matches, now, writing, len(held.lines))
+    return Settlement(mail, asked, matches, now, writing, lines_before)
 
 
-async def drain(db: Database, tx: AsyncConnection, held: Held, now: int, *, actor: str) -> Head | None:
-    """Give every row of a stopping operation's chunk its verdict and close it; None when it is no longer stopping."""
+async def drain(db: Database, tx: AsyncConnection, held: Held, now: int, *, actor: str) -> bool:
+    """Give every row of a stopping operation's chunk its verdict and close it; False when it is no longer stopping."""
     head = await touch(tx, held.operation, operations.c.state == "Stopping", open_chunks=operations.c.open_chunks - 1)
     if head is None:
-        return None
+        return False
     await store.lock(tx, held)
     trial = held.copy()
     matches = await _matches(tx, trial)
@@ -88,7 +91,8 @@ async def drain(db: Database, tx: AsyncConnection, held: Held, now: int, *, acto
     await _consume(db, tx, trial, matches)
     refused = {request.id: "refused: the operation was stopped" for request in await _requests(tx, held.id)}
     await _answer(tx, refused)
-    return await finish_if_over(db, tx, head, actor=actor)
+    await finish_if_over(db, tx, head, actor=actor)
+    return True
 
 
 async def _requests(tx: AsyncConnection, chunk: int) -> list[Request]:
@@ -111,7 +115,10 @@ async def _requests(tx: AsyncConnection, chunk: int) -> list[Request]:
 
 async def _answer(tx: AsyncConnection, outcomes: Mapping[int, str]) -> None:
     for request, outcome in outcomes.items():
-        await tx.execute(update(requests).where(requests.c.id == request).values(outcome=outcome))
+        values: dict[str, Any] = {"outcome": outcome}
+        if outcome.startswith("refused"):
+            values["generation"] = -requests.c.id  # nothing came of it: the row may be asked for again
+        await tx.execute(update(requests).where(requests.c.id == request).values(values))
 
 
 async def _matches(tx: AsyncConnection, held: Held) -> list[Match]:
@@ -119,12 +126,11 @@ async def _matches(tx: AsyncConnection, held: Held) -> list[Match]:
     mine = waiters_of(held)
     if not mine:
         return []
-    keys = {waiter.key for waiter in mine}
-    found = await _signals(tx, held.operation, keys)
+    found = await _signals(tx, held)
     if not found:
         return []
     heard = {signal.key for signal in found}
-    others = await _waiters(tx, held.operation, heard, other_than=held.id, limit=2 * len(found) + 100)
+    others = await _waiters(tx, held, heard, each=2 * len(found) + 100)
     return match(found, [w for w in mine if w.key in heard] + others, held.id)
 
 
@@ -140,42 +146,38 @@ def waiters_of(held: Held) -> list[Waiter]:
     ]
 
 
-async def _signals(tx: AsyncConnection, operation: int, keys: Collection[str]) -> list[Signal]:
+async def _signals(tx: AsyncConnection, held: Held) -> list[Signal]:
+    """Unconsumed signals for the keys that rows of this chunk wait on, oldest first."""
+    awaited = select(row_records.c.signal_key).where(
+        row_records.c.chunk == held.id, row_records.c.state == "WaitingForCompletion"
+    )
+    columns = (signals.c[name] for name in Signal.__dataclass_fields__)
     query = (
-        select(
-            signals.c.id,
-            signals.c.key,
-            signals.c.row,
-            signals.c.outcome,
-            signals.c.payload,
-            signals.c.message,
-            signals.c.accepted_at,
-        )
-        .where(signals.c.operation == operation, signals.c.consumed_at.is_(None))
+        select(*columns)
+        .where(signals.c.operation == held.operation, signals.c.consumed_at.is_(None), signals.c.key.in_(awaited))
         .order_by(signals.c.id)
         .limit(SIGNALS_MAX)
     )
-    # A chunk may wait on a thousand keys while one signal lies there: name the keys only when they are few.
-    if len(keys) <= 100:
-        query = query.where(signals.c.key.in_(keys))
-    return [Signal(*row) for row in await tx.execute(query) if row.key in keys]
+    return [Signal(*row) for row in await tx.execute(query)]
 
 
-async def _waiters(
-    tx: AsyncConnection, operation: int, keys: Collection[str], *, other_than: int, limit: int
-) -> list[Waiter]:
-    query = (
-        select(row_records.c.row, row_records.c.chunk, row_records.c.signal_key, row_records.c.since)
+async def _waiters(tx: AsyncConnection, held: Held, keys: Collection[str], *, each: int) -> list[Waiter]:
+    """The lowest rows of other chunks that wait on these keys, so many of each key."""
+    place = func.row_number().over(partition_by=row_records.c.signal_key, order_by=row_records.c.row)
+    waiting = (
+        select(
+            row_records.c.row, row_records.c.chunk, row_records.c.signal_key, row_records.c.since, place.label("place")
+        )
         .where(
-            row_records.c.operation == operation,
+            row_records.c.operation == held.operation,
             row_records.c.signal_key.in_(keys),
             row_records.c.state == "WaitingForCompletion",
-            row_records.c.chunk != other_than,
+            row_records.c.chunk != held.id,
         )
-        .order_by(row_records.c.row)
-        .limit(limit)
+        .subquery()
     )
-    return [Waiter(r.row, r.chunk, r.signal_key, r.since or 0) for r in await tx.execute(query)]
+    found = await tx.execute(select(waiting).where(waiting.c.place <= each))
+    return [Waiter(r.row, r.chunk, r.signal_key, r.since or 0) for r in found]
 
 
 async def _consume(db: Database, tx: AsyncConnection, held: Held, matches: Sequence[Match]) -> None:

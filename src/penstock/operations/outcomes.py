@@ -9,7 +9,7 @@ from penstock.errors import StepFailed
 from penstock.operations.decide import Verdict, cut, describe, error_text, judge
 from penstock.operations.execution import Execution
 from penstock.operations.held import Held, Story
-from penstock.operations.ledger import COMPLETED, FAILED, INVALID, STATES, Ledger
+from penstock.operations.ledger import COMPLETED, FAILED, INVALID, SKIPPED, STATES, Ledger
 from penstock.operations.states import ROW_STEP
 from penstock.operations.validation import Objection, faults_json
 from penstock.pipeline import Context
@@ -138,7 +138,8 @@ class Desk:
         ledger = self.ledger
         self.rows[i] = row
         ledger.tracks[0].state[i] = COMPLETED
-        ledger.at[i] = max(1, ledger.at[i])
+        ended = (COMPLETED, SKIPPED)
+        ledger.at[i] = next(p for p in range(1, ledger.steps + 1) if ledger.tracks[p].state[i] not in ended)
         ledger.in_flight[i] = 0
         self.keys[i] = self.execution.definition.row.key(row)
         self.held.story(i, 0, "Completed", self.execution.clock.now_us())

@@ -204,9 +204,13 @@ async def _open_for_rows(db: Database, tx: AsyncConnection, number: int, *, acto
     if head is None:
         found = await head_of(tx, number)
         raise Conflict(f"rows of an operation that is {found.state} cannot be retried")
-    plan = (await tx.execute(select(operations.c.plan).where(operations.c.number == number))).scalar_one()
-    if not plan["options"]["retryable"]:
+    row = (await tx.execute(select(operations).where(operations.c.number == number))).one()
+    options = row.plan["options"]
+    if not options["retryable"]:
         raise Conflict(f"operation {head.id} is declared as not retryable")
+    limit = options["max_retry_attempts"]
+    if head.state == "Retrying" and head.previous_state in _ENDED and limit and row.retry_count > limit:
+        raise Conflict(f"operation {head.id} was retried {limit} times; max_retry_attempts is {limit}")
     return head
 
 

@@ -128,7 +128,7 @@ def refusal(held: Held, i: int, *, is_named: bool, confirms_doubt: bool, has_dat
     if place == 0:
         if state == INVALID and not has_data:
             return "it failed validation; correct its data first"
-        return None if state in (INVALID, FAILED) else f"it is {'being validated' if state == PENDING else 'settled'}"
+        return None if state in (INVALID, FAILED, CANCELLED) else "it is being validated"
     if state not in (FAILED, TIMED_OUT, CANCELLED):
         return "it has succeeded" if place > ledger.steps else "it is still on its way"
     story = held.told(i, place)

@@ -122,7 +122,7 @@ class Signals:
             subject = await _subject(tx, operation)
             if id is not None and (earlier := await _earlier(tx, subject, signals.c.dedupe_id == id)) is not None:
                 return earlier
-        key, row = _unscope(subject.id, key, row)
+        key, row = _unscope(subject, key, row)
         _refuse_unheard(subject, key)
         token = operation_id(self._clock, self._entropy)
         word["actor"] = word["actor"] or self._actor
@@ -203,7 +203,7 @@ class Signals:
                 subject = await _subject(tx, operation)
                 query = query.where(row_records.c.operation == subject.number)
                 if key is not None:
-                    key, row = _unscope(subject.id, key, None)
+                    key, row = _unscope(subject, key, None)
                     query = query.where(row_records.c.row == row) if row is not None else query
             if key is not None:
                 query = query.where(row_records.c.signal_key == key)
@@ -251,12 +251,19 @@ async def _subject(tx: AsyncConnection, operation: str) -> _Subject:
     return _Subject(*row)
 
 
-def _unscope(operation: str, key: str, row: int | None) -> tuple[str, int | None]:
-    """The user's part of a key given as operationId:key:rowNumber, and that row."""
+def _unscope(subject: _Subject, key: str, row: int | None) -> tuple[str, int | None]:
+    """The user's part of a key given as operationId:key:rowNumber, and that row; other keys as they are."""
     prefix, _, number = key.rpartition(":")
-    if key.startswith(f"{operation}:") and number.isdecimal() and prefix.startswith(f"{operation}:"):
-        return prefix.removeprefix(f"{operation}:"), int(number)
-    return key, row
+    if not prefix.startswith(f"{subject.id}:") or not number.isdecimal():
+        return key, row
+    own = [KeyTemplate.parse(t) for t in _templates(subject) if t is not None and "{operation_id}" in t]
+    if any(template.matches(key) for template in own):
+        return key, row
+    return prefix.removeprefix(f"{subject.id}:"), int(number)
+
+
+def _templates(subject: _Subject) -> list[str | None]:
+    return [step["options"]["key"] for step in subject.plan["steps"] if step["kind"] == "signal"]
 
 
 def _refuse_unheard(subject: _Subject, key: str) -> None:
@@ -264,10 +271,9 @@ def _refuse_unheard(subject: _Subject, key: str) -> None:
         raise InvalidInput(f"a signal key has 1 to {KEY_MAX} characters; found {len(key)}")
     if subject.state in _DEAF:
         raise NoSuchWait(f"operation {subject.id} is {subject.state}; it hears no more signals", is_over=True)
-    waits = [step for step in subject.plan["steps"] if step["kind"] == "signal"]
-    if not waits:
+    templates = _templates(subject)
+    if not templates:
         raise NoSuchWait(f"operation {subject.id} has no step that waits for a signal")
-    templates = [step["options"]["key"] for step in waits]
     if all(template is not None and not KeyTemplate.parse(template).matches(key) for template in templates):
         raise NoSuchWait(f"no row could wait for {key!r}; keys look like: {', '.join(map(repr, templates))}")
 

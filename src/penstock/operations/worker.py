@@ -253,7 +253,7 @@ class Worker:
     async def _read(self, head: Head) -> None:
         try:
             execution = await self.executions.get(head.number)
-            with await asyncio.to_thread(self.files.open, execution.file_key) as source:
+            with self.files.open(execution.file_key) as source:
                 reading = self.readings[head.number] = Reading(
                     self.db,
                     execution,
