@@ -253,7 +253,7 @@ async def test_a_higher_row_that_takes_the_signal_first_is_caught(tmp_path, monk
         return []
 
     if weak:
-        monkeypatch.setattr(mailroom, "_waiters", nobody_else)
+        monkeypatch.setattr(mailroom, "waiters", nobody_else)
     rows = papers(4)
     rows[3]["desk"] = "back"
     async with office(tmp_path, key=SHARED) as e:

@@ -133,8 +133,9 @@ class Campaign:
         self.say(f"round {number}: {self.tally.summary()}, {len(self.findings)} findings")
 
     def _died_at(self, who: str) -> float | None:
+        """When a process died; nobody can take over while the database is away."""
         child = self.nursery.children.get(who)
-        return None if child is None else child.died_at
+        return None if child is None or child.died_at is None else max(child.died_at, self.storm.back_at)
 
     # --- the calm
 

@@ -1,7 +1,7 @@
 """Seeded schedules: several workers and callers on one SQLite file, in one thread, in an order drawn from a seed.
 
 A worker is a `Vessel`: it can be sunk at any point around a COMMIT or at any await, or go deaf for a while: its heart
-stops and its writes come late, so that others take its chunks while it still believes to own them.
+stops, and perhaps its writes come late, so that others take its chunks while it still believes to own them.
 `python -m tests.torture.schedules --seeds 1000` tries many; `--seed 17` one of them, exactly as it was.
 """
 
@@ -109,9 +109,9 @@ class World:
             case "point":
                 vessel.point = self.rng.choice(both_sides(WORKER_POINTS))
             case "deaf":
-                vessel.is_deaf = True
+                vessel.is_deaf, vessel.is_slow = True, self.rng.random() < 0.5
             case "hear":
-                vessel.is_deaf = False
+                vessel.is_deaf = vessel.is_slow = False
             case "leave":
                 vessel.leave.set()
                 await vessel.ended()
@@ -119,7 +119,8 @@ class World:
     async def _calm(self, penstock: Penstock, caller: asyncio.Task[None]) -> None:
         """Nobody interferes; everything must end."""
         for vessel in self.vessels:
-            vessel.is_deaf, vessel.point = False, None
+            vessel.is_deaf = vessel.is_slow = False
+            vessel.point = None
         end = self.clock.monotonic() + CALM_S
         caller.cancel()
         await asyncio.gather(caller, return_exceptions=True)

@@ -27,6 +27,7 @@ __all__ = ["Round", "Storm"]
 WORKERS, CLIENTS = 3, 2
 OPERATIONS_EACH = 3
 LEAVE_S = 12.0
+AGAIN_S = 0.3  # before the next one, when one gave up
 
 
 @dataclass
@@ -58,6 +59,7 @@ class Storm:
     rng: random.Random
     restart: Callable[[], None] | None
     restarts_max: int
+    back_at: float = 0.0  # when the database answered again
     _born: int = 0
 
     async def rage(self, now: Round, seconds: float) -> None:
@@ -90,6 +92,8 @@ class Storm:
             now.faults.append(f"{child.who}: {fault}")
             await self._befall(now, child, fault, end)
             self._count_death(now, child)
+            if child.exit_code == os.EX_TEMPFAIL:
+                await asyncio.sleep(AGAIN_S)
 
     def _spawn(self, now: Round, role: str, fault: Fault) -> Child:
         self._born += 1
@@ -158,7 +162,8 @@ class Storm:
                 return
             began = time.monotonic()
             await asyncio.to_thread(restart)
-            self.tally.restarts_s.append(time.monotonic() - began)
+            self.back_at = time.monotonic()
+            self.tally.restarts_s.append(self.back_at - began)
             self.tally.restarts += 1
 
 

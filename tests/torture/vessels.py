@@ -79,7 +79,7 @@ class Vessel(Process):
     def __init__(self, journal: Journal, open_engine: Callable[[], Any], rng: random.Random) -> None:
         super().__init__(journal)
         self._open, self._rng = open_engine, rng
-        self.is_deaf = False
+        self.is_deaf = self.is_slow = False
         self.worker: Worker | None = None
         self.leave = asyncio.Event()
         self.task = asyncio.create_task(self._live(), name=journal.who)
@@ -97,7 +97,7 @@ class Vessel(Process):
         return True if self.is_deaf else await self._beat(over)
 
     async def _transact_late(self, work: Any, point: str = "transaction") -> Any:
-        if self.is_deaf:
+        if self.is_slow:
             await asyncio.sleep(self._rng.random() * LATE_S)
         return await self._transact(work, point)
 

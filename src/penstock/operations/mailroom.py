@@ -27,7 +27,7 @@ from penstock.operations.settling import (
 )
 from penstock.operations.tables import chunks, operations, requests, row_records, signals
 
-__all__ = ["Overtaken", "Settlement", "drain", "settle", "sweep", "wake"]
+__all__ = ["Overtaken", "Settlement", "drain", "settle", "sweep", "unconsumed", "waiters", "wake"]
 
 SIGNALS_MAX = 1000  # looked at in one transaction; the rest is passed on
 
@@ -130,15 +130,16 @@ async def _matches(tx: AsyncConnection, held: Held) -> list[Match]:
     if not found:
         return []
     heard = {signal.key for signal in found}
-    others = await _waiters(tx, held, heard, each=2 * len(found) + 100)
-    return match(found, [w for w in mine if w.key in heard] + others, held.id)
+    others = await waiters(tx, held.operation, heard, each=2 * len(found) + 100, other_than=held.id)
+    matches = match(found, [w for w in mine if w.key in heard] + others)
+    return [found for found in matches if found.chunk == held.id]  # the rest is for the owners of the others
 
 
 def waiters_of(held: Held) -> list[Waiter]:
     """The rows of a chunk that wait for a signal."""
     ledger = held.ledger
     return [
-        Waiter(row, held.id, story.signal_key, story.since or 0)
+        Waiter(row, step, held.id, story.signal_key, story.since or 0)
         for (row, step), story in held.stories.items()
         if story.signal_key is not None
         and ledger.at[row - held.first_row] == step + 1
@@ -151,56 +152,61 @@ async def _signals(tx: AsyncConnection, held: Held) -> list[Signal]:
     awaited = select(row_records.c.signal_key).where(
         row_records.c.chunk == held.id, row_records.c.state == "WaitingForCompletion"
     )
-    columns = (signals.c[name] for name in Signal.__dataclass_fields__)
+    return await unconsumed(tx, held.operation, signals.c.key.in_(awaited))
+
+
+async def unconsumed(tx: AsyncConnection, operation: int, *filters: ColumnElement[bool]) -> list[Signal]:
+    """Signals that no row has taken, oldest first."""
     query = (
-        select(*columns)
-        .where(signals.c.operation == held.operation, signals.c.consumed_at.is_(None), signals.c.key.in_(awaited))
+        select(*(signals.c[name] for name in Signal.__dataclass_fields__))
+        .where(signals.c.operation == operation, signals.c.consumed_at.is_(None), *filters)
         .order_by(signals.c.id)
         .limit(SIGNALS_MAX)
     )
     return [Signal(*row) for row in await tx.execute(query)]
 
 
-async def _waiters(tx: AsyncConnection, held: Held, keys: Collection[str], *, each: int) -> list[Waiter]:
-    """The lowest rows of other chunks that wait on these keys, so many of each key."""
+async def waiters(
+    tx: AsyncConnection, operation: int, keys: Collection[str], *, each: int, other_than: int = 0
+) -> list[Waiter]:
+    """The lowest rows that wait on these keys, so many of each key, but for those of one chunk."""
     place = func.row_number().over(partition_by=row_records.c.signal_key, order_by=row_records.c.row)
     waiting = (
         select(
-            row_records.c.row, row_records.c.chunk, row_records.c.signal_key, row_records.c.since, place.label("place")
+            row_records.c.row,
+            row_records.c.step,
+            row_records.c.chunk,
+            row_records.c.signal_key,
+            row_records.c.since,
+            place.label("place"),
         )
         .where(
-            row_records.c.operation == held.operation,
+            row_records.c.operation == operation,
             row_records.c.signal_key.in_(keys),
             row_records.c.state == "WaitingForCompletion",
-            row_records.c.chunk != held.id,
+            row_records.c.chunk != other_than,
         )
         .subquery()
     )
     found = await tx.execute(select(waiting).where(waiting.c.place <= each))
-    return [Waiter(r.row, r.chunk, r.signal_key, r.since or 0) for r in found]
+    return [Waiter(r.row, r.step, r.chunk, r.signal_key, r.since or 0) for r in found]
 
 
 async def _consume(db: Database, tx: AsyncConnection, held: Held, matches: Sequence[Match]) -> None:
     for found in sorted(matches, key=lambda found: found.signal.id):
         i = found.row - held.first_row
-        step = next(s for s in range(held.ledger.steps - 1, -1, -1) if _ended_by(held, found, s))
         done = await tx.execute(
             update(signals)
             .where(signals.c.id == found.signal.id, signals.c.consumed_at.is_(None))
             .values(
                 consumed_row=found.row,
-                consumed_step=step,
+                consumed_step=found.step,
                 consumed_generation=held.ledger.generation[i],
                 consumed_at=db.now(),
             )
         )
         if done.rowcount != 1:
             raise Overtaken
-
-
-def _ended_by(held: Held, found: Match, step: int) -> bool:
-    story = held.stories.get((found.row, step))
-    return story is not None and story.signal_key == found.signal.key and (found.row, step) in held.changed
 
 
 def _has_signal() -> ColumnElement[bool]:

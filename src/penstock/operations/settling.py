@@ -60,6 +60,7 @@ class Waiter:
     """A row that waits on a key; it hears only what was accepted since its generation began."""
 
     row: int
+    step: int
     chunk: int
     key: str
     since: int
@@ -75,10 +76,12 @@ class Match:
 
     signal: Signal
     row: int
+    step: int
+    chunk: int
 
 
-def match(signals: Sequence[Signal], waiters: Sequence[Waiter], chunk: int) -> list[Match]:
-    """Oldest signal first, each to the lowest row that hears it; those of other chunks are left to their owners."""
+def match(signals: Sequence[Signal], waiters: Sequence[Waiter]) -> list[Match]:
+    """Oldest signal first, each to the lowest row that hears it."""
     waiting = sorted(waiters, key=lambda waiter: waiter.row)
     matches = []
     for signal in sorted(signals, key=lambda signal: signal.id):
@@ -86,8 +89,7 @@ def match(signals: Sequence[Signal], waiters: Sequence[Waiter], chunk: int) -> l
         if taker is None:
             continue
         waiting.remove(taker)
-        if taker.chunk == chunk:
-            matches.append(Match(signal, taker.row))
+        matches.append(Match(signal, taker.row, taker.step, taker.chunk))
     return matches
 
 

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Literal
 
 import msgspec
-from sqlalchemy import ColumnElement, func, insert, literal, select, true
+from sqlalchemy import ColumnElement, insert, literal, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -17,8 +17,9 @@ from penstock.clock import Clock, Entropy, from_micros, operation_id
 from penstock.db.database import CommitUnknown, Database
 from penstock.errors import InvalidInput, NoSuchWait, NotFound
 from penstock.operations.decide import cut
-from penstock.operations.mailroom import wake
+from penstock.operations.mailroom import unconsumed, waiters, wake
 from penstock.operations.queries import number_of
+from penstock.operations.settling import match
 from penstock.operations.states import OPERATION
 from penstock.operations.tables import operations, row_records, signals
 from penstock.pipeline import KeyTemplate
@@ -74,6 +75,9 @@ class _Subject:
     id: str
     state: str
     plan: Any
+
+    def step_name(self, step: int) -> str:
+        return str(self.plan["steps"][step]["name"])
 
 
 class Signals:
@@ -137,7 +141,7 @@ class Signals:
                 earlier = await _earlier(tx, subject, is_same)
             assert earlier is not None, "only a signal of the same id or token can be in the way"
             return earlier
-        return await self._deliver(subject, key, row, token)
+        return await self._deliver(subject, key, token)
 
     async def _store(self, subject: _Subject, values: dict[str, Any]) -> None:
         """Insert the signal while the operation can still hear it; this commit is what accepting means."""
@@ -159,29 +163,21 @@ class Signals:
         if stored != 1:
             raise NoSuchWait(f"operation {subject.id} is over; it hears no more signals", is_over=True)
 
-    async def _deliver(self, subject: _Subject, key: str, row: int | None, token: str) -> Receipt:
-        woken = await self._db.transaction(partial(wake, self._db, subject.number, [key]), "wake")
-        if not woken:
+    async def _deliver(self, subject: _Subject, key: str, token: str) -> Receipt:
+        """Wake whoever takes the signal, and say who that is; with others before it, that may be a later row."""
+        if not await self._db.transaction(partial(wake, self._db, subject.number, [key]), "wake"):
             return Receipt("stored", token)
         self._hint()
-        accepted_at = select(signals.c.accepted_at).where(signals.c.token == token).scalar_subquery()
         async with self._db.read() as tx:
-            found = await tx.execute(
-                select(row_records.c.row, row_records.c.step)
-                .where(
-                    row_records.c.operation == subject.number,
-                    row_records.c.signal_key == key,
-                    row_records.c.state == "WaitingForCompletion",
-                    row_records.c.row == row if row is not None else true(),
-                    func.coalesce(row_records.c.since, 0) <= accepted_at,
-                )
-                .order_by(row_records.c.row)
-                .limit(1)
-            )
-            first = found.first()
-        if first is None:  # taken already, between the two looks
-            return Receipt("delivered", token)
-        return Receipt("delivered", token, first.row, subject.plan["steps"][first.step]["name"])
+            mine = (await tx.execute(select(signals).where(signals.c.token == token))).one()
+            if mine.consumed_at is not None:
+                return Receipt("delivered", token, mine.consumed_row, subject.step_name(mine.consumed_step))
+            ready = await unconsumed(tx, subject.number, signals.c.key == key)
+            waits = await waiters(tx, subject.number, [key], each=2 * len(ready) + 100)
+        taken = next((found for found in match(ready, waits) if found.signal.id == mine.id), None)
+        if taken is None:
+            return Receipt("stored", token)
+        return Receipt("delivered", token, taken.row, subject.step_name(taken.step))
 
     async def waiting(
         self, operation: str | None = None, *, key: str | None = None, after: int = 0, limit: int = 100
@@ -283,5 +279,5 @@ async def _earlier(tx: AsyncConnection, subject: _Subject, is_same: ColumnElemen
     found = (await tx.execute(select(signals).where(signals.c.operation == subject.number, is_same))).first()
     if found is None:
         return None
-    step = None if found.consumed_step is None else subject.plan["steps"][found.consumed_step]["name"]
+    step = None if found.consumed_step is None else subject.step_name(found.consumed_step)
     return Receipt("duplicate", found.token, found.consumed_row, step)
