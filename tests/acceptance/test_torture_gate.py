@@ -17,7 +17,7 @@ from torture.faults import CLIENT_POINTS, WORKER_POINTS
 from torture.schedules import play
 
 ROOT = Path(__file__).parents[2]
-STORM_S = 7
+STORM_S = 5
 SCHEDULES_S = 12
 
 

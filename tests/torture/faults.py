@@ -58,7 +58,7 @@ class Menu:
         fates += ["stop"] if self.stops > 0 else []
         match self.rng.choice(fates):
             case "point":
-                return Fault("point", self._point(WORKER_POINTS), after_s=1.2)
+                return Fault("point", self._point(WORKER_POINTS), after_s=2.0)
             case "kill":
                 return Fault("kill", after_s=self.rng.expovariate(1.2))
             case "freeze":

@@ -32,6 +32,8 @@ def consumed_signals_ended_a_wait(evidence: Evidence) -> Iterator[str]:
         signal = taken.get((wait.row, wait.generation))
         if wait.state == "Completed" and (signal is None or signal.outcome != "ok" or signal.key != wait.key):
             yield f"row {wait.row} was approved in generation {wait.generation} by {signal}"
+        if signal is not None and signal.accepted_at < wait.since:
+            yield f"row {wait.row} took signal {signal.token} of an earlier generation in {wait.generation}"
         if wait.state in ("TimedOut", "Cancelled") and signal is not None:
             yield f"row {wait.row} is {wait.state}, but took signal {signal.token}"
 

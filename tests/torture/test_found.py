@@ -16,8 +16,7 @@ from penstock.settings import Settings
 from penstock.testing import Engine, engine
 
 LEASE_S = 10.0
-unmended = pytest.mark.xfail(reason="found by the harness, not yet mended")
-SETTINGS = Settings(lease_s=LEASE_S, lease_margin_s=2, chunk_rows=3, flush_rows=3)
+SETTINGS = Settings(lease_s=LEASE_S, lease_margin_s=2, chunk_rows=3, flush_rows=3, shutdown_s=1)
 
 
 class Item(BaseModel):
@@ -59,7 +58,6 @@ async def held_up(e: Engine, gate: Gate) -> asyncio.Task[None]:
     return work
 
 
-@unmended
 @pytest.mark.covers("I-14")
 async def test_a_beat_after_the_lease_ran_out_does_not_bring_back_the_right_to_start(database_url: str, tmp_path: Path):
     gate = Gate(1)
@@ -86,7 +84,6 @@ async def test_a_beat_after_the_lease_ran_out_does_not_bring_back_the_right_to_s
     assert calls == [(1, 1), (1, 2), (2, 2), (3, 2)]
 
 
-@unmended
 @pytest.mark.covers("I-14", "I-18")
 async def test_a_worker_whose_lease_ran_out_claims_nothing_not_even_its_own_reading(database_url: str, tmp_path: Path):
     gate = Gate(2)
@@ -110,7 +107,6 @@ async def test_a_worker_whose_lease_ran_out_claims_nothing_not_even_its_own_read
         await asyncio.gather(work, return_exceptions=True)
 
 
-@unmended
 @pytest.mark.covers("I-10")
 async def test_a_worker_whose_lease_ran_out_does_not_poison_rows_that_never_began(database_url: str, tmp_path: Path):
     @operation("deaf worker")
@@ -136,7 +132,6 @@ async def test_a_worker_whose_lease_ran_out_does_not_poison_rows_that_never_bega
     assert [row.state for row in rows] == ["Pending"] * 3
 
 
-@unmended
 @pytest.mark.covers("I-13")
 async def test_a_claim_is_refused_when_the_last_owner_has_written_since_the_candidate_was_read(
     database_url: str, tmp_path: Path

@@ -26,6 +26,7 @@ from sqlalchemy.sql.dml import Insert
 from penstock.clock import Clock
 from penstock.db.onehop import use_one_hop
 from penstock.db.safety import Requirement, at_least, one_of
+from penstock.errors import Unavailable
 
 __all__ = ["DIALECTS", "Dialect", "Trouble"]
 
@@ -200,8 +201,11 @@ class Postgresql(Dialect):
     async def listen(self, connection: AsyncConnection, heard: Callable[[], None]) -> None:
         driver: Any = (await connection.get_raw_connection()).driver_connection
         is_lost = asyncio.Event()
-        driver.add_termination_listener(lambda _: is_lost.set())
-        await driver.add_listener("penstock", lambda *_: heard())
+        try:
+            driver.add_termination_listener(lambda _: is_lost.set())
+            await driver.add_listener("penstock", lambda *_: heard())
+        except Exception as error:  # the driver's own kinds, when the server dies at this moment
+            raise Unavailable(f"cannot listen: {error}") from error
         await is_lost.wait()
 
     def connect_args(self) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from penstock.operations.thresholds import breach
 __all__ = ["ChunkActor", "Halt", "Tempo"]
 
 T = TypeVar("T")
-Halt = Literal["Stopping", "Paused", "shutdown"]
+Halt = Literal["Stopping", "Paused", "shutdown", "lost"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class ChunkActor:
 
     def halt(self, why: Halt) -> None:
         """Begin nothing more; let go when the running rows have ended."""
-        if why != self._halt:
+        if self._halt not in {why, "lost"}:
             self._halt = why
             self._word.set()
 
@@ -170,11 +170,22 @@ class ChunkActor:
         loop = asyncio.get_running_loop()
         while not job.done.is_set():
             why, began = self._halt, loop.time()
-            limit = None if why == "Paused" else self.tempo.shutdown_s if why == "shutdown" else self.tempo.grace_s
+            limit = self._grace_s()
             self._word.clear()
             await _within(limit, job.done, self._word)
             if self._halt == why and limit is not None and loop.time() >= began + limit:
                 job.cut_off()
+
+    def _grace_s(self) -> float | None:
+        """How long running rows may go on."""
+        match self._halt:
+            case "Paused":
+                return None
+            case "shutdown":
+                return self.tempo.shutdown_s
+            case "lost":
+                return 0.0
+        return self.tempo.grace_s
 
     # --- writing
 
@@ -242,7 +253,7 @@ class ChunkActor:
         return True
 
     async def _leave(self, why: Halt) -> None:
-        if why == "Stopping" and await self._drain() is not False:
+        if why == "lost" or (why == "Stopping" and await self._drain() is not False):
             return
         if self.held.ledger.is_over and not self._must_look and await self._close():
             return
@@ -290,7 +301,7 @@ class ChunkActor:
 
     async def _check_thresholds(self) -> None:
         """Stop the operation when it has too many errors, or too many rows that kill their workers."""
-        if not self._has_new_failures() and not any(self.held.ledger.lost):
+        if not self._has_new_failures():
             return
 
         async def stop(tx: AsyncConnection) -> None:
@@ -304,8 +315,16 @@ class ChunkActor:
 
     def _has_new_failures(self) -> bool:
         """Whether there are more failures than when we last looked; old ones, about to run again, do not count."""
+        if not self._has_limits:
+            return False
         before, self._failures = self._failures, self.held.ledger.counts().unsuccessful
         return self._failures > before
+
+    @property
+    def _has_limits(self) -> bool:
+        """Whether failures could stop the operation; poison always can, and only lost rows are poison."""
+        options = self.execution.definition.options
+        return options.max_errors is not None or options.max_error_rate is not None or any(self.held.ledger.lost)
 
     def _stop_reason(self, counts: Counts) -> str | None:
         return breach(self.execution.definition.options, failed=counts.unsuccessful, processed=counts.processed)

@@ -124,6 +124,7 @@ async def claim(db: Database, tx: AsyncConnection, held: Held, *, owner: str, wr
             chunks.c.fence == held.fence,
             chunks.c.is_open == 1,
             chunks.c.mail == held.mail,
+            chunks.c.version == held.version,  # an owner whose lease is over may have written since we looked
             is_free(db, chunks.c.owner),
         )
         .values(values)

@@ -33,7 +33,7 @@ class Lease:
         self._db, self._clock = db, clock
         self._lease_s, self._margin_s = lease_s, margin_s
         self.id = f"{socket.gethostname()[:20]}-{entropy.bits(64):016x}"
-        self._until = 0.0
+        self._until = self._renewed_until = 0.0
 
     def may_start(self) -> bool:
         """Whether user code may begin now: not in the last seconds of a lease, as our own clock tells."""
@@ -56,7 +56,7 @@ class Lease:
 
         sent = self._clock.monotonic()
         await db.transaction(announce, "announce")
-        self._until = sent + self._lease_s - self._margin_s
+        self._until = self._renewed_until = sent + self._lease_s - self._margin_s
 
     async def beat(self, over: Database | None = None) -> bool:
         """Renew the lease; False when the worker is no longer known, so that it must begin again under a new id.
@@ -73,8 +73,25 @@ class Lease:
         sent = self._clock.monotonic()
         is_known = await db.transaction(renew, "beat")
         if is_known:
-            self._until = sent + self._lease_s - self._margin_s
+            has_lapsed = sent > self._until
+            self._renewed_until = sent + self._lease_s - self._margin_s
+            # While it was over, others may have taken what we hold: see `confirm`.
+            self._until = 0.0 if has_lapsed else self._renewed_until
         return is_known
+
+    @property
+    def has_lapsed(self) -> bool:
+        """Whether the lease was over before it was renewed, so that nothing may begin yet."""
+        return self._until < self._renewed_until
+
+    @property
+    def renewed_until(self) -> float:
+        """How far the lease has been renewed; take this before looking, for `confirm`."""
+        return self._renewed_until
+
+    def confirm(self, renewed_until: float) -> None:
+        """We have looked what is still ours since that renewal; the rest was dropped."""
+        self._until = max(self._until, renewed_until)
 
     async def end(self) -> None:
         """Leave: whatever we still hold may be taken at once."""
@@ -82,7 +99,7 @@ class Lease:
         async def leave(tx: AsyncConnection) -> None:
             await tx.execute(delete(workers).where(workers.c.id == self.id))
 
-        self._until = 0.0
+        self._until = self._renewed_until = 0.0
         await self._db.transaction(leave, "leave")
 
 

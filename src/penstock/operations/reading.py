@@ -125,7 +125,7 @@ class Reading:
         async with aclosing(_ahead(self._batches(reader))) as stream:
             try:
                 async for batch in stream:
-                    if self.is_halted:
+                    if self.is_halted or not self.execution.may_start():
                         raise Interrupted
                     if self.crashes and pending is not None:
                         await pending

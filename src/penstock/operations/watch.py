@@ -56,6 +56,8 @@ class Watch:
     async def look_round(self) -> None:
         """Tell actors of their mail and of operations that pause or stop; give up what is ours but not in hand."""
         worker, owner = self._worker, self._worker.lease.id
+        renewed_until = worker.lease.renewed_until
+        held_before = {chunk for chunk, actor in worker.actors.items() if actor is not None}
         async with self._db.read() as tx:
             states = await tx.execute(
                 select(operations.c.number, operations.c.state).where(operations.c.number.in_(worker.working))
@@ -71,6 +73,11 @@ class Watch:
             living = list((await tx.execute(alive)).scalars())
         if owner in living:
             worker.executions.take_share(Share(living.index(owner), len(living)))
+        mine = {chunk: fence for chunk, _, fence in mail}
+        for chunk, holder in worker.actors.items():
+            if holder is not None and mine.get(chunk) != holder.held.fence and chunk in held_before:
+                holder.halt("lost")
+        worker.lease.confirm(renewed_until)
         for chunk, count, fence in mail:
             actor = worker.actors.get(chunk)
             if actor is not None and actor.held.fence == fence:

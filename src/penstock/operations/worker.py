@@ -127,6 +127,10 @@ class Worker:
         try:
             if self._heart is None:  # time stands still between two ticks
                 await self.lease.beat()
+            if self.lease.has_lapsed:
+                await self._watch.look_round()
+            if not self.lease.may_start():
+                return False
             started = await self._start_readings()
             return await self._start_chunks() or started
         except Unavailable as error:
@@ -234,6 +238,7 @@ class Worker:
                 operations.c.state.in_(("Pending", "Validating")),
                 operations.c.reading == "open",
                 operations.c.name.in_(self.executions.names),
+                operations.c.number.not_in(self.readings),
                 store.is_free(self.db, operations.c.owner),
             )
             .order_by(operations.c.number)
