@@ -16,9 +16,9 @@ from penstock.db.database import Database
 from penstock.errors import DeclarationError, Unavailable
 from penstock.operations.intake import Source
 from penstock.operations.model import Operation
+from penstock.operations.running.worker import Worker
 from penstock.operations.service import Operations
 from penstock.operations.signals import Signals
-from penstock.operations.worker import Worker
 from penstock.pipeline import Definition, definition_of
 from penstock.settings import Settings, load_settings
 

@@ -35,9 +35,9 @@ from penstock.operations.model import (
     StepView,
     VerifyReport,
 )
+from penstock.operations.proof.symptoms import Diagnosis, Symptom
 from penstock.operations.retrying import Eligibility, NothingToRetry, Retry
 from penstock.operations.signals import Receipt, Unclaimed, Wait
-from penstock.operations.symptoms import Diagnosis, Symptom
 
 __all__ = [
     "PROBLEMS",

@@ -129,7 +129,7 @@ def test_an_overdue_chunk_that_nobody_knows_is_found_too(town: Town):
 
 @on_sqlite
 def test_two_workers_on_an_old_sqlite_are_a_problem(town: Town, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("penstock.operations.symptoms.WAL_RESET_FIXED", (99, 0, 0))
+    monkeypatch.setattr("penstock.operations.proof.symptoms.WAL_RESET_FIXED", (99, 0, 0))
     town.start_worker()
     assert problems(town) == {}
     town.start_worker()

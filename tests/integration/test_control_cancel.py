@@ -26,8 +26,9 @@ from approvals import (
 
 from penstock import Context, Pipeline, operation, step
 from penstock.errors import IllegalMove
-from penstock.operations import control, mailroom
+from penstock.operations import control
 from penstock.operations.model import Operation
+from penstock.operations.running import mailroom
 from penstock.settings import Settings
 from penstock.testing import Engine, engine
 

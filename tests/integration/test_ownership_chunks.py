@@ -25,12 +25,13 @@ from stored import rows_of
 
 from penstock import Context, Pipeline, operation, step
 from penstock.operations import chunks as store
-from penstock.operations import control, mailroom
+from penstock.operations import control
 from penstock.operations.chunks import Lost
 from penstock.operations.held import Held
 from penstock.operations.queries import number_of
 from penstock.operations.reading import Interrupted, Reading
 from penstock.operations.referee import head_of
+from penstock.operations.running import mailroom
 from penstock.operations.tables import workers
 from penstock.settings import Settings
 from penstock.testing import Engine, engine

@@ -18,16 +18,18 @@ from sqlalchemy import Column, ForeignKey, Integer, MetaData, Table, update
 
 from penstock import Context, Pipeline, failpoints, operation, step
 from penstock.db.schema import metadata
-from penstock.operations import actor as acting
 from penstock.operations import chunks as store
-from penstock.operations import control, held, mailroom, referee, retrying, settling, spans
-from penstock.operations.actor import ChunkActor
+from penstock.operations import control, held, referee, retrying
 from penstock.operations.chunks import Lost
-from penstock.operations.lease import Lease
 from penstock.operations.ledger import CANCELLED
 from penstock.operations.model import Operation
-from penstock.operations.planning import next_due
 from penstock.operations.queries import number_of
+from penstock.operations.rules import settling, spans
+from penstock.operations.rules.planning import next_due
+from penstock.operations.running import actor as acting
+from penstock.operations.running import mailroom
+from penstock.operations.running.actor import ChunkActor
+from penstock.operations.running.lease import Lease
 from penstock.operations.tables import chunks, operations
 from penstock.settings import Settings
 from penstock.testing import Engine, engine

@@ -27,8 +27,8 @@ from stored import rows_of
 
 from penstock import Context, Pipeline, StepFailed, failpoints, operation, step
 from penstock.errors import Conflict, InvalidInput, NotFound
-from penstock.operations import mailroom
 from penstock.operations.retrying import NothingToRetry
+from penstock.operations.running import mailroom
 from penstock.settings import Settings
 from penstock.testing import Engine, engine
 

@@ -11,8 +11,8 @@ from approvals import Calls, Paper, Wall, a_moment, approvals, at_wall, clean, f
 
 from penstock import Context, Pipeline, StepFailed, failpoints, operation, step
 from penstock.errors import Unavailable
-from penstock.operations.actor import ChunkActor
 from penstock.operations.model import Operation
+from penstock.operations.running.actor import ChunkActor
 from penstock.settings import Settings
 from penstock.testing import Engine, engine
 

@@ -13,8 +13,8 @@ from stored import records_of, rows_of
 
 from penstock import Context, Done, Pipeline, failpoints, operation, step
 from penstock.errors import InvalidInput, NoSuchWait
-from penstock.operations import mailroom
 from penstock.operations.model import Operation
+from penstock.operations.running import mailroom
 from penstock.settings import Settings
 from penstock.testing import Engine, engine
 

@@ -13,9 +13,9 @@ from stored import rows_of
 
 from penstock import Context, Pipeline, failpoints, operation, step
 from penstock.errors import DeclarationError
-from penstock.operations import mailroom
 from penstock.operations.model import Operation
 from penstock.operations.queries import number_of
+from penstock.operations.running import mailroom
 from penstock.operations.tables import signals
 from penstock.settings import Settings
 from penstock.testing import Engine, engine

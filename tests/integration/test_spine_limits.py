@@ -12,7 +12,7 @@ from stored import count_of, rows_of
 
 from penstock import Context, Pipeline, operation, step
 from penstock.clock import ManualClock
-from penstock.operations.gates import Pace
+from penstock.operations.running.gates import Pace
 from penstock.settings import Settings
 from penstock.testing import engine
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import RetryLater, RowInvalid, StepFailed
-from penstock.operations.decide import (
+from penstock.operations.rules.decide import (
     MESSAGE_MAX,
     RETRY_LATER_MAX_S,
     AttemptTimedOut,

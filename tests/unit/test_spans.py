@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from penstock import BatchContext, Context, Pipeline, operation, step
-from penstock.operations.spans import Span, cut_spans
+from penstock.operations.rules.spans import Span, cut_spans
 from penstock.pipeline import StepPlan, definition_of
 
 

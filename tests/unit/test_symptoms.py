@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from penstock.db.safety import Finding
-from penstock.operations.symptoms import CHECKS, Facts, OpenOperation, Symptom, WorkerFacts, examine
+from penstock.operations.proof.symptoms import CHECKS, Facts, OpenOperation, Symptom, WorkerFacts, examine
 
 WELL = Facts(
     database="postgresql",

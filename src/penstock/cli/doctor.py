@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from penstock.operations.symptoms import Diagnosis, Facts, Symptom
+    from penstock.operations.proof.symptoms import Diagnosis, Facts, Symptom
 
 __all__ = ["add_to", "doctor"]
 
@@ -35,7 +35,7 @@ def doctor(db: Db = None, as_json: Json = False) -> None:
     from penstock import resources
     from penstock.cli.screen import Screen
     from penstock.clock import SystemClock
-    from penstock.operations.doctor import diagnose
+    from penstock.operations.proof.doctor import diagnose
 
     settings = Place(db).settings()
     require_database(settings.database_url)

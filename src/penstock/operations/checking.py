@@ -15,13 +15,13 @@ from typing import Any, BinaryIO
 from penstock.clock import Clock, from_micros
 from penstock.errors import Fault, FileRejected, MetadataInvalid, RowInvalid
 from penstock.formats import Limits, Reader, format_of, open_reader
-from penstock.operations.crew import Crew
-from penstock.operations.execution import Execution
 from penstock.operations.held import Story
 from penstock.operations.intake import Source, metadata_document, name_of, open_source
 from penstock.operations.model import ErrorGroup, FileCheck, FileFault, RowError
+from penstock.operations.rules.thresholds import breach
+from penstock.operations.running.crew import Crew
+from penstock.operations.running.execution import Execution
 from penstock.operations.sheet import VALIDATION, fault_values
-from penstock.operations.thresholds import breach
 from penstock.operations.validation import Checked, check_batch, validate
 from penstock.pipeline import Definition, Run
 

@@ -6,7 +6,7 @@ matches no row, the chunk has a new owner: `Lost` ends the transaction and whate
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import asdict
 from typing import Any
 
@@ -15,8 +15,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from penstock.db.database import Database
 from penstock.operations.held import Held, Story, Writing
-from penstock.operations.ledger import Counts, Ledger
-from penstock.operations.referee import break_if, finish_if_over, head_of, touch
+from penstock.operations.ledger import Ledger
+from penstock.operations.referee import finish_if_over, touch
 from penstock.operations.tables import chunk_rows, chunks, history, operations, row_records, workers
 
 __all__ = [
@@ -103,6 +103,7 @@ def _held(row: RowMapping) -> Held:
         fence=row["fence"],
         version=row["version"],
         is_open=bool(row["is_open"]),
+        unsuccessful=row["invalid"] + row["failed"] + row["timed_out"],
         mail=row["mail"],
         ledger=Ledger.decode(row["ledger"], rows=row["row_count"], steps=steps, base=0),
         data=row["data"],
@@ -190,25 +191,13 @@ async def release(tx: AsyncConnection, held: Held, *, due_at: int) -> None:
     await _write(tx, held, chunks.c.mail == held.mail, owner=None, due_at=due_at)
 
 
-async def close(
-    db: Database,
-    tx: AsyncConnection,
-    held: Held,
-    writing: Writing,
-    *,
-    actor: str,
-    stop_reason: Callable[[Counts], str | None],
-) -> None:
-    """End a chunk whose rows all have their verdicts, and the operation with its last one; `NewMail` as for release.
-
-    `stop_reason` says whether the operation has come to grief by these counts.
-    """
+async def close(db: Database, tx: AsyncConnection, held: Held, writing: Writing, *, actor: str) -> None:
+    """End a chunk whose rows all have their verdicts, and the operation with its last one; `NewMail` as for release."""
     head = await touch(tx, held.operation, operations.c.open_chunks > 0, open_chunks=operations.c.open_chunks - 1)
     if head is None:
         raise Lost("the operation is over")
     await flush(db, tx, held, writing, chunks.c.mail == held.mail, is_open=0, owner=None)
-    await break_if(db, tx, held.operation, stop_reason, actor=actor)
-    await finish_if_over(db, tx, await head_of(tx, held.operation), actor=actor)
+    await finish_if_over(db, tx, head, actor=actor)
 
 
 async def _write(tx: AsyncConnection, held: Held, *guards: ColumnElement[bool], **values: Any) -> None:

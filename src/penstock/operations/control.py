@@ -10,8 +10,8 @@ from penstock.clock import Clock
 from penstock.db.database import Database
 from penstock.errors import IllegalMove
 from penstock.operations import chunks as store
-from penstock.operations.draining import abandon_readings, drain_chunk
 from penstock.operations.referee import Head, head_of, move
+from penstock.operations.running.draining import abandon_readings, drain_chunk
 from penstock.operations.states import OPERATION
 from penstock.operations.tables import operations
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 
-from penstock.operations.decide import error_group
 from penstock.operations.ledger import (
     CANCELLED,
     FAILED,
@@ -20,6 +19,7 @@ from penstock.operations.ledger import (
     compress,
     decompress,
 )
+from penstock.operations.rules.decide import error_group
 from penstock.operations.states import ROW_STEP
 
 # A row that was lost with its worker runs in a small group, then alone; lost twice while alone, it is poison.
@@ -96,6 +96,7 @@ class Held:
     fence: int
     version: int
     is_open: bool
+    unsuccessful: int  # rows, as of `version`
     mail: int
     ledger: Ledger
     data: bytes | None

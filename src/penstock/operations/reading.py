@@ -20,16 +20,16 @@ from penstock.db.database import Database
 from penstock.errors import FileRejected, Unavailable
 from penstock.formats import Batch, Limits, Position, Reader, open_reader
 from penstock.operations.chunks import is_free
-from penstock.operations.decide import cut
-from penstock.operations.draining import abandon
-from penstock.operations.execution import Execution
 from penstock.operations.held import pack_rows
 from penstock.operations.ledger import Counts
-from penstock.operations.persist import persist
-from penstock.operations.planning import SUSPECT_ROWS_MAX
 from penstock.operations.referee import Head, finish_if_over, head_of, move, sum_counts, touch
+from penstock.operations.rules.decide import cut
+from penstock.operations.rules.planning import SUSPECT_ROWS_MAX
+from penstock.operations.rules.thresholds import breach
+from penstock.operations.running.draining import abandon
+from penstock.operations.running.execution import Execution
+from penstock.operations.running.persist import persist
 from penstock.operations.tables import chunk_rows, chunks, operations, row_records
-from penstock.operations.thresholds import breach
 from penstock.operations.validation import Checked, check_batch, killed_its_validator
 
 __all__ = ["Reading", "take"]

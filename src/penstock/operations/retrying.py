@@ -19,7 +19,7 @@ from penstock.errors import Conflict, NotFound
 from penstock.operations import chunks as store
 from penstock.operations.held import Held
 from penstock.operations.referee import Head, head_of, move, touch
-from penstock.operations.settling import refusal
+from penstock.operations.rules.settling import refusal
 from penstock.operations.tables import chunks, operations, requests
 
 __all__ = ["Eligibility", "Retry", "can_retry", "retry_all", "retry_rows"]

@@ -29,9 +29,9 @@ from penstock.operations.model import (
     RowView,
     VerifyReport,
 )
+from penstock.operations.proof.verify import verify
 from penstock.operations.retrying import Eligibility, Retry
 from penstock.operations.sheet import verdict_codes
-from penstock.operations.verify import verify
 from penstock.pipeline import Definition, definition_of
 from penstock.settings import Settings
 

@@ -16,10 +16,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from penstock.clock import Clock, Entropy, from_micros, operation_id
 from penstock.db.database import CommitUnknown, Database
 from penstock.errors import InvalidInput, NoSuchWait, NotFound
-from penstock.operations.decide import cut
-from penstock.operations.mailroom import unconsumed, waiters, wake
 from penstock.operations.queries import number_of
-from penstock.operations.settling import match
+from penstock.operations.rules.decide import cut
+from penstock.operations.rules.settling import match
+from penstock.operations.running.mailroom import unconsumed, waiters, wake
 from penstock.operations.states import OPERATION
 from penstock.operations.tables import operations, row_records, signals
 from penstock.pipeline import KeyTemplate

@@ -10,8 +10,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from penstock.clock import from_micros
 from penstock.errors import InvalidInput
-from penstock.operations.decide import cut
 from penstock.operations.model import ErrorGroup, HistoryEntry, Page, RowError
+from penstock.operations.rules.decide import cut
 from penstock.operations.sheet import Outline, fault_values
 from penstock.operations.tables import chunks, history, row_records
 from penstock.operations.views import chunk_at, load_raws

@@ -9,10 +9,10 @@ from typing import Any
 
 from penstock.errors import Fault, InvalidInput
 from penstock.formats import Batch
-from penstock.operations.decide import cut, describe, error_text
-from penstock.operations.execution import Execution
 from penstock.operations.held import Story
 from penstock.operations.ledger import FAILED, INVALID, Counts, Ledger
+from penstock.operations.rules.decide import cut, describe, error_text
+from penstock.operations.running.execution import Execution
 
 __all__ = ["Checked", "Objection", "ask_validators", "check_batch", "faults_json", "killed_its_validator", "validate"]
 

@@ -12,7 +12,6 @@ from sqlalchemy import ColumnElement, Row, Select, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from penstock.errors import InvalidInput, NotFound
-from penstock.operations.decide import cut
 from penstock.operations.held import Story, unpack_rows
 from penstock.operations.ledger import (
     CANCELLED,
@@ -27,6 +26,7 @@ from penstock.operations.ledger import (
     decompress,
 )
 from penstock.operations.model import Page, RowView
+from penstock.operations.rules.decide import cut
 from penstock.operations.sheet import Outline, Sheet
 from penstock.operations.tables import chunk_rows, chunks, row_records
 

@@ -13,14 +13,14 @@ from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from penstock.errors import Unavailable
-from penstock.operations import mailroom
-from penstock.operations.gates import Share
-from penstock.operations.lease import Heart, bury
 from penstock.operations.referee import touch
+from penstock.operations.running import mailroom
+from penstock.operations.running.gates import Share
+from penstock.operations.running.lease import Heart, bury
 from penstock.operations.tables import chunks, operations, workers
 
 if TYPE_CHECKING:
-    from penstock.operations.worker import Worker
+    from penstock.operations.running.worker import Worker
 
 __all__ = ["Watch"]
 

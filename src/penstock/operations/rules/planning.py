@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from penstock.operations.held import Held
 from penstock.operations.ledger import COMPLETED, PENDING, WAITING
-from penstock.operations.spans import Segment, Span
+from penstock.operations.rules.spans import Segment, Span
 
 __all__ = ["ALONE_LOST", "SUSPECT_ROWS_MAX", "Group", "next_due", "next_group"]
 

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from penstock.operations.chunk_invariants import ChunkFacts, Finding
 from penstock.operations.held import Story
+from penstock.operations.proof.chunk_invariants import ChunkFacts, Finding
 
 __all__ = ["MAIL_RULES", "Asked", "MailFacts", "Posted"]
 

@@ -9,8 +9,8 @@ from typing import Any
 from sqlalchemy import Row, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from penstock.operations.chunk_invariants import ChunkFacts, Finding
-from penstock.operations.mail_invariants import Asked, MailFacts, Posted
+from penstock.operations.proof.chunk_invariants import ChunkFacts, Finding
+from penstock.operations.proof.mail_invariants import Asked, MailFacts, Posted
 from penstock.operations.tables import chunks, history, requests, row_records, signals
 
 __all__ = ["OVERLOOKED_US", "Mail", "Mailbox"]

@@ -10,11 +10,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from penstock.clock import Clock
 from penstock.db.database import Database
 from penstock.operations import chunks as store
-from penstock.operations import mailroom
 from penstock.operations.chunks import Lost
 from penstock.operations.held import Held, recover
-from penstock.operations.mailroom import Overtaken
 from penstock.operations.referee import HEAD, Head, finish_if_over, touch
+from penstock.operations.running import mailroom
+from penstock.operations.running.mailroom import Overtaken
 from penstock.operations.tables import operations
 
 __all__ = ["abandon_readings", "drain_chunk"]

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from penstock.journal.queries import Entry
-from penstock.operations.chunk_invariants import Finding
 from penstock.operations.ledger import Counts, Ledger
+from penstock.operations.proof.chunk_invariants import Finding
 from penstock.operations.referee import Head, ending
 from penstock.operations.states import OPERATION
 

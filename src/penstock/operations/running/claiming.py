@@ -15,11 +15,11 @@ from penstock.clock import Clock
 from penstock.db.database import Database
 from penstock.formats import Limits, Position, open_reader
 from penstock.operations import chunks as store
-from penstock.operations.actor import ChunkActor, Tempo
-from penstock.operations.execution import Execution
 from penstock.operations.held import Held, recover, unpack_rows
-from penstock.operations.outcomes import Desk
-from penstock.operations.planning import Group, next_group
+from penstock.operations.rules.planning import Group, next_group
+from penstock.operations.running.actor import ChunkActor, Tempo
+from penstock.operations.running.execution import Execution
+from penstock.operations.running.outcomes import Desk
 from penstock.operations.tables import operations
 
 __all__ = ["Claims"]

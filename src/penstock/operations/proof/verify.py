@@ -22,13 +22,13 @@ from penstock.blobs.store import FileStore
 from penstock.db.database import Database
 from penstock.errors import NotFound
 from penstock.journal import queries as journal
-from penstock.operations.chunk_invariants import CHUNK_RULES, ChunkFacts, Finding, ledger_fits
 from penstock.operations.held import Story, unpack_rows
-from penstock.operations.invariants import OPERATION_RULES, OperationFacts
 from penstock.operations.ledger import Counts, Ledger
-from penstock.operations.mail_invariants import MAIL_RULES
-from penstock.operations.mailbox import OVERLOOKED_US, Mail, Mailbox
 from penstock.operations.model import Difference, VerifyReport
+from penstock.operations.proof.chunk_invariants import CHUNK_RULES, ChunkFacts, Finding, ledger_fits
+from penstock.operations.proof.invariants import OPERATION_RULES, OperationFacts
+from penstock.operations.proof.mail_invariants import MAIL_RULES
+from penstock.operations.proof.mailbox import OVERLOOKED_US, Mail, Mailbox
 from penstock.operations.queries import number_of
 from penstock.operations.referee import Head
 from penstock.operations.states import OPERATION

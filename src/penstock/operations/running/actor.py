@@ -19,18 +19,18 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from penstock.db.database import Database
 from penstock.errors import Unavailable
 from penstock.operations import chunks as store
-from penstock.operations import mailroom
 from penstock.operations.chunks import Lost, NewMail
 from penstock.operations.held import Held, interrupt
-from penstock.operations.jobs import RowsJob, job_for
 from penstock.operations.ledger import Counts
-from penstock.operations.mailroom import Overtaken, Settlement
-from penstock.operations.outcomes import Desk
-from penstock.operations.persist import persist
-from penstock.operations.planning import Group, next_due, next_group
 from penstock.operations.referee import break_if
+from penstock.operations.rules.planning import Group, next_due, next_group
+from penstock.operations.rules.thresholds import breach
+from penstock.operations.running import mailroom
+from penstock.operations.running.jobs import RowsJob, job_for
+from penstock.operations.running.mailroom import Overtaken, Settlement
+from penstock.operations.running.outcomes import Desk
+from penstock.operations.running.persist import persist
 from penstock.operations.tables import chunks, operations
-from penstock.operations.thresholds import breach
 
 __all__ = ["ChunkActor", "Halt", "Tempo"]
 
@@ -80,7 +80,7 @@ class ChunkActor:
         self._word = asyncio.Event()
         # A chunk that was held before may have mail; a fresh one cannot.
         self._must_look = group is None
-        self._failures = self.held.ledger.counts().unsuccessful
+        self._failures = self.held.unsuccessful
 
     # --- word from the worker
 
@@ -121,6 +121,8 @@ class ChunkActor:
             if self._must_look:
                 return True
         if self.held.ledger.is_over:
+            if self._has_new_failures():
+                await self._flush()  # they may stop the operation before its last chunk ends it
             return not await self._close()
         self._group = next_group(
             self.held, self.execution.spans, now=self.execution.clock.now_us(), limit=self.tempo.flush_rows
@@ -231,12 +233,8 @@ class ChunkActor:
 
     async def _close(self) -> bool:
         writing = self.held.writing()
-        stop_reason = self._stop_reason if self._has_new_failures() else (lambda _: None)
         try:
-            await self._commit(
-                lambda tx: store.close(self.db, tx, self.held, writing, actor=self.owner, stop_reason=stop_reason),
-                "close",
-            )
+            await self._commit(lambda tx: store.close(self.db, tx, self.held, writing, actor=self.owner), "close")
         except NewMail:
             self._must_look = True
             return False
@@ -303,6 +301,7 @@ class ChunkActor:
         """Stop the operation when it has too many errors, or too many rows that kill their workers."""
         if not self._has_new_failures():
             return
+        self._failures = self.held.ledger.counts().unsuccessful
 
         async def stop(tx: AsyncConnection) -> None:
             poison = await store.count_poison(tx, self.held.operation)
@@ -314,17 +313,10 @@ class ChunkActor:
         await self.db.transaction(stop, "broke")
 
     def _has_new_failures(self) -> bool:
-        """Whether there are more failures than when we last looked; old ones, about to run again, do not count."""
-        if not self._has_limits:
-            return False
-        before, self._failures = self._failures, self.held.ledger.counts().unsuccessful
-        return self._failures > before
-
-    @property
-    def _has_limits(self) -> bool:
-        """Whether failures could stop the operation; poison always can, and only lost rows are poison."""
+        """Whether rows have failed since we last looked, and that could stop the operation; only the lost are poison."""
         options = self.execution.definition.options
-        return options.max_errors is not None or options.max_error_rate is not None or any(self.held.ledger.lost)
+        has_limits = options.max_errors is not None or options.max_error_rate is not None or any(self.held.ledger.lost)
+        return has_limits and self.held.ledger.counts().unsuccessful > self._failures
 
     def _stop_reason(self, counts: Counts) -> str | None:
         return breach(self.execution.definition.options, failed=counts.unsuccessful, processed=counts.processed)

@@ -18,17 +18,17 @@ from penstock.db.database import Database
 from penstock.errors import NotFound, Unavailable
 from penstock.formats import Limits
 from penstock.operations import chunks as store
-from penstock.operations.actor import ChunkActor, Halt, Tempo
-from penstock.operations.claiming import Claims
-from penstock.operations.draining import abandon, abandon_readings, drain_chunk
-from penstock.operations.executions import Broken, Executions
 from penstock.operations.held import Held
-from penstock.operations.lease import Heart, Lease
 from penstock.operations.reading import Reading, take
 from penstock.operations.referee import HEAD, Head, move
+from penstock.operations.running.actor import ChunkActor, Halt, Tempo
+from penstock.operations.running.claiming import Claims
+from penstock.operations.running.draining import abandon, abandon_readings, drain_chunk
+from penstock.operations.running.executions import Broken, Executions
+from penstock.operations.running.lease import Heart, Lease
+from penstock.operations.running.turns import Turns
+from penstock.operations.running.watch import Watch
 from penstock.operations.tables import operations
-from penstock.operations.turns import Turns
-from penstock.operations.watch import Watch
 from penstock.pipeline import Definition
 from penstock.settings import Settings
 

@@ -11,9 +11,9 @@ from sqlalchemy import Row, select
 from penstock.clock import Clock, Entropy
 from penstock.db.database import Database
 from penstock.errors import InvalidInput, PenstockError
-from penstock.operations.crew import Crew, Spawn
-from penstock.operations.execution import Execution
-from penstock.operations.gates import Share
+from penstock.operations.running.crew import Crew, Spawn
+from penstock.operations.running.execution import Execution
+from penstock.operations.running.gates import Share
 from penstock.operations.states import OPERATION
 from penstock.operations.tables import operations
 from penstock.pipeline import Definition, Run

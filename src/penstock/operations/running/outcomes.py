@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.errors import StepFailed
-from penstock.operations.decide import Verdict, cut, describe, error_text, judge
-from penstock.operations.execution import Execution
 from penstock.operations.held import Held, Story
 from penstock.operations.ledger import COMPLETED, FAILED, INVALID, SKIPPED, STATES, Ledger
+from penstock.operations.rules.decide import Verdict, cut, describe, error_text, judge
+from penstock.operations.running.execution import Execution
 from penstock.operations.states import ROW_STEP
 from penstock.operations.validation import Objection, faults_json
 from penstock.pipeline import Context

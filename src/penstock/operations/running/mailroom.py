@@ -15,7 +15,7 @@ from penstock.operations import chunks as store
 from penstock.operations.held import Held, Writing, cancel_unfinished
 from penstock.operations.ledger import WAITING
 from penstock.operations.referee import finish_if_over, touch
-from penstock.operations.settling import (
+from penstock.operations.rules.settling import (
     Match,
     Request,
     Signal,

@@ -13,10 +13,10 @@ from functools import partial
 from typing import Any
 
 from penstock.clock import Clock, from_micros
-from penstock.operations.crew import Crew
-from penstock.operations.decide import AttemptTimedOut
-from penstock.operations.gates import Gate, Pace, Share
-from penstock.operations.spans import Span, cut_spans
+from penstock.operations.rules.decide import AttemptTimedOut
+from penstock.operations.rules.spans import Span, cut_spans
+from penstock.operations.running.crew import Crew
+from penstock.operations.running.gates import Gate, Pace, Share
 from penstock.pipeline import BoundStep, Definition, Run, StepPlan
 from penstock.pipeline.outputs import OUTPUT_BYTES_MAX
 

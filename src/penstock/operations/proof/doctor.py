@@ -18,9 +18,9 @@ from penstock.db.database import Database
 from penstock.db.upgrade import HEAD, REVISIONS, check
 from penstock.errors import NotFound, PenstockError
 from penstock.operations.chunks import is_dead, is_free
-from penstock.operations.lease import host_name, is_process_alive
+from penstock.operations.proof.symptoms import Diagnosis, Facts, Health, OpenOperation, WorkerFacts, examine
+from penstock.operations.running.lease import host_name, is_process_alive
 from penstock.operations.states import OPERATION
-from penstock.operations.symptoms import Diagnosis, Facts, Health, OpenOperation, WorkerFacts, examine
 from penstock.operations.tables import chunks, operations, row_records, signals, workers
 from penstock.settings import Settings
 

@@ -10,10 +10,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from penstock.operations.execution import Execution, LiveStep
 from penstock.operations.ledger import COMPLETED, SKIPPED
-from penstock.operations.outcomes import Desk, WrongLength
-from penstock.operations.spans import Segment
+from penstock.operations.rules.spans import Segment
+from penstock.operations.running.execution import Execution, LiveStep
+from penstock.operations.running.outcomes import Desk, WrongLength
 from penstock.operations.validation import validate
 from penstock.pipeline import BatchContext, Context, Done
 

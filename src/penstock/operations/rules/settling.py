@@ -14,7 +14,7 @@ import msgspec
 
 from penstock.operations.held import Held
 from penstock.operations.ledger import CANCELLED, FAILED, INVALID, PENDING, TIMED_OUT, WAITING
-from penstock.operations.outcomes import end_wait, waited_out
+from penstock.operations.running.outcomes import end_wait, waited_out
 from penstock.operations.states import ROW_STEP
 
 __all__ = [

@@ -1,0 +1,1 @@
+"""The rules of running rows: pure functions, no clock, no database."""

@@ -1,0 +1,1 @@
+"""Running chunks: claiming, executing, writing, watching, letting go."""
