@@ -1,5 +1,5 @@
 # Two commands do everything on a fresh machine: `make demo` and `make test`.
-# The rest: `make lint`, `make bench`, `make lock`, `make clean`.
+# The rest: `make lint`, `make bench`, `make torture` (an hour of faults), `make lock`, `make clean`.
 
 SHELL := /bin/bash
 PYTHON ?= python3
@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTEST_WORKERS ?= 2
 
-.PHONY: setup demo test lint bench lock clean
+.PHONY: setup demo test lint bench torture lock clean
 
 setup: $(VENV)/.ready
 
@@ -33,6 +33,12 @@ lint: setup
 
 bench: setup
 	$(BIN)/python -m bench
+
+torture: setup
+	$(BIN)/python -m tests.torture --db sqlite --seconds 1200
+	$(BIN)/python -m tests.torture --db postgresql --seconds 1200
+	$(BIN)/python -m tests.torture --db mariadb --seconds 1200
+	$(BIN)/python -m tests.torture.schedules --seeds 500
 
 lock: setup
 	$(BIN)/pip install --quiet uv

@@ -313,8 +313,9 @@ class ChunkActor:
         await self.db.transaction(stop, "broke")
 
     def _has_new_failures(self) -> bool:
-        """Whether rows have failed since we last looked, and that could stop the operation; only the lost are poison."""
+        """Whether rows have failed since we last looked, and that could stop the operation."""
         options = self.execution.definition.options
+        # Only rows that were lost with a worker can be poison.
         has_limits = options.max_errors is not None or options.max_error_rate is not None or any(self.held.ledger.lost)
         return has_limits and self.held.ledger.counts().unsuccessful > self._failures
 
