@@ -181,9 +181,7 @@ async def test_every_write_of_a_former_owner_is_refused(database_url, tmp_path, 
 
 WRITES = {
     "flush": lambda e, tx, held: store.flush(e.penstock.db, tx, held, held.writing()),
-    "close": lambda e, tx, held: store.close(
-        e.penstock.db, tx, held, held.writing(), actor="one"
-    ),
+    "close": lambda e, tx, held: store.close(e.penstock.db, tx, held, held.writing(), actor="one"),
     "release": lambda e, tx, held: store.release(tx, held, due_at=0),
     "settle": lambda e, tx, held: mailroom.settle(e.penstock.db, tx, held, lambda i: None, e.clock.now_us()),
     "drain": lambda e, tx, held: mailroom.drain(e.penstock.db, tx, held, e.clock.now_us(), actor="one"),
