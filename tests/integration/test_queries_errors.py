@@ -104,6 +104,7 @@ async def test_history_tells_of_attempts_that_were_retried(penstock, done):
     assert done.created_at < page.items[0].at < done.finished_at
 
 
+@pytest.mark.covers("SM-091")
 async def test_history_is_paged_and_narrowed(penstock, done):
     first = await penstock.operations.history(done.id, limit=1)
     rest = await penstock.operations.history(done.id, limit=1, cursor=first.next_cursor)

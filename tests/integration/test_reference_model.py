@@ -182,7 +182,7 @@ def check_effects(scenario: Scenario, views: Sequence[RowView], puppeteer: Puppe
         assert in_doubt <= puppeteer.begun
 
 
-@pytest.mark.covers("I-01", "I-02", "I-03", "I-04", "I-05", "I-06", "I-43", "SM-001", "SM-053")
+@pytest.mark.covers("I-01", "I-02", "I-03", "I-04", "I-05", "I-06", "I-43", "SM-001", "SM-053", "SM-086")
 @bounded
 @given(scenario=scenarios())
 async def test_an_operation_comes_out_as_the_model_says(scenario: Scenario, database_url: str, tmp_path: Path):

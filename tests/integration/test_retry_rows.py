@@ -60,7 +60,7 @@ def mixed() -> list[dict[str, str]]:
     return rows
 
 
-@pytest.mark.covers("SM-044", "SM-047", "SM-082", "SM-010", "SM-011", "SM-022", "SM-098", "SM-087")
+@pytest.mark.covers("SM-044", "SM-047", "SM-063", "SM-080", "SM-082", "SM-010", "SM-011", "SM-022", "SM-098", "SM-087")
 async def test_a_retry_runs_failed_rows_from_the_step_that_failed_and_every_step_after_it(e, calls):
     made = await e.run("failures", mixed())
     assert (made.status, made.successful_rows, made.failed_rows, made.invalid_rows) == ("CompletedWithErrors", 4, 3, 1)

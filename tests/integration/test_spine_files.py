@@ -85,6 +85,27 @@ async def test_the_feed_of_all_operations_goes_on_behind_what_was_seen(database_
     assert feed[0].event == "created"
 
 
+@pytest.mark.covers("SM-096", "SM-004")
+async def test_counters_move_while_rows_complete(database_url: str, tmp_path: Path):
+    """Each chunk that ends is counted, long before the last one does."""
+    seen = []
+
+    @operation("steady", max_row_concurrency=1)
+    class Steady(Pipeline[Person]):
+        @step(barrier=True)
+        async def run(self, row: Person, ctx: Context) -> None:
+            if ctx.row_number == 10:
+                seen.append(await e.operations.get(made.id))
+
+    rows = [{"name": "n", "age": n} for n in range(10)]
+    async with engine([Steady], url=database_url, tmp_path=tmp_path, settings=Settings(chunk_rows=1)) as e:
+        made = await e.create(Steady, rows)
+        await e.work_until_idle()
+    (during,) = seen
+    assert during.status == "Running"
+    assert 1 <= during.successful_rows <= 9
+
+
 @pytest.mark.covers("SM-049", "SM-095")
 async def test_counters_grow_while_validating_and_the_total_comes_at_its_end(database_url: str, tmp_path: Path):
     looks = []
