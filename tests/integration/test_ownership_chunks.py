@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from typing import Any
 
@@ -202,6 +203,34 @@ async def stop(e: Engine, operation_id: str) -> None:
     async with e.penstock.db.read() as tx:
         number = await number_of(tx, operation_id)
     await control.cancel(e.penstock.db, number, actor="ana")
+
+
+async def test_a_chunk_that_is_lost_while_it_is_drained_does_not_end_its_worker(database_url, tmp_path, monkeypatch):
+    """Between hearing that the operation stops and draining, another worker may have claimed the chunk."""
+    wall, drained = Wall(), []
+
+    @operation("lost")
+    class Lostlike(Pipeline[Paper]):
+        @step
+        async def one(self, paper: Paper, ctx: Context) -> None:
+            await wall.stop()
+
+        @step(barrier=True)
+        async def two(self, paper: Paper, ctx: Context) -> None: ...
+
+    async def taken(*_: object, **__: object) -> bool:
+        drained.append(True)
+        raise Lost("taken over")
+
+    async with engine([Lostlike], url=database_url, tmp_path=tmp_path) as e:
+        made = await e.create(Lostlike, papers(1))
+        working = asyncio.create_task(e.work_until_idle())
+        await wall.reached.wait()
+        monkeypatch.setattr(mailroom, "drain", taken)
+        await stop(e, made.id)
+        wall.gone.set()
+        await working
+    assert drained
 
 
 READER_WRITES = {

@@ -7,6 +7,7 @@ that is not in flight on disk, and a crash re-runs at most one unflushed group.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -100,19 +101,21 @@ class ChunkActor:
 
     async def run(self) -> None:
         """Work until nothing is left to do now; returns quietly when the chunk has another owner."""
-        try:
-            while self._halt is None:
-                if self._group is not None:
-                    await self._work(self._group)
-                elif not await self._go_on():
-                    return
+        with contextlib.suppress(Lost):
+            try:
+                await self._run()
+            except Stopped as stopped:
+                await self._leave("Stopping" if stopped.state == "Stopping" else "Paused")
+
+    async def _run(self) -> None:
+        while self._halt is None:
             if self._group is not None:
-                self.held.ledger.stand_down(self._group.rows)
-            await self._leave(self._halt)
-        except Lost:
-            return
-        except Stopped as stopped:
-            await self._leave("Stopping" if stopped.state == "Stopping" else "Paused")
+                await self._work(self._group)
+            elif not await self._go_on():
+                return
+        if self._group is not None:
+            self.held.ledger.stand_down(self._group.rows)
+        await self._leave(self._halt)
 
     async def _go_on(self) -> bool:
         """Settle what is to be settled and begin what is to run; False when the chunk was let go."""
