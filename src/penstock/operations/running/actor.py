@@ -152,8 +152,8 @@ class ChunkActor:
                     await self._attend(job)
         self.desk.has_moved = True
         self._group = None
-        if not self.execution.may_start():
-            raise Lost("the lease is over")
+        if self.desk.was_refused:
+            self.halt("Paused")  # our lease was over: write what we have, if it is still ours, and let go
 
     async def _attend(self, job: RowsJob) -> None:
         """Write what comes in while a job runs, and hear what is said meanwhile."""

@@ -99,6 +99,7 @@ class AwaitJob(RowsJob):
     async def _row(self, i: int) -> None:
         execution, desk = self.execution, self.desk
         if not execution.may_start():
+            desk.refuse((i,))
             return
         ledger, row, now = desk.ledger, desk.rows[i], execution.clock.now_us
         tracks, base, stop = ledger.tracks, ledger.base, self.segment.stop
@@ -158,6 +159,7 @@ class CheckJob(RowsJob):
     async def _ask(self, i: int) -> None:
         desk, place = self.desk, self.segment.first
         if not self.execution.may_start():
+            desk.refuse((i,))
             return
         step = self.execution.steps[place - 1]
         assert step.check is not None
@@ -193,6 +195,8 @@ class ValidateJob(RowsJob):
                     self.desk.validated(i, row)
                 else:
                     self.desk.rejected(i, objection)
+            else:
+                self.desk.refuse((i,))
         finally:
             self.finished(1)
         return True
@@ -265,7 +269,9 @@ class ThreadJob(RowsJob):
                 ledger.tracks[place].attempt[i] += 1
         if error is None:
             self.desk.left_segment(i, place)
-        elif not isinstance(error, LeaseOver):
+        elif isinstance(error, LeaseOver):
+            self.desk.refuse((i,))
+        else:
             self.desk.raised(i, place, error, began)
 
 
@@ -299,6 +305,8 @@ class BatchJob(RowsJob):
         try:
             if self.execution.may_start():
                 await self._batch(batch)
+            else:
+                self.desk.refuse(batch)
         finally:
             self.finished(len(batch))
         return True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from penstock.errors import StepFailed
@@ -26,7 +26,18 @@ class WrongLength(StepFailed):
 class Desk:
     """One held chunk with its rows parsed; every outcome of a row is noted here, on the loop's thread."""
 
-    __slots__ = ("_has_outputs", "execution", "has_moved", "has_parked", "held", "keys", "ledger", "raws", "rows")
+    __slots__ = (
+        "_has_outputs",
+        "execution",
+        "has_moved",
+        "has_parked",
+        "held",
+        "keys",
+        "ledger",
+        "raws",
+        "rows",
+        "was_refused",
+    )
 
     def __init__(self, execution: Execution, held: Held, raws: Sequence[Any]) -> None:
         self.execution, self.held, self.raws = execution, held, raws
@@ -35,6 +46,7 @@ class Desk:
         self.keys: list[str | None] = [None] * held.row_count
         self.has_parked = False  # since the last flush
         self.has_moved = False
+        self.was_refused = False
         self.refresh()
 
     def refresh(self) -> None:
@@ -66,6 +78,11 @@ class Desk:
             return self.raws[i]
         edited = self.held.told(i, 0)
         return self.raws[i] if edited is None or edited.data is None else edited.data
+
+    def refuse(self, rows: Iterable[int]) -> None:
+        """These rows may not begin: no time is left in our lease."""
+        self.ledger.stand_down(rows)
+        self.was_refused = True
 
     # --- outputs
 
