@@ -229,27 +229,21 @@ async def wake(db: Database, operation: int, keys: Collection[str], tx: AsyncCon
 
     A transaction of its own, after the commit it follows: store, commit, then look.
     """
-    lowest = (
-        select(row_records.c.signal_key, func.min(row_records.c.row).label("row"))
-        .where(
-            row_records.c.operation == operation,
-            row_records.c.signal_key.in_(keys),
-            row_records.c.state == "WaitingForCompletion",
-            _has_signal(),
+    found: set[int] = set()
+    for key in keys:
+        lowest = (
+            select(row_records.c.chunk)
+            .where(
+                row_records.c.operation == operation,
+                row_records.c.signal_key == key,
+                row_records.c.state == "WaitingForCompletion",
+                _has_signal(),
+            )
+            .order_by(row_records.c.row)
+            .limit(1)
         )
-        .group_by(row_records.c.signal_key)
-        .subquery()
-    )
-    found = await tx.execute(
-        select(row_records.c.chunk)
-        .distinct()
-        .join(
-            lowest,
-            (lowest.c.row == row_records.c.row) & (lowest.c.signal_key == row_records.c.signal_key),
-        )
-        .where(row_records.c.operation == operation, row_records.c.state == "WaitingForCompletion")
-    )
-    woken = sorted(found.scalars())
+        found.update((await tx.execute(lowest)).scalars())
+    woken = sorted(found)
     for chunk in woken:
         await tx.execute(
             update(chunks)
