@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel
 from stored import count_of, rows_of
 
-from penstock import Context, Pipeline, operation, step
+from penstock import BatchContext, Context, Pipeline, operation, step
 from penstock.clock import ManualClock
 from penstock.operations.running.gates import Pace
 from penstock.settings import Settings
@@ -84,16 +84,33 @@ def test_a_rate_spaces_calls_evenly_and_a_pause_earns_no_burst():
     assert pace.reserve() == pytest.approx(0.05, abs=1e-5)
 
 
-def test_a_batch_takes_as_many_places_as_it_has_rows():
-    pace = Pace(10, ManualClock().monotonic)
-    assert (pace.reserve(50), pace.reserve()) == pytest.approx((0, 5))
+async def test_a_batch_takes_one_place_however_many_rows_it_has(
+    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A rate is of calls: many rows in one call are what batches are for."""
+    waited: list[float] = []
+
+    async def wait(self: Pace) -> None:
+        waited.append(self.reserve())
+
+    monkeypatch.setattr(Pace, "wait", wait)
+
+    @operation("batched")
+    class Batched(Pipeline[Item]):
+        @step.batch(size=4, rate="20/s")
+        async def call(self, rows: list[Item], ctx: BatchContext) -> None: ...
+
+    async with engine([Batched], url=database_url, tmp_path=tmp_path) as e:
+        done = await e.run(Batched, items(12))
+    assert done.successful_rows == 12
+    assert waited == pytest.approx([0, 0.05, 0.1])
 
 
 async def test_a_rate_limited_step_waits_its_turn(database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     waited: list[float] = []
 
-    async def wait(self: Pace, calls: int = 1) -> None:
-        waited.append(self.reserve(calls))
+    async def wait(self: Pace) -> None:
+        waited.append(self.reserve())
 
     monkeypatch.setattr(Pace, "wait", wait)
 

@@ -81,15 +81,15 @@ class Pace:
         """Hold our part of the rate from now on."""
         self._gap = share.workers / self.rate
 
-    def reserve(self, calls: int = 1) -> float:
-        """Take the next `calls` places and say how long to wait for them."""
+    def reserve(self) -> float:
+        """Take the next place and say how long to wait for it."""
         now = self._monotonic()
         place = max(self._next, now)
-        self._next = place + self._gap * calls
+        self._next = place + self._gap
         return place - now
 
-    async def wait(self, calls: int = 1) -> None:
+    async def wait(self) -> None:
         """Wait for our turn."""
-        delay = self.reserve(calls)
+        delay = self.reserve()
         if delay > 0:
             await asyncio.sleep(delay)
