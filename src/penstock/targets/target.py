@@ -1,0 +1,125 @@
+"""What a remote must offer to be driven by the executor."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.errors import SettingsInvalid
+from penstock.targets.model import BulkOptions, Mode, RecordId, Verdict
+
+__all__ = ["Answer", "Batch", "Reference", "Target", "Traits"]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One call to a remote; `records` are ids when the mode is delete.
+
+    `key` is the same for every try of the same records, so that a remote can recognise a resend.
+    """
+
+    table: str
+    mode: Mode
+    records: Sequence[Any]
+    options: BulkOptions
+    key: str
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a remote said to a batch: a verdict for every record, in the batch's order."""
+
+    verdicts: Sequence[Verdict]
+    width_hint: int | None = None
+    """How many calls at once the remote now recommends for this source."""
+    counts_exact: bool = True
+    """Whether `created` and `updated` are what the remote said, not what was there shortly before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """How a table behaves under one mode."""
+
+    is_atomic: bool = True
+    """A failed batch changed nothing; False when the remote answers record by record."""
+    is_idempotent: bool = False
+    """Sending a batch again after a lost answer leaves the remote as one sending would, and answers the same."""
+    can_reconcile: bool = False
+    """`reconcile` can say what became of a batch whose answer was lost."""
+    records_max: int | None = None
+    bytes_max: int | None = None
+    id_field: str | None = None
+    """The column that identifies a record, required in every record of an update."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A field of a record that refers to another record."""
+
+    field: str
+    table: str
+    id: RecordId
+
+
+class Target:
+    """A remote that takes batches of records. Only `send` must be written; the rest has sensible answers.
+
+    A *source* is whoever a quota is counted for: a user, a credential, a connection. All of a target's sources reach
+    the same tables.
+    """
+
+    name: str = "target"
+    sources: Sequence[str] = ("default",)
+    width: int = 4
+    """Calls at once per source while the remote has recommended nothing."""
+    width_max: int = 52
+
+    async def send(self, batch: Batch, source: str) -> Answer:
+        """Send one batch as one call; raise `TargetError` when it failed as a whole. Never retries."""
+        raise NotImplementedError(f"{type(self).__name__} must say how a batch is sent")
+
+    async def describe(self, table: str, mode: Mode, options: BulkOptions, source: str) -> Traits:
+        """How this table behaves; asked once per bulk call. Raise `TargetError` when the table cannot take it."""
+        return Traits()
+
+    async def reconcile(self, batch: Batch, source: str) -> Sequence[Verdict | None]:
+        """Ask what became of a batch whose answer was lost; None for a record that was not applied."""
+        raise NotImplementedError(f"{type(self).__name__} says it can reconcile but does not")
+
+    async def send_each(self, batch: Batch, source: str) -> Answer:
+        """Send the records of a small batch so that each gets its own verdict; used to isolate bad records."""
+        raise NotImplementedError
+
+    @property
+    def can_send_each(self) -> bool:
+        """Whether `send_each` is worth calling."""
+        return type(self).send_each is not Target.send_each
+
+    async def refresh(self, source: str) -> None:
+        """Drop the source's token or connections: they were refused or broke."""
+
+    def check_options(self, options: BulkOptions) -> None:
+        """Refuse options that mean nothing here."""
+        if type(options) is not BulkOptions:
+            raise SettingsInvalid(f"{self.name} takes BulkOptions, not {type(options).__name__}")
+
+    def identity(self, table: str, mode: Mode, record: Any) -> Hashable | None:
+        """What makes two records the same one, so that they are never in flight together; None when nothing does."""
+        return None
+
+    def references(self, table: str, record: Any, options: BulkOptions) -> Iterable[Reference]:
+        """The other records that a record refers to."""
+        for field, referred in options.references.items():
+            if record.get(field) is not None:
+                yield Reference(field, referred, record[field])
+
+    def size(self, record: Any) -> int:
+        """Roughly the bytes a record takes on the wire; 0 when it does not matter."""
+        return 0
+
+    async def aclose(self) -> None:
+        """Let go of connections."""
