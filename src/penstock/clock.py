@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from time import time_ns
 from typing import Protocol
 
 __all__ = ["Clock", "Entropy", "FollowingClock", "ManualClock", "SystemClock", "from_micros", "micros", "operation_id"]
@@ -44,7 +45,7 @@ class SystemClock:
     is_real = True
 
     def now_us(self) -> int:
-        return time.time_ns() // 1000
+        return time_ns() // 1000
 
     def monotonic(self) -> float:
         return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -68,7 +68,7 @@ def context(
         is_cancelled=lambda: is_cancelled,
         public_url=public_url,
     )
-    made: Context[Any] = Context(run, row_number, row_key, generation, _encoded(definition, outputs or {}))
+    made: Context[Any] = Context(run, row_number, generation, _encoded(definition, outputs or {}), row_key=row_key)
     made.step = _step_of(definition, step)
     made.attempt, made.deadline, made.signal_key = attempt, deadline, signal_key
     return made

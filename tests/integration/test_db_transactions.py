@@ -103,18 +103,6 @@ async def test_a_cancelled_transaction_leaves_nothing_and_harms_no_later_one(db)
     assert await amounts(db) == [0, 1]
 
 
-async def test_a_savepoint_undoes_a_part(db):
-    async def work(tx: AsyncConnection) -> None:
-        await pay(tx, 1)
-        with pytest.raises(IntegrityError):
-            async with tx.begin_nested():
-                await tx.execute(insert(accounts), [{"id": 2, "amount": 0}])
-        await pay(tx, 2)
-
-    await db.transaction(work)
-    assert await amounts(db) == [1, 1]
-
-
 async def test_many_transactions_at_once_all_count(db):
     await asyncio.gather(*(db.transaction(lambda tx: pay(tx, 1)) for _ in range(50)))
     assert await amounts(db) == [50, 0]

@@ -26,9 +26,9 @@ from approvals import (
 from stored import rows_of
 
 from penstock import Context, Pipeline, StepFailed, failpoints, operation, step
+from penstock.db.database import Database
 from penstock.errors import Conflict, InvalidInput, NotFound
 from penstock.operations.retrying import NothingToRetry
-from penstock.operations.running import mailroom
 from penstock.settings import Settings
 from penstock.testing import Engine, engine
 
@@ -487,7 +487,7 @@ async def test_counters_are_true_at_every_step_of_a_retry(e):
 @pytest.mark.covers("I-08")
 async def test_no_line_of_history_is_lost_when_mail_is_settled_while_rows_run(database_url, tmp_path, monkeypatch):
     """A row is put off while the settling transaction is under way: its line is written with the next commit."""
-    wall, consume = Wall(), mailroom._consume
+    wall, transaction = Wall(), Database.transaction
 
     @operation("busy")
     class Busy(Pipeline[Paper]):
@@ -500,13 +500,13 @@ async def test_no_line_of_history_is_lost_when_mail_is_settled_while_rows_run(da
                 await wall.stop()
                 raise ConnectionError("refused")
 
-    async def fail_meanwhile(*args: Any) -> None:
-        if wall.reached.is_set():
+    async def fail_meanwhile(db: Database, work: Any, point: str = "") -> Any:
+        if point == "settle" and wall.reached.is_set():
             wall.gone.set()
             await a_moment()
-        await consume(*args)
+        return await transaction(db, work, point)
 
-    monkeypatch.setattr(mailroom, "_consume", fail_meanwhile)
+    monkeypatch.setattr(Database, "transaction", fail_meanwhile)
     async with engine([Busy], url=database_url, tmp_path=tmp_path) as e:
         made = await e.create(Busy, papers(2))
         await e.penstock.signals.complete(made.id, "p1")

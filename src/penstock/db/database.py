@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from functools import partial
 from typing import Any, Self, TypeVar
 
-from sqlalchemy import ColumnElement, event
+from sqlalchemy import ColumnElement, Executable, event
 from sqlalchemy.exc import DBAPIError, InvalidRequestError
-from sqlalchemy.exc import TimeoutError as PoolExhausted
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from penstock.clock import Clock
 from penstock.db.address import parse
+from penstock.db.connection import Connection
 from penstock.db.dialects import Dialect, notice_partitions
+from penstock.db.onehop import run_there
 from penstock.db.safety import Finding, judge, refuse_unsafe
 from penstock.errors import DatabaseUnsafe, PenstockError, SettingsInvalid, Unavailable
 from penstock.failpoints import hit
@@ -23,6 +25,7 @@ from penstock.failpoints import hit
 __all__ = ["CommitUnknown", "Database"]
 
 T = TypeVar("T")
+S = TypeVar("S", bound=Executable)
 
 TRIES_MAX = 10
 BACKOFF_S = 0.005
@@ -40,10 +43,14 @@ class CommitUnknown(Unavailable):
 class Database:
     """A database that is safe and has our schema; see `open`."""
 
-    def __init__(self, engine: AsyncEngine, dialect: Dialect, clock: Clock) -> None:
+    def __init__(self, engine: AsyncEngine, dialect: Dialect, clock: Clock, *, pool_size: int) -> None:
         self.dialect = dialect
         self._engine = engine
+        # Connections stay checked out of SQLAlchemy's pool: going in and out of it costs more than a statement.
+        self._places = asyncio.Semaphore(pool_size)
+        self._idle: list[AsyncConnection] = []
         self._clock = clock
+        self._prepared: dict[Hashable, Any] = {}
         # SQLite has one writer; ours queue here in order instead of fighting over the file's lock.
         self._turn: AbstractAsyncContextManager[Any] = asyncio.Lock() if dialect.is_file else nullcontext()
 
@@ -75,40 +82,46 @@ class Database:
             isolation_level="AUTOCOMMIT",
             connect_args=dialect.connect_args(),
             pool_size=pool_size,
-            max_overflow=0,
-            pool_timeout=POOL_WAIT_S,
             # We end every transaction ourselves, so a ROLLBACK on return would be a round trip for nothing.
             pool_reset_on_return=None,
             skip_autocommit_rollback=True,
         )
         dialect.adapt(engine)
         event.listen(engine.sync_engine, "connect", _on_connect(dialect))
-        return cls(engine, dialect, clock)
+        return cls(engine, dialect, clock, pool_size=pool_size)
 
     async def close(self) -> None:
         """Close every connection."""
+        while self._idle:
+            await self._idle.pop().close()
         await self._engine.dispose()
+
+    def prepared(self, build: Callable[..., S], *choices: Hashable) -> S:
+        """The statement that `build(self, *choices)` makes, made once: building one costs more than sending it."""
+        key = (build, choices)
+        if key not in self._prepared:
+            self._prepared[key] = build(self, *choices)
+        statement: S = self._prepared[key]
+        return statement
 
     def now(self) -> ColumnElement[int]:
         """Microseconds since 1970 on the database's clock, as SQL; the given clock's value when it is not real."""
         return self.dialect.now(self._clock)
 
-    async def transaction(self, work: Callable[[AsyncConnection], Awaitable[T]], point: str = "transaction") -> T:
+    async def transaction(self, work: Callable[[Connection], Awaitable[T]], point: str = "transaction") -> T:
         """Run `work` in a write transaction and commit; all of it is repeated when it collided with another.
 
-        So `work` touches nothing but the database. `Unavailable` when the database is away or the collisions do not
-        end; `CommitUnknown` when it may have happened. Any other error rolls back and propagates. `point` names the
+        So `work` awaits nothing but the database, reads nothing that changes meanwhile and changes nothing: on SQLite
+        it runs on the connection's thread. `Unavailable` when the database is away or the collisions do not end;
+        `CommitUnknown` when it may have happened. Any other error rolls back and propagates. `point` names the
         transaction for tests that crash around its COMMIT.
         """
         tries = 0
         while True:
             tries += 1
             try:
-                async with self.write() as tx:
-                    answer = await work(tx)
-                    hit(f"{point}:before")
-                hit(f"{point}:after")
-                return answer
+                async with self._turn, self.connection() as connection:
+                    return await self._run(connection, partial(self._whole, work, point))
             except DBAPIError as error:
                 if self.dialect.trouble(error) != "contended":
                     raise
@@ -116,7 +129,27 @@ class Database:
                     raise Unavailable(f"a transaction collided with others {tries} times") from error
             await _back_off(tries)
 
-    async def ring(self, tx: AsyncConnection) -> None:
+    async def look(self, work: Callable[[Connection], Awaitable[T]]) -> T:
+        """Run `work` on one consistent snapshot; it keeps to the same rules as in `transaction`."""
+
+        async def whole(tx: Connection) -> T:
+            async with self._snapshot(tx):
+                return await work(tx)
+
+        async with self.connection() as connection:
+            return await self._run(connection, whole)
+
+    async def _run(self, connection: AsyncConnection, work: Callable[[Connection], Coroutine[Any, Any, T]]) -> T:
+        return await (run_there(connection, work) if self.dialect.is_file else work(connection))
+
+    async def _whole(self, work: Callable[[Connection], Awaitable[T]], point: str, tx: Connection) -> T:
+        async with self._written(tx):
+            answer = await work(tx)
+            hit(f"{point}:before")
+        hit(f"{point}:after")
+        return answer
+
+    async def ring(self, tx: Connection) -> None:
         """Wake those who listen on other processes, when this transaction commits."""
         if self.dialect.ring:
             await tx.exec_driver_sql(self.dialect.ring)
@@ -129,24 +162,32 @@ class Database:
     @asynccontextmanager
     async def write(self) -> AsyncIterator[AsyncConnection]:
         """One write transaction that is tried once, committed at the end of the block, undone by any error."""
-        async with self._turn, self.connection() as tx:
-            await _send(tx, self.dialect.begin_write)
-            try:
-                yield tx
-            except BaseException:
-                await _roll_back(tx)
-                raise
-            await self._commit(tx)
+        async with self._turn, self.connection() as tx, self._written(tx):
+            yield tx
+
+    @asynccontextmanager
+    async def _written(self, tx: Connection) -> AsyncIterator[None]:
+        await _send(tx, self.dialect.begin_write)
+        try:
+            yield
+        except BaseException:
+            await _roll_back(tx)
+            raise
+        await self._commit(tx)
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[AsyncConnection]:
         """One consistent snapshot to read; blocks no writer and is blocked by none."""
-        async with self.connection() as tx:
-            await _send(tx, self.dialect.begin_read)
-            try:
-                yield tx
-            finally:
-                await _roll_back(tx)
+        async with self.connection() as tx, self._snapshot(tx):
+            yield tx
+
+    @asynccontextmanager
+    async def _snapshot(self, tx: Connection) -> AsyncIterator[None]:
+        await _send(tx, self.dialect.begin_read)
+        try:
+            yield
+        finally:
+            await _roll_back(tx)
 
     async def findings(self) -> tuple[Finding, ...]:
         """The verdicts on the database's version and settings."""
@@ -157,17 +198,36 @@ class Database:
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[AsyncConnection]:
         """A connection outside any transaction: each statement commits by itself."""
-        connection = await self._check_out()
+        await self._take_place()
         try:
-            yield connection
-        except DBAPIError as error:
-            if self.dialect.trouble(error) == "unavailable":
-                raise Unavailable(f"{self.dialect.name} is away: {error.orig}") from error
-            raise
+            connection = await self._check_out()
+            try:
+                yield connection
+            except DBAPIError as error:
+                if self.dialect.trouble(error) == "unavailable":
+                    raise Unavailable(f"{self.dialect.name} is away: {error.orig}") from error
+                raise
+            finally:
+                if connection.invalidated:
+                    await connection.close()
+                else:
+                    self._idle.append(connection)
         finally:
-            await connection.close()
+            self._places.release()
+
+    async def _take_place(self) -> None:
+        if not self._places.locked():
+            await self._places.acquire()
+            return
+        try:
+            async with asyncio.timeout(POOL_WAIT_S):
+                await self._places.acquire()
+        except TimeoutError:
+            raise Unavailable(f"no connection became free within {POOL_WAIT_S} s") from None
 
     async def _check_out(self) -> AsyncConnection:
+        if self._idle:
+            return self._idle.pop()
         tries = 0
         while True:
             tries += 1
@@ -177,7 +237,7 @@ class Database:
                 # Processes that open a new SQLite file at once collide when they switch it to WAL.
                 if self.dialect.trouble(error) != "contended" or tries == TRIES_MAX:
                     raise self._unreachable(error) from error
-            except (OSError, PoolExhausted, InvalidRequestError, TypeError) as error:
+            except (OSError, InvalidRequestError, TypeError) as error:
                 raise self._unreachable(error) from error
             await _back_off(tries)
 
@@ -189,15 +249,13 @@ class Database:
                 return SettingsInvalid(f"{name} refused the connection: {error.orig}")
             case DBAPIError():
                 return Unavailable(f"{name} cannot be reached: {error.orig}")
-            case PoolExhausted():
-                return Unavailable(f"no connection became free within {POOL_WAIT_S} s")
             case TypeError():
                 return SettingsInvalid(f"the database URL has an option the driver does not know: {error}")
             case InvalidRequestError():  # a MySQL server behind a mariadb URL
                 return DatabaseUnsafe(f"this server is not the database its URL names: {error}")
         return Unavailable(f"{name} cannot be reached: {error}")
 
-    async def _commit(self, tx: AsyncConnection) -> None:
+    async def _commit(self, tx: Connection) -> None:
         try:
             await tx.exec_driver_sql("COMMIT")
         except DBAPIError as error:
@@ -214,12 +272,12 @@ async def _back_off(tries: int) -> None:
     await asyncio.sleep(random.uniform(0, min(BACKOFF_MAX_S, BACKOFF_S * 2**tries)))
 
 
-async def _send(tx: AsyncConnection, statements: tuple[str, ...]) -> None:
+async def _send(tx: Connection, statements: tuple[str, ...]) -> None:
     for statement in statements:
         await tx.exec_driver_sql(statement)
 
 
-async def _roll_back(tx: AsyncConnection) -> None:
+async def _roll_back(tx: Connection) -> None:
     """End the transaction, or the connection when even that fails."""
     if tx.invalidated:
         return

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, ClassVar, Literal
 
-from sqlalchemy import URL, BigInteger, ColumnElement, Table, func, literal, literal_column, select
+from sqlalchemy import URL, BigInteger, ColumnElement, Table, bindparam, func, literal_column, select
 from sqlalchemy.dialects.mysql import insert as mariadb_insert
 from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
@@ -89,7 +89,7 @@ class Dialect(ABC):
 
     def now(self, clock: Clock) -> ColumnElement[int]:
         """Microseconds since 1970: the database's clock, or the given one when that is not real."""
-        return self.clock_expression(clock) if clock.is_real else literal(clock.now_us(), BigInteger)
+        return self.clock_expression(clock) if clock.is_real else _told_by(clock)
 
     @abstractmethod
     def upsert(self, table: Table, *, key: Sequence[str], update: Sequence[str]) -> Insert:
@@ -101,6 +101,11 @@ class Dialect(ABC):
     def least(self, *values: ColumnElement[int]) -> ColumnElement[int]:
         """The smallest of several numbers, none of them null."""
         return func.least(*values)
+
+
+def _told_by(clock: Clock) -> ColumnElement[int]:
+    """A clock of ours as SQL; it is asked when the statement is sent, not when it is built."""
+    return bindparam(None, callable_=clock.now_us, type_=BigInteger, unique=True)
 
 
 class _StrictTypes(SQLiteTypeCompiler):
@@ -153,7 +158,7 @@ class Sqlite(Dialect):
 
     def clock_expression(self, clock: Clock) -> ColumnElement[int]:
         # All processes of a file share a host, hence a clock; SQLite's own has milliseconds only.
-        return literal(clock.now_us(), BigInteger)
+        return _told_by(clock)
 
     def upsert(self, table: Table, *, key: Sequence[str], update: Sequence[str]) -> Insert:
         insert = sqlite_insert(table)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from sqlalchemy import Connection, inspect
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import Connection as SyncConnection
+from sqlalchemy import inspect
 
 from penstock.clock import Clock
+from penstock.db.connection import Connection
 from penstock.db.database import Database
 from penstock.db.safety import Finding
 from penstock.db.schema import VERSION_TABLE
@@ -70,7 +71,7 @@ async def prepare_schema(database: Database, *, upgrade: bool) -> str | None:
     return await database.transaction(lambda tx: _upgrade(database, tx))
 
 
-async def revision_of(tx: AsyncConnection) -> str | None:
+async def revision_of(tx: Connection) -> str | None:
     """The schema's revision; None when there is none."""
     if not await tx.run_sync(lambda connection: inspect(connection).has_table(VERSION_TABLE)):
         return None
@@ -88,7 +89,7 @@ def _unready(revision: str | None) -> str:
     return f"the schema {found}; this release needs {HEAD}: run `penstock db upgrade`"
 
 
-async def _upgrade(database: Database, tx: AsyncConnection) -> str | None:
+async def _upgrade(database: Database, tx: Connection) -> str | None:
     """Upgrade under a lock, so that of several processes one works and the others find it done."""
     await _lock(database, tx)
     try:
@@ -102,14 +103,14 @@ async def _upgrade(database: Database, tx: AsyncConnection) -> str | None:
                 await tx.exec_driver_sql(statement)
 
 
-async def _lock(database: Database, tx: AsyncConnection) -> None:
+async def _lock(database: Database, tx: Connection) -> None:
     for statement in database.dialect.upgrade_lock:
         result = await tx.exec_driver_sql(statement)
         if result.returns_rows and result.scalar() == 0:
             raise Unavailable("another process has been upgrading the schema for a minute; try again")
 
 
-def _run_migrations(connection: Connection) -> None:
+def _run_migrations(connection: SyncConnection) -> None:
     from alembic import command
     from alembic.config import Config
 

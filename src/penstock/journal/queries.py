@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import ColumnElement, insert, select
-from sqlalchemy.ext.asyncio import AsyncConnection
 
+from penstock.db.connection import Connection
 from penstock.journal.tables import transitions
 
 __all__ = ["Entry", "entries", "record"]
@@ -31,7 +31,7 @@ class Entry:
 
 
 async def record(
-    tx: AsyncConnection,
+    tx: Connection,
     *,
     machine: str,
     subject: str,
@@ -60,7 +60,7 @@ async def record(
 
 
 async def entries(
-    tx: AsyncConnection, *, machine: str, subject: str | None = None, since: int = 0, limit: int = 100
+    tx: Connection, *, machine: str, subject: str | None = None, since: int = 0, limit: int = 100
 ) -> Sequence[Entry]:
     """Log lines after `since`, oldest first; of one subject or of all."""
     query = (

@@ -7,16 +7,29 @@ matches no row, the chunk has a new owner: `Lost` ends the transaction and whate
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import asdict
 from typing import Any
 
-from sqlalchemy import ColumnElement, Insert, RowMapping, exists, func, insert, literal, or_, select, update
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import (
+    ColumnElement,
+    Insert,
+    RowMapping,
+    Select,
+    Update,
+    bindparam,
+    exists,
+    func,
+    insert,
+    literal,
+    or_,
+    select,
+    update,
+)
 
+from penstock.db.connection import Connection
 from penstock.db.database import Database
 from penstock.operations.held import Held, Story, Writing
 from penstock.operations.ledger import Ledger
-from penstock.operations.referee import finish_if_over, touch
+from penstock.operations.referee import end_chunk, finish_if_over
 from penstock.operations.tables import chunk_rows, chunks, history, operations, row_records, workers
 
 __all__ = [
@@ -29,10 +42,10 @@ __all__ = [
     "flush",
     "is_free",
     "load",
-    "load_missing_stories",
     "load_stories",
     "lock",
     "release",
+    "stories_of",
 ]
 
 
@@ -56,7 +69,7 @@ def is_free(db: Database, owner: ColumnElement[Any]) -> ColumnElement[bool]:
 
 async def candidates(
     db: Database,
-    tx: AsyncConnection,
+    tx: Connection,
     *,
     names: Collection[str],
     limit: int,
@@ -69,25 +82,37 @@ async def candidates(
     """
     if not limit:
         return []
+    asked = {"skip": skip, "many": limit, "names": names, "of": operation}
+    found = (await tx.execute(db.prepared(_draining, operation is not None), asked)).all()
+    if names and len(found) < limit:
+        found = [*found, *(await tx.execute(db.prepared(_runnable, operation is not None), asked)).all()]
+    return [_held(row._mapping) for row in found[:limit]]
+
+
+def _claimable(db: Database, is_of_one: bool) -> Select[*tuple[Any, ...]]:
     query = (
         select(chunks, chunk_rows.c.data, operations.c.state.label("operation_state"), operations.c.plan)
         .join(operations, operations.c.number == chunks.c.operation)
         .outerjoin(chunk_rows, chunk_rows.c.chunk == chunks.c.id)
-        .where(chunks.c.is_open == 1, is_free(db, chunks.c.owner), chunks.c.id.not_in(skip))
-        .limit(limit)
+        .where(
+            chunks.c.is_open == 1, is_free(db, chunks.c.owner), chunks.c.id.not_in(bindparam("skip", expanding=True))
+        )
+        .limit(bindparam("many"))
     )
-    if operation is not None:
-        query = query.where(chunks.c.operation == operation)
-    runnable = query.where(
+    return query.where(chunks.c.operation == bindparam("of")) if is_of_one else query
+
+
+def _draining(db: Database, is_of_one: bool) -> Select[*tuple[Any, ...]]:
+    return _claimable(db, is_of_one).where(operations.c.state == "Stopping").order_by(chunks.c.id)
+
+
+def _runnable(db: Database, is_of_one: bool) -> Select[*tuple[Any, ...]]:
+    is_due = (
         operations.c.state.in_(("Running", "Retrying")),
-        operations.c.name.in_(names),
+        operations.c.name.in_(bindparam("names", expanding=True)),
         chunks.c.due_at <= db.now(),
-    ).order_by(chunks.c.due_at, chunks.c.id)
-    draining = query.where(operations.c.state == "Stopping").order_by(chunks.c.id)
-    found = (await tx.execute(draining)).all()
-    if names and len(found) < limit:
-        found = [*found, *(await tx.execute(runnable)).all()]
-    return [_held(row._mapping) for row in found[:limit]]
+    )
+    return _claimable(db, is_of_one).where(*is_due).order_by(chunks.c.due_at, chunks.c.id)
 
 
 def _held(row: RowMapping) -> Held:
@@ -110,30 +135,43 @@ def _held(row: RowMapping) -> Held:
     )
 
 
-async def claim(db: Database, tx: AsyncConnection, held: Held, *, owner: str, write: bool) -> bool:
+async def claim(db: Database, tx: Connection, held: Held, *, owner: str, write: bool) -> bool:
     """Become the owner of a candidate; with `write` its ledger (our first intent) goes into the same statement.
 
     The caller raises the fence it holds once this is committed.
     """
-    values: dict[str, Any] = {"owner": owner, "fence": chunks.c.fence + 1, "due_at": db.now()}
+    values: dict[str, Any] = {"taker": owner, "seen_mail": held.mail, "seen_version": held.version}
     if write:
-        values |= {"ledger": held.ledger.encode(), "version": chunks.c.version + 1}
-    done = await tx.execute(
+        values["intent"] = held.ledger.encode()
+    done = await tx.execute(db.prepared(_claim, write), {**values, **_place(held)})
+    return done.rowcount == 1
+
+
+def _claim(db: Database, write: bool) -> Update:
+    values: dict[str, Any] = {"owner": bindparam("taker"), "fence": chunks.c.fence + 1, "due_at": db.now()}
+    if write:
+        values |= {"ledger": bindparam("intent"), "version": chunks.c.version + 1}
+    return (
         update(chunks)
         .where(
-            chunks.c.id == held.id,
-            chunks.c.fence == held.fence,
+            *_OURS,
             chunks.c.is_open == 1,
-            chunks.c.mail == held.mail,
-            chunks.c.version == held.version,  # an owner whose lease is over may have written since we looked
+            chunks.c.mail == bindparam("seen_mail"),
+            chunks.c.version == bindparam("seen_version"),  # an owner whose lease is over may have written since
             is_free(db, chunks.c.owner),
         )
         .values(values)
     )
-    return done.rowcount == 1
 
 
-async def load(tx: AsyncConnection, operation: int, *filters: ColumnElement[bool], limit: int) -> list[Held]:
+_OURS = (chunks.c.id == bindparam("the_chunk"), chunks.c.fence == bindparam("the_fence"))
+
+
+def _place(held: Held) -> dict[str, int]:
+    return {"the_chunk": held.id, "the_fence": held.fence}
+
+
+async def load(tx: Connection, operation: int, *filters: ColumnElement[bool], limit: int) -> list[Held]:
     """Chunks of an operation with their records, in order, as last committed; nobody's to write."""
     query = (
         select(chunks, literal(None).label("data"), operations.c.state.label("operation_state"), operations.c.plan)
@@ -148,37 +186,52 @@ async def load(tx: AsyncConnection, operation: int, *filters: ColumnElement[bool
     return found
 
 
-async def load_stories(tx: AsyncConnection, held: Held) -> None:
+async def load_stories(tx: Connection, held: Held) -> None:
     """Read the records of a chunk's rows; only its owner may rely on them."""
-    found = await tx.execute(select(row_records).where(row_records.c.chunk == held.id))
-    held.stories = {(row.row, row.step): Story(**row._mapping) for row in found}
+    held.stories = await stories_of(tx, held.id)
 
 
-async def load_missing_stories(tx: AsyncConnection, held: Held) -> None:
-    """Read the records that a fresh claim did not need; what we changed ourselves stays."""
-    found = await tx.execute(select(row_records).where(row_records.c.chunk == held.id))
-    for row in found:
-        held.stories.setdefault((row.row, row.step), Story(**row._mapping))
+async def stories_of(tx: Connection, chunk: int) -> dict[tuple[int, int], Story]:
+    """The records of a chunk's rows, by row and step."""
+    found = await tx.execute(_STORIES_OF, {"the_chunk": chunk})
+    return {(row[1], row[2]): Story(*row) for row in found}
 
 
-async def count_poison(tx: AsyncConnection, operation: int) -> int:
+# In the order of the fields.
+_STORIES_OF = select(*(row_records.c[name] for name in Story.__dataclass_fields__)).where(
+    row_records.c.chunk == bindparam("the_chunk")
+)
+
+
+async def count_poison(tx: Connection, operation: int) -> int:
     """How many rows of an operation were failed because their workers died."""
     is_poison = (row_records.c.operation == operation, row_records.c.error_type == "Poison")
     return int((await tx.execute(select(func.count()).select_from(row_records).where(*is_poison))).scalar_one())
 
 
-async def flush(
-    db: Database, tx: AsyncConnection, held: Held, writing: Writing, *guards: ColumnElement[bool], **extra: Any
-) -> None:
+async def flush(db: Database, tx: Connection, held: Held, writing: Writing, **extra: Any) -> None:
     """Write the ledger, the counters and what changed in the records; `Lost` when the chunk is no longer ours."""
-    await _write(tx, held, *guards, ledger=writing.ledger, **asdict(writing.counts), **extra)
+    values = {"ledger": writing.ledger, **writing.counts.columns()}
+    if extra:
+        await _write(tx, held, **values, **extra)
+    elif (await tx.execute(_FLUSH, {**values, **_place(held)})).rowcount != 1:
+        raise Lost(f"chunk {held.id} at fence {held.fence}")
+    await _write_stories(db, tx, writing)
+
+
+async def _write_stories(db: Database, tx: Connection, writing: Writing) -> None:
     if writing.stories:
-        await tx.execute(_upsert_stories(db), list(writing.stories.values()))
+        await tx.execute(db.prepared(_upsert_stories), list(writing.stories.values()))
     if writing.lines:
         await tx.execute(insert(history), list(writing.lines))
 
 
-async def lock(tx: AsyncConnection, held: Held) -> int:
+# What is sent with them, the ledger and the counts, is set too.
+_FLUSH = update(chunks).where(*_OURS).values(version=chunks.c.version + 1)
+_CLOSE = _FLUSH.where(chunks.c.mail == bindparam("seen_mail")).values(is_open=0, owner=None)
+
+
+async def lock(tx: Connection, held: Held) -> int:
     """Lock a chunk we own against new mail until the commit; returns how much mail it has. `Lost` when not ours."""
     mine = (chunks.c.id == held.id, chunks.c.fence == held.fence)
     if (await tx.execute(update(chunks).where(*mine).values(fence=chunks.c.fence))).rowcount != 1:
@@ -186,30 +239,37 @@ async def lock(tx: AsyncConnection, held: Held) -> int:
     return int((await tx.execute(select(chunks.c.mail).where(chunks.c.id == held.id))).scalar_one())
 
 
-async def release(tx: AsyncConnection, held: Held, *, due_at: int) -> None:
+async def release(tx: Connection, held: Held, *, due_at: int) -> None:
     """Let go until something is due; `NewMail` when word has come, so that it must be looked at first."""
     await _write(tx, held, chunks.c.mail == held.mail, owner=None, due_at=due_at)
 
 
-async def close(db: Database, tx: AsyncConnection, held: Held, writing: Writing, *, actor: str) -> None:
+async def close(db: Database, tx: Connection, held: Held, writing: Writing, *, actor: str) -> None:
     """End a chunk whose rows all have their verdicts, and the operation with its last one; `NewMail` as for release."""
-    head = await touch(tx, held.operation, operations.c.open_chunks > 0, open_chunks=operations.c.open_chunks - 1)
+    head = await end_chunk(tx, held.operation)
     if head is None:
         raise Lost("the operation is over")
-    await flush(db, tx, held, writing, chunks.c.mail == held.mail, is_open=0, owner=None)
+    values = {"ledger": writing.ledger, **writing.counts.columns(), "seen_mail": held.mail}
+    if (await tx.execute(_CLOSE, {**values, **_place(held)})).rowcount != 1:
+        await _refused(tx, held)
+    await _write_stories(db, tx, writing)
     await finish_if_over(db, tx, head, actor=actor)
 
 
-async def _write(tx: AsyncConnection, held: Held, *guards: ColumnElement[bool], **values: Any) -> None:
+async def _write(tx: Connection, held: Held, *guards: ColumnElement[bool], **values: Any) -> None:
     done = await tx.execute(
         update(chunks)
         .where(chunks.c.id == held.id, chunks.c.fence == held.fence, *guards)
         .values(version=chunks.c.version + 1, **values)
     )
-    if done.rowcount == 1:
-        return
+    if done.rowcount != 1:
+        await _refused(tx, held)
+
+
+async def _refused(tx: Connection, held: Held) -> None:
+    """Why a guarded write changed nothing: word has come, or the chunk has another owner."""
     fence = (await tx.execute(select(chunks.c.fence).where(chunks.c.id == held.id))).scalar()
-    if guards and fence == held.fence:
+    if fence == held.fence:
         raise NewMail
     raise Lost(f"chunk {held.id} at fence {held.fence}")
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from sqlalchemy.ext.asyncio import AsyncConnection
-
 from penstock.clock import Clock
+from penstock.db.connection import Connection
 from penstock.db.database import Database
 from penstock.errors import IllegalMove
 from penstock.operations import chunks as store
@@ -21,7 +20,7 @@ __all__ = ["cancel", "drain", "pause", "resume"]
 async def cancel(db: Database, number: int, *, actor: str, cause: str | None = None) -> Head:
     """Stop an operation for good; cancelling twice is cancelling once."""
 
-    async def stop(tx: AsyncConnection) -> Head | None:
+    async def stop(tx: Connection) -> Head | None:
         head = await move(
             db, tx, number, "cancelled", operations.c.state == "Pending",
             actor=actor, cause=cause, reading="abandoned", open_chunks=0,
@@ -36,7 +35,7 @@ async def cancel(db: Database, number: int, *, actor: str, cause: str | None = N
 async def pause(db: Database, number: int, *, actor: str, cause: str | None = None) -> Head:
     """Begin nothing more until `resume`; running steps end, deadlines go on. Pausing twice is pausing once."""
 
-    async def stop(tx: AsyncConnection) -> Head | None:
+    async def stop(tx: Connection) -> Head | None:
         return await move(db, tx, number, "paused", actor=actor, cause=cause)
 
     return await _moved(db, number, stop, "paused", is_done=("Paused",))
@@ -47,7 +46,7 @@ async def resume(db: Database, number: int, *, actor: str, cause: str | None = N
     is_read = (operations.c.reading == "complete") & (operations.c.raw_chunks == 0)
     is_paused = operations.c.state == "Paused"
 
-    async def go_on(tx: AsyncConnection) -> Head | None:
+    async def go_on(tx: Connection) -> Head | None:
         head = await move(db, tx, number, "resumed", is_paused, is_read, actor=actor, cause=cause)
         return head or await move(db, tx, number, "reading_resumed", ~is_read, actor=actor, cause=cause)
 
@@ -58,12 +57,12 @@ async def resume(db: Database, number: int, *, actor: str, cause: str | None = N
 async def _moved(
     db: Database,
     number: int,
-    work: Callable[[AsyncConnection], Awaitable[Head | None]],
+    work: Callable[[Connection], Awaitable[Head | None]],
     event: str,
     *,
     is_done: tuple[str, ...],
 ) -> Head:
-    async def ring(tx: AsyncConnection) -> Head | None:
+    async def ring(tx: Connection) -> Head | None:
         await db.ring(tx)
         return await work(tx)
 

@@ -63,6 +63,10 @@ class Story:
     faults: list[list[str | None]] | None = None
     data: Any = None
 
+    def columns(self) -> dict[str, Any]:
+        """The record as it is stored."""
+        return {name: getattr(self, name) for name in _COLUMNS}
+
     def tell(self, error_type: str | None, message: str | None) -> None:
         """What went wrong, or nothing."""
         self.error_type, self.message = error_type, message
@@ -148,8 +152,7 @@ class Held:
         del self.lines[: len(writing.lines)]
 
     def _columns(self, key: tuple[int, int]) -> dict[str, Any]:
-        story = self.stories[key]
-        return {name: getattr(story, name) for name in _COLUMNS}
+        return self.stories[key].columns()
 
     def copy(self) -> Held:
         """Another like this, to try out what will become of it."""

@@ -11,10 +11,10 @@ from typing import Any, BinaryIO
 
 import msgspec
 from sqlalchemy import insert
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from penstock.blobs.store import FileStore, Stored
 from penstock.clock import Clock, Entropy, operation_id
+from penstock.db.connection import Connection
 from penstock.db.database import Database
 from penstock.errors import Fault, FileRejected, MetadataInvalid
 from penstock.formats import format_of
@@ -96,7 +96,7 @@ def _insertion(
     created_by: str,
     **columns: Any,
 ) -> Any:
-    async def insert_operation(tx: AsyncConnection) -> str:
+    async def insert_operation(tx: Connection) -> str:
         await tx.execute(
             insert(operations).values(
                 id=new_id,

@@ -53,7 +53,7 @@ _LONGEST = 2**32 - 1
 
 def compress(data: bytes) -> bytes:
     """Shrink a block for storage."""
-    return zstandard.ZstdCompressor(level=3).compress(data)
+    return zstandard.ZstdCompressor(level=1).compress(data)
 
 
 def decompress(data: bytes) -> bytes:
@@ -72,6 +72,10 @@ class Counts:
     cancelled: int = 0
     waiting: int = 0
 
+    def columns(self) -> dict[str, int]:
+        """The counts by name, as they are stored."""
+        return {name: getattr(self, name) for name in _COUNTERS}
+
     def __add__(self, other: Counts) -> Counts:
         return Counts(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
@@ -84,6 +88,9 @@ class Counts:
     def processed(self) -> int:
         """The rows with a verdict of success or failure."""
         return self.succeeded + self.unsuccessful
+
+
+_COUNTERS = tuple(Counts.__dataclass_fields__)
 
 
 class Track:
@@ -164,12 +171,26 @@ class Ledger:
     @property
     def is_over(self) -> bool:
         """Whether every row has its verdict."""
-        return sum(self.at) == self.rows * (self.steps + 1) or all(map(self.is_terminal, range(self.rows)))
+        return self.at.count(self.steps + 1) == self.rows or not self.unfinished()
 
     def unfinished(self) -> Sequence[int]:
         """The rows without a verdict."""
-        is_fresh = self.at.count(1) == self.rows and not any(self.tracks[1].state)
-        return range(self.rows) if is_fresh else [i for i in range(self.rows) if not self.is_terminal(i)]
+        if self.at.count(1) == self.rows and not any(self.tracks[1].state):
+            return range(self.rows)
+        found: list[int] = []
+        places = [place for place in set(self.at) if place <= self.steps]
+        for place in places:
+            states = self.tracks[place].state
+            found += [i for i, at in enumerate(self.at) if at == place and states[i] < FAILED]
+        return found if len(places) < 2 else sorted(found)
+
+    def standing(self, rows: Sequence[int], first: int, stop: int) -> Sequence[int]:
+        """Those of the rows that are in flight and stand at one of the places `first` up to, not including, `stop`."""
+        in_flight, places = self.in_flight, self.at
+        if stop == 1:  # validation: whatever was edited
+            validated = self.tracks[0].state
+            return [i for i in rows if in_flight[i] and validated[i] == PENDING]
+        return [i for i in rows if in_flight[i] and first <= places[i] < stop]
 
     # --- writing
 
@@ -183,10 +204,10 @@ class Ledger:
 
         Asking whether a waiting row is done is no attempt.
         """
-        tracks, in_flight = self.tracks, self.in_flight
+        tracks, in_flight, places, validated = self.tracks, self.in_flight, self.at, self.tracks[0].state
         for i in rows:
             in_flight[i] = 1
-            track = tracks[self.next_place(i)]
+            track = tracks[places[i] if validated[i] else 0]
             if track.state[i] == PENDING:
                 track.attempt[i] += 1
 

@@ -8,9 +8,9 @@ from datetime import datetime
 from typing import Any
 
 from sqlalchemy import RowMapping, func, select, tuple_
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from penstock.clock import from_micros, micros
+from penstock.db.connection import Connection
 from penstock.errors import InvalidInput, NotFound
 from penstock.journal import queries as journal
 from penstock.operations.ledger import Counts
@@ -33,14 +33,14 @@ _SORT_COLUMNS = {
 }
 
 
-async def get(tx: AsyncConnection, operation: str) -> Operation:
+async def get(tx: Connection, operation: str) -> Operation:
     """The operation with this id."""
     number = await number_of(tx, operation)
     row = (await tx.execute(select(operations).where(operations.c.number == number))).one()
     return _operation(row._mapping, await sum_counts(tx, number))
 
 
-async def outline(tx: AsyncConnection, operation: str, definitions: Mapping[str, Definition]) -> Outline:
+async def outline(tx: Connection, operation: str, definitions: Mapping[str, Definition]) -> Outline:
     """What it takes to read the operation's rows; `definitions`, where it is among them, know its key's other names."""
     number = await number_of(tx, operation)
     columns = [operations.c[name] for name in ("number", "id", "name", "rows_read", "columns", "plan")]
@@ -59,7 +59,7 @@ async def outline(tx: AsyncConnection, operation: str, definitions: Mapping[str,
     )
 
 
-async def number_of(tx: AsyncConnection, operation: str) -> int:
+async def number_of(tx: Connection, operation: str) -> int:
     """The inner number of an operation, by its id or an unambiguous beginning of it (8 characters or more)."""
     found = (await tx.execute(select(operations.c.number).where(operations.c.id == operation))).scalar()
     if found is None and 8 <= len(operation) < 36:
@@ -76,7 +76,7 @@ async def number_of(tx: AsyncConnection, operation: str) -> int:
 
 
 async def list_operations(
-    tx: AsyncConnection,
+    tx: Connection,
     *,
     name: str | None = None,
     status: Iterable[str] | None = None,
@@ -118,7 +118,7 @@ async def list_operations(
     return Page([_operation(row, counts.get(row["number"], Counts())) for row in shown], next_cursor)
 
 
-async def _counts(tx: AsyncConnection, numbers: Sequence[int]) -> dict[int, Counts]:
+async def _counts(tx: Connection, numbers: Sequence[int]) -> dict[int, Counts]:
     """The counters of several operations; one without chunks is missing."""
     names = [field.name for field in fields(Counts)]
     sums = await tx.execute(
@@ -146,7 +146,7 @@ def _parse_cursor(cursor: str, *, is_number: bool) -> tuple[Any, int]:
         raise InvalidInput(f"{cursor!r} is not a cursor of this list") from None
 
 
-async def events(tx: AsyncConnection, *, operation: str | None = None, since: int = 0, limit: int = 100) -> list[Event]:
+async def events(tx: Connection, *, operation: str | None = None, since: int = 0, limit: int = 100) -> list[Event]:
     """The moves of one operation, or of all, after `since`, oldest first."""
     if operation is not None:
         number = await number_of(tx, operation)

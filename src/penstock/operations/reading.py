@@ -10,12 +10,11 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, aclosing
-from dataclasses import asdict
 from typing import Any, BinaryIO
 
-from sqlalchemy import case, delete, func, insert, select
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import Insert, bindparam, case, delete, func, insert, select, update
 
+from penstock.db.connection import Connection
 from penstock.db.database import Database
 from penstock.errors import FileRejected, Unavailable
 from penstock.formats import Batch, Limits, Position, Reader, open_reader
@@ -39,6 +38,24 @@ ONE_BY_ONE = 2
 CRASHES_MAX = 4
 
 
+# What is sent with it is set too.
+_READ_ON = (
+    update(operations)
+    .where(
+        operations.c.number == bindparam("the_operation"),
+        operations.c.fence == bindparam("the_fence"),
+        operations.c.state == "Validating",
+    )
+    .values(revision=operations.c.revision + 1, open_chunks=operations.c.open_chunks + bindparam("opened"))
+)
+_NEW_ROWS = insert(chunk_rows)
+_NEW_RECORDS = insert(row_records)
+
+
+def _new_chunk(db: Database) -> Insert:
+    return insert(chunks).values(due_at=db.now())
+
+
 class Interrupted(Exception):
     """Reading stopped before the end: paused, stopping, or taken over."""
 
@@ -48,7 +65,7 @@ async def take(db: Database, head: Head, *, owner: str, chunk_rows: int) -> Head
     guards = (operations.c.fence == head.fence, operations.c.reading == "open", is_free(db, operations.c.owner))
     values: dict[str, Any] = {"owner": owner, "fence": operations.c.fence + 1}
 
-    async def claim(tx: AsyncConnection) -> Head | None:
+    async def claim(tx: Connection) -> Head | None:
         if head.state == "Pending":
             return await move(db, tx, head.number, "picked_up", *guards, actor=owner, started_at=db.now(), **values)
         if head.owner is not None:
@@ -114,7 +131,7 @@ class Reading:
     async def _give_back(self) -> None:
         """Somebody else may go on reading, or nobody when the operation is stopping."""
 
-        async def give_back(tx: AsyncConnection) -> None:
+        async def give_back(tx: Connection) -> None:
             if await abandon(self.db, self.head, tx, actor=self.owner) is None:
                 await touch(tx, self.head.number, operations.c.fence == self.head.fence, owner=None)
 
@@ -164,7 +181,7 @@ class Reading:
         if self.crashes >= CRASHES_MAX and len(batch.rows) == 1:
             return killed_its_validator(self.execution, batch, self.crashes)
 
-        async def suspect(tx: AsyncConnection) -> None:
+        async def suspect(tx: Connection) -> None:
             await self._touch(tx, suspect_row=batch.start.row)
 
         await self._persist(suspect, "suspect", lambda _: False)
@@ -184,29 +201,31 @@ class Reading:
         # These rows are cleared; the others that are suspect go on being checked as carefully as before.
         crashes = min(self.crashes, ONE_BY_ONE) if end.row < self.suspect_until else 0
 
-        async def append(tx: AsyncConnection) -> None:
-            await self._touch(
-                tx,
-                position=str(end),
-                rows_read=end.row - 1,
-                columns=columns,
-                open_chunks=operations.c.open_chunks + int(not checked.ledger.is_over),
-                crashes=crashes,
-                suspect_row=None,
-                suspect_until=self.suspect_until if crashes else None,
-            )
+        async def append(tx: Connection) -> None:
+            read = {
+                "position": str(end),
+                "rows_read": end.row - 1,
+                "columns": columns,
+                "opened": int(not checked.ledger.is_over),
+                "crashes": crashes,
+                "suspect_row": None,
+                "suspect_until": self.suspect_until if crashes else None,
+            }
+            place = {"the_operation": self.head.number, "the_fence": self.head.fence}
+            if (await tx.execute(_READ_ON, {**read, **place})).rowcount != 1:
+                raise Interrupted
             await self._insert(tx, checked, ledger, data)
 
         await self._persist(append, "append", lambda head: head.position == str(end))
         self.crashes = crashes
 
-    async def _touch(self, tx: AsyncConnection, **values: Any) -> None:
+    async def _touch(self, tx: Connection, **values: Any) -> None:
         mine = (operations.c.fence == self.head.fence, operations.c.state == "Validating")
         if await touch(tx, self.head.number, *mine, **values) is None:
             raise Interrupted
 
     async def _persist(
-        self, work: Callable[[AsyncConnection], Awaitable[None]], point: str, has_done: Callable[[Head], bool]
+        self, work: Callable[[Connection], Awaitable[None]], point: str, has_done: Callable[[Head], bool]
     ) -> None:
         async def has_happened() -> bool:
             async with self.db.read() as tx:
@@ -228,7 +247,7 @@ class Reading:
         ledger = b"" if is_plain else checked.ledger.encode()
         return ledger, pack_rows(checked.batch.rows) if self.execution.definition.options.track_row_data else None
 
-    async def _insert(self, tx: AsyncConnection, checked: Checked, ledger: bytes, data: bytes | None) -> None:
+    async def _insert(self, tx: Connection, checked: Checked, ledger: bytes, data: bytes | None) -> None:
         start = checked.batch.start
         values = {
             "operation": self.head.number,
@@ -236,19 +255,18 @@ class Reading:
             "row_count": len(checked.batch.rows),
             "source_offset": start.offset,
             "is_open": int(not checked.ledger.is_over),
-            "due_at": self.db.now(),
             "ledger": ledger,
-            **asdict(checked.counts),
+            **checked.counts.columns(),
         }
-        key = (await tx.execute(insert(chunks).values(values))).inserted_primary_key
+        key = (await tx.execute(self.db.prepared(_new_chunk), values)).inserted_primary_key
         assert key is not None
         if data is not None:
-            await tx.execute(insert(chunk_rows).values(chunk=key[0], data=data))
+            await tx.execute(_NEW_ROWS, {"chunk": key[0], "data": data})
         if checked.stories:
-            await tx.execute(insert(row_records), [asdict(story) | {"chunk": key[0]} for story in checked.stories])
+            await tx.execute(_NEW_RECORDS, [story.columns() | {"chunk": key[0]} for story in checked.stories])
 
     async def _seal(self) -> None:
-        async def seal(tx: AsyncConnection) -> None:
+        async def seal(tx: Connection) -> None:
             head = await move(
                 self.db,
                 tx,
@@ -270,7 +288,7 @@ class Reading:
     async def _reject(self, reason: str) -> None:
         number = self.head.number
 
-        async def reject(tx: AsyncConnection) -> None:
+        async def reject(tx: Connection) -> None:
             head = await move(
                 self.db,
                 tx,

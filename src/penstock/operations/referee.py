@@ -11,16 +11,28 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, case, func, select, update
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import ColumnElement, bindparam, case, func, select, update
 
+from penstock.db.connection import Connection
 from penstock.db.database import Database
 from penstock.journal import queries as journal
 from penstock.operations.ledger import Counts
 from penstock.operations.states import OPERATION
 from penstock.operations.tables import chunks, operations
 
-__all__ = ["HEAD", "Head", "break_if", "ending", "finish_if_over", "head_of", "move", "sum_counts", "touch"]
+__all__ = [
+    "HEAD",
+    "Head",
+    "break_if",
+    "end_chunk",
+    "ending",
+    "finish_if_over",
+    "head_of",
+    "move",
+    "state_of",
+    "sum_counts",
+    "touch",
+]
 
 Guard = ColumnElement[bool]
 
@@ -50,18 +62,31 @@ class Head:
 
 
 HEAD = [operations.c[name] for name in Head.__dataclass_fields__]
+_HEAD_OF = select(*HEAD).where(operations.c.number == bindparam("number"))
+_STATE_OF = select(operations.c.state).where(operations.c.number == bindparam("number"))
+_CHUNK_ENDED = (
+    update(operations)
+    .where(operations.c.number == bindparam("ended_in"), operations.c.open_chunks > 0)
+    .values(revision=operations.c.revision + 1, open_chunks=operations.c.open_chunks - 1)
+)
 
 
-async def touch(tx: AsyncConnection, number: int, *guards: Guard, **values: Any) -> Head | None:
+async def touch(tx: Connection, number: int, *guards: Guard, **values: Any) -> Head | None:
     """Update the operation row without moving it; None when a guard does not hold."""
     values = {"revision": operations.c.revision + 1, **values}
     done = await tx.execute(update(operations).where(operations.c.number == number, *guards).values(values))
     return await head_of(tx, number) if done.rowcount == 1 else None
 
 
+async def end_chunk(tx: Connection, number: int) -> Head | None:
+    """Count a chunk of the operation as closed; None when it has none open."""
+    done = await tx.execute(_CHUNK_ENDED, {"ended_in": number})
+    return await head_of(tx, number) if done.rowcount == 1 else None
+
+
 async def move(
     db: Database,
-    tx: AsyncConnection,
+    tx: Connection,
     number: int,
     event: str,
     *guards: Guard,
@@ -101,7 +126,7 @@ async def move(
     return head
 
 
-async def finish_if_over(db: Database, tx: AsyncConnection, head: Head, *, actor: str) -> Head:
+async def finish_if_over(db: Database, tx: Connection, head: Head, *, actor: str) -> Head:
     """End the operation when its last chunk has closed; belongs in every transaction that closes one."""
     if head.open_chunks:
         return head
@@ -111,7 +136,7 @@ async def finish_if_over(db: Database, tx: AsyncConnection, head: Head, *, actor
 
 async def break_if(
     db: Database,
-    tx: AsyncConnection,
+    tx: Connection,
     number: int,
     stop_reason: Callable[[Counts], str | None],
     *,
@@ -130,14 +155,18 @@ def ending(head: Head, counts: Counts) -> str:
     return "finished_with_errors" if counts.unsuccessful or counts.cancelled else "finished"
 
 
-async def sum_counts(tx: AsyncConnection, number: int) -> Counts:
+async def sum_counts(tx: Connection, number: int) -> Counts:
     """The operation's counters: sums over its chunks."""
     sums = (func.coalesce(func.sum(chunks.c[name]), 0).label(name) for name in _COUNTERS)
     row = (await tx.execute(select(*sums).where(chunks.c.operation == number))).one()
     return Counts(**{name: int(value) for name, value in row._mapping.items()})
 
 
-async def head_of(tx: AsyncConnection, number: int) -> Head:
+async def state_of(tx: Connection, number: int) -> str:
+    """The operation's state as this transaction sees it."""
+    return str((await tx.execute(_STATE_OF, {"number": number})).scalar_one())
+
+
+async def head_of(tx: Connection, number: int) -> Head:
     """The head as this transaction sees it; a decision needs the UPDATE that comes before."""
-    row = (await tx.execute(select(*HEAD).where(operations.c.number == number))).one()
-    return Head(**row._mapping)
+    return Head(*(await tx.execute(_HEAD_OF, {"number": number})).one())

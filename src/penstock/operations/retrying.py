@@ -12,8 +12,8 @@ from typing import Any
 
 from sqlalchemy import RowMapping, insert, select, update
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.ext.asyncio import AsyncConnection
 
+from penstock.db.connection import Connection
 from penstock.db.database import Database
 from penstock.errors import Conflict, NotFound
 from penstock.operations import chunks as store
@@ -93,7 +93,7 @@ def _objections(row: RowMapping) -> list[str]:
 async def retry_all(db: Database, number: int, *, actor: str, token: str) -> Retry:
     """Ask for every eligible failed row of an ended operation to run again; `Conflict` says why it cannot."""
 
-    async def ask(tx: AsyncConnection) -> Retry:
+    async def ask(tx: Connection) -> Retry:
         head = await move(
             db,
             tx,
@@ -141,7 +141,7 @@ async def retry_rows(
     data = data or {}
     named = sorted(set(rows))
 
-    async def ask(tx: AsyncConnection) -> Retry:
+    async def ask(tx: Connection) -> Retry:
         head = await _open_for_rows(db, tx, number, actor=actor)
         retry, asked = Retry(), []
         for held in await _chunks_of(tx, number, named):
@@ -183,7 +183,7 @@ async def retry_rows(
         raise Conflict(f"a retry or edit of one of the rows {named[:10]} is on its way already") from None
 
 
-async def _open_for_rows(db: Database, tx: AsyncConnection, number: int, *, actor: str) -> Head:
+async def _open_for_rows(db: Database, tx: Connection, number: int, *, actor: str) -> Head:
     """Lock the operation; one that has ended begins to retry."""
     is_read = operations.c.reading == "complete"
     head = await move(
@@ -216,7 +216,7 @@ async def _open_for_rows(db: Database, tx: AsyncConnection, number: int, *, acto
 
 async def _request(
     db: Database,
-    tx: AsyncConnection,
+    tx: Connection,
     head: Head,
     asked: Sequence[tuple[int, int | None, Any]],
     *,
@@ -261,7 +261,7 @@ def _eligible(held: Held, retry: Retry) -> Iterator[int]:
                 retry.skip(held.first_row + i, reason)
 
 
-async def _failed_chunks(tx: AsyncConnection, number: int) -> Any:
+async def _failed_chunks(tx: Connection, number: int) -> Any:
     """The chunks of an operation that hold rows without success, one after the other, with their records."""
     unsuccessful = chunks.c.invalid + chunks.c.failed + chunks.c.timed_out + chunks.c.cancelled > 0
     last = 0
@@ -271,7 +271,7 @@ async def _failed_chunks(tx: AsyncConnection, number: int) -> Any:
         last = found[-1].id
 
 
-async def _chunks_of(tx: AsyncConnection, number: int, rows: Sequence[int]) -> list[Held]:
+async def _chunks_of(tx: Connection, number: int, rows: Sequence[int]) -> list[Held]:
     held: list[Held] = []
     for row in rows:
         if held and row < held[-1].first_row + held[-1].row_count:
@@ -285,7 +285,7 @@ async def _chunks_of(tx: AsyncConnection, number: int, rows: Sequence[int]) -> l
     return held
 
 
-async def _has_request_for_all(tx: AsyncConnection, chunk: int) -> bool:
+async def _has_request_for_all(tx: Connection, chunk: int) -> bool:
     query = select(requests.c.id).where(
         requests.c.chunk == chunk, requests.c.row.is_(None), requests.c.outcome.is_(None)
     )

@@ -11,9 +11,9 @@ from typing import Any, Literal
 import msgspec
 from sqlalchemy import ColumnElement, insert, literal, select
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from penstock.clock import Clock, Entropy, from_micros, operation_id
+from penstock.db.connection import Connection
 from penstock.db.database import CommitUnknown, Database
 from penstock.errors import InvalidInput, NoSuchWait, NotFound
 from penstock.operations.queries import number_of
@@ -146,7 +146,7 @@ class Signals:
     async def _store(self, subject: _Subject, values: dict[str, Any]) -> None:
         """Insert the signal while the operation can still hear it; this commit is what accepting means."""
 
-        async def store(tx: AsyncConnection) -> int:
+        async def store(tx: Connection) -> int:
             columns = {**values, "operation": subject.number}
             source = select(
                 *(literal(value, signals.c[name].type) for name, value in columns.items()), self._db.now()
@@ -232,7 +232,7 @@ class Signals:
 _DEAF = ("Stopping", *sorted(OPERATION.settled))
 
 
-async def _subject(tx: AsyncConnection, operation: str) -> _Subject:
+async def _subject(tx: Connection, operation: str) -> _Subject:
     try:
         number = await number_of(tx, operation)
     except NotFound as error:
@@ -274,7 +274,7 @@ def _refuse_unheard(subject: _Subject, key: str) -> None:
         raise NoSuchWait(f"no row could wait for {key!r}; keys look like: {', '.join(map(repr, templates))}")
 
 
-async def _earlier(tx: AsyncConnection, subject: _Subject, is_same: ColumnElement[bool]) -> Receipt | None:
+async def _earlier(tx: Connection, subject: _Subject, is_same: ColumnElement[bool]) -> Receipt | None:
     """The receipt of a signal that is stored already, with what became of it."""
     found = (await tx.execute(select(signals).where(signals.c.operation == subject.number, is_same))).first()
     if found is None:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import ColumnElement, Row, func, select, tuple_
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from penstock.clock import from_micros
+from penstock.db.connection import Connection
 from penstock.errors import InvalidInput
 from penstock.operations.model import ErrorGroup, HistoryEntry, Page, RowError
 from penstock.operations.rules.decide import cut
@@ -36,7 +36,7 @@ def error_type_named(name: str) -> str:
 
 
 async def errors(
-    tx: AsyncConnection,
+    tx: Connection,
     outline: Outline,
     *,
     row: int | None,
@@ -79,7 +79,7 @@ async def errors(
     return Page(items, str(items[-1].row) if len(found) > limit else None)
 
 
-async def _data(tx: AsyncConnection, outline: Outline, records: Sequence[Row[Any]]) -> list[Any]:
+async def _data(tx: Connection, outline: Outline, records: Sequence[Row[Any]]) -> list[Any]:
     """The rows' data, each chunk read once and only a few held at a time."""
     ids = list(dict.fromkeys(record.chunk for record in records))
     by_row: dict[int, Any] = {}
@@ -113,7 +113,7 @@ def _row_error(outline: Outline, record: Row[Any], data: Any) -> RowError:
     )
 
 
-async def error_groups(tx: AsyncConnection, outline: Outline, *, limit: int) -> list[ErrorGroup]:
+async def error_groups(tx: Connection, outline: Outline, *, limit: int) -> list[ErrorGroup]:
     """Errors that differ only in their variable parts, counted, the largest group first."""
     by = (row_records.c.step, row_records.c.error_type, row_records.c.error_group)
     many, first = func.count().label("many"), func.min(row_records.c.row).label("first")
@@ -137,14 +137,14 @@ async def error_groups(tx: AsyncConnection, outline: Outline, *, limit: int) -> 
     ]
 
 
-async def _message(tx: AsyncConnection, outline: Outline, row: int, step: int) -> str:
+async def _message(tx: Connection, outline: Outline, row: int, step: int) -> str:
     chunk = await chunk_at(tx, outline, row)
     mine = (row_records.c.chunk == (chunk and chunk.id), row_records.c.row == row, row_records.c.step == step)
     return (await tx.execute(select(row_records.c.message).where(*mine))).scalar() or ""
 
 
 async def history_of(
-    tx: AsyncConnection,
+    tx: Connection,
     outline: Outline,
     *,
     row: int | None,

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 from sqlalchemy import ColumnElement, Row, Select, func, or_, select
-from sqlalchemy.ext.asyncio import AsyncConnection
 
+from penstock.db.connection import Connection
 from penstock.errors import InvalidInput, NotFound
 from penstock.operations.held import Story, unpack_rows
 from penstock.operations.ledger import (
@@ -99,9 +99,7 @@ def parse_cursor(cursor: str | None) -> int:
     return int(cursor)
 
 
-async def rows(
-    tx: AsyncConnection, outline: Outline, wanted: RowFilter, *, limit: int, with_data: bool
-) -> Page[RowView]:
+async def rows(tx: Connection, outline: Outline, wanted: RowFilter, *, limit: int, with_data: bool) -> Page[RowView]:
     """The first `limit` rows that fit, in order; the cursor of the next page is the number of the last one."""
     found: list[RowView] = []
     async for slab in _slabs(tx, outline, wanted):
@@ -121,7 +119,7 @@ async def rows(
     return Page(found)
 
 
-async def row(tx: AsyncConnection, outline: Outline, number: int) -> RowView:
+async def row(tx: Connection, outline: Outline, number: int) -> RowView:
     """One row with its data and its steps."""
     chunk = await chunk_at(tx, outline, number)
     if chunk is None:
@@ -133,14 +131,14 @@ async def row(tx: AsyncConnection, outline: Outline, number: int) -> RowView:
     return sheet.view(number - sheet.first_row, with_data=True)
 
 
-async def chunk_at(tx: AsyncConnection, outline: Outline, number: int) -> Row[Any] | None:
+async def chunk_at(tx: Connection, outline: Outline, number: int) -> Row[Any] | None:
     """The chunk that holds a row."""
     query = _chunks(outline).where(chunks.c.first_row <= number).order_by(chunks.c.first_row.desc()).limit(1)
     found = (await tx.execute(query)).one_or_none()
     return found if found is not None and number < found.first_row + found.row_count else None
 
 
-async def load_raws(tx: AsyncConnection, ids: Sequence[int]) -> dict[int, list[Any]]:
+async def load_raws(tx: Connection, ids: Sequence[int]) -> dict[int, list[Any]]:
     """The stored rows of chunks; one whose rows are not tracked is missing."""
     stored = {found.chunk: found.data for found in await _stored_rows(tx, ids)}
     return await asyncio.to_thread(lambda: {chunk: unpack_rows(data) for chunk, data in stored.items()})
@@ -149,7 +147,7 @@ async def load_raws(tx: AsyncConnection, ids: Sequence[int]) -> dict[int, list[A
 # --- slabs: a few chunks at a time, as long as the caller asks for more
 
 
-async def _slabs(tx: AsyncConnection, outline: Outline, wanted: RowFilter) -> AsyncIterator[list[Sheet]]:
+async def _slabs(tx: Connection, outline: Outline, wanted: RowFilter) -> AsyncIterator[list[Sheet]]:
     size, start = SLAB_MIN, chunks.c.first_row >= func.coalesce(_first_row_at(outline, wanted.first), 1)
     search = None if wanted.row_key is None else await _key_search(tx, outline, wanted.row_key)
     while True:
@@ -190,7 +188,7 @@ def _sheet(outline: Outline, chunk: Row[Any]) -> Sheet:
     return Sheet(outline, chunk.id, chunk.first_row, ledger)
 
 
-async def _fill(tx: AsyncConnection, sheets: Sequence[Sheet], *, with_rows: bool) -> None:
+async def _fill(tx: Connection, sheets: Sequence[Sheet], *, with_rows: bool) -> None:
     """Add to each chunk its records, and its rows where they are stored."""
     await _tell(tx, sheets)
     missing = [sheet.chunk for sheet in sheets if sheet.raws is None] if with_rows else []
@@ -199,7 +197,7 @@ async def _fill(tx: AsyncConnection, sheets: Sequence[Sheet], *, with_rows: bool
         sheet.raws = raws.get(sheet.chunk, sheet.raws)
 
 
-async def _tell(tx: AsyncConnection, sheets: Sequence[Sheet]) -> None:
+async def _tell(tx: Connection, sheets: Sequence[Sheet]) -> None:
     ids = [sheet.chunk for sheet in sheets if not sheet.stories]
     if not ids:
         return
@@ -210,7 +208,7 @@ async def _tell(tx: AsyncConnection, sheets: Sequence[Sheet]) -> None:
         sheet.stories = told.get(sheet.chunk, sheet.stories)
 
 
-async def _stored_rows(tx: AsyncConnection, ids: Sequence[int]) -> Sequence[Row[Any]]:
+async def _stored_rows(tx: Connection, ids: Sequence[int]) -> Sequence[Row[Any]]:
     return (await tx.execute(select(chunk_rows).where(chunk_rows.c.chunk.in_(ids)))).all() if ids else []
 
 
@@ -228,7 +226,7 @@ class _KeySearch:
     needle: bytes
     told: frozenset[int]  # chunks with a record that may be of that key
 
-    async def pick(self, tx: AsyncConnection, ids: Sequence[int]) -> dict[int, list[Any] | None]:
+    async def pick(self, tx: Connection, ids: Sequence[int]) -> dict[int, list[Any] | None]:
         """The chunks that may hold the key, with their rows where those are stored."""
         return await asyncio.to_thread(self._look_through, ids, await _stored_rows(tx, ids))
 
@@ -241,7 +239,7 @@ class _KeySearch:
         return picked
 
 
-async def _key_search(tx: AsyncConnection, outline: Outline, key: str) -> _KeySearch:
+async def _key_search(tx: Connection, outline: Outline, key: str) -> _KeySearch:
     # Records hold keys too, and edits, which may have changed them.
     is_told = or_(row_records.c.row_key == cut(key, 200), row_records.c.data.is_not(None))
     told = await tx.execute(_chunks_told(outline, is_told))

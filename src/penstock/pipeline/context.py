@@ -89,10 +89,11 @@ class Context(Generic[MetaT]):
     """
 
     __slots__ = (
+        "_key",
+        "_row",
         "attempt",
         "deadline",
         "generation",
-        "row_key",
         "row_number",
         "run",
         "signal_key",
@@ -107,16 +108,27 @@ class Context(Generic[MetaT]):
         self,
         run: Run,
         row_number: int,
-        row_key: str | None = None,
         generation: int = 0,
         outputs: dict[int, bytes] | None = None,
+        row: Any = None,
+        *,
+        row_key: str | None = None,
     ) -> None:
-        self.run, self.row_number, self.row_key, self.generation = run, row_number, row_key, generation
+        self.run = run
+        self.row_number = row_number
+        self.generation = generation
+        self._key = row_key
+        self._row = row
         self.stored: dict[int, bytes] = {} if outputs is None else outputs
         self.attempt = 1
         self.deadline: datetime | None = None
         self.signal_key: str | None = None
         self.signal_token: str | None = None
+
+    @property
+    def row_key(self) -> str | None:
+        """What the row is called in its own world: the text of its key field."""
+        return self._key if self._row is None else self.run.definition.row.key(self._row)
 
     @property
     def operation_id(self) -> str:

@@ -61,7 +61,8 @@ class Stranger(Pipeline[Row]):
 
 def context(at: str = "send", stored: dict[int, bytes] | None = None, **run: Any) -> Context[Meta]:
     definition = definition_of(Invoices)
-    ctx: Context[Meta] = Context(Run("op-1", "invoices", Meta(who="ana"), definition, **run), 7, "k7", 2, stored)
+    made = Run("op-1", "invoices", Meta(who="ana"), definition, **run)
+    ctx: Context[Meta] = Context(made, 7, 2, stored, row_key="k7")
     found = definition.find_step(at)
     assert found is not None
     ctx.step = found

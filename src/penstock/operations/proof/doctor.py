@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import ColumnElement, Row, exists, func, or_, select
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from penstock.blobs.store import FileStore
 from penstock.clock import Clock
+from penstock.db.connection import Connection
 from penstock.db.database import Database
 from penstock.db.upgrade import HEAD, REVISIONS, check
 from penstock.errors import NotFound, PenstockError
@@ -84,14 +84,14 @@ def _worker(row: Row[Any], now: int, settings: Settings) -> WorkerFacts:
     return WorkerFacts(row.id, row.host.partition("/")[0], row.process, state)
 
 
-async def _busy_workers(db: Database, tx: AsyncConnection) -> int:
+async def _busy_workers(db: Database, tx: Connection) -> int:
     """How many live workers hold anything."""
     held = select(chunks.c.owner).where(chunks.c.owner.is_not(None)).union(select(operations.c.owner))
     query = select(func.count()).select_from(workers).where(workers.c.id.in_(held), workers.c.lease_until >= db.now())
     return int((await tx.execute(query)).scalar_one())
 
 
-async def _open_operations(db: Database, tx: AsyncConnection, now: int) -> list[tuple[OpenOperation, str]]:
+async def _open_operations(db: Database, tx: Connection, now: int) -> list[tuple[OpenOperation, str]]:
     """Operations that are not settled with what of them is stuck, and the keys of their files."""
     overdue = now - round(OVERDUE_S * 1e6)
     is_lost = (chunks.c.is_open == 1, chunks.c.owner.is_not(None), is_dead(db, chunks.c.owner))
@@ -128,7 +128,7 @@ async def _open_operations(db: Database, tx: AsyncConnection, now: int) -> list[
 
 
 async def _by_operation(
-    tx: AsyncConnection, operation: ColumnElement[int], what: ColumnElement[int], where: Iterable[ColumnElement[bool]]
+    tx: Connection, operation: ColumnElement[int], what: ColumnElement[int], where: Iterable[ColumnElement[bool]]
 ) -> dict[int, int]:
     found = await tx.execute(select(operation, what).where(*where).group_by(operation))
     return {number: int(count) for number, count in found}

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Row, func, or_, select
-from sqlalchemy.ext.asyncio import AsyncConnection
 
+from penstock.db.connection import Connection
 from penstock.operations.proof.chunk_invariants import ChunkFacts, Finding
 from penstock.operations.proof.mail_invariants import Asked, MailFacts, Posted
 from penstock.operations.tables import chunks, history, requests, row_records, signals
@@ -50,7 +50,7 @@ def _overlooked_at(now: int | None) -> int | None:
 class Mailbox:
     """Reads the signals, requests and history of one operation in one snapshot; `now` if a worker is there to sweep."""
 
-    def __init__(self, tx: AsyncConnection, operation: int, *, now: int | None) -> None:
+    def __init__(self, tx: Connection, operation: int, *, now: int | None) -> None:
         self._tx, self._operation, self._now = tx, operation, now
 
     async def read(self, slab: Sequence[Row[Any]]) -> Mail:

@@ -16,9 +16,9 @@ from typing import Any
 import msgspec
 import zstandard
 from sqlalchemy import ColumnElement, Row, Select, exists, select
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from penstock.blobs.store import FileStore
+from penstock.db.connection import Connection
 from penstock.db.database import Database
 from penstock.errors import NotFound
 from penstock.journal import queries as journal
@@ -118,7 +118,7 @@ async def _verify_operation(db: Database, files: FileStore, number: int, report:
     report.add_all("file_is_stored", await asyncio.to_thread(_file_findings, files, row, deep), row.id)
 
 
-async def _operation_facts(tx: AsyncConnection, row: Row[Any]) -> OperationFacts:
+async def _operation_facts(tx: Connection, row: Row[Any]) -> OperationFacts:
     head = Head(**{name: getattr(row, name) for name in Head.__dataclass_fields__})
     log: list[journal.Entry] = []
     while more := await journal.entries(
@@ -128,7 +128,7 @@ async def _operation_facts(tx: AsyncConnection, row: Row[Any]) -> OperationFacts
     return OperationFacts(head, row.total_rows, row.finished_at, log, suspect_row=row.suspect_row)
 
 
-async def _swept_now(db: Database, tx: AsyncConnection, operation: Row[Any]) -> int | None:
+async def _swept_now(db: Database, tx: Connection, operation: Row[Any]) -> int | None:
     """The time, if the operation runs and a worker has been there long enough to look for stored signals."""
     now: int = (await tx.execute(select(db.now()))).scalar_one()
     sweepers = exists().where(workers.c.lease_until >= now, workers.c.started_at <= now - OVERLOOKED_US)
@@ -139,7 +139,7 @@ async def _swept_now(db: Database, tx: AsyncConnection, operation: Row[Any]) -> 
 # --- chunks
 
 
-async def _slabs(tx: AsyncConnection, number: int) -> AsyncIterator[Sequence[Row[Any]]]:
+async def _slabs(tx: Connection, number: int) -> AsyncIterator[Sequence[Row[Any]]]:
     last = -1
     while True:
         found = (
@@ -157,7 +157,7 @@ async def _slabs(tx: AsyncConnection, number: int) -> AsyncIterator[Sequence[Row
         last = found[-1].first_row
 
 
-async def _stories(tx: AsyncConnection, ids: Sequence[int]) -> dict[int, dict[tuple[int, int], Story]]:
+async def _stories(tx: Connection, ids: Sequence[int]) -> dict[int, dict[tuple[int, int], Story]]:
     told: dict[int, dict[tuple[int, int], Story]] = {}
     for found in await tx.execute(select(row_records).where(row_records.c.chunk.in_(ids))):
         told.setdefault(found.chunk, {})[found.row, found.step] = Story(**found._mapping)
@@ -238,7 +238,7 @@ def _chunk_facts(operation: Row[Any], chunk: Row[Any], stories: dict[tuple[int, 
 # --- what belongs to nothing, and files
 
 
-async def _stray_records(tx: AsyncConnection, number: int) -> list[Finding]:
+async def _stray_records(tx: Connection, number: int) -> list[Finding]:
     """Records of this operation in chunks that are not its own."""
     mine = exists().where(chunks.c.id == row_records.c.chunk, chunks.c.operation == number)
     query = select(row_records.c.chunk, row_records.c.row, row_records.c.step)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.operations.held import Held
-from penstock.operations.ledger import COMPLETED, PENDING, WAITING
+from penstock.operations.ledger import PENDING, WAITING
 from penstock.operations.rules.spans import Segment, Span
 
 __all__ = ["ALONE_LOST", "SUSPECT_ROWS_MAX", "Group", "next_due", "next_group"]
@@ -35,6 +35,8 @@ def next_group(held: Held, spans: Sequence[Span], *, now: int, limit: int) -> Gr
     if not ready:
         return None
     lost = held.ledger.lost
+    if not any(lost):
+        return _group(held, spans, ready, limit)
     least = min(lost[i] for i in ready)
     if least == 0:
         return _group(held, spans, [i for i in ready if lost[i] == 0], limit)
@@ -46,7 +48,8 @@ def next_group(held: Held, spans: Sequence[Span], *, now: int, limit: int) -> Gr
 def _ready(held: Held, now: int) -> list[int]:
     ledger = held.ledger
     if not held.stories:
-        return [i for i in ledger.unfinished() if not ledger.in_flight[i]]
+        in_flight = ledger.in_flight
+        return [i for i in ledger.unfinished() if not in_flight[i]] if any(in_flight) else [*ledger.unfinished()]
     ready = []
     for i in ledger.unfinished():
         place = ledger.at[i]
@@ -60,18 +63,24 @@ def _ready(held: Held, now: int) -> list[int]:
 
 def _group(held: Held, spans: Sequence[Span], rows: list[int], limit: int, *, is_alone: bool = False) -> Group:
     ledger = held.ledger
-    unvalidated = [i for i in rows if ledger.tracks[0].state[i] != COMPLETED]
-    if unvalidated:
-        return Group((Segment("validate", 0, 1),), unvalidated[:limit], is_alone)
-    first = min(ledger.at[i] for i in rows)
-    waiting = [i for i in rows if ledger.at[i] == first and ledger.tracks[first].state[i] == WAITING]
-    if waiting:
-        return Group((Segment("check", first, first + 1),), waiting[:limit], is_alone)
+    validated = ledger.tracks[0].state
+    if PENDING in validated:
+        unvalidated = [i for i in rows if validated[i] == PENDING]
+        if unvalidated:
+            return Group((Segment("validate", 0, 1),), unvalidated[:limit], is_alone)
+    places = set(map(ledger.at.__getitem__, rows))
+    first = min(places)
+    states = ledger.tracks[first].state
+    if WAITING in states:
+        waiting = [i for i in rows if ledger.at[i] == first and states[i] == WAITING]
+        if waiting:
+            return Group((Segment("check", first, first + 1),), waiting[:limit], is_alone)
     span = next(span for span in spans if span.first <= first < span.stop)
     if span.is_at_most_once:
         limit = min(limit, ONCE_ROWS_MAX)
-    runs = [i for i in rows if ledger.at[i] < span.stop and ledger.tracks[ledger.at[i]].state[i] == PENDING]
-    return Group(span.segments, runs[:limit], is_alone)
+    if len(places) > 1 or any(states):
+        rows = [i for i in rows if ledger.at[i] < span.stop and ledger.tracks[ledger.at[i]].state[i] == PENDING]
+    return Group(span.segments, rows[:limit], is_alone)
 
 
 def next_due(held: Held) -> int | None:

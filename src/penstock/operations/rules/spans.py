@@ -27,10 +27,6 @@ class Segment:
     first: int
     stop: int
 
-    def holds(self, place: int) -> bool:
-        """Whether a row that stands at this place runs here."""
-        return self.first <= place < self.stop
-
 
 @dataclass(frozen=True, slots=True)
 class Span:

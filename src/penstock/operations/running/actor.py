@@ -15,15 +15,15 @@ from functools import partial
 from typing import Literal, TypeVar
 
 from sqlalchemy import select
-from sqlalchemy.ext.asyncio import AsyncConnection
 
+from penstock.db.connection import Connection
 from penstock.db.database import Database
 from penstock.errors import Unavailable
 from penstock.operations import chunks as store
 from penstock.operations.chunks import Lost, NewMail
 from penstock.operations.held import Held, interrupt
 from penstock.operations.ledger import Counts
-from penstock.operations.referee import break_if
+from penstock.operations.referee import break_if, state_of
 from penstock.operations.rules.planning import Group, next_due, next_group
 from penstock.operations.rules.thresholds import breach
 from penstock.operations.running import mailroom
@@ -31,7 +31,7 @@ from penstock.operations.running.jobs import RowsJob, job_for
 from penstock.operations.running.mailroom import Overtaken, Settlement
 from penstock.operations.running.outcomes import Desk
 from penstock.operations.running.persist import persist
-from penstock.operations.tables import chunks, operations
+from penstock.operations.tables import chunks
 
 __all__ = ["ChunkActor", "Halt", "Tempo"]
 
@@ -143,7 +143,7 @@ class ChunkActor:
         ledger = self.held.ledger
         async with self._turn(group.is_alone):
             for segment in group.segments:
-                rows = [i for i in group.rows if ledger.in_flight[i] and segment.holds(ledger.next_place(i))]
+                rows = ledger.standing(group.rows, segment.first, segment.stop)
                 if self._halt is not None:
                     ledger.stand_down(rows)
                 elif rows:
@@ -200,9 +200,9 @@ class ChunkActor:
         has_parked = self.desk.has_parked
         self.desk.has_moved = self.desk.has_parked = False
 
-        async def write(tx: AsyncConnection) -> None:
+        async def write(tx: Connection) -> None:
             await store.flush(self.db, tx, self.held, writing)
-            if is_intent and (state := await self._state(tx)) != "Running":
+            if is_intent and (state := await state_of(tx, self.held.operation)) != "Running":
                 raise Stopped(state)
 
         try:
@@ -218,10 +218,10 @@ class ChunkActor:
     async def _settle(self) -> None:
         """Look at the mail, in a transaction of its own; then wake whoever waits for what we did not take."""
         self._must_look = False
-        now = self.execution.clock.now_us()
+        now, held = self.execution.clock.now_us(), self.held.copy()
         try:
             done: Settlement | None = await self._commit(
-                lambda tx: mailroom.settle(self.db, tx, self.held, self.desk.raw, now), "settle"
+                lambda tx: mailroom.settle(self.db, tx, held, self.desk.raw, now), "settle"
             )
         except Overtaken:
             self._must_look = True
@@ -274,7 +274,7 @@ class ChunkActor:
             except Overtaken:
                 continue
 
-    async def _commit(self, work: Callable[[AsyncConnection], Awaitable[T]], point: str) -> T | None:
+    async def _commit(self, work: Callable[[Connection], Awaitable[T]], point: str) -> T | None:
         """Commit once; None when it happened but its answer was lost."""
         try:
             return await persist(
@@ -296,17 +296,13 @@ class ChunkActor:
             raise Lost("taken over")
         return bool(version > self.held.version)
 
-    async def _state(self, tx: AsyncConnection) -> str:
-        query = select(operations.c.state).where(operations.c.number == self.held.operation)
-        return str((await tx.execute(query)).scalar_one())
-
     async def _check_thresholds(self) -> None:
         """Stop the operation when it has too many errors, or too many rows that kill their workers."""
         if not self._has_new_failures():
             return
         self._failures = self.held.ledger.counts().unsuccessful
 
-        async def stop(tx: AsyncConnection) -> None:
+        async def stop(tx: Connection) -> None:
             poison = await store.count_poison(tx, self.held.operation)
             reason = f"{poison} rows killed their workers; poison_rows_max is {self.tempo.poison_rows_max}"
             is_poisoned = poison > self.tempo.poison_rows_max

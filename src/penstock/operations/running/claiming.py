@@ -7,20 +7,18 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
-from sqlalchemy import select
-from sqlalchemy.ext.asyncio import AsyncConnection
-
 from penstock.blobs.store import FileStore
 from penstock.clock import Clock
+from penstock.db.connection import Connection
 from penstock.db.database import Database
 from penstock.formats import Limits, Position, open_reader
 from penstock.operations import chunks as store
 from penstock.operations.held import Held, recover, unpack_rows
+from penstock.operations.referee import state_of
 from penstock.operations.rules.planning import Group, next_group
 from penstock.operations.running.actor import ChunkActor, Tempo
 from penstock.operations.running.execution import Execution
 from penstock.operations.running.outcomes import Desk
-from penstock.operations.tables import operations
 
 __all__ = ["Claims"]
 
@@ -66,11 +64,10 @@ class Claims:
         return self._actor(await self._desk(execution, held), None)
 
     async def _own(self, held: Held, *, write: bool) -> bool:
-        async def own(tx: AsyncConnection) -> bool:
+        async def own(tx: Connection) -> bool:
             if not await store.claim(self._db, tx, held, owner=self._owner, write=write):
                 return False
-            query = select(operations.c.state).where(operations.c.number == held.operation)
-            if (await tx.execute(query)).scalar_one() != "Running":
+            if await state_of(tx, held.operation) != "Running":
                 raise NotRunning
             return True
 

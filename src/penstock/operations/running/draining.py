@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import partial
 
 from sqlalchemy import select
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from penstock.clock import Clock
+from penstock.db.connection import Connection
 from penstock.db.database import Database
 from penstock.operations import chunks as store
 from penstock.operations.chunks import Lost
@@ -53,7 +53,7 @@ async def abandon_readings(db: Database, *, actor: str, operation: int | None = 
     return len(heads)
 
 
-async def abandon(db: Database, head: Head, tx: AsyncConnection, *, actor: str) -> Head | None:
+async def abandon(db: Database, head: Head, tx: Connection, *, actor: str) -> Head | None:
     """Give up reading a stopping operation; the rest of its file stays unread."""
     now = await touch(
         tx,

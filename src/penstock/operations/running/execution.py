@@ -28,7 +28,7 @@ Call = Callable[[Any, Any], Any]
 class LiveStep:
     """One step bound to its pipeline, behind its gates."""
 
-    __slots__ = ("_gate", "_pace", "bound", "call", "check", "encode", "key", "plan", "waits", "when")
+    __slots__ = ("_gate", "_pace", "bound", "call", "check", "encode", "is_bare", "key", "plan", "waits", "when")
 
     def __init__(
         self, plan: StepPlan, bound: BoundStep, clock: Clock, threads: Executor, output_bytes_max: int
@@ -42,6 +42,7 @@ class LiveStep:
         self.key = _awaitable(bound.key) if bound.key is not None else None
         self.check = self._checker(bound, threads)
         self.waits = plan.kind in ("poll", "signal")
+        self.is_bare = not (self.waits or self.when or self.key or options.timeout)  # nothing but the call
         call: Call = bound.call
         if not plan.is_async:
             call = _on_thread(call, threads)

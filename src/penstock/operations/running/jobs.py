@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from penstock.operations.ledger import COMPLETED, SKIPPED
+from penstock.operations.ledger import COMPLETED, SKIPPED, WAITING
 from penstock.operations.rules.spans import Segment
 from penstock.operations.running.execution import Execution, LiveStep
 from penstock.operations.running.outcomes import Desk, WrongLength
@@ -75,7 +75,11 @@ class RowsJob(ABC):
         """What the steps of row i are told."""
         desk = self.desk
         return Context(
-            self.execution.run, desk.held.first_row + i, desk.keys[i], desk.ledger.generation[i], desk.outputs(i)
+            self.execution.run,
+            desk.held.first_row + i,
+            desk.ledger.generation[i],
+            desk.outputs(i),
+            desk.rows[i],
         )
 
 
@@ -83,64 +87,75 @@ class AwaitJob(RowsJob):
     """Each row is awaited through the segment's steps on the loop."""
 
     async def take(self) -> bool:
-        now = self.execution.clock.now_us
-        until = now() + SLICE_US
-        took_any = False
+        if not self.execution.may_start():
+            rest = list(self.todo)
+            self.desk.refuse(rest)
+            self.finished(len(rest))
+            return bool(rest)
+        until = self.execution.clock.now_us() + SLICE_US
         for i in self.todo:
-            took_any = True
             try:
-                await self._row(i)
+                ended = await self._row(i)
             finally:
                 self.finished(1)
-            if now() > until:
-                break
-        return took_any
+            if ended > until:  # others get a turn, and the lease is looked at again
+                return True
+        return False
 
-    async def _row(self, i: int) -> None:
+    async def _row(self, i: int) -> int:
+        """Take a row as far as it goes here; says when it ended."""
         execution, desk = self.execution, self.desk
-        if not execution.may_start():
-            desk.refuse((i,))
-            return
         ledger, row, now = desk.ledger, desk.rows[i], execution.clock.now_us
-        tracks, base, stop = ledger.tracks, ledger.base, self.segment.stop
+        steps, tracks, base, stop = execution.steps, ledger.tracks, ledger.base, self.segment.stop
         ctx = self.context(i)
         place = ledger.at[i]
+        track = tracks[place]
         began = now()
         while True:
-            step, track = execution.steps[place - 1], tracks[place]
-            ctx.step, ctx.attempt = step.plan, track.attempt[i]
-            if step.plan.options.timeout is not None:
-                ctx.deadline = step.deadline(began)
+            step = steps[place - 1]
+            ctx.step = step.plan
+            ctx.attempt = track.attempt[i]
+            state = COMPLETED
             try:
-                if step.when is not None and not await step.when(row, ctx):
-                    state = SKIPPED
-                else:
-                    if step.key is not None:
-                        ctx.signal_key = await step.key(row, ctx)
+                if step.is_bare:
                     output = await step.call(row, ctx)
-                    state = COMPLETED
-                    if step.waits:
-                        if not isinstance(output, Done):
-                            desk.park(i, place, began, ctx.signal_key)
-                            return
-                        output = output.output
-                    if output is not None:
-                        desk.keep_output(i, place, ctx, step.encode(output))
+                else:
+                    state, output = await self._ask(step, row, ctx, began)
+                    if state == WAITING:
+                        desk.park(i, place, began, ctx.signal_key)
+                        return now()
+                if output is not None:
+                    desk.keep_output(i, place, ctx, step.encode(output))
             except BaseException as error:
                 if is_ours(error):
                     raise
                 desk.raised(i, place, error, began)
-                return
+                return now()
             ended = now()
-            track.began[i], track.took[i] = began - base, ended - began or 1
+            track.began[i] = began - base
+            track.took[i] = ended - began or 1
             track.state[i] = state
             place += 1
             ledger.at[i] = place
             if place >= stop:
                 desk.left_segment(i, place)
-                return
-            tracks[place].attempt[i] += 1
+                return ended
+            track = tracks[place]
+            track.attempt[i] += 1
             began = ended
+
+    async def _ask(self, step: LiveStep, row: Any, ctx: Context[Any], began: int) -> tuple[int, Any]:
+        """Call a step that has a condition, a time limit or a wait; the state it leads to, and what it returned."""
+        if step.plan.options.timeout is not None:
+            ctx.deadline = step.deadline(began)
+        if step.when is not None and not await step.when(row, ctx):
+            return SKIPPED, None
+        if step.key is not None:
+            ctx.signal_key = await step.key(row, ctx)
+        output = await step.call(row, ctx)
+        if not step.waits:
+            return COMPLETED, output
+        return (COMPLETED, output.output) if isinstance(output, Done) else (WAITING, None)
 
 
 class CheckJob(RowsJob):

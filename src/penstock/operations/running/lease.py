@@ -14,9 +14,9 @@ import threading
 from collections.abc import Callable
 
 from sqlalchemy import delete, insert, select, update
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from penstock.clock import Clock, Entropy
+from penstock.db.connection import Connection
 from penstock.db.database import Database
 from penstock.errors import PenstockError, Unavailable
 from penstock.operations.tables import workers
@@ -43,7 +43,7 @@ class Lease:
         """Announce the worker."""
         db = self._db
 
-        async def announce(tx: AsyncConnection) -> None:
+        async def announce(tx: Connection) -> None:
             await tx.execute(
                 insert(workers).values(
                     id=self.id,
@@ -65,7 +65,7 @@ class Lease:
         """
         db = over or self._db
 
-        async def renew(tx: AsyncConnection) -> bool:
+        async def renew(tx: Connection) -> bool:
             lease_until = db.now() + round(self._lease_s * 1e6)
             done = await tx.execute(update(workers).where(workers.c.id == self.id).values(lease_until=lease_until))
             return done.rowcount == 1
@@ -96,7 +96,7 @@ class Lease:
     async def end(self) -> None:
         """Leave: whatever we still hold may be taken at once."""
 
-        async def leave(tx: AsyncConnection) -> None:
+        async def leave(tx: Connection) -> None:
             await tx.execute(delete(workers).where(workers.c.id == self.id))
 
         self._until = self._renewed_until = 0.0
@@ -197,7 +197,7 @@ async def bury(db: Database, *, long_dead_s: float) -> int:
         found = await tx.execute(select(workers.c.id, workers.c.process).where(workers.c.host == host_name()))
         gone = [worker for worker, process in found if not is_process_alive(process)]
 
-    async def remove(tx: AsyncConnection) -> None:
+    async def remove(tx: Connection) -> None:
         if gone:
             await tx.execute(delete(workers).where(workers.c.id.in_(gone)))
         await tx.execute(delete(workers).where(workers.c.lease_until < db.now() - round(long_dead_s * 1e6)))

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from sqlalchemy import ColumnElement, func, select, update
-from sqlalchemy.ext.asyncio import AsyncConnection
 
+from penstock.db.connection import Connection
 from penstock.db.database import Database
 from penstock.operations import chunks as store
-from penstock.operations.held import Held, Writing, cancel_unfinished
+from penstock.operations.held import Held, Story, Writing, cancel_unfinished
 from penstock.operations.ledger import WAITING
 from penstock.operations.referee import finish_if_over, touch
 from penstock.operations.rules.settling import (
@@ -46,9 +46,12 @@ class Settlement:
     now: int
     writing: Writing
     lines_before: int
+    stories: Mapping[tuple[int, int], Story]
 
     def apply(self, held: Held, raw_of: Callable[[int], Any]) -> None:
         """Bring memory to what is on disk; lines that were added meanwhile stay to be written."""
+        for key, story in self.stories.items():
+            held.stories.setdefault(key, story)
         later = held.lines[self.lines_before :]
         apply_requests(held, self.requests, raw_of, self.now)
         apply_signals(held, self.matches, self.now)
@@ -58,13 +61,17 @@ class Settlement:
         held.lines = later
 
 
-async def settle(db: Database, tx: AsyncConnection, held: Held, raw_of: Callable[[int], Any], now: int) -> Settlement:
-    """Apply requests, then signals, then deadlines, and write it all; the chunk is locked before anything is read."""
+async def settle(db: Database, tx: Connection, held: Held, raw_of: Callable[[int], Any], now: int) -> Settlement:
+    """Apply requests, then signals, then deadlines, and write it all; the chunk is locked before anything is read.
+
+    `held` is a copy, for rows go on while this runs.
+    """
     mail = await store.lock(tx, held)
     asked = await _requests(tx, held.id)
-    if asked:
-        await store.load_missing_stories(tx, held)
+    stories = await store.stories_of(tx, held.id) if asked else {}
     trial = held.copy()
+    for key, story in stories.items():
+        trial.stories.setdefault(key, replace(story))
     lines_before = len(trial.lines)
     outcomes = apply_requests(trial, asked, raw_of, now)
     matches = await _matches(tx, trial)
@@ -74,10 +81,10 @@ async def settle(db: Database, tx: AsyncConnection, held: Held, raw_of: Callable
     await store.flush(db, tx, held, writing)
     await _consume(db, tx, trial, matches)
     await _answer(tx, outcomes)
-    return Settlement(mail, asked, matches, now, writing, lines_before)
+    return Settlement(mail, asked, matches, now, writing, lines_before, stories)
 
 
-async def drain(db: Database, tx: AsyncConnection, held: Held, now: int, *, actor: str) -> bool:
+async def drain(db: Database, tx: Connection, held: Held, now: int, *, actor: str) -> bool:
     """Give every row of a stopping operation's chunk its verdict and close it; False when it is no longer stopping."""
     head = await touch(tx, held.operation, operations.c.state == "Stopping", open_chunks=operations.c.open_chunks - 1)
     if head is None:
@@ -95,7 +102,7 @@ async def drain(db: Database, tx: AsyncConnection, held: Held, now: int, *, acto
     return True
 
 
-async def _requests(tx: AsyncConnection, chunk: int) -> list[Request]:
+async def _requests(tx: Connection, chunk: int) -> list[Request]:
     query = (
         select(
             requests.c.id,
@@ -113,7 +120,7 @@ async def _requests(tx: AsyncConnection, chunk: int) -> list[Request]:
     ]
 
 
-async def _answer(tx: AsyncConnection, outcomes: Mapping[int, str]) -> None:
+async def _answer(tx: Connection, outcomes: Mapping[int, str]) -> None:
     for request, outcome in outcomes.items():
         values: dict[str, Any] = {"outcome": outcome}
         if outcome.startswith("refused"):
@@ -121,7 +128,7 @@ async def _answer(tx: AsyncConnection, outcomes: Mapping[int, str]) -> None:
         await tx.execute(update(requests).where(requests.c.id == request).values(values))
 
 
-async def _matches(tx: AsyncConnection, held: Held) -> list[Match]:
+async def _matches(tx: Connection, held: Held) -> list[Match]:
     """The stored signals that end waits of this chunk."""
     mine = waiters_of(held)
     if not mine:
@@ -147,7 +154,7 @@ def waiters_of(held: Held) -> list[Waiter]:
     ]
 
 
-async def _signals(tx: AsyncConnection, held: Held) -> list[Signal]:
+async def _signals(tx: Connection, held: Held) -> list[Signal]:
     """Unconsumed signals for the keys that rows of this chunk wait on, oldest first."""
     awaited = select(row_records.c.signal_key).where(
         row_records.c.chunk == held.id, row_records.c.state == "WaitingForCompletion"
@@ -155,7 +162,7 @@ async def _signals(tx: AsyncConnection, held: Held) -> list[Signal]:
     return await unconsumed(tx, held.operation, signals.c.key.in_(awaited))
 
 
-async def unconsumed(tx: AsyncConnection, operation: int, *filters: ColumnElement[bool]) -> list[Signal]:
+async def unconsumed(tx: Connection, operation: int, *filters: ColumnElement[bool]) -> list[Signal]:
     """Signals that no row has taken, oldest first."""
     query = (
         select(*(signals.c[name] for name in Signal.__dataclass_fields__))
@@ -167,7 +174,7 @@ async def unconsumed(tx: AsyncConnection, operation: int, *filters: ColumnElemen
 
 
 async def waiters(
-    tx: AsyncConnection, operation: int, keys: Collection[str], *, each: int, other_than: int = 0
+    tx: Connection, operation: int, keys: Collection[str], *, each: int, other_than: int = 0
 ) -> list[Waiter]:
     """The lowest rows that wait on these keys, so many of each key, but for those of one chunk."""
     place = func.row_number().over(partition_by=row_records.c.signal_key, order_by=row_records.c.row)
@@ -192,7 +199,7 @@ async def waiters(
     return [Waiter(r.row, r.step, r.chunk, r.signal_key, r.since or 0) for r in found]
 
 
-async def _consume(db: Database, tx: AsyncConnection, held: Held, matches: Sequence[Match]) -> None:
+async def _consume(db: Database, tx: Connection, held: Held, matches: Sequence[Match]) -> None:
     for found in sorted(matches, key=lambda found: found.signal.id):
         i = found.row - held.first_row
         done = await tx.execute(
@@ -224,7 +231,7 @@ def _has_signal() -> ColumnElement[bool]:
     )
 
 
-async def wake(db: Database, operation: int, keys: Collection[str], tx: AsyncConnection) -> int:
+async def wake(db: Database, operation: int, keys: Collection[str], tx: Connection) -> int:
     """Recall the owners of the lowest rows that wait on these keys and have a signal; says how many chunks.
 
     A transaction of its own, after the commit it follows: store, commit, then look.

@@ -32,7 +32,6 @@ class Desk:
         "has_moved",
         "has_parked",
         "held",
-        "keys",
         "ledger",
         "raws",
         "rows",
@@ -43,7 +42,6 @@ class Desk:
         self.execution, self.held, self.raws = execution, held, raws
         self.ledger: Ledger = held.ledger
         self.rows: list[Any] = [None] * held.row_count
-        self.keys: list[str | None] = [None] * held.row_count
         self.has_parked = False  # since the last flush
         self.has_moved = False
         self.was_refused = False
@@ -56,26 +54,22 @@ class Desk:
 
     def _parse(self, rows: Sequence[int]) -> None:
         """Validated rows from stored ones; a row that no longer fits its model (it was changed) fails by itself."""
-        row_type, parse = self.execution.definition.row, self.execution.parse
+        row_type, parse, parsed = self.execution.definition.row, self.execution.parse, self.rows
+        raw = self.raw if self.held.stories else self.raws.__getitem__
         validated = self.ledger.tracks[0].state
         for i in rows:
             if validated[i] != COMPLETED:
                 continue  # it was edited, and is validated first
             try:
-                self.rows[i] = parse(self.raw(i))
+                parsed[i] = parse(raw(i))
             except row_type.rejects as error:
                 fault = row_type.faults(error)[0]
                 self._settle(
                     i, Verdict("failed", "Processing", cut(f"the stored row no longer fits its model: {fault}"))
                 )
-        if row_type.row_key is not None:
-            for i in rows:
-                self.keys[i] = row_type.key(self.rows[i]) if self.rows[i] is not None else None
 
     def raw(self, i: int) -> Any:
         """The row as it was read, or as it was edited since."""
-        if not self.held.stories:
-            return self.raws[i]
         edited = self.held.told(i, 0)
         return self.raws[i] if edited is None or edited.data is None else edited.data
 
@@ -113,7 +107,8 @@ class Desk:
                 self.ledger.lost[i] = 0  # whatever happened at a step that it got through is not held against it
         else:
             self.ledger.tracks[place].attempt[i] += 1
-        self._close_stories(i, place)
+        if self.held.stories:
+            self._close_stories(i, place)
 
     def raised(self, i: int, place: int, error: BaseException, began: int, *, isolate: bool = False) -> None:
         """An attempt of row i's step raised."""
@@ -158,7 +153,6 @@ class Desk:
         ended = (COMPLETED, SKIPPED)
         ledger.at[i] = next(p for p in range(1, ledger.steps + 1) if ledger.tracks[p].state[i] not in ended)
         ledger.in_flight[i] = 0
-        self.keys[i] = self.execution.definition.row.key(row)
         self.held.story(i, 0, "Completed", self.execution.clock.now_us())
         for story in self._stories(i):
             story.row_key = self._stored_key(i)
@@ -253,8 +247,6 @@ class Desk:
 
     def _close_stories(self, i: int, place: int) -> None:
         """Steps that now ended well may have a record of earlier trouble: bring it up to date."""
-        if not self.held.stories:
-            return
         for done in range(1, place):
             story = self.held.told(i, done)
             if story is not None and story.state == "Pending":
@@ -264,7 +256,8 @@ class Desk:
                 story.tell(None, None)
 
     def _stored_key(self, i: int) -> str | None:
-        key = self.keys[i]
+        row = self.rows[i]
+        key = None if row is None else self.execution.definition.row.key(row)
         return None if key is None else cut(key, 200)
 
     def _stories(self, i: int) -> list[Story]:

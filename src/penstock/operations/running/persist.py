@@ -6,9 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from sqlalchemy.ext.asyncio import AsyncConnection
-
 from penstock.clock import Clock
+from penstock.db.connection import Connection
 from penstock.db.database import CommitUnknown, Database
 from penstock.errors import Unavailable
 
@@ -21,7 +20,7 @@ AWAY_S = 0.2  # between two tries to reach the database
 
 async def persist(
     db: Database,
-    work: Callable[[AsyncConnection], Awaitable[T]],
+    work: Callable[[Connection], Awaitable[T]],
     point: str,
     *,
     has_happened: Callable[[], Awaitable[bool]],

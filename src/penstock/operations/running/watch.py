@@ -10,11 +10,12 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from sqlalchemy import select, update
-from sqlalchemy.ext.asyncio import AsyncConnection
 
+from penstock.db.connection import Connection
 from penstock.errors import Unavailable
 from penstock.operations.referee import touch
 from penstock.operations.running import mailroom
+from penstock.operations.running.actor import Halt
 from penstock.operations.running.gates import Share
 from penstock.operations.running.lease import Heart, bury
 from penstock.operations.tables import chunks, operations, workers
@@ -62,7 +63,7 @@ class Watch:
             states = await tx.execute(
                 select(operations.c.number, operations.c.state).where(operations.c.number.in_(worker.working))
             )
-            stopped = [(number, state) for number, state in states if state in ("Paused", "Stopping")]
+            stopped: dict[int, Halt] = {number: state for number, state in states if state in ("Paused", "Stopping")}
             owned = await tx.execute(select(chunks.c.id, chunks.c.mail, chunks.c.fence).where(chunks.c.owner == owner))
             mail = [tuple(row) for row in owned]
             reading = await tx.execute(
@@ -87,20 +88,21 @@ class Watch:
         for number, fence in read:
             if number not in worker.readings:
                 await self._give_up_reading(number, fence)
-        for number, state in stopped:
+        worker.stopped = stopped
+        for number, state in stopped.items():
             worker.halt(state, number)
 
     async def _give_up_chunk(self, chunk: int, fence: int) -> None:
         """Let go of a chunk that is ours on disk but not in hand: the answer to a claim or a release was lost."""
 
-        async def let_go(tx: AsyncConnection) -> None:
+        async def let_go(tx: Connection) -> None:
             mine = (chunks.c.id == chunk, chunks.c.fence == fence, chunks.c.owner == self._worker.lease.id)
             await tx.execute(update(chunks).where(*mine).values(owner=None))
 
         await self._db.transaction(let_go, "give_up")
 
     async def _give_up_reading(self, number: int, fence: int) -> None:
-        async def let_go(tx: AsyncConnection) -> None:
+        async def let_go(tx: Connection) -> None:
             mine = (operations.c.fence == fence, operations.c.owner == self._worker.lease.id)
             await touch(tx, number, *mine, owner=None)
 
