@@ -31,8 +31,9 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# Another size or section: make bench BENCH='main peers --quick'
 bench: setup
-	$(BIN)/python -m bench
+	$(BIN)/python -m bench $(BENCH)
 
 torture: setup
 	$(BIN)/python -m tests.torture --db sqlite --seconds 1200

@@ -1,0 +1,36 @@
+"""What we want to reach on a machine with two cores."""
+
+from __future__ import annotations
+
+from bench.figures import Goal
+
+__all__ = [
+    "ASLEEP",
+    "DISK",
+    "FLAT",
+    "HELP",
+    "MEMORY",
+    "ONE_PROCESS",
+    "PAGE",
+    "QUEUE",
+    "SCRIPT",
+    "SIGNALS",
+    "SIGNAL_LATENCY",
+    "TWO_WORKERS",
+]
+
+ONE_PROCESS = Goal("one process: at least 0.40 of the floor", 0.40)
+TWO_WORKERS = Goal("two workers: at least 0.70 of the floor", 0.70)
+SCRIPT = {
+    "sqlite": Goal("at least 3 times a hand-written script on SQLite", 3),
+    "postgresql": Goal("at least 8 times a hand-written script on PostgreSQL", 8),
+}
+QUEUE = Goal("at least 50 times the fastest queue with a task per row", 50)
+FLAT = Goal("no slower with the most rows than with the second size (0.9 and more is flat)", 0.9)
+MEMORY = Goal("less than 150 MB of memory at any size", 150, is_minimum=False)
+DISK = Goal("at most 60 bytes of database for a plain row", 60, is_minimum=False)
+ASLEEP = Goal("steps that sleep 10 ms, 100 at once: at least 0.9 of the ideal", 0.9)
+SIGNALS = Goal("at least 2,000 signals a second accepted, sent from one core", 2000)
+SIGNAL_LATENCY = Goal("signal to next step in another process: less than 250 ms for 99 %", 250, is_minimum=False)
+PAGE = Goal("pages of a large operation: less than 20 ms for 99 %", 20, is_minimum=False)
+HELP = Goal("`penstock --help` in less than 0.4 s", 0.4, is_minimum=False)
