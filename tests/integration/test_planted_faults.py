@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from approvals import Calls, Paper, Wall, a_moment, approvals, at_wall, clean, papers, states
-from sqlalchemy import Column, ForeignKey, Integer, MetaData, Table, update
+from sqlalchemy import Column, ForeignKey, Integer, MetaData, Table, bindparam, update
 
 from penstock import Context, Pipeline, failpoints, operation, step
 from penstock.db.schema import metadata
@@ -397,8 +397,8 @@ async def test_a_start_without_a_look_at_the_lease_is_caught(tmp_path, monkeypat
 
 @both
 async def test_a_write_without_the_fence_is_caught(tmp_path, monkeypatch, weak):
-    async def unfenced(tx: Any, chunk: Any, *guards: Any, **values: Any) -> None:
-        await tx.execute(update(chunks).where(chunks.c.id == chunk.id, *guards).values(**values))
+    any_fence = (chunks.c.id == bindparam("the_chunk"), chunks.c.fence != -bindparam("the_fence", type_=Integer))
+    unfenced = update(chunks).where(*any_fence).values(version=chunks.c.version + 1)
 
     async with office(tmp_path) as e:
         made = await parked(e, papers(1))
@@ -407,7 +407,7 @@ async def test_a_write_without_the_fence_is_caught(tmp_path, monkeypatch, weak):
         await e.penstock.signals.complete(made.id, "paper-p1")
         await e.work_until_idle()
         if weak:
-            monkeypatch.setattr(store, "_write", unfenced)
+            monkeypatch.setattr(store, "_FLUSH", unfenced)
         late = e.penstock.db.transaction(lambda tx: store.flush(e.penstock.db, tx, stale, stale.writing()), "late")
         (refused,) = await asyncio.gather(late, return_exceptions=True)
         assert isinstance(refused, Lost) is not weak

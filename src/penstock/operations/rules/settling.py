@@ -82,13 +82,16 @@ class Match:
 
 def match(signals: Sequence[Signal], waiters: Sequence[Waiter]) -> list[Match]:
     """Oldest signal first, each to the lowest row that hears it."""
-    waiting = sorted(waiters, key=lambda waiter: waiter.row)
+    waiting: dict[str, list[Waiter]] = {}
+    for waiter in sorted(waiters, key=lambda waiter: waiter.row):
+        waiting.setdefault(waiter.key, []).append(waiter)
     matches = []
     for signal in sorted(signals, key=lambda signal: signal.id):
-        taker = next((waiter for waiter in waiting if waiter.hears(signal)), None)
+        listening = waiting.get(signal.key, [])
+        taker = next((waiter for waiter in listening if waiter.hears(signal)), None)
         if taker is None:
             continue
-        waiting.remove(taker)
+        listening.remove(taker)
         matches.append(Match(signal, taker.row, taker.step, taker.chunk))
     return matches
 

@@ -142,6 +142,7 @@ class ChunkActor:
     async def _work(self, group: Group) -> None:
         ledger = self.held.ledger
         async with self._turn(group.is_alone):
+            self.desk.parse(group.rows)
             for segment in group.segments:
                 rows = ledger.standing(group.rows, segment.first, segment.stop)
                 if self._halt is not None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from sqlalchemy import ColumnElement, func, select, update
+from sqlalchemy import ColumnElement, Select, Update, bindparam, func, select, update
 
 from penstock.db.connection import Connection
 from penstock.db.database import Database
@@ -236,30 +236,49 @@ async def wake(db: Database, operation: int, keys: Collection[str], tx: Connecti
 
     A transaction of its own, after the commit it follows: store, commit, then look.
     """
-    found: set[int] = set()
-    for key in keys:
-        lowest = (
-            select(row_records.c.chunk)
-            .where(
-                row_records.c.operation == operation,
-                row_records.c.signal_key == key,
-                row_records.c.state == "WaitingForCompletion",
-                _has_signal(),
-            )
-            .order_by(row_records.c.row)
-            .limit(1)
-        )
-        found.update((await tx.execute(lowest)).scalars())
-    woken = sorted(found)
-    for chunk in woken:
-        await tx.execute(
-            update(chunks)
-            .where(chunks.c.id == chunk)
-            .values(mail=chunks.c.mail + 1, due_at=db.dialect.least(chunks.c.due_at, db.now()))
-        )
+    found = await tx.execute(_LOWEST, {"of": operation, "keys": list(keys)})
+    woken = sorted({chunk for chunk in found.scalars() if chunk is not None})
     if woken:
+        await tx.execute(db.prepared(_recall), [{"the_chunk": chunk} for chunk in woken])
         await db.ring(tx)
     return len(woken)
+
+
+def _lowest() -> Select[*tuple[Any, ...]]:
+    """For each of some keys, the chunk of the lowest row that waits on it and has a signal, or null.
+
+    Key by key through the key's index: thousands of rows may wait on one.
+    """
+    heard = (
+        select(signals.c.key)
+        .where(
+            signals.c.operation == bindparam("of"),
+            signals.c.key.in_(bindparam("keys", expanding=True)),
+            signals.c.consumed_at.is_(None),
+        )
+        .distinct()
+        .subquery("heard")
+    )
+    lowest = (
+        select(row_records.c.chunk)
+        .where(
+            row_records.c.operation == bindparam("of"),
+            row_records.c.signal_key == heard.c.key,
+            row_records.c.state == "WaitingForCompletion",
+            _has_signal(),
+        )
+        .order_by(row_records.c.row)
+        .limit(1)
+    )
+    return select(lowest.scalar_subquery())
+
+
+def _recall(db: Database) -> Update:
+    due_at = db.dialect.least(chunks.c.due_at, db.now())
+    return update(chunks).where(chunks.c.id == bindparam("the_chunk")).values(mail=chunks.c.mail + 1, due_at=due_at)
+
+
+_LOWEST = _lowest()
 
 
 async def sweep(db: Database) -> int:

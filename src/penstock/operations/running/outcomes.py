@@ -48,18 +48,17 @@ class Desk:
         self.refresh()
 
     def refresh(self) -> None:
-        """Take in what came from outside: rows that run again, outputs that signals brought."""
+        """Take in what came from outside: outputs that signals brought."""
         self._has_outputs = any(track.outputs for track in self.ledger.tracks)
-        self._parse([i for i in self.ledger.unfinished() if self.rows[i] is None])
 
-    def _parse(self, rows: Sequence[int]) -> None:
-        """Validated rows from stored ones; a row that no longer fits its model (it was changed) fails by itself."""
+    def parse(self, rows: Sequence[int]) -> None:
+        """Rows that are about to run, from stored ones; one that no longer fits its model (it was changed) fails."""
         row_type, parse, parsed = self.execution.definition.row, self.execution.parse, self.rows
         raw = self.raw if self.held.stories else self.raws.__getitem__
         validated = self.ledger.tracks[0].state
         for i in rows:
-            if validated[i] != COMPLETED:
-                continue  # it was edited, and is validated first
+            if parsed[i] is not None or validated[i] != COMPLETED:
+                continue  # the second: it was edited, and is validated first
             try:
                 parsed[i] = parse(raw(i))
             except row_type.rejects as error:
