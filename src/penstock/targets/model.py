@@ -50,6 +50,7 @@ class Outcome(StrEnum):
     FAILED = "failed"
     UNKNOWN = "unknown"  # it was sent, the answer was lost, and the remote could not be asked
     NOT_RUN = "not run"  # it was never sent: the call was stopped before
+    SKIPPED = "skipped"  # it was left out: `duplicates` chose another record of the same key
 
     @property
     def is_success(self) -> bool:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, overload
 
 from penstock.errors import SettingsInvalid
 from penstock.targets.model import BulkOptions, Mode, RecordId, Verdict
 
-__all__ = ["Answer", "Batch", "Reference", "Target", "Traits"]
+__all__ = ["Answer", "Batch", "Reference", "Same", "Target", "Traits"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,32 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.records)
+
+
+@dataclass(frozen=True, slots=True)
+class Same(Sequence[Verdict]):
+    """One outcome for every record of a batch, told once; `ids` are the records' own, when they have any.
+
+    A list of verdicts says the same; this costs nothing per record.
+    """
+
+    verdict: Verdict
+    length: int
+    ids: Sequence[RecordId] | None = None
+
+    def __len__(self) -> int:
+        return self.length
+
+    @overload
+    def __getitem__(self, position: int) -> Verdict: ...
+    @overload
+    def __getitem__(self, position: slice) -> Same: ...
+    def __getitem__(self, position: int | slice) -> Verdict | Same:
+        found = range(self.length)[position]
+        ids = self.ids[position] if self.ids is not None else None
+        if isinstance(found, range):
+            return Same(self.verdict, len(found), ids)
+        return self.verdict if ids is None else Verdict(self.verdict.outcome, ids, self.verdict.error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +136,12 @@ class Target:
     def identity(self, table: str, mode: Mode, record: Any) -> Hashable | None:
         """What makes two records the same one, so that they are never in flight together; None when nothing does."""
         return None
+
+    def identifier(self, table: str, mode: Mode, options: BulkOptions) -> Callable[[Any], Hashable | None] | None:
+        """`identity` for the records of one call, asked after `describe`; None when nothing identifies them."""
+        if type(self).identity is Target.identity:
+            return None
+        return lambda record: self.identity(table, mode, record)
 
     def references(self, table: str, record: Any, options: BulkOptions) -> Iterable[Reference]:
         """The other records that a record refers to."""

@@ -1,0 +1,101 @@
+"""How a record of ours becomes an entity on the wire: its type, its key, its references."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from penstock.targets.dataverse.catalogue import Table
+from penstock.targets.dataverse.literals import address, guid
+from penstock.targets.model import Record, TargetError, Trouble
+
+__all__ = ["BIND", "Key", "Lookup", "Spelling", "encode", "key_columns", "made_id", "referred_tables"]
+
+BIND = "@odata.bind"
+TYPE = "Microsoft.Dynamics.CRM."
+IDS = uuid.UUID("1b6cf0f1-35a3-4dd9-9d6c-0f7f2f0e86c5")
+ENCODER = msgspec.json.Encoder(decimal_format="number")
+
+Key = Mapping[str, Any] | str
+"""What identifies a record: its GUID, or the columns of an alternate key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """The value of a lookup column: a record of another table, by its id or by the columns of an alternate key."""
+
+    table: str
+    id: str | uuid.UUID | Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Spelling:
+    """What must be known of names to write a table's records."""
+
+    table: Table
+    references: Mapping[str, str] = field(default_factory=dict)
+    """Columns whose plain values are ids of another table's records."""
+    sets: Mapping[str, str] = field(default_factory=dict)
+    """The entity set of every table referred to."""
+    navigation: Mapping[tuple[str, str], str] = field(default_factory=dict)
+
+    def entity(self, record: Record, leave_out: Collection[str] = ()) -> dict[str, Any]:
+        """The record as the platform reads it, less some columns; references become bindings."""
+        wire: dict[str, Any] = {"@odata.type": TYPE + self.table.name}
+        for column, value in record.items():
+            if column in leave_out:
+                continue
+            if type(value) is Lookup:
+                wire[self._binding(column, value.table)] = self._bound(value)
+            elif column in self.references and not column.endswith(BIND):
+                referred = self.references[column]
+                wire[self._binding(column, referred)] = None if value is None else self._bound(Lookup(referred, value))
+            else:
+                wire[column] = value
+        return wire
+
+    def _binding(self, column: str, referred: str) -> str:
+        return self.navigation.get((column, referred), column) + BIND
+
+    def _bound(self, lookup: Lookup) -> str:
+        key = lookup.id if isinstance(lookup.id, Mapping) else guid(lookup.id)
+        return "/" + address(self.sets[lookup.table], key)
+
+
+def referred_tables(records: Iterable[Record], references: Mapping[str, str]) -> set[str]:
+    """The tables that records refer to by lookups or by the columns named as references."""
+    looked_up = {value.table for record in records for value in record.values() if type(value) is Lookup}
+    return looked_up | {table for column, table in references.items() if not column.endswith(BIND)}
+
+
+def key_columns(record: Record, columns: Sequence[str], references: Mapping[str, str]) -> Mapping[str, Any]:
+    """The columns of an alternate key as addresses name them; ValueError when one is empty."""
+    missing = [column for column in columns if record.get(column) is None]
+    if missing:
+        raise ValueError(f"the alternate key is incomplete: {', '.join(missing)} is empty")
+    return dict(_key_column(column, record[column], column in references) for column in columns)
+
+
+def _key_column(column: str, value: Any, is_reference: bool) -> tuple[str, Any]:
+    if isinstance(value, Lookup):
+        return f"_{column}_value", uuid.UUID(str(value.id))
+    return (f"_{column}_value", uuid.UUID(str(value))) if is_reference else (column, value)
+
+
+def made_id(batch_key: str, position: int) -> str:
+    """The id we give a record: the same for every try of its batch, unlike any other."""
+    return str(uuid.uuid5(IDS, f"{batch_key}/{position}"))
+
+
+def encode(value: Any, position: int | None = None) -> bytes:
+    """JSON as the platform reads it: decimals as numbers, bytes in base64, instants in ISO form."""
+    try:
+        return ENCODER.encode(value)
+    except (TypeError, ValueError) as error:
+        suspects = () if position is None else (position,)
+        message = f"a value cannot be written as JSON: {error}"
+        raise TargetError(message, kind=Trouble.DATA, code="NotJson", suspects=suspects) from error

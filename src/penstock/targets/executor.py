@@ -1,0 +1,162 @@
+"""Bulk operations against a remote: create, update, upsert and delete many records, with an outcome for each."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Generator
+from typing import Any
+
+from penstock.clock import Clock, Entropy, operation_id
+from penstock.errors import PenstockError
+from penstock.targets.model import BulkOptions, Mode
+from penstock.targets.pool import Pool
+from penstock.targets.progress import Progress
+from penstock.targets.results import BulkResult
+from penstock.targets.rules.policy import RetryPolicy
+from penstock.targets.running.inputs import Records, checked_options, checked_records, checked_table
+from penstock.targets.running.job import Job
+from penstock.targets.running.run import Run
+from penstock.targets.target import Target
+
+__all__ = ["BulkCall", "BulkCancelled", "BulkExecutor"]
+
+
+class BulkCancelled(PenstockError):
+    """What a cancelled bulk call had done by then, in `result`.
+
+    It is the cause (`__cause__`) of the `CancelledError`, which stays what asyncio's timeouts and groups expect.
+    """
+
+    def __init__(self, result: BulkResult) -> None:
+        super().__init__(f"the bulk call was cancelled; so far: {result.outcomes!r}")
+        self.result = result
+
+    @classmethod
+    def found_in(cls, error: BaseException | None) -> BulkResult | None:
+        """The partial result behind a `CancelledError` or the `TimeoutError` it became."""
+        while error is not None and not isinstance(error, BulkCancelled):
+            error = error.__cause__
+        return error.result if error is not None else None
+
+
+class BulkCall:
+    """A bulk call under way. Await it for its result."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._task = asyncio.ensure_future(run.run())
+
+    def __await__(self) -> Generator[Any, None, BulkResult]:
+        return self._result().__await__()
+
+    @property
+    def progress(self) -> Progress:
+        """How far it has come."""
+        return self._run.reporter.snapshot()
+
+    async def cancel(self) -> BulkResult:
+        """Begin no more batches, give those in flight a moment to finish, and return what was done."""
+        self._run.stopping.stop("cancelled")
+        return await self._result()
+
+    async def _result(self) -> BulkResult:
+        try:
+            return await asyncio.shield(self._task)
+        except asyncio.CancelledError as cancelled:
+            if self._task.cancelled():
+                raise
+            self._run.stopping.stop("cancelled")
+            await self._ended()
+            raise cancelled from self._cause()
+
+    async def _ended(self) -> None:
+        """Wait until the call has stopped; who cancels again does not want to wait for what is in flight."""
+        while not self._task.done():
+            try:
+                await asyncio.wait((self._task,))
+            except asyncio.CancelledError:
+                self._run.abandon()
+
+    def _cause(self) -> BaseException | None:
+        if self._task.cancelled():
+            return None
+        return self._task.exception() or BulkCancelled(self._task.result())
+
+
+class BulkExecutor:
+    """Runs bulk calls against one target.
+
+    With a `pool`, its clock, sleep, chance and policy are used; share one pool between executors to share limits.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        *,
+        options: BulkOptions | None = None,
+        pool: Pool | None = None,
+        policy: RetryPolicy | None = None,
+        clock: Clock | None = None,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        entropy: Entropy | None = None,
+    ) -> None:
+        self.target = target
+        self.options = options or BulkOptions()
+        self.pool = pool or Pool.of(target, policy=policy, clock=clock, sleep=sleep, entropy=entropy)
+
+    async def create_multiple(
+        self,
+        table: str,
+        records: Records,
+        options: BulkOptions | None = None,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> BulkResult:
+        """Create records; the result has their ids in the order of the input."""
+        return await self.start(Mode.CREATE, table, records, options, progress)
+
+    async def update_multiple(
+        self,
+        table: str,
+        records: Records,
+        options: BulkOptions | None = None,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> BulkResult:
+        """Change existing records; every record carries its id."""
+        return await self.start(Mode.UPDATE, table, records, options, progress)
+
+    async def upsert_multiple(
+        self,
+        table: str,
+        records: Records,
+        options: BulkOptions | None = None,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> BulkResult:
+        """Change the records that exist and create the others; the result counts both."""
+        return await self.start(Mode.UPSERT, table, records, options, progress)
+
+    async def delete_multiple(
+        self,
+        table: str,
+        ids: Records,
+        options: BulkOptions | None = None,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> BulkResult:
+        """Delete the records with these ids."""
+        return await self.start(Mode.DELETE, table, ids, options, progress)
+
+    def start(
+        self,
+        mode: Mode,
+        table: str,
+        records: Records,
+        options: BulkOptions | None = None,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> BulkCall:
+        """Start a bulk call and return at once; wrong arguments are refused here, before anything is sent."""
+        mode = Mode(mode)
+        chosen = self.options if options is None else options
+        self.target.check_options(chosen)
+        chosen = checked_options(chosen)
+        call_id = operation_id(self.pool.clock, self.pool.entropy)
+        job = Job(self.target, checked_table(table), mode, chosen, call_id)
+        return BulkCall(Run(job, checked_records(mode, records), self.pool, progress))

@@ -1,0 +1,17 @@
+"""Remotes behind plain HTTP interfaces, described declaratively."""
+
+from penstock.targets.http.auth import Auth, ClientCredentials, NoAuth, StaticHeaders, bearer
+from penstock.targets.http.endpoint import Body, Endpoint, ItemResults
+from penstock.targets.http.target import HttpTarget
+
+__all__ = [
+    "Auth",
+    "Body",
+    "ClientCredentials",
+    "Endpoint",
+    "HttpTarget",
+    "ItemResults",
+    "NoAuth",
+    "StaticHeaders",
+    "bearer",
+]

@@ -1,0 +1,110 @@
+"""How a bulk call is spelled over HTTP, declared rather than programmed."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from penstock.errors import SettingsInvalid
+from penstock.targets.model import Mode, Outcome, Trouble
+
+__all__ = ["Body", "Endpoint", "ItemResults"]
+
+URL_FIELDS = frozenset({"table", "id"})
+SUCCESSES = frozenset({200, 201, 202, 204, 207})
+
+
+class Body(StrEnum):
+    """The shape of a request's body."""
+
+    ARRAY = "array"  # [record, …]
+    WRAPPER = "wrapper"  # {"items": [record, …]}
+    NDJSON = "ndjson"  # a record on every line
+    SINGLE = "single"  # the record itself; one record a call
+    NONE = "none"  # nothing: the URL says it all; one record a call
+
+
+@dataclass(frozen=True, kw_only=True)
+class ItemResults:
+    """Where an answer tells what became of each record.
+
+    Paths are members joined by dots, `error.message`; an empty path is the item itself, None means that it is not told.
+    Without `index` the items stand in the order of the records. A status may be an HTTP status or a word; words and
+    numbers that mean something else than HTTP says are listed in `outcomes`.
+    """
+
+    path: str = ""
+    """The list of items in the body; empty when the body itself is the list, or NDJSON."""
+    index: str | None = None
+    status: str | None = None
+    id: str | None = "id"
+    error: str | None = "error"
+    """An item that has something here has failed, unless a status says otherwise; text, or an object with a message."""
+    code: str | None = None
+    outcomes: Mapping[Any, Outcome] = field(default_factory=dict)
+    field: str | None = None
+    only_failures: bool = False
+    """The list names only the records that failed, by their index."""
+
+    def __post_init__(self) -> None:
+        if self.only_failures and self.index is None:
+            raise SettingsInvalid("item results that list only failures must say where the index of a record stands")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Endpoint:
+    """One kind of call: where it goes, what it carries, and how its answer is read."""
+
+    url: str
+    """Below the target's base; `{table}` and, for one record a call, `{id}` are filled in: `/api/{table}/{id}`."""
+    method: str = "POST"
+    body: Body = Body.ARRAY
+    wrapper: str = "items"
+    results: ItemResults | None = None
+    """None when a success means every record, and nothing is told of each."""
+    id_path: str | None = "id"
+    """Where the answer to a single record tells its id."""
+    id_field: str | None = None
+    """The field that identifies a record."""
+    is_atomic: bool = False
+    """A call that failed changed nothing."""
+    is_idempotent: bool = False
+    """The remote may be sent the same batch twice."""
+    idempotency_header: str | None = None
+    """The header that carries the batch's key. After a lost answer the same batch is sent under the same key, and the
+    remote repeats its answer, or does now what it did not do then."""
+    lookup: str | None = None
+    """A URL to GET one record by `{id}`, to find out what became of a create or delete whose answer was lost."""
+    success: frozenset[int] = SUCCESSES
+    troubles: Mapping[int, Trouble] = field(default_factory=dict)
+    """What a status means here, where it differs from HTTP: `{409: Trouble.DEADLOCK}`."""
+    gone_is_deleted: bool = False
+    """A delete of a record that is not there counts as done."""
+    width_header: str | None = None
+    """The header by which the remote recommends how many calls to make at once."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    records_max: int | None = None
+    bytes_max: int | None = None
+
+    def __post_init__(self) -> None:
+        for template in filter(None, (self.url, self.lookup)):
+            unknown = {name for _, name, _, _ in string.Formatter().parse(template) if name} - URL_FIELDS
+            if unknown or template.startswith(("http:", "https:", "//")):
+                raise SettingsInvalid(
+                    f"{template!r} must be a path below the target's base, with no fields but {{table}} and {{id}}"
+                )
+        if "{id}" in self.url and not self.is_single:
+            raise SettingsInvalid(f"{self.url!r} names one record, so its body must be single or none")
+
+    @property
+    def is_single(self) -> bool:
+        """Whether a call carries one record."""
+        return self.body in (Body.SINGLE, Body.NONE)
+
+    def can_reconcile(self, mode: Mode) -> bool:
+        """Whether the remote can tell what became of a batch; a GET of its records cannot tell an update from none."""
+        can_look_up = self.lookup is not None and mode in (Mode.CREATE, Mode.DELETE)
+        return self.idempotency_header is not None or can_look_up

@@ -1,0 +1,166 @@
+"""A remote behind a plain HTTP interface, described by its endpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from penstock.clock import Clock, SystemClock, from_micros
+from penstock.errors import SettingsInvalid
+from penstock.targets.http.answers import GONE, read_answer
+from penstock.targets.http.auth import Auth, NoAuth
+from penstock.targets.http.bodies import ENCODER, content_type, encoded, filled, id_of
+from penstock.targets.http.endpoint import Endpoint
+from penstock.targets.http.taxonomy import Reply, refusal
+from penstock.targets.http.wire import Wire, checked_base, new_client
+from penstock.targets.model import BulkOptions, Mode, Outcome, TargetError, Trouble, Verdict
+from penstock.targets.target import Answer, Batch, Target, Traits
+
+if TYPE_CHECKING:
+    import httpx
+
+__all__ = ["HttpTarget"]
+
+TIMEOUT_S = 120.0
+
+
+class HttpTarget(Target):
+    """Sends batches to the endpoints of an HTTP interface.
+
+    `endpoints` maps a mode, or a table and a mode, to an `Endpoint`; the more specific one wins. `auth` is one
+    credential or one for each source. Redirects are followed only within the base's origin, cookies are dropped, and
+    credentials appear in no error.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        endpoints: Mapping[Mode | tuple[str, Mode], Endpoint],
+        *,
+        auth: Auth | Mapping[str, Auth] | None = None,
+        name: str = "http",
+        width: int = 4,
+        width_max: int = 52,
+        timeout_s: float = TIMEOUT_S,
+        allow_plain_http: bool = False,
+        clock: Clock | None = None,
+        client: Callable[[], httpx.AsyncClient] | None = None,
+    ) -> None:
+        auths = auth if isinstance(auth, Mapping) else {"default": auth or NoAuth()}
+        if not auths or not endpoints:
+            raise SettingsInvalid("an HTTP target needs at least one endpoint and, if it names sources, one of them")
+        self.name = name
+        self.sources = tuple(auths)
+        self.width, self.width_max = width, width_max
+        self._auths = auths
+        self._endpoints = endpoints
+        self._lost_keys: set[str] = set()
+        self._clock = clock or SystemClock()
+        base = checked_base(base_url, has_credentials=auth is not None, allow_plain_http=allow_plain_http)
+        self._wire = Wire(base, auths, clock=self._clock, timeout_s=timeout_s, client=client or new_client)
+
+    async def send(self, batch: Batch, source: str) -> Answer:
+        try:
+            answer = await self._send(batch, source)
+        except TargetError as error:
+            if error.maybe_applied:
+                self._lost_keys.add(batch.key)
+            raise
+        self._lost_keys.discard(batch.key)
+        return answer
+
+    async def describe(self, table: str, mode: Mode, options: BulkOptions, source: str) -> Traits:
+        endpoint = self._endpoint(table, mode)
+        return Traits(
+            is_atomic=endpoint.is_atomic,
+            is_idempotent=endpoint.is_idempotent,
+            can_reconcile=endpoint.can_reconcile(mode),
+            records_max=1 if endpoint.is_single else endpoint.records_max,
+            bytes_max=endpoint.bytes_max,
+            id_field=endpoint.id_field,
+        )
+
+    async def reconcile(self, batch: Batch, source: str) -> Sequence[Verdict | None]:
+        """Ask what became of a batch: by sending it again under its key, or by looking its records up."""
+        endpoint = self._endpoint(batch.table, batch.mode)
+        if endpoint.idempotency_header is None:
+            return [await self._looked_up(batch, record, source) for record in batch.records]
+        if batch.key not in self._lost_keys:
+            return [None] * len(batch)
+        return await self._repeated(batch, source, is_atomic=endpoint.is_atomic)
+
+    async def refresh(self, source: str) -> None:
+        self._auths[source].refuse()
+
+    def identity(self, table: str, mode: Mode, record: Any) -> Hashable | None:
+        found = id_of(record, mode, self._endpoint(table, mode))
+        return found if isinstance(found, Hashable) else repr(found)
+
+    def size(self, record: Any) -> int:
+        try:
+            return len(ENCODER.encode(record)) + 1
+        except (TypeError, ValueError, OverflowError):
+            return 0  # sending it will say what is wrong
+
+    async def aclose(self) -> None:
+        await self._wire.aclose()
+
+    def _endpoint(self, table: str, mode: Mode) -> Endpoint:
+        found = self._endpoints.get((table, mode)) or self._endpoints.get(mode)
+        if found is None:
+            raise TargetError(f"{self.name} has no endpoint to {mode} records of {table!r}", kind=Trouble.UNSUPPORTED)
+        return found
+
+    async def _send(self, batch: Batch, source: str) -> Answer:
+        endpoint = self._endpoint(batch.table, batch.mode)
+        if endpoint.is_single and len(batch) > 1:
+            raise TargetError(f"{endpoint.url} takes one record a call, not {len(batch)}", kind=Trouble.TOO_BIG)
+        path = filled(endpoint.url, batch.table, id_of(batch.records[0], batch.mode, endpoint))
+        content = encoded(batch, endpoint)
+        headers = {"Accept": "application/json", **endpoint.headers}
+        if content is not None:
+            headers["Content-Type"] = content_type(endpoint)
+        if endpoint.idempotency_header:
+            headers[endpoint.idempotency_header] = batch.key
+        reply = await self._wire.call(source, endpoint.method, path, content=content, headers=headers)
+        if self._is_gone(reply, batch, endpoint):
+            return Answer([Verdict(Outcome.DELETED)])
+        if reply.status not in endpoint.success:
+            raise self._refused(reply, endpoint, f"{endpoint.method} {path}")
+        return read_answer(batch, endpoint, reply.status, reply.body, _width(reply, endpoint))
+
+    async def _repeated(self, batch: Batch, source: str, *, is_atomic: bool) -> Sequence[Verdict | None]:
+        """The same batch under the same key. What the remote judges and refuses as a whole, it did not do before."""
+        try:
+            return (await self.send(batch, source)).verdicts
+        except TargetError as error:
+            if is_atomic and error.kind is Trouble.DATA:
+                return [None] * len(batch)
+            raise
+
+    async def _looked_up(self, batch: Batch, record: Any, source: str) -> Verdict | None:
+        """What a GET of the record proves: a created one is there, a deleted one is not."""
+        endpoint = self._endpoint(batch.table, batch.mode)
+        identifier = id_of(record, batch.mode, endpoint)
+        assert endpoint.lookup is not None
+        path = filled(endpoint.lookup, batch.table, identifier)
+        reply = await self._wire.call(source, "GET", path, headers={"Accept": "application/json", **endpoint.headers})
+        is_there = 200 <= reply.status < 300
+        if not is_there and reply.status not in GONE:
+            raise self._refused(reply, endpoint, f"GET {path}")
+        if batch.mode is Mode.CREATE:
+            return Verdict(Outcome.CREATED, identifier) if is_there else None
+        return None if is_there else Verdict(Outcome.DELETED, identifier)
+
+    def _refused(self, reply: Reply, endpoint: Endpoint, call: str) -> TargetError:
+        # A query may hold a key.
+        return refusal(reply, endpoint, call=call.partition("?")[0], now=from_micros(self._clock.now_us()))
+
+    def _is_gone(self, reply: Reply, batch: Batch, endpoint: Endpoint) -> bool:
+        is_delete = batch.mode is Mode.DELETE and endpoint.is_single
+        return is_delete and endpoint.gone_is_deleted and reply.status in GONE
+
+
+def _width(reply: Reply, endpoint: Endpoint) -> int | None:
+    hint = reply.headers.get(endpoint.width_header.lower(), "") if endpoint.width_header else ""
+    return int(hint) if hint.isdigit() and int(hint) > 0 else None

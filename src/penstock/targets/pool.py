@@ -1,0 +1,249 @@
+"""Who may call now: the slots of all sources, shared fairly by all bulk calls that use the pool."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Self
+
+from penstock.clock import Clock, Entropy, SystemClock
+from penstock.errors import Unavailable
+from penstock.targets.model import TargetError, Trouble
+from penstock.targets.rules.breaker import Breaker
+from penstock.targets.rules.policy import RetryPolicy
+from penstock.targets.rules.throttle import Throttles
+from penstock.targets.rules.widths import Width
+from penstock.targets.running.party import Party, Source, Turn
+from penstock.targets.running.races import Races
+from penstock.targets.running.refreshes import Refreshes
+from penstock.targets.target import Target
+
+__all__ = ["Pool", "PoolExhausted"]
+
+log = logging.getLogger("penstock.targets")
+
+WAKE_JITTER = 0.1
+WAKE_JITTER_MAX_S = 1.0
+
+
+class PoolExhausted(Unavailable):
+    """No slot became free in time."""
+
+
+class Pool:
+    """Slots for calls to one remote. Share a pool between executors, and all their calls share its limits.
+
+    Bulk calls take turns, however many batches each has waiting. A source is never used beyond its width, and not at
+    all while it is throttled or gets no answers.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[str],
+        *,
+        width: int = 4,
+        width_max: int = 52,
+        policy: RetryPolicy | None = None,
+        clock: Clock | None = None,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        entropy: Entropy | None = None,
+    ) -> None:
+        self.policy = policy or RetryPolicy()
+        self.clock, self.sleep, self.entropy = clock or SystemClock(), sleep, entropy or Entropy()
+        self._sources = {name: Source(name, Width(width, width_max), self._breaker()) for name in sources}
+        if not self._sources:
+            raise ValueError("a pool needs at least one source")
+        self._throttles = Throttles(self._sources)
+        self._turns: deque[Party] = deque()
+        self._alarm: asyncio.Future[None] | None = None
+        self._alarm_s = 0.0
+        self.races = Races()
+        self.refreshes = Refreshes()
+        self.throttle_count = 0
+        """How often the remote asked to be left alone, by all bulk calls together."""
+
+    @classmethod
+    def of(
+        cls,
+        target: Target,
+        *,
+        policy: RetryPolicy | None = None,
+        clock: Clock | None = None,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        entropy: Entropy | None = None,
+    ) -> Self:
+        """A pool with the sources and widths of a target."""
+        return cls(
+            target.sources,
+            width=target.width,
+            width_max=target.width_max,
+            policy=policy,
+            clock=clock,
+            sleep=sleep,
+            entropy=entropy,
+        )
+
+    def _breaker(self) -> Breaker:
+        policy = self.policy
+        return Breaker(failures=policy.breaker_failures, first_s=policy.breaker_first_s, max_s=policy.breaker_max_s)
+
+    @property
+    def width(self) -> int:
+        """Calls at once over all sources, at the moment."""
+        return sum(source.width.now for source in self._sources.values())
+
+    @property
+    def in_flight(self) -> int:
+        """Slots taken."""
+        return sum(source.in_flight for source in self._sources.values())
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether no source has answered for a while."""
+        return all(source.breaker.is_open for source in self._sources.values())
+
+    @property
+    def throttled_until_s(self) -> float | None:
+        """When the first source may send again, on the pool's clock; None unless all are throttled."""
+        return self._throttles.all_until_s(self.clock.monotonic())
+
+    def is_throttled(self, source: str) -> bool:
+        """Whether the remote wants to be left alone by this source."""
+        return self._throttles.until_s(source, self.clock.monotonic()) is not None
+
+    async def acquire(self, party: Party, turn: Turn = Turn.NEW) -> str:
+        """Wait for a slot and say on which source; `PoolExhausted` when all stayed taken for too long."""
+        if not self._turns and not party.is_full:
+            source = self._pick()
+            if source is not None:
+                self._take(party, source)
+                return source.name
+        return await self._wait(party, turn)
+
+    def release(self, party: Party, source: str) -> None:
+        """Give a slot back."""
+        party.in_flight -= 1
+        self._sources[source].in_flight -= 1
+        self._serve()
+
+    def answered(self, source: str, hint: int | None = None) -> None:
+        """A call went well; `hint` is the width the remote recommends."""
+        known = self._sources[source]
+        known.breaker.answered()
+        if hint is not None:
+            known.width.hinted(hint)
+        # Answers to calls from before a throttle say nothing about the time after it.
+        if self._throttles.until_s(source, self.clock.monotonic()) is None:
+            known.width.answered()
+        self._serve()
+
+    def refused(self, source: str, error: TargetError) -> None:
+        """A call failed: the source is slowed, or left alone, as the cause demands."""
+        known = self._sources[source]
+        now = self.clock.monotonic()
+        if error.kind in (Trouble.CONNECTION, Trouble.TOKEN):
+            known.breaker.failed(now)
+        else:
+            known.breaker.answered()
+        if error.kind is Trouble.THROTTLED:
+            self._throttle(known, error, now)
+        elif error.kind is Trouble.DEADLOCK:
+            known.width.collided()
+        self._set_alarm()
+
+    def _throttle(self, source: Source, error: TargetError, now: float) -> None:
+        self.throttle_count += 1
+        seconds = self.policy.throttle_s(error.retry_after_s)
+        # Calls under way when the throttle began report it too; one throttle lowers the width once.
+        if self._throttles.until_s(source.name, now) is None:
+            source.width.throttled(error.limit)
+            log.warning("%r is throttled for %.1f s (%s)", source.name, seconds, error.limit or "no limit named")
+        jitter = min(WAKE_JITTER * seconds, WAKE_JITTER_MAX_S) * self.entropy.jitter.random()
+        self._throttles.record(source.name, now + seconds + jitter, now)
+
+    async def _wait(self, party: Party, turn: Turn) -> str:
+        future = party.line_up(turn)
+        if party not in self._turns:
+            self._turns.append(party)
+        held_before_s = self._held_s()
+        try:
+            self._serve()
+            self._set_alarm()
+            while not future.done():
+                await asyncio.wait((future,), timeout=self.policy.acquire_timeout_s)
+                # Who waits for slots of its own, or for a throttle to end, does not want for slots.
+                if not future.done() and not party.in_flight and self._is_usable():
+                    raise PoolExhausted(f"no slot was free in {self.policy.acquire_timeout_s:g} s")
+            return future.result().name
+        except BaseException:
+            if future.done() and not future.cancelled():
+                self.release(party, future.result().name)
+            future.cancel()
+            raise
+        finally:
+            party.count_wait(held_before_s, self._held_s())
+            self._set_alarm()
+
+    def _set_alarm(self) -> None:
+        """Serve those who wait when the next source may be used again."""
+        now = self.clock.monotonic()
+        ends = [end for source in self._sources.values() if (end := self._blocked_until_s(source, now)) is not None]
+        due_s = min(ends) if ends and any(party.is_waiting for party in self._turns) else None
+        if self._alarm is not None and (due_s is None or due_s < self._alarm_s):
+            self._alarm.cancel()
+            self._alarm = None
+        if self._alarm is None and due_s is not None:
+            self._alarm_s = due_s
+            self._alarm = asyncio.ensure_future(self._ring(due_s - now))
+
+    async def _ring(self, seconds: float) -> None:
+        await self.sleep(seconds)
+        self._alarm = None
+        self._serve()
+        self._set_alarm()
+
+    def _held_s(self) -> float:
+        return self._throttles.held_s(self.clock.monotonic())
+
+    def _is_usable(self) -> bool:
+        now = self.clock.monotonic()
+        return any(self._blocked_until_s(source, now) is None for source in self._sources.values())
+
+    def _blocked_until_s(self, source: Source, now: float) -> float | None:
+        ends = (self._throttles.until_s(source.name, now), source.breaker.until_s(now))
+        return max((end for end in ends if end is not None), default=None)
+
+    def _serve(self) -> None:
+        """Give free slots to the parties in turn."""
+        passed = 0
+        while self._turns and passed < len(self._turns):
+            party = self._turns[0]
+            if not party.is_waiting:
+                self._turns.popleft()
+                continue
+            source = None if party.is_full else self._pick()
+            if source is None:
+                passed += 1
+            else:
+                passed = 0
+                self._take(party, source)
+                party.next().set_result(source)
+            self._turns.rotate(-1)
+
+    def _pick(self) -> Source | None:
+        """The least loaded source that may be used."""
+        now = self.clock.monotonic()
+        free = [source for source in self._sources.values() if self._is_free(source, now)]
+        return min(free, key=lambda source: source.load, default=None)
+
+    def _is_free(self, source: Source, now: float) -> bool:
+        if source.in_flight >= source.width.now or self._throttles.until_s(source.name, now) is not None:
+            return False
+        return source.breaker.admits(now, source.in_flight)
+
+    def _take(self, party: Party, source: Source) -> None:
+        source.in_flight += 1
+        party.in_flight += 1
+        party.in_flight_max = max(party.in_flight_max, party.in_flight)

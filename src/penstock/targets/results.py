@@ -1,0 +1,176 @@
+"""What a bulk call gives back: an outcome for every record, in the order of the input."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias, overload
+
+from penstock.targets.diagnostics import Diagnostic
+from penstock.targets.ids import PackedIds
+from penstock.targets.model import SUCCESSES, Mode, Outcome, RecordId, Trouble
+
+__all__ = ["BulkError", "BulkResult", "Outcomes", "Statistics", "StoppedReason"]
+
+StoppedReason: TypeAlias = Literal[
+    "cancelled", "deadline", "systemic", "error in input", "error in on_outcomes", "stopped on error"
+]
+BY_CODE = tuple(Outcome)
+CODES = {outcome: code for code, outcome in enumerate(BY_CODE)}
+
+
+class Outcomes(Sequence[Outcome]):
+    """The outcome of every record by its position in the input, a byte each."""
+
+    __slots__ = ("_codes",)
+
+    def __init__(self, codes: bytes | bytearray) -> None:
+        self._codes = codes
+
+    def __len__(self) -> int:
+        return len(self._codes)
+
+    @overload
+    def __getitem__(self, position: int) -> Outcome: ...
+    @overload
+    def __getitem__(self, position: slice) -> Outcomes: ...
+    def __getitem__(self, position: int | slice) -> Outcome | Outcomes:
+        if isinstance(position, slice):
+            return Outcomes(self._codes[position])
+        return BY_CODE[self._codes[position]]
+
+    def __iter__(self) -> Iterator[Outcome]:
+        return map(BY_CODE.__getitem__, self._codes)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and len(self) == len(other) and all(map(_is_same, self, other))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        counts = ((self.count(outcome), outcome) for outcome in BY_CODE)
+        return f"<outcomes: {', '.join(f'{count} {outcome}' for count, outcome in counts if count) or 'none'}>"
+
+    def count(self, value: Any) -> int:
+        """How many records ended so."""
+        return self._codes.count(CODES[value])
+
+    def positions(self, outcome: Outcome) -> Iterator[int]:
+        """Where in the input the records of this outcome are."""
+        wanted = CODES[outcome]
+        return (position for position, code in enumerate(self._codes) if code == wanted)
+
+
+def _is_same(one: object, other: object) -> bool:
+    return one == other
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BulkError:
+    """Why one record failed, or why nobody knows whether it did; `index` is its position in the input."""
+
+    index: int
+    message: str
+    kind: Trouble = Trouble.OTHER
+    code: str | None = None
+    id: RecordId = None
+    field: str | None = None
+    outcome: Outcome = Outcome.FAILED
+    diagnostics: tuple[Diagnostic, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Statistics:
+    """What a bulk call cost."""
+
+    calls: int = 0
+    """Requests that carried records, answered or not; questions about lost answers included."""
+    throttles: int = 0
+    waited_s: float = 0.0
+    """Time in which nothing could be sent because every source was throttled."""
+    retries: Mapping[Trouble, int] = field(default_factory=dict)
+    batch_size_min: int = 0
+    batch_size_max: int = 0
+    batch_size_last: int = 0
+    """The size in force at the end; it differs from the first when sizes adapt."""
+    in_flight_max: int = 0
+    width_last: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BulkResult:
+    """The outcome of a bulk call, complete or partial; `stopped_reason` says why it is partial."""
+
+    mode: Mode
+    outcomes: Outcomes
+    errors: Sequence[BulkError] = ()
+    """One for every failed or unknown record, by index."""
+    duration_s: float = 0.0
+    counts_exact: bool = True
+    """Whether created and updated are told apart by the remote, not by what was there shortly before."""
+    stopped_reason: StoppedReason | None = None
+    stopped_error: BaseException | None = None
+    """What stopped the call, when that was an error."""
+    statistics: Statistics = field(default_factory=Statistics)
+    ids: PackedIds | None = None
+
+    @property
+    def success_count(self) -> int:
+        """Records whose wish the remote fulfilled."""
+        return sum(map(self.outcomes.count, SUCCESSES))
+
+    @property
+    def failure_count(self) -> int:
+        """Records that failed and changed nothing."""
+        return self.outcomes.count(Outcome.FAILED)
+
+    @property
+    def unknown_count(self) -> int:
+        """Records that were sent and never answered for."""
+        return self.outcomes.count(Outcome.UNKNOWN)
+
+    @property
+    def not_run_count(self) -> int:
+        """Records that were read, or known to be there, and had no effect because the call stopped."""
+        return self.outcomes.count(Outcome.NOT_RUN)
+
+    @property
+    def skipped_count(self) -> int:
+        """Records left out in favour of another one of the same key."""
+        return self.outcomes.count(Outcome.SKIPPED)
+
+    @property
+    def is_success(self) -> bool:
+        """The call ran to its end and no record failed, is unknown or was not run."""
+        return self.stopped_reason is None and not (self.failure_count or self.unknown_count or self.not_run_count)
+
+    @property
+    def created_ids(self) -> Sequence[RecordId] | None:
+        """The ids of created records in the order of the input; None unless the call created and kept them."""
+        ids = self.ids
+        if self.mode is not Mode.CREATE or ids is None:
+            return None
+        return [ids.get(position) for position in self.outcomes.positions(Outcome.CREATED)]
+
+    @property
+    def created_count(self) -> int | None:
+        """For an upsert, how many records are new."""
+        return self.outcomes.count(Outcome.CREATED) if self.mode is Mode.UPSERT else None
+
+    @property
+    def updated_count(self) -> int | None:
+        """For an upsert, how many records were changed."""
+        return self.outcomes.count(Outcome.UPDATED) if self.mode is Mode.UPSERT else None
+
+    @property
+    def input_error(self) -> BaseException | None:
+        """What the input raised while it was read; everything read before has its outcome."""
+        return self.stopped_error if self.stopped_reason == "error in input" else None
+
+    def outcome(self, index: int) -> Outcome:
+        """What became of the record at this position of the input."""
+        return self.outcomes[index]
+
+    def id_of(self, index: int) -> RecordId:
+        """The id the remote gave to the record at this position; None when it gave or kept none."""
+        return self.ids.get(index) if self.ids is not None else None

@@ -1,0 +1,1 @@
+"""What the executor decides: pure rules, without clock, network or database."""

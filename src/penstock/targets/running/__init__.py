@@ -1,0 +1,1 @@
+"""How a bulk call is carried out."""

@@ -1,0 +1,204 @@
+"""Sends records that refer to each other in waves: parents first, circles in two passes, no children of failed parents.
+
+Records are ordered by what they actually refer to, over all tables of a run. A reference that closes a circle is left
+out when the record is sent and set by an update when all are there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeAlias
+
+from penstock.errors import PenstockError
+from penstock.targets.asking import traits_of
+from penstock.targets.executor import BulkCancelled, BulkExecutor
+from penstock.targets.family import PRESENT, Family
+from penstock.targets.merging import MergedProgress, MergedResult, told_at, within
+from penstock.targets.model import BadInput, BulkOptions, Mode, Outcome, Record
+from penstock.targets.ordering import Place
+from penstock.targets.progress import Progress
+from penstock.targets.results import BulkResult
+from penstock.targets.target import Reference
+
+__all__ = ["WavesCancelled", "in_waves", "tables_in_waves"]
+
+TABLES_MAX = 4
+"""Tables of a wave that are sent at the same time."""
+
+Report: TypeAlias = Callable[[Progress], None]
+
+
+class WavesCancelled(PenstockError):
+    """What cancelled waves had done by then, by table; the cause of the `CancelledError`."""
+
+    def __init__(self, results: Mapping[str, BulkResult]) -> None:
+        super().__init__(f"the waves were cancelled; so far: {dict(results)}")
+        self.results = results
+
+
+async def in_waves(
+    executor: BulkExecutor,
+    table: str,
+    records: Sequence[Record],
+    *,
+    mode: Mode = Mode.CREATE,
+    options: BulkOptions | None = None,
+    progress: Report | None = None,
+) -> BulkResult:
+    """Create or upsert records of one table that may refer to each other."""
+    try:
+        results = await tables_in_waves(executor, {table: records}, mode=mode, options=options, progress=progress)
+    except asyncio.CancelledError as cancelled:
+        if isinstance(cancelled.__cause__, WavesCancelled):
+            raise cancelled from BulkCancelled(cancelled.__cause__.results[table])
+        raise
+    return results[table]
+
+
+async def tables_in_waves(
+    executor: BulkExecutor,
+    tables: Mapping[str, Sequence[Record]],
+    *,
+    mode: Mode = Mode.CREATE,
+    options: BulkOptions | Mapping[str, BulkOptions] | None = None,
+    progress: Report | None = None,
+) -> dict[str, BulkResult]:
+    """Create or upsert records of several tables that may refer to each other; a result for each table.
+
+    What a record refers to is what `Target.references` says. A record whose parent failed, is unknown or was not run
+    is not sent (`PARENT_FAILED`). A record that was sent, but whose circle could not be closed, counts as failed with
+    the code `REFERENCE_NOT_SET`: it exists, and an update is what it lacks. A deadline holds for the whole run.
+    """
+    if mode not in (Mode.CREATE, Mode.UPSERT):
+        raise BadInput(f"waves create or upsert records; to {mode} them no order is needed")
+    waves = _Waves(executor, tables, mode, options, progress)
+    try:
+        await waves.run()
+    except asyncio.CancelledError as cancelled:
+        raise cancelled from WavesCancelled(waves.results())
+    return waves.results()
+
+
+class _Call(NamedTuple):
+    """Records of one table and their positions in its input."""
+
+    mode: Mode
+    table: str
+    positions: Sequence[int]
+    records: Sequence[Record]
+
+
+class _Waves:
+    """One run."""
+
+    def __init__(
+        self,
+        executor: BulkExecutor,
+        tables: Mapping[str, Sequence[Record]],
+        mode: Mode,
+        options: BulkOptions | Mapping[str, BulkOptions] | None,
+        progress: Report | None,
+    ) -> None:
+        self._executor, self._tables, self._mode = executor, tables, mode
+        given = options if isinstance(options, Mapping) else dict.fromkeys(tables, options)
+        self._options = {table: given.get(table) or executor.options for table in tables}
+        self._merged = {table: MergedResult(mode, len(records)) for table, records in tables.items()}
+        self._clock = executor.pool.clock
+        self._started_s = self._clock.monotonic()
+        total = sum(map(len, tables.values()))
+        self._progress = MergedProgress(total, progress, monotonic=self._clock.monotonic)
+
+    def results(self) -> dict[str, BulkResult]:
+        """How every table stands."""
+        elapsed_s = self._clock.monotonic() - self._started_s
+        return {table: merged.result(elapsed_s) for table, merged in self._merged.items()}
+
+    async def run(self) -> None:
+        """Plan, send wave by wave, then close the circles."""
+        id_fields = {table: await self._id_field(table) for table in self._tables}
+        family = Family(self._tables, id_fields, self._references)
+        for wave in family.plan.waves:
+            if not self._is_stopped:
+                await _at_once({table: self._send(family, table, indexes) for table, indexes in wave.items()})
+        await self._close_circles(family)
+        self._progress.finish(self.results().values())
+
+    @property
+    def _is_stopped(self) -> bool:
+        return any(merged.stopped_reason is not None for merged in self._merged.values())
+
+    def _references(self, table: str, record: Record) -> Iterable[Reference]:
+        return self._executor.target.references(table, record, self._options[table])
+
+    def _outcome(self, place: Place) -> Outcome:
+        table, index = place
+        return self._merged[table].outcome(index)
+
+    async def _id_field(self, table: str) -> str:
+        return (await traits_of(self._executor, Mode.UPDATE, table, self._options[table])).id_field or "id"
+
+    async def _send(self, family: Family, table: str, indexes: Sequence[int]) -> None:
+        ready = []
+        for index in indexes:
+            orphaned = family.orphaned((table, index), self._outcome)
+            if orphaned is None:
+                ready.append(index)
+            else:
+                self._merged[table].mark(orphaned)
+        call = _Call(self._mode, table, ready, [family.without_circle((table, index)) for index in ready])
+        await self._made(call, self._merged[table], told_at(self._options[table], ready), self._progress.part())
+
+    async def _close_circles(self, family: Family) -> None:
+        """Set the references that were left out, of records that are there, to records that are there."""
+        circles = [place for place in family.plan.deferred if self._outcome(place) in PRESENT]
+        lost = {place: family.unreachable(place, self._outcome) for place in circles}
+        closed = {table: MergedResult(Mode.UPDATE, len(records)) for table, records in self._tables.items()}
+        if not self._is_stopped:
+            await _at_once({table: self._close(family, table, lost, closed[table]) for table in closed})
+        updated = {table: merged.result(0) for table, merged in closed.items()}
+        causes = {(table, error.index): error for table, found in updated.items() for error in found.errors}
+        for place in circles:
+            table, index = place
+            if lost[place]:
+                self._merged[table].mark(family.bereft(place, *next(iter(lost[place].items()))))
+            elif not updated[table].outcome(index).is_success:
+                self._merged[table].mark(family.unclosed(place, causes.get(place)))
+
+    async def _close(
+        self, family: Family, table: str, lost: Mapping[Place, Mapping[str, Place]], closed: MergedResult
+    ) -> None:
+        updates = {}
+        for place in (place for place in lost if place[0] == table):
+            fields = [field for field in family.plan.deferred[place] if field not in lost[place]]
+            if fields:
+                updates[place[1]] = family.closing(place, fields, self._merged[table].id_of(place[1]))
+        options = replace(self._options[table], on_outcomes=None)
+        await self._made(_Call(Mode.UPDATE, table, list(updates), list(updates.values())), closed, options, None)
+
+    async def _made(self, call: _Call, merged: MergedResult, options: BulkOptions, report: Report | None) -> None:
+        if not call.records:
+            return
+        options = within(options, self._clock.monotonic() - self._started_s)
+        try:
+            result = await self._executor.start(call.mode, call.table, call.records, options, report)
+        except asyncio.CancelledError as cancelled:
+            partial = BulkCancelled.found_in(cancelled)
+            if partial is not None:
+                merged.add(call.positions, partial)
+            raise
+        merged.add(call.positions, result)
+
+
+async def _at_once(work: Mapping[str, Coroutine[Any, Any, None]]) -> None:
+    """Work on several tables at the same time, but not on too many."""
+    free = asyncio.Semaphore(TABLES_MAX)
+
+    async def limited(coroutine: Coroutine[Any, Any, None]) -> None:
+        async with free:
+            await coroutine
+
+    async with asyncio.TaskGroup() as group:
+        for table, coroutine in work.items():
+            group.create_task(limited(coroutine), name=table)

@@ -1,0 +1,248 @@
+"""Calls whose answer was lost: what is said of them, and how they are traced and sent again."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from uuid import uuid4
+
+import httpx
+import pytest
+from dataverse import Drop, Held, Problem, Truncated
+from dataverse_remote import Remote, opened, outcomes
+
+from penstock.targets.dataverse import DataverseTarget
+from penstock.targets.model import BulkOptions, Mode, TargetError, Trouble
+from penstock.targets.target import Batch, Traits
+
+AFTER = Drop(is_applied=True)
+BEFORE = Drop(is_applied=False)
+
+
+@pytest.fixture
+async def remote() -> AsyncIterator[Remote]:
+    async with opened() as found:
+        yield found
+
+
+async def lose(remote: Remote, batch: Batch) -> TargetError:
+    """Send a batch whose answer is lost."""
+    with pytest.raises(TargetError) as caught:
+        await remote.target.send(batch, "app-1")
+    assert caught.value.maybe_applied
+    assert caught.value.kind is Trouble.CONNECTION
+    return caught.value
+
+
+@pytest.mark.covers("BX-060")
+@pytest.mark.parametrize(
+    "event",
+    [AFTER, BEFORE, Drop(is_applied=True, is_reset=True), Truncated(5), Problem(502, "", "", has_body=False)],
+)
+async def test_a_lost_answer_leaves_a_doubt(remote: Remote, event: Drop | Truncated | Problem):
+    remote.server.faults.add(event, action="CreateMultiple", times=1)
+    await lose(remote, remote.batch(Mode.CREATE, [{"name": "a"}]))
+
+
+@pytest.fixture
+async def impatient(remote: Remote) -> AsyncIterator[DataverseTarget]:
+    """A target that soon gives up waiting for an answer."""
+    soon = httpx.Timeout(5, read=0.2)
+    target = DataverseTarget(
+        remote.server.url, remote.server.credential(), client=lambda: httpx.AsyncClient(timeout=soon)
+    )
+    yield target
+    await target.aclose()
+
+
+async def test_a_slow_answer_leaves_a_doubt(remote: Remote, impatient: DataverseTarget):
+    held = Held(is_applied=True)
+    remote.server.faults.add(held, action="CreateMultiple", times=1)
+    with pytest.raises(TargetError, match="ReadTimeout") as caught:
+        await impatient.send(remote.batch(Mode.CREATE, [{"name": "a"}]), "default")
+    assert caught.value.maybe_applied
+
+
+async def test_an_unreachable_remote_leaves_no_doubt():
+    async with opened() as remote:
+        batch = remote.batch(Mode.DELETE, [str(uuid4())])
+        await remote.target.describe("account", Mode.DELETE, BulkOptions(), "app-1")
+    with pytest.raises(TargetError, match="could not be reached") as caught:
+        await remote.target.send(batch, "app-1")
+    assert (caught.value.kind, caught.value.maybe_applied) == (Trouble.CONNECTION, False)
+    await remote.target.aclose()
+
+
+async def test_a_question_whose_answer_was_lost_leaves_no_doubt(remote: Remote):
+    remote.server.faults.add(AFTER, action="GET", table="account", times=1)
+    with pytest.raises(TargetError) as caught:
+        await remote.send(Mode.UPSERT, [{"code": "a"}], alternate_key=["code"])
+    assert not caught.value.maybe_applied
+    assert remote.server.rows("account") == []
+
+
+@pytest.mark.parametrize(
+    "mode, options, is_idempotent, can_reconcile",
+    [
+        (Mode.CREATE, {}, False, False),
+        (Mode.CREATE, {"client_made_ids": True}, False, True),
+        (Mode.CREATE, {"alternate_key": ["code"]}, False, True),
+        (Mode.UPDATE, {}, True, False),
+        (Mode.UPSERT, {}, True, False),
+        (Mode.DELETE, {}, False, True),
+    ],
+)
+async def test_what_can_be_done_about_a_lost_answer_is_told_beforehand(
+    remote: Remote, mode: Mode, options: dict[str, object], is_idempotent: bool, can_reconcile: bool
+):
+    batch = remote.batch(mode, [], **options)
+    traits: Traits = await remote.target.describe("account", mode, batch.options, "app-1")
+    assert (traits.is_idempotent, traits.can_reconcile) == (is_idempotent, can_reconcile)
+
+
+@pytest.mark.covers("BX-060")
+@pytest.mark.parametrize("options", [{"client_made_ids": True}, {"alternate_key": ["code"]}])
+@pytest.mark.parametrize("event", [AFTER, BEFORE])
+async def test_a_lost_create_is_found_or_found_missing(remote: Remote, options: dict[str, object], event: Drop):
+    remote.server.faults.add(event, action="CreateMultiple", times=1)
+    batch = remote.batch(Mode.CREATE, [{"name": "a", "code": "A"}, {"name": "b", "code": "B"}], **options)
+    await lose(remote, batch)
+    traced = await remote.target.reconcile(batch, "app-1")
+    if event is BEFORE:
+        assert traced == [None, None]
+        assert outcomes(await remote.target.send(batch, "app-1")) == ["created", "created"]
+        return
+    rows = remote.named()
+    assert [(verdict.outcome.value, verdict.id) for verdict in traced if verdict] == [
+        ("created", rows["a"]["accountid"]),
+        ("created", rows["b"]["accountid"]),
+    ]
+
+
+async def test_a_key_that_was_there_before_does_not_make_a_lost_batch_look_applied(remote: Remote):
+    await remote.create({"name": "old", "code": "A"})
+    remote.server.faults.add(BEFORE, action="CreateMultiple", times=1)
+    batch = remote.batch(Mode.CREATE, [{"name": "a", "code": "A"}, {"name": "b", "code": "B"}], alternate_key=["code"])
+    await lose(remote, batch)
+    assert await remote.target.reconcile(batch, "app-1") == [None, None]
+    with pytest.raises(TargetError) as caught:
+        await remote.target.send(batch, "app-1")
+    assert caught.value.code == "0x80060892"
+
+
+async def test_records_sent_each_on_their_own_are_traced_each_on_their_own(remote: Remote):
+    remote.server.faults.add(AFTER, action="$batch", times=1)
+    batch = remote.batch(
+        Mode.CREATE, [{"name": "a", "code": "A"}, {"name": "b", "code": "x" * 30}], alternate_key=["code"]
+    )
+    with pytest.raises(TargetError):
+        await remote.target.send_each(batch, "app-1")
+    first, second = await remote.target.reconcile(batch, "app-1")
+    assert first is not None
+    assert second is None
+
+
+@pytest.mark.parametrize("options", [{"client_made_ids": True}, {"alternate_key": ["code"]}])
+async def test_a_create_that_took_effect_after_it_was_looked_for_is_not_made_twice(
+    remote: Remote, impatient: DataverseTarget, options: dict[str, object]
+):
+    held = Held(is_applied=False)
+    remote.server.faults.add(held, action="CreateMultiple", times=1)
+    batch = remote.batch(Mode.CREATE, [{"name": "a", "code": "A"}, {"name": "b", "code": "B"}], **options)
+    with pytest.raises(TargetError):
+        await impatient.send(batch, "default")
+    assert await impatient.reconcile(batch, "default") == [None, None]
+    held.gate.set()
+    await remote.create({"fullname": "somebody else"}, table="contact")  # by then the held call has gone through
+    answer = await impatient.send(batch, "default")
+    assert outcomes(answer) == ["created", "created"]
+    assert [verdict.id for verdict in answer.verdicts] == [row["accountid"] for row in remote.server.rows("account")]
+
+
+async def test_an_id_that_was_taken_before_is_still_a_duplicate(remote: Remote):
+    (taken,) = await remote.create({"name": "old"})
+    with pytest.raises(TargetError) as caught:
+        await remote.create({"name": "a", "accountid": taken}, client_made_ids=True)
+    assert caught.value.code == "0x80040237"
+
+
+@pytest.mark.covers("BX-028")
+async def test_a_resent_upsert_is_labelled_by_what_was_there_before_its_first_try(remote: Remote):
+    await remote.create({"name": "old", "code": "old"})
+    remote.server.faults.add(AFTER, action="UpsertMultiple", times=1)
+    batch = remote.batch(
+        Mode.UPSERT, [{"name": "a", "code": "new"}, {"name": "b", "code": "old"}], alternate_key=["code"]
+    )
+    await lose(remote, batch)
+    assert outcomes(await remote.target.send(batch, "app-1")) == ["created", "updated"]
+
+
+@pytest.mark.covers("BX-028")
+async def test_a_resent_upsert_in_exact_mode_owns_up_to_its_counts(remote: Remote):
+    remote.server.faults.add(AFTER, action="$batch", times=1)
+    batch = remote.batch(Mode.UPSERT, [{"name": "a", "code": "new"}], alternate_key=["code"], exact_counts=True)
+    await lose(remote, batch)
+    assert not (await remote.target.send(batch, "app-1")).counts_exact
+    fresh = remote.batch(Mode.UPSERT, [{"name": "a", "code": "new"}], alternate_key=["code"], exact_counts=True)
+    assert (await remote.target.send(fresh, "app-1")).counts_exact
+
+
+@pytest.mark.parametrize("table, action", [("account", "$batch"), ("reading", "DeleteMultiple")])
+@pytest.mark.parametrize("event", [AFTER, BEFORE])
+async def test_a_lost_delete_is_traced_by_what_is_still_there(remote: Remote, table: str, action: str, event: Drop):
+    ids = await remote.create({"name": "a"}, {"name": "b"}, table=table)
+    remote.server.faults.add(event, action=action, times=1)
+    batch = remote.batch(Mode.DELETE, ids, table)
+    await lose(remote, batch)
+    traced = await remote.target.reconcile(batch, "app-1")
+    if event is BEFORE:
+        assert traced == [None, None]
+    else:
+        assert [verdict and verdict.outcome.value for verdict in traced] == ["deleted", "deleted"]
+
+
+async def test_a_delete_by_alternate_key_is_traced_by_that_key(remote: Remote):
+    await remote.create({"name": "a", "code": "A"}, {"name": "b", "code": "B"})
+    await remote.send(Mode.DELETE, [{"code": "A"}])
+    first, second = await remote.target.reconcile(remote.batch(Mode.DELETE, [{"code": "a"}, {"code": "B"}]), "app-1")
+    assert first is not None
+    assert second is None
+
+
+async def test_a_partly_applied_elastic_create_is_traced_row_by_row(remote: Remote):
+    remote.server.faults.add(Problem(400, "x", "no"), row=lambda row: row["name"] == "bad", table="reading")
+    remote.server.faults.add(AFTER, action="CreateMultiple", times=1)
+    batch = remote.batch(Mode.CREATE, [{"name": "a"}, {"name": "bad"}], "reading")
+    await lose(remote, batch)
+    first, second = await remote.target.reconcile(batch, "app-1")
+    assert first is not None
+    assert first.id == remote.named("reading")["a"]["readingid"]
+    assert second is None
+
+
+async def test_after_a_lost_batch_and_lost_single_records_the_single_ones_count(remote: Remote):
+    records = [{"name": "a", "code": "A"}, {"name": "b", "code": "x" * 30}]
+    batch = remote.batch(Mode.CREATE, records, alternate_key=["code"])
+    remote.server.faults.add(BEFORE, action="CreateMultiple", times=1)
+    await lose(remote, batch)
+    remote.server.faults.add(AFTER, action="$batch", times=1)
+    with pytest.raises(TargetError):
+        await remote.target.send_each(batch, "app-1")
+    assert [verdict is not None for verdict in await remote.target.reconcile(batch, "app-1")] == [True, False]
+
+
+async def test_a_create_whose_ids_do_not_fit_its_records_is_not_believed():
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.method == "GET":
+            names = {"EntitySetName": "accounts", "PrimaryIdAttribute": "accountid", "TableType": "Standard"}
+            return httpx.Response(200, json=names)
+        return httpx.Response(200, json={"Ids": [str(uuid4())]})
+
+    async with opened() as remote:
+        target = DataverseTarget(
+            remote.server.url,
+            remote.server.credential(),
+            client=lambda: httpx.AsyncClient(transport=httpx.MockTransport(answer)),
+        )
+        with pytest.raises(TargetError, match="told 1 ids where 2 records were sent") as caught:
+            await target.send(remote.batch(Mode.CREATE, [{"name": "a"}, {"name": "b"}]), "default")
+        assert caught.value.maybe_applied

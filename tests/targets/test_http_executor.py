@@ -1,0 +1,251 @@
+"""The executor over HTTP: the contract of every target, and whole bulk calls through faults on the wire."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import pytest
+from http_remote import HttpRemote, Reply
+
+from penstock.clock import Entropy, ManualClock
+from penstock.targets import BulkExecutor, BulkOptions, Mode, Outcome, Trouble
+from penstock.targets.conformance import CHECKS, Check, Subject
+from penstock.targets.http import Body, ClientCredentials, Endpoint, HttpTarget, ItemResults, bearer
+from penstock.targets.model import Record
+
+BY_INDEX = ItemResults(path="results", index="index", status="status")
+IN_ORDER = ItemResults(status="status")
+LOOSE = {
+    Mode.CREATE: Endpoint(url="/bulk/{table}", id_field="id", results=BY_INDEX),
+    Mode.UPDATE: Endpoint(url="/change/{table}", id_field="id", results=IN_ORDER, is_idempotent=True),
+    Mode.UPSERT: Endpoint(url="/bulk/{table}", id_field="id", results=BY_INDEX, is_idempotent=True),
+    Mode.DELETE: Endpoint(url="/purge/{table}", results=IN_ORDER, lookup="/rows/{table}/{id}"),
+}
+ATOMIC = {
+    **LOOSE,
+    Mode.CREATE: Endpoint(
+        url="/atomic/{table}", id_field="id", is_atomic=True, results=ItemResults(id="", error=None),
+        lookup="/rows/{table}/{id}",
+    ),
+}  # fmt: skip
+
+KEYED = Endpoint(
+    url="/atomic/{table}", id_field="id", is_atomic=True, results=ItemResults(id="", error=None),
+    idempotency_header="Idempotency-Key",
+)  # fmt: skip
+
+
+@pytest.fixture
+async def remote() -> AsyncIterator[HttpRemote]:
+    async with HttpRemote() as server:
+        yield server
+
+
+@pytest.fixture(params=[LOOSE, ATOMIC, {**LOOSE, Mode.CREATE: KEYED}], ids=["best-effort", "atomic", "keyed"])
+async def subject(remote: HttpRemote, request: pytest.FixtureRequest) -> AsyncIterator[Subject]:
+    remote.tables = frozenset({"thing"})
+    target = HttpTarget(remote.url, request.param, auth=bearer("t"))
+
+    async def read_back() -> Mapping[Any, Record]:
+        return dict(remote.rows.get("thing", {}))
+
+    yield Subject(
+        target=target,
+        table="thing",
+        make_record=lambda n: {"id": f"row-{n}", "name": f"thing {n}"},
+        change=lambda record: {**record, "name": "changed"},
+        id_of=lambda record: record["id"],
+        read_back=read_back,
+        spoil=lambda record: {**record, "bad": True},
+    )
+    await target.aclose()
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=str)
+async def test_the_http_target_keeps_the_contract(check: Check, subject: Subject):
+    await check(subject)
+
+
+class Still(random.Random):
+    """Draws nought every time."""
+
+    def random(self) -> float:
+        return 0.0
+
+
+def executor_of(target: HttpTarget) -> BulkExecutor:
+    """An executor whose waits cost nothing."""
+    clock = ManualClock()
+
+    async def sleep(seconds: float) -> None:
+        clock.advance(seconds)
+        await asyncio.sleep(0)
+
+    return BulkExecutor(target, clock=clock, sleep=sleep, entropy=Entropy(jitter=Still()))
+
+
+def things(count: int) -> list[dict[str, Any]]:
+    return [{"id": f"row-{n}", "n": n} for n in range(count)]
+
+
+@pytest.mark.covers("BX-100")
+async def test_a_bulk_create_over_http(remote: HttpRemote):
+    async with closing(HttpTarget(remote.url, LOOSE)) as target:
+        result = await executor_of(target).create_multiple("thing", things(250))
+    assert (result.is_success, result.success_count) == (True, 250)
+    assert list(result.created_ids or ()) == [f"row-{n}" for n in range(250)]
+    assert len(remote.calls) == 3
+
+
+@pytest.mark.covers("BX-079", "BX-045")
+async def test_partial_success_is_told_by_the_place_in_the_input(remote: HttpRemote):
+    records = things(250)
+    records[7]["bad"] = records[208]["bad"] = True
+    async with closing(HttpTarget(remote.url, LOOSE)) as target:
+        result = await executor_of(target).create_multiple("thing", records)
+    assert [(error.index, error.id, error.field) for error in result.errors] == [
+        (7, "row-7", "bad"),
+        (208, "row-208", "bad"),
+    ]
+    assert result.success_count == 248
+
+
+@pytest.mark.covers("BX-111")
+async def test_the_bad_record_of_an_atomic_batch_is_found(remote: HttpRemote):
+    records = things(100)
+    records[42]["bad"] = True
+    async with closing(HttpTarget(remote.url, ATOMIC)) as target:
+        result = await executor_of(target).create_multiple("thing", records)
+    assert ([error.index for error in result.errors], result.success_count) == ([42], 99)
+
+
+async def test_one_record_a_call_still_makes_one_result(remote: HttpRemote):
+    put = Endpoint(url="/rows/{table}/{id}", method="PUT", body=Body.SINGLE, id_field="id", is_idempotent=True)
+    remote.rows["thing"] = {"row-3": {}}
+    async with closing(HttpTarget(remote.url, {Mode.UPSERT: put})) as target:
+        result = await executor_of(target).upsert_multiple("thing", things(10))
+    assert (result.created_count, result.updated_count, result.counts_exact) == (9, 1, True)
+
+
+async def test_ids_given_one_by_one_come_back_in_the_order_of_the_input(remote: HttpRemote):
+    put = Endpoint(url="/rows/{table}/{id}", method="PUT", body=Body.SINGLE, id_field="id")
+    async with closing(HttpTarget(remote.url, {Mode.CREATE: put})) as target:
+        result = await executor_of(target).create_multiple("thing", things(10))
+    assert list(result.created_ids or ()) == [f"row-{n}" for n in range(10)]
+
+
+@pytest.mark.covers("BX-106")
+async def test_a_throttle_is_waited_out(remote: HttpRemote):
+    remote.faults += [Reply(429, None, {"Retry-After": "30"}), Reply(503, None, {"Retry-After": "5"})]
+    async with closing(HttpTarget(remote.url, LOOSE)) as target:
+        result = await executor_of(target).create_multiple("thing", things(10))
+    assert (result.is_success, result.statistics.throttles) == (True, 2)
+
+
+@pytest.mark.covers("BX-059")
+async def test_an_expired_token_is_renewed_once_for_all_batches(remote: HttpRemote):
+    auth = ClientCredentials(f"{remote.url}/token", "me", "s3cret")
+    remote.faults += [Reply(401)]
+    async with closing(HttpTarget(remote.url, LOOSE, auth=auth)) as target:
+        result = await executor_of(target).create_multiple("thing", things(500))
+    assert (result.is_success, remote.tokens) == (True, ["token-1", "token-2"])
+
+
+async def test_too_large_a_body_is_split(remote: HttpRemote):
+    remote.faults += [Reply(413)]
+    async with closing(HttpTarget(remote.url, LOOSE)) as target:
+        result = await executor_of(target).create_multiple("thing", things(100))
+    assert (result.is_success, [len(call.json) for call in remote.calls]) == (True, [100, 50, 50])
+
+
+async def test_bodies_stay_below_the_declared_size(remote: HttpRemote):
+    small = {Mode.CREATE: Endpoint(url="/bulk/{table}", results=BY_INDEX, bytes_max=1000)}
+    async with closing(HttpTarget(remote.url, small)) as target:
+        result = await executor_of(target).create_multiple("thing", things(100))
+    assert result.is_success
+    assert max(len(call.body) for call in remote.calls) <= 1000
+    assert len(remote.calls) < 10
+
+
+async def test_a_call_that_does_not_exist_stops_at_once(remote: HttpRemote):
+    async with closing(HttpTarget(remote.url, {Mode.CREATE: Endpoint(url="/nowhere/{table}")})) as target:
+        result = await executor_of(target).create_multiple("thing", things(1000), BulkOptions(max_parallel_batches=1))
+    assert (result.stopped_reason, result.success_count, len(remote.calls)) == ("systemic", 0, 1)
+    assert result.errors[0].kind is Trouble.UNSUPPORTED
+
+
+@pytest.mark.covers("BX-060")
+async def test_a_lost_create_is_looked_up_before_anything_is_sent_again(remote: HttpRemote):
+    remote.faults += ["reset-after"]
+    async with closing(HttpTarget(remote.url, ATOMIC)) as target:
+        result = await executor_of(target).create_multiple("thing", things(10))
+    assert result.is_success
+    assert len(remote.ledger) == 10
+    assert [call.method for call in remote.calls] == ["POST"] + ["GET"] * 10
+
+
+async def test_a_lost_create_that_cannot_be_looked_up_is_unknown(remote: HttpRemote):
+    remote.faults += ["reset-after"]
+    async with closing(HttpTarget(remote.url, LOOSE)) as target:
+        result = await executor_of(target).create_multiple("thing", things(10))
+    assert (result.unknown_count, len(remote.ledger), len(remote.calls)) == (10, 10, 1)
+
+
+class closing:
+    """A target that is closed at the end."""
+
+    def __init__(self, target: HttpTarget) -> None:
+        self.target = target
+
+    async def __aenter__(self) -> HttpTarget:
+        return self.target
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.target.aclose()
+
+
+QUICK = [None, None, "reset-before", "reset-after", "half", "wrong-length"]
+REPLIES = [
+    Reply(429, None, {"Retry-After": "2"}),
+    Reply(503, None, {"Retry-After": "1"}),
+    Reply(502),
+    Reply(500),
+    Reply(401),
+    Reply(413),
+    Reply(200, b"{"),
+    Reply(207, {"results": []}),
+]
+SLOW = ["silent-after", "drip"]
+WAYS = {"best effort": LOOSE[Mode.CREATE], "looked up": ATOMIC[Mode.CREATE], "keyed": KEYED}
+
+
+@pytest.mark.covers("BX-019", "BX-020", "BX-060")
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("block", range(4))
+async def test_through_any_faults_outcomes_match_the_ledger_and_nothing_is_applied_twice(way: str, block: int):
+    for seed in range(block * 15, block * 15 + 15):
+        await faulty_run(way, seed)
+
+
+async def faulty_run(way: str, seed: int) -> None:
+    chance = random.Random(seed)
+    records = things(chance.randrange(1, 60))
+    for record in records:
+        record["bad"] = chance.random() < 0.05
+    async with HttpRemote() as remote:
+        remote.faults += chance.choices([*QUICK, *REPLIES], k=chance.randrange(12))
+        if seed % 5 == 0:
+            remote.faults.append(chance.choice(SLOW))
+        target = HttpTarget(remote.url, {Mode.CREATE: WAYS[way]}, timeout_s=0.1 if seed % 5 == 0 else 30)
+        async with closing(target):
+            options = BulkOptions(batch_size=chance.randrange(1, 20))
+            result = await executor_of(target).create_multiple("thing", records, options)
+        applied = Counter(identifier for _, identifier in remote.ledger)
+        for record, outcome in zip(records, result.outcomes, strict=True):
+            times = applied[record["id"]]
+            assert times <= 1, f"seed {seed}: {record['id']} was applied {times} times"
+            assert outcome is Outcome.UNKNOWN or bool(times) == outcome.is_success, f"seed {seed}: {record} {outcome}"

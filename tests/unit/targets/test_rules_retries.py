@@ -1,0 +1,136 @@
+"""What becomes of a refused batch, by the class of the error."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.targets.model import TargetError, Trouble
+from penstock.targets.rules.policy import (
+    FINITE,
+    Act,
+    RetryBudget,
+    RetryPolicy,
+    after_lost_question,
+    after_refusal,
+    not_applied,
+)
+from penstock.targets.target import Traits
+
+POLICY = RetryPolicy()
+LOST = {True: Act.ASK, False: Act.LEAVE_UNKNOWN}
+
+
+def decided(kind: Trouble, tries: int = 1, *, size: int = 10, lost: bool = False, traits: Traits | None = None) -> Act:
+    error = TargetError("no", kind=kind, maybe_applied=lost)
+    return after_refusal(error, Counter({kind: tries}), traits or Traits(), size, POLICY).act
+
+
+# fmt: off
+TREATMENT = {
+    Trouble.THROTTLED:   Act.AGAIN,
+    Trouble.TOKEN:       Act.AGAIN,
+    Trouble.CONNECTION:  Act.AGAIN,
+    Trouble.DEADLOCK:    Act.AGAIN,
+    Trouble.RACE:        Act.AGAIN,
+    Trouble.TOO_BIG:     Act.SPLIT,
+    Trouble.UNSUPPORTED: Act.STOP,
+    Trouble.PERMISSION:  Act.ISOLATE,
+    Trouble.BUSINESS:    Act.ISOLATE,
+    Trouble.DATA:        Act.ISOLATE,
+    Trouble.OTHER:       Act.ISOLATE,
+}
+# fmt: on
+
+
+@pytest.mark.covers("BX-012", "BX-063")
+@pytest.mark.parametrize("kind, act", TREATMENT.items())
+def test_every_class_of_error_has_its_treatment(kind: Trouble, act: Act):
+    assert decided(kind) is act
+
+
+@pytest.mark.covers("BX-020", "BX-063")
+@pytest.mark.parametrize("kind", sorted(FINITE))
+def test_a_finite_class_is_tried_four_times(kind: Trouble):
+    assert [decided(kind, tries) for tries in (1, 2, 3, 4)] == [Act.AGAIN, Act.AGAIN, Act.AGAIN, Act.FAIL]
+
+
+@pytest.mark.covers("BX-019")
+@given(st.integers(1, 10**9))
+def test_a_throttle_is_waited_out_however_often_it_came(tries: int):
+    assert decided(Trouble.THROTTLED, tries) is Act.AGAIN
+
+
+def test_a_single_record_that_is_too_big_fails():
+    assert decided(Trouble.TOO_BIG, size=1) is Act.FAIL
+
+
+@pytest.mark.covers("BX-060")
+@pytest.mark.parametrize("kind", list(Trouble))
+@pytest.mark.parametrize("can_reconcile", [True, False])
+def test_a_lost_answer_is_never_followed_by_a_blind_resend(kind: Trouble, can_reconcile: bool):
+    assert decided(kind, lost=True, traits=Traits(can_reconcile=can_reconcile)) is LOST[can_reconcile]
+
+
+@pytest.mark.parametrize("kind", list(Trouble))
+def test_where_sending_twice_is_like_sending_once_a_lost_answer_is_like_a_refusal(kind: Trouble):
+    idempotent = Traits(is_idempotent=True, can_reconcile=True)
+    assert decided(kind, lost=True, traits=idempotent) is decided(kind, traits=idempotent)
+
+
+@pytest.mark.parametrize("kind", list(Trouble))
+def test_a_question_that_is_not_answered_is_asked_again_or_leaves_the_records_unknown(kind: Trouble):
+    acts = [after_lost_question(TargetError("no", kind=kind), Counter({kind: n}), POLICY).act for n in (1, 3, 4, 99)]
+    again, unknown = Act.AGAIN, Act.LEAVE_UNKNOWN
+    if kind is Trouble.THROTTLED:
+        assert acts == [again] * 4
+    else:
+        assert acts == ([again, again, unknown, unknown] if kind in FINITE else [unknown] * 4)
+
+
+@pytest.mark.covers("BX-061", "BX-062")
+def test_waits_double_from_half_a_second_and_grow_by_a_quarter_at_most():
+    class Ends(Random):
+        def __init__(self, value: float) -> None:
+            self.value = value
+
+        def random(self) -> float:
+            return self.value
+
+    assert [POLICY.wait_s(retry, Ends(0.0)) for retry in (1, 2, 3)] == [0.5, 1, 2]
+    assert [POLICY.wait_s(retry, Ends(1.0)) for retry in (1, 2, 3)] == [0.625, 1.25, 2.5]
+
+
+@given(st.one_of(st.none(), st.floats(allow_nan=True, allow_infinity=True)))
+def test_every_throttle_has_an_end(asked_s: float | None):
+    assert 0.1 <= POLICY.throttle_s(asked_s) <= 600
+
+
+def test_two_good_calls_pay_for_a_retry():
+    budget = RetryBudget(2)
+    assert [budget.spend() for _ in range(3)] == [True, True, False]
+    budget.earn()
+    assert not budget.spend()
+    budget.earn()
+    assert budget.spend()
+
+
+def test_a_budget_never_holds_more_than_it_began_with():
+    budget = RetryBudget(1)
+    for _ in range(100):
+        budget.earn()
+    assert [budget.spend(), budget.spend()] == [True, False]
+
+
+def test_a_refusal_known_to_have_had_no_effect_is_the_same_but_for_that():
+    error = TargetError(
+        "slow", kind=Trouble.TOO_BIG, code="504", maybe_applied=True, suspects=(1,), field="f", details={"a": 1}
+    )
+    cleared = not_applied(error)
+    assert not cleared.maybe_applied
+    names = ("message", "kind", "code", "retry_after_s", "limit", "suspects", "field", "details")
+    assert all(getattr(cleared, name) == getattr(error, name) for name in names)

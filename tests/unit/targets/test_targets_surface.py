@@ -1,0 +1,69 @@
+"""The names that users of bulk calls rely on, and what importing them costs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from penstock import targets
+
+DRIVERS = ("httpx", "asyncpg", "asyncmy", "sqlalchemy", "pydantic", "rich")
+
+
+def test_the_public_names_are_these():
+    assert targets.__all__ == [
+        "Answer",
+        "BadInput",
+        "Batch",
+        "BulkCall",
+        "BulkCancelled",
+        "BulkError",
+        "BulkExecutor",
+        "BulkOptions",
+        "BulkResult",
+        "CustomLogicBypass",
+        "DataverseOptions",
+        "DataverseTarget",
+        "Diagnostic",
+        "HttpTarget",
+        "Limit",
+        "MariaDbTarget",
+        "Mode",
+        "Outcome",
+        "Pool",
+        "PostgresTarget",
+        "Prober",
+        "Progress",
+        "ProgressTracker",
+        "Reference",
+        "RetryPolicy",
+        "Same",
+        "SqlOptions",
+        "SqliteTarget",
+        "Statistics",
+        "Target",
+        "TargetError",
+        "TargetStep",
+        "Traits",
+        "Trouble",
+        "Verdict",
+        "analyze_batch_failure",
+    ]
+
+
+@pytest.mark.parametrize("name", targets.__all__)
+def test_every_public_name_can_be_had(name: str):
+    assert getattr(targets, name).__doc__
+
+
+def test_other_names_cannot():
+    with pytest.raises(AttributeError, match="no attribute 'BulkWish'"):
+        getattr(targets, "BulkWish")  # noqa: B009
+
+
+def test_an_executor_is_imported_without_any_driver():
+    asked = f"import sys; from penstock.targets import BulkExecutor; print([d for d in {DRIVERS} if d in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
