@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+from pathlib import Path
 
 from pydantic import BaseModel, Field
 
@@ -42,3 +44,12 @@ class Invite(Pipeline[Guest, Invitation]):
 @operation("dawdle", max_row_concurrency=4)
 async def dawdle(guest: Guest, ctx: Context) -> None:
     await asyncio.sleep(0.02)
+
+
+@operation("meet")
+async def meet(guest: Guest, ctx: Context) -> int:
+    """Wait until another process works on these guests too."""
+    (Path("met") / str(os.getpid())).touch()
+    while len(os.listdir("met")) < 2:
+        await asyncio.sleep(0.02)
+    return os.getpid()

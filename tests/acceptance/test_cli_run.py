@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -229,3 +230,17 @@ def test_a_bug_shows_its_traceback(penstock: Run, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("penstock.cli.session.Place.definitions", lambda self: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         penstock("run", "--resume", "01900000")
+
+
+def test_several_processes_work_on_one_file(penstock: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PENSTOCK_CHUNK_ROWS", "1")
+    (tmp_path / "met").mkdir()
+    (tmp_path / "many.csv").write_text("name,age\n" + "Ann,30\n" * 12)
+    code, out, err = penstock("run", "meet", "many.csv", "--app", APP, "--workers", "2")
+    assert code == 0, err
+    assert "Completed" in out
+    processes = [int(path.name) for path in (tmp_path / "met").iterdir()]
+    assert len(processes) == 2
+    (other,) = set(processes) - {os.getpid()}
+    with pytest.raises(ProcessLookupError):  # it went when the command did
+        os.kill(other, 0)

@@ -170,7 +170,8 @@ async def test_a_call_that_does_not_stop_is_cut_off_after_its_grace(database_url
 
 async def test_an_at_most_once_call_that_was_cut_off_is_in_doubt(database_url, tmp_path):
     office = Office(delivery="at_most_once")
-    async with engine([office.kind], url=database_url, tmp_path=tmp_path, settings=SMALL) as e:
+    one_chunk = Settings(cancel_grace_s=0)
+    async with engine([office.kind], url=database_url, tmp_path=tmp_path, settings=one_chunk) as e:
         made = await e.create(office.kind, papers(3, desk="wall"))
         await at_wall(office.wall, e.work_until_idle())
         await e.operations.cancel(made.id)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from penstock.cli.hands import more_hands
 from penstock.cli.inputs import Meta, MetaFile, Set, existing_file, metadata, overrides
 from penstock.cli.options import App, Db, Json, command
 from penstock.cli.printable import counted, short_id
@@ -54,12 +55,15 @@ def run(
     no_wait: Annotated[
         bool, typer.Option("--no-wait", help="Leave when only rows are left that wait for a signal or a check.")
     ] = False,
+    workers: Annotated[
+        int, typer.Option("--workers", metavar="N", min=1, max=64, help="Processes that work on it, this one included.")
+    ] = 1,
     no_progress: Annotated[bool, typer.Option("--no-progress", help="Show no progress on stderr.")] = False,
     db: Db = None,
     app: App = None,
     as_json: Json = False,
 ) -> None:
-    """Run a file through an operation in this process, and answer with a verdict.
+    """Run a file through an operation, in this process or in several, and answer with a verdict.
 
     Exits with 0 when Completed, 3 when CompletedWithErrors, 1 when Failed or refused, 4 when Cancelled, 5 when only
     waits remain (--no-wait), 130 when interrupted; an operation that is not settled stays and can be resumed.
@@ -72,7 +76,7 @@ def run(
     )
     with display(is_wanted=not no_progress) as show:
         departure = Departure(show) if no_wait else None
-        found, groups = asyncio.run(_work(place, request, show, departure))
+        found, groups = asyncio.run(_work(place, request, show, departure, workers))
     is_leaving = departure is not None and departure.is_leaving
     _answer(place, found, groups, is_leaving=is_leaving, as_json=as_json)
     raise typer.Exit(EXIT_CODES.get(found.status, ONLY_WAITS if is_leaving else INTERRUPTED))
@@ -138,7 +142,7 @@ def _request(
 
 
 async def _work(
-    place: Place, request: Request, show: Display, departure: Departure | None
+    place: Place, request: Request, show: Display, departure: Departure | None, workers: int
 ) -> tuple[Operation, Sequence[ErrorGroup]]:
     with stop_on_signals() as stop:
         if departure is not None:
@@ -147,7 +151,8 @@ async def _work(
             operation = await _begin(penstock, request)
             show(operation)
             if not operation.is_settled:
-                operation = await penstock.run_until_done(operation.id, watch=departure or show, stop=stop)
+                async with more_hands(place, workers - 1):
+                    operation = await penstock.run_until_done(operation.id, watch=departure or show, stop=stop)
                 show(operation)
             return operation, await penstock.operations.error_groups(operation.id, limit=GROUPS_SHOWN)
 

@@ -29,17 +29,19 @@ from penstock.db.connection import Connection
 from penstock.db.database import Database
 from penstock.operations.held import Held, Story, Writing
 from penstock.operations.ledger import Ledger
-from penstock.operations.referee import end_chunk, finish_if_over
+from penstock.operations.referee import end_chunk, end_raw_chunk, end_validation, finish_if_over, state_of
 from penstock.operations.tables import chunk_rows, chunks, history, operations, row_records, workers
 
 __all__ = [
     "Lost",
     "NewMail",
+    "Stopped",
     "candidates",
     "claim",
     "close",
     "count_poison",
     "flush",
+    "hand_over",
     "is_free",
     "load",
     "load_stories",
@@ -51,6 +53,14 @@ __all__ = [
 
 class NewMail(Exception):
     """Word has come since we last looked: settle it before letting go."""
+
+
+class Stopped(Exception):
+    """The operation is no longer in the state in which this chunk is worked on."""
+
+    def __init__(self, state: str) -> None:
+        super().__init__(state)
+        self.state = state
 
 
 class Lost(Exception):
@@ -107,8 +117,9 @@ def _draining(db: Database, is_of_one: bool) -> Select[*tuple[Any, ...]]:
 
 
 def _runnable(db: Database, is_of_one: bool) -> Select[*tuple[Any, ...]]:
+    is_to_validate = (operations.c.state == "Validating") & (chunks.c.is_raw == 1)
     is_due = (
-        operations.c.state.in_(("Running", "Retrying")),
+        operations.c.state.in_(("Running", "Retrying")) | is_to_validate,
         operations.c.name.in_(bindparam("names", expanding=True)),
         chunks.c.due_at <= db.now(),
     )
@@ -117,7 +128,7 @@ def _runnable(db: Database, is_of_one: bool) -> Select[*tuple[Any, ...]]:
 
 def _held(row: RowMapping) -> Held:
     steps = len(row["plan"]["steps"])
-    return Held(
+    held = Held(
         plan=row["plan"],
         id=row["id"],
         operation=row["operation"],
@@ -128,11 +139,15 @@ def _held(row: RowMapping) -> Held:
         fence=row["fence"],
         version=row["version"],
         is_open=bool(row["is_open"]),
+        is_raw=bool(row["is_raw"]),
         unsuccessful=row["invalid"] + row["failed"] + row["timed_out"],
         mail=row["mail"],
         ledger=Ledger.decode(row["ledger"], rows=row["row_count"], steps=steps, base=0),
         data=row["data"],
     )
+    if held.is_raw and not row["ledger"]:
+        held.ledger.await_validation()
+    return held
 
 
 async def claim(db: Database, tx: Connection, held: Held, *, owner: str, write: bool) -> bool:
@@ -254,6 +269,18 @@ async def close(db: Database, tx: Connection, held: Held, writing: Writing, *, a
         await _refused(tx, held)
     await _write_stories(db, tx, writing)
     await finish_if_over(db, tx, head, actor=actor)
+
+
+async def hand_over(db: Database, held: Held, writing: Writing, actor: str, tx: Connection) -> None:
+    """A raw chunk's rows are validated: let it go, to run when all are; `NewMail` as for release."""
+    is_over = held.ledger.is_over
+    head = await end_raw_chunk(tx, held.operation, is_over=is_over)
+    if head is None:
+        raise Stopped(await state_of(tx, held.operation))
+    values = {"ledger": writing.ledger, **writing.counts.columns(), "is_raw": 0, "is_open": int(not is_over)}
+    await _write(tx, held, chunks.c.mail == held.mail, owner=None, due_at=db.now(), **values)
+    await _write_stories(db, tx, writing)
+    await end_validation(db, tx, head, actor=actor)
 
 
 async def _write(tx: Connection, held: Held, *guards: ColumnElement[bool], **values: Any) -> None:

@@ -11,6 +11,7 @@ import msgspec
 from penstock.operations.ledger import (
     CANCELLED,
     FAILED,
+    INVALID,
     PENDING,
     RUNNING,
     WAITING,
@@ -100,6 +101,7 @@ class Held:
     fence: int
     version: int
     is_open: bool
+    is_raw: bool  # its rows are still to be validated, by whoever claims it
     unsuccessful: int  # rows, as of `version`
     mail: int
     ledger: Ledger
@@ -190,7 +192,7 @@ def recover(held: Held, now: int) -> None:
 
 def _poison(held: Held, i: int, place: int, now: int, state: str) -> None:
     held.ledger.at[i] = place
-    held.ledger.tracks[place].state[i] = FAILED
+    held.ledger.tracks[place].state[i] = INVALID if held.is_raw else FAILED
     story = held.story(i, place, ROW_STEP.after(state, "poisoned"), now)
     story.due_at = story.deadline = None
     story.tell("Poison", f"its worker died {POISON_LOST} times while running it, twice with nothing else running")

@@ -173,6 +173,13 @@ class Ledger:
         """Whether every row has its verdict."""
         return self.at.count(self.steps + 1) == self.rows or not self.unfinished()
 
+    @property
+    def is_fresh(self) -> bool:
+        """Whether every row is valid or not, and no step of any has ever begun."""
+        first = self.tracks[1]
+        is_untouched = max(self.at, default=0) <= 1 and not any(first.state) and not any(first.attempt)
+        return is_untouched and PENDING not in self.tracks[0].state and not any(self.generation) and not any(self.lost)
+
     def unfinished(self) -> Sequence[int]:
         """The rows without a verdict."""
         if self.at.count(1) == self.rows and not any(self.tracks[1].state):
@@ -193,6 +200,10 @@ class Ledger:
         return [i for i in rows if in_flight[i] and first <= places[i] < stop]
 
     # --- writing
+
+    def await_validation(self) -> None:
+        """Nobody has looked at these rows yet."""
+        self.tracks[0].state = bytearray(self.rows)
 
     def reject(self, i: int, state: int = INVALID) -> None:
         """Row i failed validation, or (Failed) its validator broke."""

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, aclosing
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from sqlalchemy import Insert, bindparam, case, delete, func, insert, select, update
 
@@ -21,7 +21,7 @@ from penstock.formats import Batch, Limits, Position, Reader, open_reader
 from penstock.operations.chunks import is_free
 from penstock.operations.held import pack_rows
 from penstock.operations.ledger import Counts
-from penstock.operations.referee import Head, finish_if_over, head_of, move, sum_counts, touch
+from penstock.operations.referee import Head, end_validation, head_of, move, sum_counts, touch
 from penstock.operations.rules.decide import cut
 from penstock.operations.rules.planning import SUSPECT_ROWS_MAX
 from penstock.operations.rules.thresholds import breach
@@ -29,13 +29,15 @@ from penstock.operations.running.draining import abandon
 from penstock.operations.running.execution import Execution
 from penstock.operations.running.persist import persist
 from penstock.operations.tables import chunk_rows, chunks, operations, row_records
-from penstock.operations.validation import Checked, check_batch, killed_its_validator
+from penstock.operations.validation import Checked, check_batch, killed_its_validator, unchecked
 
 __all__ = ["Reading", "take"]
 
 # Readers that died: at first small batches are tried, then single rows; two more at one row, and it is called invalid.
 ONE_BY_ONE = 2
 CRASHES_MAX = 4
+# Chunks that wait for each other worker to validate them; enough to keep it busy, few enough to have a part in it.
+RAW_CHUNKS_EACH = 8
 
 
 # What is sent with it is set too.
@@ -46,7 +48,11 @@ _READ_ON = (
         operations.c.fence == bindparam("the_fence"),
         operations.c.state == "Validating",
     )
-    .values(revision=operations.c.revision + 1, open_chunks=operations.c.open_chunks + bindparam("opened"))
+    .values(
+        revision=operations.c.revision + 1,
+        open_chunks=operations.c.open_chunks + bindparam("opened"),
+        raw_chunks=operations.c.raw_chunks + bindparam("left_raw"),
+    )
 )
 _NEW_ROWS = insert(chunk_rows)
 _NEW_RECORDS = insert(row_records)
@@ -54,6 +60,9 @@ _NEW_RECORDS = insert(row_records)
 
 def _new_chunk(db: Database) -> Insert:
     return insert(chunks).values(due_at=db.now())
+
+
+T = TypeVar("T")
 
 
 class Interrupted(Exception):
@@ -93,8 +102,10 @@ class Reading:
         chunk_rows: int,
         patience_s: float,
         turn: Callable[[bool], AbstractAsyncContextManager[None]],
+        helpers: Callable[[], int],
     ) -> None:
         self.db, self.execution, self.head, self.owner = db, execution, head, owner
+        self.helpers, self.raw_chunks = helpers, head.raw_chunks
         self.limits, self.chunk_rows, self.turn = limits, chunk_rows, turn
         self.patience_s = patience_s
         self.crashes, self.suspect_until = head.crashes, head.suspect_until or 0
@@ -146,7 +157,7 @@ class Reading:
                         raise Interrupted
                     if self.crashes and pending is not None:
                         await pending
-                    checked = await self._check(batch)
+                    checked = unchecked(self.execution, batch) if self._leaves(batch) else await self._check(batch)
                     if pending is not None:
                         await pending
                     self._raise_on_breach(checked)
@@ -172,6 +183,13 @@ class Reading:
             else:
                 return
         yield from reader.batches(self.chunk_rows, start)
+
+    def _leaves(self, batch: Batch) -> bool:
+        """Whether other workers shall validate this batch: they are there, and have not too much to do already."""
+        options = self.execution.definition.options
+        is_plain = not batch.faults and not self.crashes and options.track_row_data
+        has_limits = options.max_errors is not None or options.max_error_rate is not None
+        return is_plain and not has_limits and self.raw_chunks < RAW_CHUNKS_EACH * self.helpers()
 
     async def _check(self, batch: Batch) -> Checked:
         """Judge a batch; where readers have died, say so first, so that another death here is known to be its doing."""
@@ -201,12 +219,13 @@ class Reading:
         # These rows are cleared; the others that are suspect go on being checked as carefully as before.
         crashes = min(self.crashes, ONE_BY_ONE) if end.row < self.suspect_until else 0
 
-        async def append(tx: Connection) -> None:
+        async def append(tx: Connection) -> int:
             read = {
                 "position": str(end),
                 "rows_read": end.row - 1,
                 "columns": columns,
                 "opened": int(not checked.ledger.is_over),
+                "left_raw": int(checked.is_raw),
                 "crashes": crashes,
                 "suspect_row": None,
                 "suspect_until": self.suspect_until if crashes else None,
@@ -215,8 +234,12 @@ class Reading:
             if (await tx.execute(_READ_ON, {**read, **place})).rowcount != 1:
                 raise Interrupted
             await self._insert(tx, checked, ledger, data)
+            if not self.helpers():
+                return 0
+            await self.db.ring(tx)
+            return (await head_of(tx, self.head.number)).raw_chunks
 
-        await self._persist(append, "append", lambda head: head.position == str(end))
+        self.raw_chunks = await self._persist(append, "append", lambda head: head.position == str(end)) or 0
         self.crashes = crashes
 
     async def _touch(self, tx: Connection, **values: Any) -> None:
@@ -225,8 +248,8 @@ class Reading:
             raise Interrupted
 
     async def _persist(
-        self, work: Callable[[Connection], Awaitable[None]], point: str, has_done: Callable[[Head], bool]
-    ) -> None:
+        self, work: Callable[[Connection], Awaitable[T]], point: str, has_done: Callable[[Head], bool]
+    ) -> T | None:
         async def has_happened() -> bool:
             async with self.db.read() as tx:
                 head = await head_of(tx, self.head.number)
@@ -238,7 +261,9 @@ class Reading:
 
         clock = self.execution.clock
         try:
-            await persist(self.db, work, point, has_happened=has_happened, clock=clock, patience_s=self.patience_s)
+            return await persist(
+                self.db, work, point, has_happened=has_happened, clock=clock, patience_s=self.patience_s
+            )
         except Unavailable:
             raise Interrupted from None
 
@@ -255,6 +280,7 @@ class Reading:
             "row_count": len(checked.batch.rows),
             "source_offset": start.offset,
             "is_open": int(not checked.ledger.is_over),
+            "is_raw": int(checked.is_raw),
             "ledger": ledger,
             **checked.counts.columns(),
         }
@@ -267,13 +293,11 @@ class Reading:
 
     async def _seal(self) -> None:
         async def seal(tx: Connection) -> None:
-            head = await move(
-                self.db,
+            head = await touch(
                 tx,
                 self.head.number,
-                "validated",
                 operations.c.fence == self.head.fence,
-                actor=self.owner,
+                operations.c.state == "Validating",
                 reading="complete",
                 owner=None,
                 total_rows=operations.c.rows_read,
@@ -281,7 +305,7 @@ class Reading:
             )
             if head is None:
                 raise Interrupted
-            await finish_if_over(self.db, tx, head, actor=self.owner)
+            await end_validation(self.db, tx, head, actor=self.owner)
 
         await self._persist(seal, "seal", lambda head: head.reading == "complete")
 

@@ -25,6 +25,8 @@ __all__ = [
     "Head",
     "break_if",
     "end_chunk",
+    "end_raw_chunk",
+    "end_validation",
     "ending",
     "finish_if_over",
     "head_of",
@@ -78,6 +80,13 @@ async def touch(tx: Connection, number: int, *guards: Guard, **values: Any) -> H
     return await head_of(tx, number) if done.rowcount == 1 else None
 
 
+async def end_raw_chunk(tx: Connection, number: int, *, is_over: bool) -> Head | None:
+    """Count a chunk of the operation as validated; None when it is not being validated any more."""
+    is_validating = (operations.c.state == "Validating", operations.c.raw_chunks > 0)
+    closed = {"open_chunks": operations.c.open_chunks - 1} if is_over else {}
+    return await touch(tx, number, *is_validating, raw_chunks=operations.c.raw_chunks - 1, **closed)
+
+
 async def end_chunk(tx: Connection, number: int) -> Head | None:
     """Count a chunk of the operation as closed; None when it has none open."""
     done = await tx.execute(_CHUNK_ENDED, {"ended_in": number})
@@ -124,6 +133,18 @@ async def move(
         cause=cause,
     )
     return head
+
+
+async def end_validation(db: Database, tx: Connection, head: Head, *, actor: str) -> None:
+    """Let the rows run once all of the file is read and validated.
+
+    Belongs in every transaction that ends the reading or the validation of a chunk.
+    """
+    if head.reading != "complete" or head.raw_chunks:
+        return
+    running = await move(db, tx, head.number, "validated", actor=actor)
+    if running is not None:
+        await finish_if_over(db, tx, running, actor=actor)
 
 
 async def finish_if_over(db: Database, tx: Connection, head: Head, *, actor: str) -> Head:

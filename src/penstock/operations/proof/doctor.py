@@ -112,7 +112,12 @@ async def _open_operations(db: Database, tx: Connection, now: int) -> list[tuple
     found = []
     for row in await tx.execute(query):
         is_at_work = row.state in _AT_WORK  # nothing of a paused operation is due
-        is_unread = row.state in ("Pending", "Validating") and row.owner is None and row.created_at <= overdue
+        is_unread = (
+            row.state in ("Pending", "Validating")
+            and row.reading == "open"
+            and row.owner is None
+            and row.created_at <= overdue
+        )
         opened = OpenOperation(
             id=row.id,
             name=row.name,

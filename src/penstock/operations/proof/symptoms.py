@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["CHECKS", "Diagnosis", "Facts", "OpenOperation", "Symptom", "WorkerFacts", "examine"]
 
 WAL_RESET_FIXED = (3, 51, 3)
+WAL_RESET_FIXED_EARLIER = ((3, 44, 6), (3, 50, 7))  # older branches that were mended too
 SKEW_MAX_S = 2.0
 NAMED_MAX = 5
 
@@ -130,21 +131,25 @@ def schema_fits(facts: Facts) -> Iterator[Symptom]:
         )  # fmt: skip
 
 
+def has_wal_reset_fault(version: str) -> bool:
+    """Whether a release of SQLite can lose commits when a log begins anew during a checkpoint."""
+    release = tuple(map(int, re.findall(r"\d+", version)[:3]))
+    is_mended = any(release[:2] == branch[:2] and release >= branch for branch in WAL_RESET_FIXED_EARLIER)
+    return bool(release) and release < WAL_RESET_FIXED and not is_mended
+
+
 def sqlite_is_fixed(facts: Facts) -> Iterator[Symptom]:
     """SQLite has no known fault that several processes could meet."""
-    release = tuple(map(int, re.findall(r"\d+", facts.version)[:3]))
-    if facts.database != "sqlite" or not release or release >= WAL_RESET_FIXED:
-        return
-    processes = len({(worker.host, worker.process) for worker in facts.workers if worker.state != "dead"})
-    fixed = ".".join(map(str, WAL_RESET_FIXED))
-    among = f", and {processes} worker processes work on this file" if processes > 1 else ""
-    yield Symptom(
-        "sqlite_is_fixed",
-        f"this is SQLite {facts.version}; releases before {fixed} have the WAL-reset fault{among}",
-        "two processes that checkpoint at the same instant can, very rarely, corrupt the file",
-        "use one worker process, a Python with a newer SQLite, or PostgreSQL or MariaDB for several processes",
-        is_problem=processes > 1,
-    )
+    if facts.database == "sqlite" and has_wal_reset_fault(facts.version):
+        fixed = ".".join(map(str, WAL_RESET_FIXED))
+        yield Symptom(
+            "sqlite_is_fixed",
+            f"this is SQLite {facts.version}, which has the WAL-reset fault; {fixed} has not",
+            "another program that writes to this file could, very rarely, corrupt it; Penstock's own processes cannot, "
+            "because they fold the log under the write lock",
+            "let only Penstock write to the file, or use a Python with a newer SQLite",
+            is_problem=False,
+        )
 
 
 def clocks_agree(facts: Facts) -> Iterator[Symptom]:

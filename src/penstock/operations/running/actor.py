@@ -20,9 +20,9 @@ from penstock.db.connection import Connection
 from penstock.db.database import Database
 from penstock.errors import Unavailable
 from penstock.operations import chunks as store
-from penstock.operations.chunks import Lost, NewMail
+from penstock.operations.chunks import Lost, NewMail, Stopped
 from penstock.operations.held import Held, interrupt
-from penstock.operations.ledger import Counts
+from penstock.operations.ledger import PENDING, Counts
 from penstock.operations.referee import break_if, state_of
 from penstock.operations.rules.planning import Group, next_due, next_group
 from penstock.operations.rules.thresholds import breach
@@ -33,7 +33,7 @@ from penstock.operations.running.outcomes import Desk
 from penstock.operations.running.persist import persist
 from penstock.operations.tables import chunks
 
-__all__ = ["ChunkActor", "Halt", "Tempo"]
+__all__ = ["ChunkActor", "Halt", "Tempo", "working_state"]
 
 T = TypeVar("T")
 Halt = Literal["Stopping", "Paused", "shutdown", "lost"]
@@ -51,12 +51,9 @@ class Tempo:
     poison_rows_max: int
 
 
-class Stopped(Exception):
-    """The operation is no longer Running."""
-
-    def __init__(self, state: str) -> None:
-        super().__init__(state)
-        self.state = state
+def working_state(held: Held) -> str:
+    """The state of the operation in which this chunk is worked on."""
+    return "Validating" if held.is_raw else "Running"
 
 
 class ChunkActor:
@@ -123,6 +120,8 @@ class ChunkActor:
             await self._settle()
             if self._must_look:
                 return True
+        if self.held.is_raw and PENDING not in self.held.ledger.tracks[0].state:
+            return not await self._hand_over()
         if self.held.ledger.is_over:
             if self._has_new_failures():
                 await self._flush()  # they may stop the operation before its last chunk ends it
@@ -203,7 +202,7 @@ class ChunkActor:
 
         async def write(tx: Connection) -> None:
             await store.flush(self.db, tx, self.held, writing)
-            if is_intent and (state := await state_of(tx, self.held.operation)) != "Running":
+            if is_intent and (state := await state_of(tx, self.held.operation)) != working_state(self.held):
                 raise Stopped(state)
 
         try:
@@ -239,6 +238,16 @@ class ChunkActor:
         writing = self.held.writing()
         try:
             await self._commit(lambda tx: store.close(self.db, tx, self.held, writing, actor=self.owner), "close")
+        except NewMail:
+            self._must_look = True
+            return False
+        return True
+
+    async def _hand_over(self) -> bool:
+        """Every row is validated; whoever validates the last ones lets the operation run."""
+        writing = self.held.writing()
+        try:
+            await self._commit(partial(store.hand_over, self.db, self.held, writing, self.owner), "hand_over")
         except NewMail:
             self._must_look = True
             return False
@@ -316,6 +325,8 @@ class ChunkActor:
         """Whether rows have failed since we last looked, and that could stop the operation."""
         options = self.execution.definition.options
         # Only rows that were lost with a worker can be poison.
+        if self.held.is_raw:  # that is looked at when all are validated
+            return False
         has_limits = options.max_errors is not None or options.max_error_rate is not None or any(self.held.ledger.lost)
         return has_limits and self.held.ledger.counts().unsuccessful > self._failures
 

@@ -16,7 +16,7 @@ from penstock.operations import chunks as store
 from penstock.operations.held import Held, recover, unpack_rows
 from penstock.operations.referee import state_of
 from penstock.operations.rules.planning import Group, next_group
-from penstock.operations.running.actor import ChunkActor, Tempo
+from penstock.operations.running.actor import ChunkActor, Tempo, working_state
 from penstock.operations.running.execution import Execution
 from penstock.operations.running.outcomes import Desk
 
@@ -49,7 +49,7 @@ class Claims:
 
         A fresh chunk gets its first intent in the same statement.
         """
-        if held.version == 0 and held.mail == 0:
+        if held.mail == 0 and (held.version == 0 or held.ledger.is_fresh):
             held.ledger.base = self._clock.now_us()
             desk = await self._desk(execution, held)
             group = next_group(held, execution.spans, now=held.ledger.base, limit=self._tempo.flush_rows)
@@ -67,7 +67,7 @@ class Claims:
         async def own(tx: Connection) -> bool:
             if not await store.claim(self._db, tx, held, owner=self._owner, write=write):
                 return False
-            if await state_of(tx, held.operation) != "Running":
+            if await state_of(tx, held.operation) != working_state(held):
                 raise NotRunning
             return True
 

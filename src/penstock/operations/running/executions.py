@@ -45,7 +45,7 @@ class Executions:
         self._db, self._definitions, self._settings = db, definitions, settings
         self._clock, self._entropy, self._spawn, self._may_start = clock, entropy, spawn, may_start
         self._made: dict[int, Execution] = {}
-        self._share = Share()
+        self.share = Share()
         self._pipelines: dict[str, object] = {}
         self._stack = AsyncExitStack()
         self._threads = ThreadPoolExecutor(settings.sync_threads, thread_name_prefix="penstock-step")
@@ -57,12 +57,12 @@ class Executions:
 
     def _has_part(self, definition: Definition) -> bool:
         limits = (step.options.concurrency for step in definition.steps)
-        return all(limit is None or self._share.of(limit) > 0 for limit in limits)
+        return all(limit is None or self.share.of(limit) > 0 for limit in limits)
 
     def take_share(self, share: Share) -> None:
         """Hold our part of every step's limits."""
-        if share != self._share:
-            self._share = share
+        if share != self.share:
+            self.share = share
             for execution in self._made.values():
                 _give(execution, share)
 
@@ -77,7 +77,7 @@ class Executions:
             async with self._db.read() as tx:
                 row = (await tx.execute(select(operations).where(operations.c.number == number))).one()
             self._made[number] = await self._make(row)
-            _give(self._made[number], self._share)
+            _give(self._made[number], self.share)
         return self._made[number]
 
     async def _make(self, row: Row[tuple[object, ...]]) -> Execution:

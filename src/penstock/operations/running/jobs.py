@@ -197,24 +197,29 @@ class CheckJob(RowsJob):
 
 
 class ValidateJob(RowsJob):
-    """Edited rows are validated again before they run."""
+    """Rows that nobody has looked at yet, or that were edited, are validated before they run."""
 
     async def take(self) -> bool:
-        i = next(self.todo, None)
-        if i is None:
-            return False
-        try:
-            if self.execution.may_start():
-                row, objection = await validate(self.execution, self.desk.raw(i))
-                if objection is None:
-                    self.desk.validated(i, row)
+        now = self.execution.clock.now_us
+        until = now() + SLICE_US
+        for i in self.todo:
+            try:
+                if self.execution.may_start():
+                    await self._row(i)
                 else:
-                    self.desk.rejected(i, objection)
-            else:
-                self.desk.refuse((i,))
-        finally:
-            self.finished(1)
-        return True
+                    self.desk.refuse((i,))
+            finally:
+                self.finished(1)
+            if now() > until:
+                return True
+        return False
+
+    async def _row(self, i: int) -> None:
+        row, objection = await validate(self.execution, self.desk.raw(i))
+        if objection is None:
+            self.desk.validated(i, row)
+        else:
+            self.desk.rejected(i, objection)
 
 
 Ran = tuple[int, list[tuple[int, int, int, bytes | None]], BaseException | None, int]

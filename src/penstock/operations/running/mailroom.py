@@ -86,7 +86,13 @@ async def settle(db: Database, tx: Connection, held: Held, raw_of: Callable[[int
 
 async def drain(db: Database, tx: Connection, held: Held, now: int, *, actor: str) -> bool:
     """Give every row of a stopping operation's chunk its verdict and close it; False when it is no longer stopping."""
-    head = await touch(tx, held.operation, operations.c.state == "Stopping", open_chunks=operations.c.open_chunks - 1)
+    head = await touch(
+        tx,
+        held.operation,
+        operations.c.state == "Stopping",
+        open_chunks=operations.c.open_chunks - 1,
+        raw_chunks=operations.c.raw_chunks - int(held.is_raw),
+    )
     if head is None:
         return False
     await store.lock(tx, held)
@@ -94,7 +100,7 @@ async def drain(db: Database, tx: Connection, held: Held, now: int, *, actor: st
     matches = await _matches(tx, trial)
     apply_signals(trial, matches, now)
     cancel_unfinished(trial, now)
-    await store.flush(db, tx, held, trial.writing(), is_open=0, owner=None)
+    await store.flush(db, tx, held, trial.writing(), is_open=0, is_raw=0, owner=None)
     await _consume(db, tx, trial, matches)
     refused = {request.id: "refused: the operation was stopped" for request in await _requests(tx, held.id)}
     await _answer(tx, refused)

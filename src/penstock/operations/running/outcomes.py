@@ -145,10 +145,13 @@ class Desk:
     # --- validation of an edited row
 
     def validated(self, i: int, row: Any) -> None:
-        """An edited row is right; it goes on where it failed, or begins."""
+        """A row is right; if it was edited, it goes on where it failed."""
         ledger = self.ledger
         self.rows[i] = row
         ledger.tracks[0].state[i] = COMPLETED
+        if self.held.is_raw:
+            self._cleared(i)
+            return
         ended = (COMPLETED, SKIPPED)
         ledger.at[i] = next(p for p in range(1, ledger.steps + 1) if ledger.tracks[p].state[i] not in ended)
         ledger.in_flight[i] = 0
@@ -157,13 +160,23 @@ class Desk:
             story.row_key = self._stored_key(i)
             self.held.changed.add((story.row, story.step))
 
+    def _cleared(self, i: int) -> None:
+        """A row that nobody had looked at is right, and has no story unless its validators died."""
+        self.ledger.in_flight[i] = self.ledger.lost[i] = 0
+        self.ledger.tracks[0].attempt[i] = 0
+        if self.held.told(i, 0) is not None:
+            self.held.story(i, 0, "Completed", self.execution.clock.now_us()).tell(None, None)
+
     def rejected(self, i: int, objection: Objection) -> None:
-        """An edited row is still wrong."""
+        """A row is wrong, or still wrong after it was edited."""
         is_verdict = objection.error_type == "Validation"
         self.ledger.reject(i, INVALID if is_verdict else FAILED)
         self.ledger.in_flight[i] = 0
         story = self.held.story(i, 0, "Failed", self.execution.clock.now_us())
         story.faults = faults_json(objection.faults)
+        if story.row_key is None:
+            key = self.execution.definition.row.key_of_raw(self.raw(i), self.execution.columns)
+            story.row_key = cut(key, 200) if key else None
         story.tell(objection.error_type, describe(objection.faults))
 
     # --- waits

@@ -40,6 +40,7 @@ log = logging.getLogger("penstock.worker")
 CHUNKS_HELD_MIN = 3  # one runs, one is written, one is fetched
 READINGS_MAX = 2
 FILES_LOOK_S = 0.25
+IDLE_FIRST_S = 0.01  # where there was work there may be more; each look that finds none doubles the pause
 GARBAGE_THRESHOLD = 50_000
 SHUTDOWN_WRITE_S = 5  # for writing what was known, after the last running step was cut off
 
@@ -128,9 +129,13 @@ class Worker:
 
     async def run(self, until: asyncio.Event) -> None:
         """Work until told to stop."""
+        pause_s = IDLE_FIRST_S
         while not until.is_set():
-            if not await self.tick():
-                await self._idle(until)
+            if await self.tick():
+                pause_s = IDLE_FIRST_S
+            else:
+                await self._idle(until, pause_s)
+                pause_s = min(2 * pause_s, self.settings.wake_poll_s)
 
     async def tick(self) -> bool:
         """Start whatever can be started now; says whether anything was."""
@@ -212,10 +217,10 @@ class Worker:
         if self._heart is not None:
             await asyncio.to_thread(self._heart.stop)
 
-    async def _idle(self, until: asyncio.Event) -> None:
+    async def _idle(self, until: asyncio.Event, pause_s: float) -> None:
         waits = {asyncio.ensure_future(self.wake.wait()), asyncio.ensure_future(until.wait())}
         try:
-            await asyncio.wait(waits, timeout=self.settings.wake_poll_s, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(waits, timeout=pause_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for wait in waits:
                 wait.cancel()
@@ -288,6 +293,7 @@ class Worker:
                     chunk_rows=self.settings.chunk_rows,
                     patience_s=self.settings.lease_s,
                     turn=self.turns.turn,
+                    helpers=lambda: self.executions.share.workers - 1,
                 )
                 if self._is_stopping:
                     reading.halt()

@@ -1,0 +1,212 @@
+"""Several processes on one SQLite file, killed and frozen at any moment: the file stays whole, with every commit."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from penstock.db.checkpoint import LOG_BYTES
+from penstock.operations.proof.symptoms import has_wal_reset_fault
+
+# Folds the log all the time. Its two connections are kept, so that the dangerous moment is a large part of the whole.
+FOLDER = """
+import itertools, sqlite3, sys
+from pathlib import Path
+from penstock.db import checkpoint
+
+class Kept(sqlite3.Connection):
+    is_careless = sys.argv[2] == "careless"
+    def close(self):
+        pass
+    def execute(self, statement, *given):
+        if statement == "PRAGMA synchronous=FULL" or self.is_careless and statement in ("BEGIN IMMEDIATE", "ROLLBACK"):
+            return None
+        return super().execute(statement, *given)
+
+checkpoint.LOG_BYTES = 0
+log = checkpoint.WriteAheadLog(Path(sys.argv[1]))
+two = [sqlite3.connect(sys.argv[1], isolation_level=None, timeout=0, factory=Kept) for _ in range(2)]
+for connection in two:
+    connection.execute("PRAGMA synchronous=OFF")
+kept = itertools.cycle(two)
+log._connect = lambda: next(kept)
+print("folding", flush=True)
+while True:
+    log._due_bytes = 0
+    log.tend()
+"""
+
+# Writes, and says what was committed; beside it a heart beats on a thread and a connection of its own.
+WRITER = """
+import asyncio, os, sys, threading
+from penstock.clock import SystemClock
+from penstock.db.database import Database
+
+url, name, first = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+
+async def beat():
+    db = Database.connect(url, clock=SystemClock(), pool_size=1)
+    while True:
+        await db.transaction(lambda tx: tx.exec_driver_sql("UPDATE beat SET n = n + 1 WHERE name = ?", (name,)))
+        await asyncio.sleep(0.002)
+
+async def write():
+    db = Database.connect(url, clock=SystemClock())
+    for number in range(first, 1 << 30):
+        row = (name, number, os.urandom(number % 7 * 30_000))
+        await db.transaction(lambda tx: tx.exec_driver_sql("INSERT INTO kept VALUES (?, ?, ?)", row))
+        print(number, flush=True)
+
+threading.Thread(target=asyncio.run, args=(beat(),), daemon=True).start()
+asyncio.run(write())
+"""
+FREEZES_S, PLANTED_S, KILLS_S = 3.0, 60.0, 6.0
+WRITERS = 3
+
+
+@contextmanager
+def python(text: str, *arguments: object, log: Path | None = None) -> Iterator[subprocess.Popen[str]]:
+    """A Python process that is gone at the end."""
+    with (log or Path(os.devnull)).open("a") as out:
+        where = subprocess.PIPE if log is None else out
+        process = subprocess.Popen([sys.executable, "-c", text, *map(str, arguments)], stdout=where, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+class Ledger:
+    """A file written by this process, which knows what must be in it."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection, self._written, self._rng = connection, 0, random.Random(7)
+        for pragma in ("journal_mode=WAL", "synchronous=OFF", "wal_autocheckpoint=0"):
+            connection.execute(f"PRAGMA {pragma}")
+        connection.execute("CREATE TABLE pages (id INTEGER PRIMARY KEY, bytes BLOB)")
+        connection.execute("CREATE TABLE written (n INTEGER)")
+        connection.execute("INSERT INTO written VALUES (0)")
+
+    def write(self, size: int) -> None:
+        """Commit something, unless somebody else is writing; `Spoilt` when an earlier commit is missing."""
+        try:
+            self._connection.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError:
+            return
+        try:
+            self._write(size)
+        except sqlite3.DatabaseError as error:
+            raise Spoilt(str(error)) from error
+
+    def _write(self, size: int) -> None:
+        ((found,),) = self._connection.execute("SELECT n FROM written").fetchall()
+        if found != self._written:
+            raise Spoilt(f"{self._written} commits, of which {found} are there")
+        page = (self._rng.randrange(300), self._rng.randbytes(size))
+        self._connection.execute("UPDATE written SET n = n + 1")
+        self._connection.execute("INSERT OR REPLACE INTO pages VALUES (?, ?)", page)
+        self._connection.execute("COMMIT")
+        self._written += 1
+
+
+class Spoilt(Exception):
+    """The file has lost something."""
+
+
+def freeze_again_and_again(file: Path, how: str, seconds: float) -> int:
+    """Write while a process that folds the log is frozen at random moments; how many times."""
+    rng, freezes = random.Random(), 0
+    with closing(sqlite3.connect(file, isolation_level=None, timeout=0)) as connection:
+        ledger = Ledger(connection)
+        with python(FOLDER, file, how) as other:
+            assert other.stdout is not None
+            assert other.stdout.readline() == "folding\n"
+            ends = time.monotonic() + seconds
+            while time.monotonic() < ends:
+                ledger.write(40_000)  # a long log, which is folded whole while we wait
+                time.sleep(0.0003 + rng.random() * 0.0002)
+                other.send_signal(signal.SIGSTOP)
+                freezes += 1
+                try:
+                    ledger.write(10)  # begins it anew
+                finally:
+                    other.send_signal(signal.SIGCONT)
+                time.sleep(0.0001)
+        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    return freezes
+
+
+def test_a_process_frozen_anywhere_in_folding_the_log_spoils_nothing(tmp_path: Path):
+    assert freeze_again_and_again(tmp_path / "kept.db", "careful", FREEZES_S) > 100
+
+
+@pytest.mark.skipif(not has_wal_reset_fault(sqlite3.sqlite_version), reason="this SQLite has no such fault")
+def test_folding_the_log_without_the_write_lock_is_caught(tmp_path: Path):
+    with pytest.raises(Spoilt):
+        freeze_again_and_again(tmp_path / "kept.db", "careless", PLANTED_S)
+
+
+def test_processes_that_are_killed_while_they_write_and_fold_leave_a_whole_file(tmp_path: Path):
+    file = tmp_path / "kept.db"
+    with closing(sqlite3.connect(file, isolation_level=None)) as connection:
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("CREATE TABLE kept (name INTEGER, number INTEGER, bytes BLOB, PRIMARY KEY (name, number))")
+        connection.execute("CREATE TABLE beat (name INTEGER PRIMARY KEY, n INTEGER)")
+        connection.executemany("INSERT INTO beat VALUES (?, 0)", [(name,) for name in range(WRITERS)])
+    said = [tmp_path / f"{name}.said" for name in range(WRITERS)]
+    longest, kills = 0, 0
+    ends = time.monotonic() + KILLS_S
+    rng = random.Random(11)
+    lives = [life(file, name, said[name]) for name in range(WRITERS)]
+    for other in lives:
+        next(other)
+    while time.monotonic() < ends:
+        time.sleep(0.3 + rng.random() / 2)
+        longest = max(longest, log_bytes(file))
+        next(rng.choice(lives))
+        kills += 1
+    for other in lives:
+        other.close()
+    with closing(sqlite3.connect(file)) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        for name in range(WRITERS):
+            stored = {number for (number,) in connection.execute("SELECT number FROM kept WHERE name = ?", (name,))}
+            acknowledged = numbers(said[name])
+            assert len(acknowledged) > 20
+            assert acknowledged <= stored
+        assert all(n > 10 for (n,) in connection.execute("SELECT n FROM beat"))
+    assert kills > 5
+    assert LOG_BYTES <= longest < 4 * LOG_BYTES
+
+
+def log_bytes(file: Path) -> int:
+    log = file.with_name(f"{file.name}-wal")
+    return log.stat().st_size if log.exists() else 0
+
+
+def life(file: Path, name: int, said: Path) -> Iterator[None]:
+    """One writer after another, each killed when the next is wanted."""
+    first = 1
+    while True:
+        with python(WRITER, f"sqlite:///{file}", name, first, log=said):
+            yield
+        first = max(numbers(said), default=0) + 2  # the last commit may not have been said
+
+
+def numbers(said: Path) -> set[int]:
+    """What a writer has said, but for a word that was cut off."""
+    return {int(word) for word in re.findall(r"(\d+)\n", said.read_text())}

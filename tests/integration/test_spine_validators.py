@@ -1,0 +1,160 @@
+"""Several workers validate one file: the reader leaves chunks to the others, and the verdicts are the same."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from approvals import Paper, Wall, at_wall, chunks_of, clean, papers, states, two_engines
+
+from penstock import Context, Pipeline, operation, step
+from penstock.errors import RowInvalid
+from penstock.operations.model import Operation
+from penstock.settings import Settings
+from penstock.testing import Engine, engine
+
+SMALL = Settings(chunk_rows=4, flush_rows=4, cancel_grace_s=0)
+DONE, CANCELLED = "Completed", "Cancelled"
+
+
+class Bench:
+    """A pipeline whose validation can be held up, and that writes down what it checked and ran."""
+
+    def __init__(self, **options: Any) -> None:
+        self.wall = Wall()
+        self.checked: list[str] = []
+        self.ran: list[str] = []
+        bench = self
+
+        @operation("bench", row_key="code", **options)
+        class Kind(Pipeline[Paper]):
+            async def validate_row(self, paper: Paper, meta: None) -> None:
+                bench.checked.append(paper.code)
+                if paper.desk == "wall":
+                    await bench.wall.stop()
+                if paper.desk == "bad":
+                    raise RowInvalid("not a desk", field="desk")
+
+            @step
+            async def work(self, paper: Paper, ctx: Context) -> None:
+                bench.ran.append(paper.code)
+
+        self.kind = Kind
+
+
+async def raw_chunks(e: Engine, made: Operation) -> int:
+    return sum(chunk.is_raw for chunk in await chunks_of(e, made))
+
+
+async def read_for_others(e: Engine) -> None:
+    """Read files to their end, leaving chunks for a worker that does not come."""
+    await e.worker.look_round()
+    await e.worker._start_readings()
+    while e.worker.readings:
+        e.worker.wake.clear()
+        await e.worker.wake.wait()
+
+
+def mixed(count: int) -> list[dict[str, str]]:
+    rows = papers(count)
+    for row in rows[2::5]:
+        row["desk"] = "bad"
+    return rows
+
+
+@pytest.mark.covers("SM-015")
+async def test_chunks_left_by_the_reader_are_validated_by_another_worker(database_url: str, tmp_path: Path):
+    bench = Bench()
+    async with two_engines(bench.kind, url=database_url, folder=tmp_path, settings=SMALL) as (reader, other):
+        made = await reader.create(bench.kind, mixed(30))
+        await read_for_others(reader)
+        assert (await reader.operations.get(made.id)).status == "Validating"
+        assert (await raw_chunks(reader, made), bench.ran) == (8, [])
+        assert await clean(reader) == []
+        await other.work_until_idle()
+        done = await other.operations.get(made.id)
+        errors = (await other.operations.errors(made.id, limit=100)).items
+        assert (done.status, done.successful_rows, done.failed_rows) == ("CompletedWithErrors", 24, 6)
+        assert [(e.row, e.row_key, e.error_type) for e in errors] == [
+            (n, f"p{n}", "Validation") for n in range(3, 31, 5)
+        ]
+        assert {str(e.faults[0]) for e in errors} == {"desk: not a desk"}
+        assert sorted(bench.checked) == sorted(row["code"] for row in papers(30))
+        assert await clean(other) == []
+
+
+async def test_no_row_runs_before_the_last_one_is_validated(database_url: str, tmp_path: Path):
+    bench = Bench()
+    async with two_engines(bench.kind, url=database_url, folder=tmp_path, settings=SMALL) as (reader, other):
+        rows = papers(12)
+        rows[10]["desk"] = "wall"
+        made = await reader.create(bench.kind, rows)
+        await read_for_others(reader)
+        work = asyncio.create_task(other.work_until_idle())
+        await bench.wall.reached.wait()
+        assert ((await other.operations.get(made.id)).status, bench.ran) == ("Validating", [])
+        bench.wall.gone.set()
+        await work
+        assert ((await other.operations.get(made.id)).status, len(bench.ran)) == ("Completed", 12)
+
+
+async def test_the_reader_validates_by_itself_what_limits_and_lone_workers_demand(database_url: str, tmp_path: Path):
+    limited = Bench(max_errors=3)
+    async with two_engines(limited.kind, url=database_url, folder=tmp_path, settings=SMALL) as (reader, _):
+        made = await reader.create(limited.kind, mixed(30))
+        await read_for_others(reader)
+        done = await reader.operations.get(made.id)
+        assert (done.status, limited.ran) == ("Failed", [])
+        assert "max_errors is 3" in (done.error or "")
+
+
+@pytest.mark.covers("I-25")
+async def test_a_row_that_kills_its_validators_is_invalid_and_its_neighbours_run(database_url: str, tmp_path: Path):
+    bench = Bench()
+    async with engine([bench.kind], url=database_url, tmp_path=tmp_path, settings=SMALL) as e:
+        async with engine([bench.kind], url=database_url, tmp_path=tmp_path, settings=SMALL, clock=e.clock):
+            rows = papers(8)
+            rows[5]["desk"] = "wall"
+            made = await e.create(bench.kind, rows)
+            await read_for_others(e)
+        for _ in range(4):
+            bench.wall.reached.clear()
+            await at_wall(bench.wall, e.work_until_idle())
+            await e.crash()
+        await e.work_until_idle()
+        assert await states(e, made) == [DONE] * 5 + ["Invalid"] + [DONE] * 2
+        (error,) = (await e.operations.errors(made.id)).items
+        assert (error.row, error.error_type) == (6, "Poison")
+        assert await clean(e) == []
+
+
+@pytest.mark.covers("SM-009")
+async def test_cancelling_gives_rows_that_nobody_has_looked_at_their_verdict(database_url: str, tmp_path: Path):
+    bench = Bench()
+    async with two_engines(bench.kind, url=database_url, folder=tmp_path, settings=SMALL) as (reader, _):
+        made = await reader.create(bench.kind, mixed(10))
+        await read_for_others(reader)
+        done = await reader.operations.cancel(made.id)
+        assert (done.status, done.cancelled_rows, await raw_chunks(reader, made)) == ("Cancelled", 10, 0)
+        assert await clean(reader) == []
+        await reader.operations.retry(made.id)
+        await reader.work_until_idle()
+        again = await reader.operations.get(made.id)
+        assert (again.status, again.successful_rows, again.failed_rows) == ("CompletedWithErrors", 8, 2)
+        assert await clean(reader) == []
+
+
+async def test_a_paused_operation_goes_on_being_validated_when_it_is_resumed(database_url: str, tmp_path: Path):
+    bench = Bench()
+    async with two_engines(bench.kind, url=database_url, folder=tmp_path, settings=SMALL) as (reader, other):
+        made = await reader.create(bench.kind, papers(10))
+        await read_for_others(reader)
+        await reader.operations.pause(made.id)
+        await other.work_until_idle()
+        assert ((await other.operations.get(made.id)).status, bench.checked) == ("Paused", [])
+        await reader.operations.resume(made.id)
+        await other.work_until_idle()
+        assert (await other.operations.get(made.id)).status == "Completed"
+        assert await clean(other) == []
