@@ -30,10 +30,7 @@ class Job:
     @property
     def identity(self) -> Callable[[Any], Hashable | None] | None:
         """What makes two records the same one; None when the target does not say."""
-        target, table, mode = self.target, self.table, self.mode
-        if type(target).identity is Target.identity:
-            return None
-        return lambda record: target.identity(table, mode, record)
+        return self.target.identifier(self.table, self.mode, self.options)
 
     @property
     def size(self) -> Callable[[Any], int] | None:

@@ -1,0 +1,126 @@
+"""Keys of records: what identifies them, the order to lock rows in, and keys that come twice."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from itertools import islice
+from operator import itemgetter, lt
+from typing import Any
+
+from penstock.targets.model import Mode, Record, TargetError, Trouble
+from penstock.targets.sql.table import Table
+
+__all__ = [
+    "Row",
+    "by_key",
+    "fault",
+    "folded",
+    "identify",
+    "is_ascending",
+    "is_whole",
+    "key_of_id",
+    "missing_key",
+    "nth_of_key",
+    "picker",
+]
+
+Row = tuple[Any, ...]
+
+
+def identify(table: Table, mode: Mode, key: tuple[str, ...]) -> Callable[[Any], Hashable]:
+    """What makes two records the same, as a function that never fails; None for a record without a whole key."""
+    folds = [table.columns[name].fold for name in key]
+    pick = picker(key)
+
+    def carefully(record: Any) -> Hashable:
+        try:
+            given = key_of_id(record, key) if mode is Mode.DELETE else pick(record)
+            value = tuple(map(folded, given, folds))
+        except (KeyError, TypeError, TargetError):
+            return None
+        return value if is_whole(value) else None
+
+    if mode is not Mode.DELETE and len(key) == 1 and folds[0] is None:
+        return _quickly(key[0], carefully)
+    return carefully
+
+
+def _quickly(name: str, carefully: Callable[[Any], Hashable]) -> Callable[[Any], Hashable]:
+    def of_record(record: Any) -> Hashable:
+        try:
+            value = record[name]
+        except (KeyError, TypeError):
+            return None
+        return value if type(value) is int or type(value) is str else carefully(record)
+
+    return of_record
+
+
+def folded(value: Any, fold: Callable[[str], str] | None) -> Any:
+    """A key value as the table compares it."""
+    return fold(value) if fold and isinstance(value, str) else value
+
+
+def key_of_id(given: Any, key: tuple[str, ...]) -> Row:
+    """The key's values from what a caller calls an id: one value, a tuple of them, or a mapping."""
+    if isinstance(given, Mapping):
+        if set(given) == set(key):
+            return tuple(given[name] for name in key)
+    elif len(key) == 1:
+        return (given,)
+    elif isinstance(given, tuple | list) and len(given) == len(key):
+        return tuple(given)
+    raise missing_key(key)
+
+
+def picker(columns: tuple[str, ...]) -> Callable[[Record], Row]:
+    """A function from a record to the tuple of these columns."""
+    if len(columns) == 1:
+        return lambda record: (record[columns[0]],)
+    return itemgetter(*columns) if columns else lambda record: ()
+
+
+def is_ascending(keys: Sequence[Any]) -> bool:
+    """Whether every key is greater than the one before, so that there is nothing to sort and nothing twice."""
+    try:
+        return all(map(lt, keys, islice(keys, 1, None)))
+    except TypeError:
+        return False
+
+
+def is_whole(value: Any) -> bool:
+    """Whether a key, or a tuple of key values, can identify anything."""
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return value is not None and not (isinstance(value, tuple) and None in value)
+
+
+def nth_of_key(keys: Iterable[Hashable]) -> list[int]:
+    """How many of the keys before it each one equals."""
+    seen: Counter[Hashable] = Counter()
+    found = []
+    for key in keys:
+        found.append(seen[key])
+        seen[key] += 1
+    return found
+
+
+def by_key(indexes: Sequence[int], keys: Sequence[Any]) -> list[int]:
+    """The indexes in key order."""
+    try:
+        return sorted(indexes, key=keys.__getitem__)
+    except TypeError:  # values of several types have no order; any that is always the same will do
+        return sorted(indexes, key=lambda i: repr(keys[i]))
+
+
+def missing_key(key: tuple[str, ...]) -> TargetError:
+    """The error for a record that cannot be identified."""
+    return fault("MISSING_KEY", f"the record lacks a value for its key ({', '.join(key)})", key[0])
+
+
+def fault(code: str, message: str, field: str | None = None) -> TargetError:
+    """What is wrong with a record that is not worth sending."""
+    return TargetError(message, kind=Trouble.DATA, code=code, field=field)

@@ -1,0 +1,91 @@
+"""What MariaDB knows of a table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any
+
+from penstock.targets.model import TargetError, Trouble
+from penstock.targets.sql.names import split_name
+from penstock.targets.sql.table import Column, Table, no_such_table
+
+__all__ = ["look_up"]
+
+WHERE = "WHERE table_schema = COALESCE(%s, DATABASE()) AND table_name = %s"
+TABLE = (
+    "SELECT table_schema, table_name, table_type, engine, (SELECT e.transactions FROM information_schema.engines e "
+    f"WHERE e.engine = t.engine) FROM information_schema.tables t {WHERE}"
+)
+COLUMNS = (
+    "SELECT column_name, data_type, column_type, column_default, extra, generation_expression, "
+    "character_set_name, collation_name "
+    f"FROM information_schema.columns {WHERE} ORDER BY ordinal_position"
+)
+# A prefix index (sub_part) compares beginnings only, so it is no key for us.
+KEYS = (
+    "SELECT index_name, column_name, sub_part FROM information_schema.statistics "
+    f"{WHERE} AND non_unique = 0 ORDER BY index_name, seq_in_index"
+)
+
+NUMERIC = ("tinyint", "smallint", "mediumint", "int", "bigint", "decimal", "float", "double", "bit", "year")
+NUMBERS = (int, float, Decimal)
+
+
+async def look_up(cursor: Any, name: str) -> Table:
+    """The table of that name, in the connection's database or the named one."""
+    given = split_name(name)
+    await cursor.execute(TABLE, given)
+    found = await cursor.fetchone()
+    if found is None:
+        raise no_such_table(name)
+    if found[2] != "BASE TABLE":
+        raise no_such_table(name, f"a {str(found[2]).lower()}")
+    if found[4] != "YES":
+        raise TargetError(
+            f"table {name!r} is kept by {found[3]}, which has no transactions; InnoDB has them",
+            kind=Trouble.UNSUPPORTED,
+            code="NO_TRANSACTIONS",
+        )
+    await cursor.execute(COLUMNS, given)
+    columns = {row[0]: _column(row) for row in await cursor.fetchall()}
+    await cursor.execute(KEYS, given)
+    names: dict[str, list[str]] = {}
+    partial = set()
+    for index, column, prefix in await cursor.fetchall():
+        names.setdefault(index, []).append(column)
+        if prefix is not None:
+            partial.add(index)
+    keys = {index: tuple(parts) for index, parts in names.items() if index not in partial}
+    return Table(
+        schema=found[0],
+        name=found[1],
+        columns=columns,
+        primary_key=keys.get("PRIMARY", ()),
+        unique_keys=tuple(keys.values()),
+        key_names=keys,
+    )
+
+
+def _column(found: tuple[Any, ...]) -> Column:
+    name, kind, full, default, extra, generation, charset, collation = found
+    return Column(
+        name,
+        kind,
+        full,
+        default=default,
+        is_generated=bool(generation) or "GENERATED" in extra.upper(),
+        # MariaDB would take any text as the number 0, and so find the wrong row.
+        key_types=NUMBERS if kind in NUMERIC else (),
+        charset=charset,
+        collation=collation,
+        fold=_fold(collation) if collation else None,
+    )
+
+
+def _fold(collation: str) -> Callable[[str], str] | None:
+    """Equal texts as far as all such collations agree: case when they ignore it, blanks at the end when they pad."""
+    is_caseless = "_ci" in collation
+    if "nopad" in collation:
+        return str.lower if is_caseless else None
+    return (lambda text: text.lower().rstrip(" ")) if is_caseless else (lambda text: text.rstrip(" "))

@@ -1,0 +1,84 @@
+"""Batches whose commit was never answered: MariaDB cannot be asked about them, so the rows themselves are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.targets.model import Mode, Outcome, TargetError, Trouble, Verdict
+from penstock.targets.sql.mariadb.writing import found_in, parts
+from penstock.targets.sql.sheets import Sheet
+from penstock.targets.sql.target import Work
+
+__all__ = ["Commits", "Pending", "is_done"]
+
+BATCHES_MAX = 1000
+"""Batches remembered: more are not in flight, so the oldest were given up by their caller."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """What a batch will have done if it committed."""
+
+    work: Work
+    sheets: Sequence[Sheet]
+    verdicts: Sequence[Sequence[Verdict]]
+
+
+class Commits:
+    """What was asked to commit, by batch, until the answer is known."""
+
+    def __init__(self) -> None:
+        self._pending: dict[str, Pending] = {}
+
+    def note(self, batch_key: str, pending: Pending) -> None:
+        """A commit is about to be sent."""
+        self._pending[batch_key] = pending
+        while len(self._pending) > BATCHES_MAX:
+            del self._pending[next(iter(self._pending))]
+
+    def forget(self, batch_key: str) -> None:
+        """The batch was answered, or is sent anew."""
+        self._pending.pop(batch_key, None)
+
+    def get(self, batch_key: str) -> Pending | None:
+        """What may have been committed of this batch."""
+        return self._pending.get(batch_key)
+
+
+async def is_done(cursor: Any, pending: Pending) -> bool:
+    """Whether the table is as the batch would have left it. Locks wait for a transaction that is still ending.
+
+    It is compared by each key's last row, since earlier ones were written over.
+    """
+    seen: set[Any] = set()
+    for sheet, verdicts in zip(reversed(pending.sheets), reversed(pending.verdicts), strict=True):
+        written, keys = _with_keys(pending.work, sheet, verdicts)
+        fresh = [n for n, key in enumerate(keys) if key not in seen and not seen.add(key)]  # type: ignore[func-returns-value]
+        for part in parts(written.pick(fresh)) if fresh else ():
+            if not await _holds(cursor, pending.work, part):
+                return False
+    return True
+
+
+async def _holds(cursor: Any, work: Work, part: Sheet) -> bool:
+    if work.mode is Mode.DELETE:
+        return not await found_in(cursor, work, part, compare=False)
+    found = await found_in(cursor, work, part, compare=work.mode is not Mode.CREATE)
+    return len(found) == len(part) and not any(found.values())
+
+
+def _with_keys(work: Work, sheet: Sheet, verdicts: Sequence[Verdict]) -> tuple[Sheet, list[Any]]:
+    """The rows that were written, with the keys the database made for them."""
+    written = [n for n, verdict in enumerate(verdicts) if verdict.outcome is not Outcome.FAILED]
+    if work.mode is not Mode.CREATE:
+        kept = sheet.pick(written)
+        return kept, list(zip(*(kept.column(name) for name in work.key), strict=True))
+    if not work.key:
+        raise TargetError(
+            f"table {work.table} has no key to look for the records by", kind=Trouble.CONNECTION, maybe_applied=True
+        )
+    ids = [verdicts[n].id for n in written]
+    keys = [(one,) for one in ids] if len(work.key) == 1 else ids
+    return Sheet(work.key, keys, [sheet.positions[n] for n in written]), keys

@@ -1,0 +1,85 @@
+"""The SQL that writes rows into a MariaDB table: many rows a statement, values put in with `%s`.
+
+An upsert first looks which rows are there, locking them, and then inserts or updates. ON DUPLICATE KEY UPDATE would be
+one statement less, but it changes whichever row is in the way of any unique index, not only of the key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import Any
+
+from penstock.targets.sql.keys import Row
+from penstock.targets.sql.names import backticks
+from penstock.targets.sql.table import Table
+
+__all__ = ["Statement", "delete", "find", "insert", "update"]
+
+ORDINAL = "penstock_ord"
+Statement = tuple[str, list[Any]]
+
+
+def find(
+    table: Table, key: tuple[str, ...], columns: Sequence[str], rows: Sequence[Row], *, compare: bool
+) -> Statement:
+    """Lock the rows that are there, in the order given; tells (place in `rows`, whether it differs)."""
+    wanted = tuple(columns) if compare else key
+    places = [columns.index(name) for name in wanted]
+    given = [(n, *(row[place] for place in places)) for n, row in enumerate(rows)]
+    rest = [name for name in wanted if name not in key]
+    differs = " OR ".join(f"NOT (t.{backticks(c)} <=> {_as(table, c, is_exact=True)})" for c in rest) or "0"
+    text = (
+        f"SELECT g.{ORDINAL}, {differs} FROM {_given((ORDINAL, *wanted), given)} "
+        f"STRAIGHT_JOIN {table.quoted(backticks)} t ON {_same_key(table, key)} FOR UPDATE"
+    )
+    return text, list(chain.from_iterable(given))
+
+
+def insert(table: Table, columns: Sequence[str], rows: Sequence[Row], returning: Sequence[str] = ()) -> Statement:
+    """New rows; `returning` are told in the order of the rows."""
+    text = f"INSERT INTO {table.quoted(backticks)} ({_listed(columns)}) VALUES {_marks(len(columns), len(rows))}"
+    told = f" RETURNING {_listed(returning)}" if returning else ""
+    return text + told, list(chain.from_iterable(rows))
+
+
+def update(table: Table, key: tuple[str, ...], columns: Sequence[str], rows: Sequence[Row]) -> Statement:
+    """Change rows that are there and locked."""
+    changes = ", ".join(f"t.{backticks(c)} = g.{backticks(c)}" for c in columns if c not in key)
+    text = (
+        f"UPDATE {_given(columns, rows)} STRAIGHT_JOIN {table.quoted(backticks)} t ON {_same_key(table, key)} "
+        f"SET {changes}"
+    )
+    return text, list(chain.from_iterable(rows))
+
+
+def delete(table: Table, key: tuple[str, ...], columns: Sequence[str], rows: Sequence[Row]) -> Statement:
+    """Delete rows that are there and locked."""
+    text = f"DELETE t FROM {_given(columns, rows)} STRAIGHT_JOIN {table.quoted(backticks)} t ON {_same_key(table, key)}"
+    return text, list(chain.from_iterable(rows))
+
+
+def _given(columns: Sequence[str], rows: Sequence[Row]) -> str:
+    values = _marks(len(columns), len(rows))
+    return f"(WITH g ({_listed(columns)}) AS (VALUES {values}) SELECT * FROM g) g"
+
+
+def _same_key(table: Table, key: tuple[str, ...]) -> str:
+    return " AND ".join(f"t.{backticks(name)} = {_as(table, name)}" for name in key)
+
+
+def _as(table: Table, name: str, *, is_exact: bool = False) -> str:
+    """A given value in the column's own character set and collation, without which no index would serve."""
+    column = table.columns[name]
+    if column.charset is None:
+        return f"g.{backticks(name)}"
+    collation = f"{column.charset}_bin" if is_exact else column.collation
+    return f"CONVERT(g.{backticks(name)} USING {column.charset}) COLLATE {collation}"
+
+
+def _marks(columns: int, rows: int) -> str:
+    return ", ".join([f"({', '.join(['%s'] * columns)})"] * rows)
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(map(backticks, names))

@@ -1,0 +1,208 @@
+"""Tables of MariaDB 10.5 and later as a target."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
+from enum import Enum
+from types import NoneType
+from typing import Any, TypeAlias
+from urllib.parse import unquote, urlsplit
+from uuid import UUID
+
+import asyncmy
+
+from penstock.targets.model import BadInput, BulkOptions, Mode, TargetError, Trouble, Verdict
+from penstock.targets.sql.mariadb.catalog import look_up
+from penstock.targets.sql.mariadb.commits import Commits, Pending, is_done
+from penstock.targets.sql.mariadb.writing import DRIVER_ERRORS, told, write_each, write_sheet
+from penstock.targets.sql.pool import Pool
+from penstock.targets.sql.sheets import Sheet
+from penstock.targets.sql.table import Table
+from penstock.targets.sql.target import SqlTarget, Work, Written
+from penstock.targets.sql.values import Converters, to_json
+from penstock.targets.target import Batch, Traits
+
+__all__ = ["MariaDbTarget"]
+
+WriteSheet: TypeAlias = Callable[[Any, Work, Sheet], Awaitable[list[Verdict]]]
+GRACE_S = 30.0
+SQL_MODE = "STRICT_TRANS_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION,NO_AUTO_VALUE_ON_ZERO"
+
+
+class MariaDbTarget(SqlTarget):
+    """A MariaDB database, `mariadb://user:password@host:3306/name`. Needs `pip install "penstock[mariadb]"`.
+
+    Values are taken strictly: one that does not fit is an error and never cut. `connect` is passed on to
+    `asyncmy.connect`.
+    """
+
+    _converters = Converters(
+        known=(NoneType, int, float, str, bytes, bytearray, Decimal, date, time, timedelta),
+        made={
+            datetime: lambda value: value.astimezone(UTC).replace(tzinfo=None) if value.tzinfo else value,
+            UUID: str,
+            dict: to_json,
+            list: to_json,
+            Enum: lambda value: value.value,
+        },
+    )
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        connections: int = 4,
+        statement_timeout_s: float = 60.0,
+        lock_timeout_s: int = 10,
+        connect: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__("MariaDB", connections)
+        self._connect_with = {
+            **_place(url),
+            "charset": "utf8mb4",
+            "autocommit": True,
+            "binary_prefix": True,
+            "program_name": "penstock",
+            "read_timeout": statement_timeout_s + GRACE_S if statement_timeout_s else None,
+            **(connect or {}),
+        }
+        self._session = (
+            f"SET SESSION sql_mode = '{SQL_MODE}', sql_notes = 0, time_zone = '+00:00', "
+            f"max_statement_time = {statement_timeout_s:f}, innodb_lock_wait_timeout = {lock_timeout_s:d}"
+        )
+        self._commits = Commits()
+        self._pool: Pool[Any] = Pool(
+            connections,
+            connect=self._connect,
+            close=lambda connection: connection.ensure_closed(),
+            drop=lambda connection: connection.close(),
+            is_alive=lambda connection: bool(connection.connected),
+        )
+
+    async def refresh(self, source: str) -> None:
+        """Open new connections from now on, and look tables up again."""
+        self._tables.clear()
+        self._pool.drop_all()
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._pool.aclose()
+
+    async def reconcile(self, batch: Batch, source: str) -> Sequence[Verdict | None]:
+        """Look whether the table holds what the batch would have left."""
+        pending = self._commits.get(batch.key)
+        verdicts: list[Verdict | None] = [None] * len(batch)
+        if pending is None:
+            return verdicts
+        async with self._pool.take() as connection:
+            try:
+                await connection.begin()
+                async with connection.cursor() as cursor:
+                    is_there = await is_done(cursor, pending)
+                await connection.rollback()
+            except (TargetError, *DRIVER_ERRORS) as error:
+                self._pool.discard(connection)
+                raise _may_have_been(error if isinstance(error, TargetError) else told(error)) from error
+        if is_there:
+            for sheet, answers in zip(pending.sheets, pending.verdicts, strict=True):
+                for position, verdict in zip(sheet.positions, answers, strict=True):
+                    verdicts[position] = verdict
+        self._commits.forget(batch.key)
+        return verdicts
+
+    def _traits(self, mode: Mode, options: BulkOptions, key: tuple[str, ...]) -> Traits:
+        return Traits(can_reconcile=bool(key), id_field=key[0] if len(key) == 1 else None)
+
+    async def _look_up(self, name: str) -> Table:
+        async with self._pool.take() as connection:
+            try:
+                async with connection.cursor() as cursor:
+                    return await look_up(cursor, name)
+            except DRIVER_ERRORS as error:
+                self._pool.discard(connection)
+                raise told(error) from error
+
+    async def _write(self, work: Work) -> Written:
+        return await self._transact(work, write_sheet)
+
+    async def _write_each(self, work: Work) -> Written:
+        return await self._transact(work, write_each)
+
+    async def _transact(self, work: Work, write: WriteSheet) -> Written:
+        """Write the sheets in one transaction. When this ends in any way, the transaction has ended or soon will."""
+        self._commits.forget(work.batch.key)
+        sheets = work.layout.sheets
+        async with self._pool.take() as connection:
+            try:
+                await connection.begin()
+                async with connection.cursor() as cursor:
+                    verdicts = [await write(cursor, work, sheet) for sheet in sheets]
+            except (TargetError, *DRIVER_ERRORS) as error:
+                await self._undo(connection)
+                refused = error if isinstance(error, TargetError) else told(error)
+                if refused.kind is Trouble.RACE:
+                    self.forget(work.batch.table)
+                raise refused from error
+            self._commits.note(work.batch.key, Pending(work, sheets, verdicts))
+            await self._commit(connection, work)
+        self._commits.forget(work.batch.key)
+        return Written(verdicts)
+
+    async def _commit(self, connection: Any, work: Work) -> None:
+        # Cancelling a commit would only hide what became of it, so its answer is awaited.
+        commit = asyncio.ensure_future(connection.commit())
+        try:
+            await asyncio.shield(commit)
+        except asyncio.CancelledError:
+            await asyncio.wait([commit])
+            raise
+        except DRIVER_ERRORS as error:
+            refused = told(error)
+            self._pool.discard(connection)
+            if refused.kind is Trouble.CONNECTION:
+                raise _may_have_been(refused) from error
+            self._commits.forget(work.batch.key)
+            raise refused from error
+
+    async def _undo(self, connection: Any) -> None:
+        try:
+            await asyncio.wait_for(connection.rollback(), GRACE_S)
+        except DRIVER_ERRORS:
+            self._pool.discard(connection)
+
+    async def _connect(self) -> Any:
+        try:
+            connection = await asyncmy.connect(**self._connect_with)
+        except DRIVER_ERRORS as error:
+            raise told(error) from error
+        try:
+            async with connection.cursor() as cursor:
+                await cursor.execute(self._session)
+                # Locks on gaps between rows, which the default takes, make batches of new keys deadlock.
+                await cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+        except DRIVER_ERRORS as error:
+            connection.close()
+            raise told(error) from error
+        return connection
+
+
+def _place(url: str) -> dict[str, Any]:
+    parts = urlsplit(url)
+    name = parts.path.strip("/")
+    if parts.scheme.partition("+")[0] not in ("mariadb", "mysql") or not name:
+        raise BadInput("the address of a MariaDB database is mariadb://user:password@host:3306/name")
+    return {
+        "host": parts.hostname or "localhost",
+        "port": parts.port or 3306,
+        "user": unquote(parts.username or ""),
+        "password": unquote(parts.password or ""),
+        "database": unquote(name),
+    }
+
+
+def _may_have_been(error: TargetError) -> TargetError:
+    error.maybe_applied = True
+    return error

@@ -1,0 +1,69 @@
+"""What MariaDB's error numbers mean for a batch, and which of its rows they point at."""
+
+from __future__ import annotations
+
+import re
+
+from penstock.targets.model import TargetError, Trouble
+from penstock.targets.sql.sheets import Sheet
+from penstock.targets.sql.table import Table
+
+__all__ = ["kind_of", "refusal", "suspects"]
+
+# fmt: off
+NUMBERS = {
+    Trouble.THROTTLED:   (1040, 1203, 1226, 4151),                # too many connections; a user's limits
+    Trouble.TOKEN:       (1045, 1698, 1862),
+    Trouble.PERMISSION:  (1044, 1142, 1143, 1227, 1290, 1370),
+    Trouble.DEADLOCK:    (1020, 1205, 1213),                      # changed by another; lock wait; deadlock
+    Trouble.TOO_BIG:     (1041, 1038, 1153, 1317, 1969),          # memory; packet; interrupted; statement time
+    Trouble.CONNECTION:  (1053, 1077, 1152, 1158, 1159, 1160, 1161, 1184, 1927, 2002, 2003, 2006, 2013, 2055, 4031),
+    Trouble.RACE:        (1054, 1146, 1412, 1615),                # the table was there a moment ago
+    Trouble.BUSINESS:    (1643, 1644),                            # SIGNAL in a trigger
+    Trouble.UNSUPPORTED: (1031, 1036, 1178, 1235, 1288),
+    Trouble.DATA:        (1048, 1062, 1138, 1216, 1217, 1261, 1264, 1265, 1292, 1364, 1365, 1366, 1367, 1406, 1451,
+                          1452, 1465, 1525, 1526, 1586, 1690, 1761, 1762, 1906, 4025, 4078, 4079, 4161),
+}
+# fmt: on
+KINDS = {number: kind for kind, numbers in NUMBERS.items() for number in numbers}
+CLASSES = {"08": Trouble.CONNECTION, "22": Trouble.DATA, "23": Trouble.DATA, "45": Trouble.BUSINESS}
+
+ROW = re.compile(r" at row (\d+)$")
+COLUMN = re.compile(r"[Cc]olumn '(?P<quoted>[^']+)'|column (?:`[^`]+`\.)*`(?P<ticked>[^`]+)`|Field '(?P<field>[^']+)'")
+CONSTRAINT = re.compile(r"CONSTRAINT `(?P<name>[^`]+)`|for key '(?P<key>[^']+)'")
+DUPLICATE = re.compile(r"^Duplicate entry '(?P<entry>.*)' for key '(?P<key>[^']+)'$", re.DOTALL)
+
+
+def kind_of(number: int, state: str | None) -> Trouble:
+    """The class of an error."""
+    return KINDS.get(number) or CLASSES.get((state or "")[:2], Trouble.OTHER)
+
+
+def refusal(number: int, state: str | None, message: str) -> TargetError:
+    """An error the server told."""
+    column, constraint = COLUMN.search(message), CONSTRAINT.search(message)
+    return TargetError(
+        message,
+        kind=kind_of(number, state),
+        code=str(number),
+        field=next(filter(None, column.groups()), None) if column else None,
+        details={
+            **({"sqlstate": state} if state else {}),
+            **({"constraint": constraint["name"] or constraint["key"]} if constraint else {}),
+        },
+    )
+
+
+def suspects(error: TargetError, sheet: Sheet, table: Table, *, is_insert: bool) -> list[int]:
+    """The rows an error points at, as far as it says; in doubt none. Only inserts count rows as we do."""
+    row, duplicate = ROW.search(error.message), DUPLICATE.match(error.message)
+    if row and is_insert and 0 < int(row[1]) <= len(sheet):
+        return [int(row[1]) - 1]
+    if error.code == "1048" and error.field in sheet.columns:
+        return [i for i, value in enumerate(sheet.column(error.field)) if value is None]
+    if duplicate:
+        columns = table.key_names.get(duplicate["key"], ())
+        if columns and set(columns) <= set(sheet.columns):
+            rows = zip(*(sheet.column(name) for name in columns), strict=True)
+            return [i for i, row in enumerate(rows) if "-".join(map(str, row)) == duplicate["entry"]]
+    return []

@@ -1,0 +1,110 @@
+"""One sheet written into a MariaDB table, and errors of the driver as errors of a target."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from asyncmy.errors import InterfaceError, MySQLError
+
+from penstock.targets.model import Mode, Outcome, TargetError, Trouble, Verdict
+from penstock.targets.sql.keys import Row
+from penstock.targets.sql.mariadb.statements import Statement, delete, find, insert, update
+from penstock.targets.sql.mariadb.troubles import refusal, suspects
+from penstock.targets.sql.sheets import Sheet
+from penstock.targets.sql.target import DONE, Work, not_found
+
+__all__ = ["DRIVER_ERRORS", "found_in", "parts", "told", "write_each", "write_sheet"]
+
+ROWS_MAX = 1000
+"""Rows in one statement; a batch may have more of them."""
+CREATED, UNCHANGED = Verdict(Outcome.CREATED), Verdict(Outcome.UNCHANGED)
+DRIVER_ERRORS = (MySQLError, OSError, EOFError, TypeError, ValueError, OverflowError)
+
+
+async def write_sheet(cursor: Any, work: Work, sheet: Sheet) -> list[Verdict]:
+    """Write a sheet and return the verdicts, in the order of the rows."""
+    verdicts: list[Verdict] = []
+    for part in parts(sheet):
+        verdicts += await (_create(cursor, work, part) if work.mode is Mode.CREATE else _change(cursor, work, part))
+    return verdicts
+
+
+async def write_each(cursor: Any, work: Work, sheet: Sheet) -> list[Verdict]:
+    """Write the rows the table takes. A statement that fails undoes itself, so no savepoints are needed."""
+    verdicts = []
+    for n in range(len(sheet)):
+        try:
+            verdicts += await write_sheet(cursor, work, sheet.pick([n]))
+        except TargetError as error:
+            if error.kind not in (Trouble.DATA, Trouble.BUSINESS):
+                raise
+            verdicts.append(Verdict(Outcome.FAILED, error=error))
+    return verdicts
+
+
+def parts(sheet: Sheet) -> Iterator[Sheet]:
+    """The sheet in pieces of which each is a statement."""
+    if len(sheet) <= ROWS_MAX:
+        yield sheet
+        return
+    for start in range(0, len(sheet), ROWS_MAX):
+        yield sheet.pick(range(start, min(start + ROWS_MAX, len(sheet))))
+
+
+async def found_in(cursor: Any, work: Work, sheet: Sheet, *, compare: bool) -> dict[int, bool]:
+    """The rows that the table has, by their place in the sheet, and whether they differ from it; they are locked."""
+    told = await _run(cursor, find(work.table, work.key, sheet.columns, sheet.rows, compare=compare), work, sheet)
+    return {place: bool(differs) for place, differs in told}
+
+
+def told(error: BaseException) -> TargetError:
+    """Any error as a target's."""
+    if isinstance(error, MySQLError) and len(error.args) > 1 and error.args[0]:
+        return refusal(error.args[0], getattr(error, "sqlstate", None), str(error.args[1]))
+    if isinstance(error, OSError | EOFError | InterfaceError):
+        return TargetError(f"the connection failed: {str(error) or type(error).__name__}", kind=Trouble.CONNECTION)
+    return TargetError(f"the driver cannot send a value: {error}", kind=Trouble.DATA, code="BAD_TYPE")
+
+
+async def _create(cursor: Any, work: Work, sheet: Sheet) -> list[Verdict]:
+    is_given = set(work.key) <= set(sheet.columns)
+    statement = insert(work.table, sheet.columns, sheet.rows, () if is_given else work.key)
+    made: Sequence[Row] = await _run(cursor, statement, work, sheet, is_insert=True)
+    if not work.key:
+        return [CREATED] * len(sheet)
+    if is_given:
+        made = list(zip(*(sheet.column(name) for name in work.key), strict=True))
+    return [Verdict(Outcome.CREATED, key[0] if len(key) == 1 else tuple(key)) for key in made]
+
+
+async def _change(cursor: Any, work: Work, sheet: Sheet) -> list[Verdict]:
+    only_changed = work.options.update_only_changed and work.mode is not Mode.DELETE
+    found = await found_in(cursor, work, sheet, compare=only_changed)
+    has_rest = work.mode is Mode.DELETE or set(sheet.columns) != set(work.key)
+    touched = [n for n, differs in found.items() if has_rest and (differs or not only_changed)]
+    new = [n for n in range(len(sheet)) if n not in found] if work.mode is Mode.UPSERT else []
+    if touched:
+        part = sheet.pick(sorted(touched))
+        verb = delete if work.mode is Mode.DELETE else update
+        await _run(cursor, verb(work.table, work.key, part.columns, part.rows), work, part)
+    if new:
+        part = sheet.pick(new)
+        await _run(cursor, insert(work.table, part.columns, part.rows), work, part, is_insert=True)
+    verdicts = dict.fromkeys(found, UNCHANGED) | dict.fromkeys(touched, DONE[work.mode]) | dict.fromkeys(new, CREATED)
+    return [verdicts.get(n) or not_found(work, sheet, n) for n in range(len(sheet))]
+
+
+async def _run(
+    cursor: Any, statement: Statement, work: Work, sheet: Sheet, *, is_insert: bool = False
+) -> Sequence[Row]:
+    try:
+        await cursor.execute(*statement)
+        rows: Sequence[Row] = await cursor.fetchall()
+    except DRIVER_ERRORS as error:
+        refused = told(error)
+        refused.suspects = tuple(
+            sorted(sheet.positions[n] for n in suspects(refused, sheet, work.table, is_insert=is_insert))
+        )
+        raise refused from error
+    return rows

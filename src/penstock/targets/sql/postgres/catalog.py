@@ -1,0 +1,82 @@
+"""What PostgreSQL knows of a table, in one question."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from penstock.targets.sql.names import ansi, split_name
+from penstock.targets.sql.table import Column, Table, no_such_table
+
+__all__ = ["look_up"]
+
+KINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table", "i": "an index", "S": "a sequence"}
+
+# Domains are taken apart to the type under them, so that their checks speak of one row and not of a whole array.
+TABLE = """
+WITH RECURSIVE bases (attnum, oid, typmod) AS (
+    SELECT attnum, atttypid, atttypmod FROM pg_attribute WHERE attrelid = to_regclass($1) AND attnum > 0
+  UNION ALL
+    SELECT b.attnum, t.typbasetype, t.typtypmod FROM bases b JOIN pg_type t ON t.oid = b.oid WHERE t.typtype = 'd'
+)
+SELECT c.relkind::text, n.nspname AS schema, c.relname AS name, c.relrowsecurity AS has_row_security,
+  (SELECT json_agg(json_build_object(
+      'name', a.attname,
+      'type', format_type(t.oid, -1),
+      'full_type', format_type(t.oid, b.typmod),
+      'default', coalesce(pg_get_expr(d.adbin, d.adrelid), CASE WHEN a.attidentity <> '' THEN
+          format('nextval(%L::regclass)', pg_get_serial_sequence(to_regclass($1)::text, a.attname)) END),
+      'is_generated', a.attgenerated <> '',
+      'is_required', a.attnotnull AND d.adbin IS NULL AND a.attidentity = '',
+      'is_array', t.typcategory = 'A',
+      'is_text', t.typcategory = 'S',
+      'length_max', CASE WHEN t.typname IN ('varchar', 'bpchar') AND b.typmod > 4 THEN b.typmod - 4 END
+    ) ORDER BY a.attnum)
+    FROM pg_attribute a
+    JOIN bases b ON b.attnum = a.attnum
+    JOIN pg_type t ON t.oid = b.oid AND t.typtype <> 'd'
+    LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+    WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped) AS columns,
+  (SELECT json_agg(json_build_object('is_primary', i.indisprimary, 'columns', (
+      SELECT json_agg(a.attname ORDER BY k.place)
+      FROM unnest(i.indkey::int2[]) WITH ORDINALITY AS k (attnum, place)
+      JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = k.attnum
+      WHERE k.place <= i.indnkeyatts)))
+    FROM pg_index i
+    WHERE i.indrelid = c.oid AND i.indisunique AND i.indimmediate AND i.indisvalid
+      AND i.indpred IS NULL AND i.indexprs IS NULL) AS keys
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE c.oid = to_regclass($1)
+"""
+
+
+async def look_up(connection: Any, name: str) -> Table:
+    """The table of that name as the connection's search path finds it."""
+    schema, plain = split_name(name)
+    found = await connection.fetchrow(TABLE, ".".join(ansi(part) for part in (schema, plain) if part))
+    if found is None:
+        raise no_such_table(name)
+    if found["relkind"] not in ("r", "p"):
+        raise no_such_table(name, KINDS.get(found["relkind"], "something else"))
+    columns = [_column(given) for given in _json(found["columns"])]
+    keys = _json(found["keys"])
+    return Table(
+        schema=found["schema"],
+        name=found["name"],
+        columns={column.name: column for column in columns},
+        primary_key=next((tuple(key["columns"]) for key in keys if key["is_primary"]), ()),
+        unique_keys=tuple(tuple(key["columns"]) for key in keys),
+        is_partitioned=found["relkind"] == "p",
+        has_row_security=found["has_row_security"],
+    )
+
+
+def _column(given: dict[str, Any]) -> Column:
+    default = None if given["is_generated"] else given["default"]
+    return Column(**{**given, "default": default})
+
+
+def _json(value: Any) -> list[dict[str, Any]]:
+    """A JSON column, whether or not the connection decodes it."""
+    found: list[dict[str, Any]] | None = json.loads(value) if isinstance(value, str) else value
+    return found or []

@@ -1,0 +1,123 @@
+"""Rows of a failed batch written one by one, on the server, so that each gets its own verdict.
+
+One round trip runs a loop with an exception block a row. Every block is a subtransaction, and a backend with more than
+64 of them slows down all others, so a transaction takes at most `ROWS_MAX` rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+from zlib import crc32
+
+from penstock.targets.model import Mode, Outcome, Verdict
+from penstock.targets.sql.names import ansi
+from penstock.targets.sql.postgres.fits import misfits
+from penstock.targets.sql.postgres.refusals import described
+from penstock.targets.sql.postgres.statements import ORDINAL, Plan, from_stage
+from penstock.targets.sql.postgres.writing import plan_for, stage
+from penstock.targets.sql.sheets import Sheet
+from penstock.targets.sql.target import DONE, Work, not_found
+
+__all__ = ["ROWS_MAX", "portions", "without_misfits", "write_rows"]
+
+ROWS_MAX = 60
+RETRIED = ("40P01", "40001", "55P03", "53200", "54000")
+"""Codes that are no fault of the row: they end the loop, and the whole is tried again."""
+FACTS = {
+    "code": "RETURNED_SQLSTATE",
+    "message": "MESSAGE_TEXT",
+    "detail": "PG_EXCEPTION_DETAIL",
+    "hint": "PG_EXCEPTION_HINT",
+    "constraint_name": "CONSTRAINT_NAME",
+    "column_name": "COLUMN_NAME",
+    "table_name": "TABLE_NAME",
+}
+
+
+def without_misfits(work: Work) -> tuple[dict[int, Verdict], list[Sheet]]:
+    """The verdicts, by position, on rows that the driver could not even send, and the sheets without them."""
+    told: dict[int, Verdict] = {}
+    fitting = []
+    for sheet in work.layout.sheets:
+        wrong = misfits(sheet, work.table)
+        told.update({sheet.positions[n]: Verdict(Outcome.FAILED, error=error) for n, error in wrong.items()})
+        fitting.append(sheet.pick([n for n in range(len(sheet)) if n not in wrong]))
+    return told, fitting
+
+
+def portions(sheets: Sequence[Sheet]) -> Iterator[list[Sheet]]:
+    """The rows in portions of which each is one transaction, in the order of the sheets."""
+    portion: list[Sheet] = []
+    room = ROWS_MAX
+    for sheet in sheets:
+        start = 0
+        while start < len(sheet):
+            taken = sheet.pick(range(start, min(start + room, len(sheet))))
+            portion.append(taken)
+            start, room = start + len(taken), room - len(taken)
+            if not room:
+                yield portion
+                portion, room = [], ROWS_MAX
+    if portion:
+        yield portion
+
+
+async def write_rows(connection: Any, work: Work, sheet: Sheet) -> tuple[str, list[Verdict]]:
+    """Write the rows the table takes; return the transaction's id and the verdicts, in the order of the rows."""
+    plan = plan_for(connection, work, sheet)
+    await connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
+    more = "".join(f", {ansi(k)} {work.table.columns[k].type}" for k in _made(plan, work.mode))
+    more += ", penstock_outcome text" + "".join(f", penstock_{fact} text" for fact in FACTS)
+    name = await stage(connection, work, sheet, is_numbered=True, more=more)
+    for key in _made(plan, work.mode):
+        await connection.execute(f"UPDATE {name} SET {ansi(key)} = {work.table.columns[key].default}")
+    plan = replace(plan, columns=(*plan.columns, *_made(plan, work.mode)))
+    await connection.execute(_loop(plan, work.mode, name, len(sheet)))
+    told = await connection.fetch(f"SELECT *, pg_current_xact_id()::text AS xid FROM {name} ORDER BY {ORDINAL}")
+    return told[0]["xid"], [_verdict(work, sheet, n, row) for n, row in enumerate(told)]
+
+
+def _made(plan: Plan, mode: Mode) -> tuple[str, ...]:
+    return plan.generated if mode is Mode.CREATE else ()
+
+
+def _loop(plan: Plan, mode: Mode, name: str, rows: int) -> str:
+    row = f"WHERE {ORDINAL} = penstock_i"
+    told = ", ".join(f"penstock_{fact} = penstock_v_{fact}" for fact in FACTS)
+    body = f"""
+#variable_conflict use_column
+DECLARE penstock_v_outcome text; {" ".join(f"penstock_v_{fact} text;" for fact in FACTS)}
+BEGIN
+  FOR penstock_i IN 1..{rows} LOOP
+    BEGIN
+      {plan.told(mode, from_stage(name, only="penstock_i"))} SELECT outcome INTO penstock_v_outcome FROM told;
+      UPDATE {name} SET penstock_outcome = penstock_v_outcome {row};
+    EXCEPTION WHEN OTHERS THEN
+      IF SQLSTATE IN ({", ".join(f"'{code}'" for code in RETRIED)}) THEN RAISE; END IF;
+      GET STACKED DIAGNOSTICS {", ".join(f"penstock_v_{fact} = {item}" for fact, item in FACTS.items())};
+      UPDATE {name} SET {told} {row};
+    END;
+  END LOOP;
+END
+"""
+    tag = f"$penstock_{crc32(body.encode()):08x}$"
+    return f"DO {tag}{body}{tag}"
+
+
+def _verdict(work: Work, sheet: Sheet, index: int, row: Any) -> Verdict:
+    facts = {fact: row[f"penstock_{fact}"] for fact in FACTS}
+    if facts["code"]:
+        return Verdict(Outcome.FAILED, error=described(facts.pop("code"), facts.pop("message"), facts))
+    outcome = row["penstock_outcome"]
+    if outcome == "missing":
+        return not_found(work, sheet, index)
+    if outcome == "created" and work.mode is Mode.CREATE:
+        return Verdict(Outcome.CREATED, _id(work, row))
+    return DONE[work.mode] if outcome == "done" else Verdict(Outcome(outcome))
+
+
+def _id(work: Work, row: Any) -> Any:
+    values = tuple(row.get(name) for name in work.key)
+    return values[0] if len(values) == 1 else values or None

@@ -1,0 +1,80 @@
+"""Errors of the driver and the server as errors of a target."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Sequence
+from typing import Any, TypeVar
+
+import asyncpg  # type: ignore[import-untyped]
+
+from penstock.targets.model import TargetError, Trouble
+from penstock.targets.sql.postgres.fits import misfits
+from penstock.targets.sql.postgres.troubles import kind_of, suspects
+from penstock.targets.sql.sheets import Sheet
+from penstock.targets.sql.table import Table
+
+__all__ = ["DRIVER_ERRORS", "Unsendable", "described", "driven", "refusal", "refusal_of_rows"]
+
+T = TypeVar("T")
+
+
+class Unsendable(ValueError):
+    """The driver cannot encode a value."""
+
+
+TOLD = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError)
+DRIVER_ERRORS = (*TOLD, Unsendable)
+"""What a call through `driven` may raise."""
+FACTS = ("constraint_name", "table_name", "column_name", "detail", "hint")
+
+
+async def driven(call: Awaitable[T]) -> T:
+    """What the driver answers. Its encoders raise whatever Python does about a value; that becomes `Unsendable`."""
+    try:
+        return await call
+    except TOLD:
+        raise
+    except Exception as error:
+        raise Unsendable(str(error)) from error
+
+
+def refusal(error: BaseException) -> TargetError:
+    """Any error as a target's, without a look at the rows."""
+    if isinstance(error, asyncpg.InvalidCachedStatementError | asyncpg.OutdatedSchemaCacheError):
+        return TargetError(str(error), kind=Trouble.RACE, code=getattr(error, "sqlstate", None))
+    if isinstance(error, asyncpg.PostgresError) and _is_told_by_server(error):
+        return described(str(error.sqlstate), error.args[0], {name: getattr(error, name, None) for name in FACTS})
+    if isinstance(error, asyncpg.InterfaceError | asyncpg.InternalClientError | OSError):
+        return TargetError(f"the connection failed: {str(error) or type(error).__name__}", kind=Trouble.CONNECTION)
+    return TargetError(
+        f"the driver cannot send a value: {error.__cause__ or error}", kind=Trouble.DATA, code="BAD_TYPE"
+    )
+
+
+def _is_told_by_server(error: Any) -> bool:
+    """The driver borrows the server's classes for its own trouble with a value, and for a connection that is gone."""
+    return error.severity is not None or not isinstance(error, asyncpg.DataError)
+
+
+def described(code: str, message: str, facts: dict[str, Any]) -> TargetError:
+    """An error the server told: SQLSTATE, message and what it knows beside."""
+    details = {name.removesuffix("_name"): value for name, value in facts.items() if value}
+    return TargetError(message, kind=kind_of(code), code=code, field=facts.get("column_name") or None, details=details)
+
+
+def refusal_of_rows(error: BaseException, sheets: Sequence[Sheet], table: Table) -> TargetError:
+    """The error of these sheets, with the positions in the batch of the rows it points at."""
+    told = refusal(error)
+    if isinstance(error, asyncpg.PostgresError) and _is_told_by_server(error):
+        facts = {"column": error.column_name, "detail": error.detail, "context": error.context}
+        found = [
+            sheet.positions[i] for sheet in sheets for i in suspects(sheet, table, code=str(error.sqlstate), **facts)
+        ]
+    elif told.kind is Trouble.DATA:
+        wrong = {sheet.positions[i]: fault for sheet in sheets for i, fault in misfits(sheet, table).items()}
+        found = list(wrong)
+        told = wrong[min(found)] if found else told
+    else:
+        found = []
+    told.suspects = tuple(sorted(found))
+    return told

@@ -1,0 +1,76 @@
+"""Connections to PostgreSQL: how they are opened, begin a transaction, and end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import asyncpg  # type: ignore[import-untyped]
+
+from penstock.targets.sql.postgres.refusals import DRIVER_ERRORS, refusal
+
+__all__ = ["UNDO_S", "begin", "close", "connect_to", "drop", "undo"]
+
+UNDO_S = 10.0
+"""How long a rollback, a commit or a farewell may take."""
+
+
+async def connect_to(dsn: str, settings: Mapping[str, Any]) -> Any:
+    """A connection whose JSON columns take text that is JSON already, or anything that can become it."""
+    try:
+        connection = await asyncpg.connect(dsn, **settings)
+    except DRIVER_ERRORS as error:
+        raise refusal(error) from error
+    try:
+        for name, head in (("json", b""), ("jsonb", b"\x01")):
+            await connection.set_type_codec(
+                name,
+                schema="pg_catalog",
+                format="binary",
+                encoder=lambda value, head=head: head + _json(value),
+                decoder=lambda value, head=head: json.loads(value[len(head) :]),
+            )
+    except DRIVER_ERRORS as error:
+        drop(connection)
+        raise refusal(error) from error
+    return connection
+
+
+def _json(value: Any) -> bytes:
+    return (value if isinstance(value, str) else json.dumps(value)).encode()
+
+
+def begin(statement_timeout_s: float, lock_timeout_s: float, idle_timeout_s: float, is_synchronous: bool) -> str:
+    """What begins a transaction. Its settings end with it: behind a pooler the session belongs to others too."""
+    settings = {
+        "statement_timeout": round(statement_timeout_s * 1000),
+        "lock_timeout": round(lock_timeout_s * 1000),
+        "idle_in_transaction_session_timeout": round(idle_timeout_s * 1000),
+        **({} if is_synchronous else {"synchronous_commit": "off"}),
+    }
+    local = "".join(f"; SET LOCAL {name} = {value}" for name, value in settings.items())
+    return f"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE{local}"
+
+
+async def undo(connection: Any) -> None:
+    """Roll back; a connection that cannot even do that is dropped."""
+    try:
+        if not connection.is_closed():
+            await connection.execute("ROLLBACK", timeout=UNDO_S)
+    except DRIVER_ERRORS:
+        drop(connection)
+
+
+async def close(connection: Any) -> None:
+    """Take leave of the server."""
+    try:
+        await connection.close(timeout=UNDO_S)
+    except DRIVER_ERRORS:
+        drop(connection)
+
+
+def drop(connection: Any) -> None:
+    """Let go at once."""
+    if not connection.is_closed():
+        connection.terminate()

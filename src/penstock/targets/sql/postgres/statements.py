@@ -1,0 +1,197 @@
+"""The SQL that writes rows into a PostgreSQL table. Pure text: rows come from arrays or from a stage.
+
+Every statement locks rows in key order and ends in one row: the transaction's id and the ordinals (from 1) of rows with
+an outcome out of the ordinary, so that a batch where all went alike is answered with nothing per row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from zlib import crc32
+
+from penstock.targets.model import Mode
+from penstock.targets.sql.names import ansi
+from penstock.targets.sql.table import Column, Table
+
+__all__ = ["EXACT", "ORDINAL", "Plan", "from_arrays", "from_stage", "stage_name", "stage_table"]
+
+ORDINAL = "penstock_ord"
+XID = "pg_current_xact_id()::text AS xid"
+EXACT = frozenset({"smallint", "integer", "bigint", "text"})
+"""Types whose values come back equal to what was sent, so that they can be told apart by value."""
+TALLY = (
+    f"SELECT {XID}, array_agg({ORDINAL}) FILTER (WHERE outcome = 'created') AS created, "
+    f"array_agg({ORDINAL}) FILTER (WHERE outcome = 'unchanged') AS unchanged, "
+    f"array_agg({ORDINAL}) FILTER (WHERE outcome = 'missing') AS missing FROM told"
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How rows of these columns are written; `created_by` is what tells a new row from an old one."""
+
+    table: Table
+    key: tuple[str, ...]
+    columns: tuple[str, ...]
+    only_changed: bool = False
+    server: int = 15
+    """The server's major version."""
+
+    @property
+    def by_value(self) -> bool:
+        """Whether an upsert can name created rows by key, which saves joining them to what was sent."""
+        exact = all(self.table.columns[name].type in EXACT for name in self.key)
+        is_plain = not (self.only_changed or self.reads_before or self.lacks_required)
+        return exact and is_plain and bool(self._rest)
+
+    @property
+    def reads_before(self) -> bool:
+        """Rows of partitioned tables have no `xmax` to look at before version 18; we must read what was there."""
+        return self.table.is_partitioned and self.server < 18
+
+    @property
+    def lacks_required(self) -> bool:
+        """A row without a required column can only be updated, but ON CONFLICT would refuse it before it looked."""
+        return any(column.is_required and name not in self.columns for name, column in self.table.columns.items())
+
+    @property
+    def generated(self) -> tuple[str, ...]:
+        """Key columns whose values the database makes up for a create."""
+        return tuple(k for k in self.key if k not in self.columns and self.table.columns[k].default is not None)
+
+    def write(self, mode: Mode, source: str) -> str:
+        """One statement for a whole sheet."""
+        if mode is Mode.CREATE:
+            return f"{self._create(source)} SELECT {XID}{self._created_keys()}"
+        if mode is Mode.UPSERT and self.by_value:
+            keys = ", ".join(f"array_agg({ansi(k)}) FILTER (WHERE is_new) AS k{n}" for n, k in enumerate(self.key))
+            return f"{self._upsert(source)} SELECT {XID}, {keys} FROM written"
+        return f"{self.told(mode, source)} {TALLY}"
+
+    def told(self, mode: Mode, source: str) -> str:
+        """The statement up to a relation `told` of ordinals and outcomes."""
+        if mode is Mode.CREATE:
+            return f"{self._create(source)}, told AS (SELECT {ORDINAL}, 'created' AS outcome FROM given)"
+        if mode is Mode.UPSERT and not self.lacks_required:
+            return f"{self._upsert(source)}, told AS ({self._told_of_upsert()})"
+        return self._change(mode, source)
+
+    @property
+    def _rest(self) -> tuple[str, ...]:
+        return tuple(name for name in self.columns if name not in self.key)
+
+    @property
+    def _name(self) -> str:
+        return self.table.quoted(ansi)
+
+    def _create(self, source: str) -> str:
+        # Keys are made before the insert, because RETURNING promises no order to find them by.
+        made = "".join(f", {self.table.columns[k].default} AS {ansi(k)}" for k in self.generated)
+        columns = _listed((*self.columns, *self.generated))
+        return (
+            f"WITH given AS MATERIALIZED (SELECT g.*{made} FROM {source}), "
+            f"written AS (INSERT INTO {self._name} ({columns}) OVERRIDING SYSTEM VALUE SELECT {columns} FROM given)"
+        )
+
+    def _created_keys(self) -> str:
+        keys = (f", array_agg({ansi(k)} ORDER BY {ORDINAL}) AS k{n}" for n, k in enumerate(self.key))
+        known = {*self.columns, *self.generated}
+        return f"{''.join(keys)} FROM given" if self.key and set(self.key) <= known else ""
+
+    def _upsert(self, source: str) -> str:
+        before = ""
+        if self.reads_before:
+            found = f"SELECT g.{ORDINAL} FROM given g JOIN {self._name} t ON {self._same_key()}"
+            before = f"before AS MATERIALIZED ({found}), "
+        is_new = "old IS NULL" if self.server >= 18 else "NULL::bool" if self.reads_before else "xmax = 0"
+        return (
+            f"WITH given AS (SELECT * FROM {source}), {before}"
+            f"written AS (INSERT INTO {self._name} AS t ({_listed(self.columns)}) OVERRIDING SYSTEM VALUE "
+            f"SELECT {_listed(self.columns)} FROM given "
+            f"ON CONFLICT ({_listed(self.key)}) DO {self._on_conflict()} "
+            f"RETURNING {', '.join(f't.{ansi(k)}' for k in self.key)}, {is_new} AS is_new)"
+        )
+
+    def _on_conflict(self) -> str:
+        if not self._rest:
+            return "NOTHING"
+        changes = ", ".join(f"{ansi(c)} = excluded.{ansi(c)}" for c in self._rest)
+        return f"UPDATE SET {changes}" + (f" WHERE {self._differs('excluded')}" if self.only_changed else "")
+
+    def _told_of_upsert(self) -> str:
+        types = {k: self.table.columns[k].full_type for k in self.key}
+        same = " AND ".join(f"w.{ansi(k)} = g.{ansi(k)}::{types[k]}" for k in self.key)
+        was_there = f"EXISTS (SELECT FROM before b WHERE b.{ORDINAL} = g.{ORDINAL})"
+        is_new = f"NOT {was_there}" if self.reads_before else "w.is_new"
+        return (
+            f"SELECT g.{ORDINAL}, CASE WHEN w.{ansi(self.key[0])} IS NULL THEN 'unchanged' "
+            f"WHEN {is_new} THEN 'created' ELSE 'updated' END AS outcome FROM given g LEFT JOIN written w ON {same}"
+        )
+
+    def _change(self, mode: Mode, source: str) -> str:
+        """Rows that are there, locked in key order and then written; an upsert adds the others."""
+        order = ", ".join(f"t.{ansi(k)}" for k in self.key)
+        added, otherwise = "", "missing"
+        if mode is Mode.UPSERT:
+            new = f"SELECT {_listed(self.columns)} FROM given g WHERE {ORDINAL} NOT IN (SELECT {ORDINAL} FROM locked)"
+            added = f"added AS (INSERT INTO {self._name} ({_listed(self.columns)}) OVERRIDING SYSTEM VALUE {new}), "
+            otherwise = "created"
+        return (
+            f"WITH given AS (SELECT * FROM {source}), "
+            f"locked AS MATERIALIZED (SELECT g.{ORDINAL} FROM given g JOIN {self._name} t ON {self._same_key()} "
+            f"ORDER BY {order} FOR UPDATE OF t), "
+            f"written AS ({self._verb(mode)}), {added}"
+            f"told AS (SELECT g.{ORDINAL}, CASE WHEN w.{ORDINAL} IS NOT NULL THEN 'done' "
+            f"WHEN l.{ORDINAL} IS NOT NULL THEN 'unchanged' ELSE '{otherwise}' END AS outcome FROM given g "
+            f"LEFT JOIN locked l USING ({ORDINAL}) LEFT JOIN written w USING ({ORDINAL}))"
+        )
+
+    def _verb(self, mode: Mode) -> str:
+        ours = f"{self._same_key()} AND l.{ORDINAL} = g.{ORDINAL}"
+        if mode is Mode.DELETE:
+            return f"DELETE FROM {self._name} t USING given g, locked l WHERE {ours} RETURNING g.{ORDINAL}"
+        if not self._rest:
+            return f"SELECT {ORDINAL} FROM locked WHERE false"
+        changes = ", ".join(f"{ansi(c)} = g.{ansi(c)}" for c in self._rest)
+        differs = f" AND ({self._differs('g')})" if self.only_changed else ""
+        return f"UPDATE {self._name} t SET {changes} FROM given g, locked l WHERE {ours}{differs} RETURNING g.{ORDINAL}"
+
+    def _same_key(self) -> str:
+        return " AND ".join(f"t.{ansi(k)} = g.{ansi(k)}" for k in self.key)
+
+    def _differs(self, other: str) -> str:
+        pairs = ((self._exactly("t", c), self._exactly(other, c)) for c in self._rest)
+        return " OR ".join(f"{mine} IS DISTINCT FROM {given}" for mine, given in pairs)
+
+    def _exactly(self, of: str, name: str) -> str:
+        """A value of which only the same is equal: not every collation tells `A` from `a`, not every type has `=`."""
+        column = self.table.columns[name]
+        is_odd = column.is_text or column.type in ("json", "xml", "point", "polygon", "citext")
+        return f'{of}.{ansi(name)}::text COLLATE "C"' if is_odd else f"{of}.{ansi(name)}"
+
+
+def from_arrays(columns: Sequence[Column]) -> str:
+    """Rows from one array parameter a column."""
+    given = ", ".join(f"${n}::{column.type}[]" for n, column in enumerate(columns, 1))
+    return f"unnest({given}) WITH ORDINALITY AS g ({_listed(c.name for c in columns)}, {ORDINAL})"
+
+
+def from_stage(name: str, only: str | None = None) -> str:
+    """Rows from a stage, or the one of an ordinal."""
+    return f"(SELECT * FROM {name} WHERE {ORDINAL} = {only}) AS g" if only else f"{name} AS g"
+
+
+def stage_name(columns: Sequence[Column], more: str = "") -> str:
+    """A name that no stage of other columns has: the driver remembers types by it."""
+    return f"penstock_stage_{crc32(repr([(c.name, c.type) for c in columns]).encode() + more.encode()):08x}"
+
+
+def stage_table(name: str, columns: Sequence[Column], more: str = "") -> str:
+    """A temporary table that is empty in every transaction."""
+    typed = "".join(f"{ansi(column.name)} {column.type}, " for column in columns)
+    return f"CREATE TEMP TABLE IF NOT EXISTS {name} ({typed}{ORDINAL} integer{more}) ON COMMIT DELETE ROWS"
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(map(ansi, names))

@@ -1,0 +1,178 @@
+"""Tables of PostgreSQL 13 and later as a target."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from penstock.targets.model import BulkOptions, Mode, Outcome, TargetError, Trouble, Verdict
+from penstock.targets.sql.pool import Pool
+from penstock.targets.sql.postgres.catalog import look_up
+from penstock.targets.sql.postgres.commits import Commits, Pending
+from penstock.targets.sql.postgres.each import portions, without_misfits, write_rows
+from penstock.targets.sql.postgres.refusals import DRIVER_ERRORS, refusal, refusal_of_rows
+from penstock.targets.sql.postgres.session import UNDO_S, begin, close, connect_to, drop, undo
+from penstock.targets.sql.postgres.troubles import STALE
+from penstock.targets.sql.postgres.writing import plan_for, write_sheet
+from penstock.targets.sql.sheets import Sheet
+from penstock.targets.sql.table import Table
+from penstock.targets.sql.target import SqlTarget, Work, Written
+from penstock.targets.target import Batch, Traits
+
+__all__ = ["PostgresTarget"]
+
+WriteSheet: TypeAlias = Callable[[Any, Work, Sheet], Awaitable[tuple[str, Sequence[Verdict]]]]
+
+
+class PostgresTarget(SqlTarget):
+    """A PostgreSQL database. Needs `pip install "penstock[postgres]"`.
+
+    Timeouts hold for each batch's transaction and leave the session alone, so that poolers can be used. `connect` is
+    passed on to `asyncpg.connect`. With `synchronous_commit=False` a crash of the server may lose batches it confirmed.
+    """
+
+    def __init__(
+        self,
+        dsn: str,
+        *,
+        connections: int = 4,
+        application_name: str = "penstock",
+        statement_timeout_s: float = 60.0,
+        lock_timeout_s: float = 10.0,
+        idle_timeout_s: float = 60.0,
+        synchronous_commit: bool = True,
+        connect: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__("PostgreSQL", connections)
+        settings = {
+            "server_settings": {"application_name": application_name},
+            # Should the server vanish without a word, its own timeouts do not help.
+            "command_timeout": statement_timeout_s + UNDO_S if statement_timeout_s else None,
+            **(connect or {}),
+        }
+        self._begin = begin(statement_timeout_s, lock_timeout_s, idle_timeout_s, synchronous_commit)
+        self._commits = Commits()
+        self._pool: Pool[Any] = Pool(
+            connections,
+            connect=lambda: connect_to(dsn, settings),
+            close=close,
+            drop=drop,
+            is_alive=lambda connection: not connection.is_closed(),
+        )
+
+    async def refresh(self, source: str) -> None:
+        """Open new connections from now on, and look tables up again."""
+        self._tables.clear()
+        self._pool.drop_all()
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._pool.aclose()
+
+    async def reconcile(self, batch: Batch, source: str) -> Sequence[Verdict | None]:
+        """Ask the server whether the batch's transaction was committed."""
+        async with self._pool.take() as connection:
+            try:
+                return await self._commits.settle(connection, batch.key, len(batch))
+            except DRIVER_ERRORS as error:
+                raise _may_have_been(refusal(error)) from error
+
+    def _traits(self, mode: Mode, options: BulkOptions, key: tuple[str, ...]) -> Traits:
+        return Traits(can_reconcile=True, id_field=key[0] if len(key) == 1 else None)
+
+    async def _look_up(self, name: str) -> Table:
+        async with self._pool.take() as connection:
+            try:
+                return await look_up(connection, name)
+            except DRIVER_ERRORS as error:
+                raise refusal(error) from error
+
+    async def _write(self, work: Work) -> Written:
+        self._commits.forget(work.batch.key)
+        async with self._pool.take() as connection:
+            verdicts = await self._transact(connection, work, work.layout.sheets, write_sheet)
+        self._commits.forget(work.batch.key)
+        return Written(verdicts, counts_exact=_is_exact(connection, work))
+
+    async def _write_each(self, work: Work) -> Written:
+        self._commits.forget(work.batch.key)
+        told, fitting = without_misfits(work)
+        async with self._pool.take() as connection:
+            for portion in portions(fitting):
+                told.update(await self._portion(connection, work, portion))
+        self._commits.forget(work.batch.key)
+        verdicts = [[told[position] for position in sheet.positions] for sheet in work.layout.sheets]
+        return Written(verdicts, counts_exact=_is_exact(connection, work))
+
+    async def _portion(self, connection: Any, work: Work, portion: Sequence[Sheet]) -> dict[int, Verdict]:
+        """A few rows in one transaction; if they cannot even be sent together, each in its own."""
+        try:
+            told = await self._transact(connection, work, portion, write_rows)
+        except TargetError as error:
+            if error.kind is not Trouble.DATA:
+                error.maybe_applied |= self._commits.has(work.batch.key)
+                raise
+            rows = [sheet.pick([n]) for sheet in portion for n in range(len(sheet))]
+            if len(rows) == 1:
+                return {rows[0].positions[0]: Verdict(Outcome.FAILED, error=error)}
+            alone = [await self._portion(connection, work, [row]) for row in rows]
+            return {position: verdict for one in alone for position, verdict in one.items()}
+        return {
+            position: verdict
+            for sheet, verdicts in zip(portion, told, strict=True)
+            for position, verdict in zip(sheet.positions, verdicts, strict=True)
+        }
+
+    async def _transact(
+        self, connection: Any, work: Work, sheets: Sequence[Sheet], write: WriteSheet
+    ) -> Sequence[Sequence[Verdict]]:
+        """Write sheets in one transaction. When this ends in any way, the transaction has ended too."""
+        verdicts: list[Sequence[Verdict]] = []
+        xid = ""
+        try:
+            await connection.execute(self._begin)
+            for sheet in sheets:
+                xid, told = await write(connection, work, sheet)
+                verdicts.append(told)
+        except DRIVER_ERRORS as error:
+            await undo(connection)
+            raise self._refused(error, work, sheets[len(verdicts) :][:1]) from error
+        except asyncio.CancelledError:
+            await undo(connection)
+            raise
+        self._commits.note(work.batch.key, Pending(xid, sheets, verdicts))
+        await self._commit(connection, work, sheets)
+        return verdicts
+
+    async def _commit(self, connection: Any, work: Work, sheets: Sequence[Sheet]) -> None:
+        # Cancelling a commit would only hide what became of it, so its answer is awaited.
+        commit = asyncio.ensure_future(connection.execute("COMMIT", timeout=UNDO_S))
+        try:
+            await asyncio.shield(commit)
+        except asyncio.CancelledError:
+            await asyncio.wait([commit])
+            raise
+        except DRIVER_ERRORS as error:
+            refused = self._refused(error, work, sheets)
+            if refused.kind is Trouble.CONNECTION:
+                self._pool.discard(connection)
+                raise _may_have_been(refused) from error
+            self._commits.drop_last(work.batch.key)
+            raise refused from error
+
+    def _refused(self, error: BaseException, work: Work, sheets: Sequence[Sheet]) -> TargetError:
+        refused = refusal_of_rows(error, sheets, work.table)
+        if refused.code in STALE or refused.kind is Trouble.RACE:
+            self.forget(work.batch.table)
+        return refused
+
+
+def _is_exact(connection: Any, work: Work) -> bool:
+    """Whether new rows were told from old ones by the server, not by a look before."""
+    return work.mode is not Mode.UPSERT or not plan_for(connection, work, work.layout.sheets[0]).reads_before
+
+
+def _may_have_been(error: TargetError) -> TargetError:
+    error.maybe_applied = True
+    return error

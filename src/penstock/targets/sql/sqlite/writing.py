@@ -1,0 +1,110 @@
+"""One row after the other into a SQLite table: statements stay prepared, so that a call a row costs little."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from penstock.targets.model import Mode, Outcome, Verdict
+from penstock.targets.sql.names import ansi
+from penstock.targets.sql.sheets import Sheet
+from penstock.targets.sql.target import DONE, Work, not_found
+
+__all__ = ["WriteRow", "row_writer"]
+
+WriteRow = Callable[[int], Verdict]
+CREATED, UNCHANGED = Verdict(Outcome.CREATED), Verdict(Outcome.UNCHANGED)
+
+
+def row_writer(cursor: sqlite3.Cursor, work: Work, sheet: Sheet) -> WriteRow:
+    """A function that writes the sheet's nth row and says what became of it."""
+    verb = {Mode.CREATE: _create, Mode.UPDATE: _update, Mode.UPSERT: _upsert, Mode.DELETE: _delete}
+    return verb[work.mode](cursor, work, sheet)
+
+
+def _create(cursor: sqlite3.Cursor, work: Work, sheet: Sheet) -> WriteRow:
+    text = f"{_insert(work, sheet)} RETURNING {_listed(work.key)}" if work.key else _insert(work, sheet)
+
+    def write(n: int) -> Verdict:
+        made = cursor.execute(text, sheet.rows[n]).fetchone()
+        return Verdict(Outcome.CREATED, made[0] if len(made) == 1 else made) if made else CREATED
+
+    return write
+
+
+def _update(cursor: sqlite3.Cursor, work: Work, sheet: Sheet) -> WriteRow:
+    update, find = _updater(cursor, work, sheet), _finder(cursor, work, sheet)
+
+    def write(n: int) -> Verdict:
+        if work.options.update_only_changed and find(n) == (0,):
+            return UNCHANGED
+        return DONE[Mode.UPDATE] if update(n) else not_found(work, sheet, n)
+
+    return write
+
+
+def _upsert(cursor: sqlite3.Cursor, work: Work, sheet: Sheet) -> WriteRow:
+    insert, update, find = _insert(work, sheet), _updater(cursor, work, sheet), _finder(cursor, work, sheet)
+    has_rest = bool(_rest(work, sheet))
+
+    def write(n: int) -> Verdict:
+        found = find(n)
+        if found is None:
+            cursor.execute(insert, sheet.rows[n])
+            return CREATED
+        if found == (0,) and (work.options.update_only_changed or not has_rest):
+            return UNCHANGED
+        update(n)
+        return DONE[Mode.UPSERT]
+
+    return write
+
+
+def _delete(cursor: sqlite3.Cursor, work: Work, sheet: Sheet) -> WriteRow:
+    text = f"DELETE FROM {work.table.quoted(ansi)} WHERE {_is_key(work)}"
+    keys = _picked(sheet, work.key)
+
+    def write(n: int) -> Verdict:
+        return DONE[Mode.DELETE] if cursor.execute(text, keys(n)).rowcount else not_found(work, sheet, n)
+
+    return write
+
+
+def _updater(cursor: sqlite3.Cursor, work: Work, sheet: Sheet) -> Callable[[int], int]:
+    rest = _rest(work, sheet)
+    changes = ", ".join(f"{ansi(name)} = ?" for name in rest)
+    text = f"UPDATE {work.table.quoted(ansi)} SET {changes} WHERE {_is_key(work)}"
+    values = _picked(sheet, (*rest, *work.key))
+    return lambda n: cursor.execute(text, values(n)).rowcount
+
+
+def _finder(cursor: sqlite3.Cursor, work: Work, sheet: Sheet) -> Callable[[int], Any]:
+    """A function that finds the nth row: None, or whether it differs from what the table holds."""
+    rest = _rest(work, sheet) if work.options.update_only_changed else ()
+    differs = " OR ".join(f"{ansi(name)} COLLATE BINARY IS NOT ?" for name in rest) or "0"
+    text = f"SELECT {differs} FROM {work.table.quoted(ansi)} WHERE {_is_key(work)}"
+    values = _picked(sheet, (*rest, *work.key))
+    return lambda n: cursor.execute(text, values(n)).fetchone()
+
+
+def _insert(work: Work, sheet: Sheet) -> str:
+    marks = ", ".join("?" * len(sheet.columns))
+    return f"INSERT INTO {work.table.quoted(ansi)} ({_listed(sheet.columns)}) VALUES ({marks})"
+
+
+def _is_key(work: Work) -> str:
+    return " AND ".join(f"{ansi(name)} = ?" for name in work.key)
+
+
+def _rest(work: Work, sheet: Sheet) -> tuple[str, ...]:
+    return tuple(name for name in sheet.columns if name not in work.key)
+
+
+def _picked(sheet: Sheet, names: Iterable[str]) -> Callable[[int], tuple[Any, ...]]:
+    places = [sheet.columns.index(name) for name in names]
+    return lambda n: tuple([sheet.rows[n][place] for place in places])
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(map(ansi, names))

@@ -1,0 +1,89 @@
+"""What a database says of a table, and which of its columns identify a record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from penstock.targets.model import BulkOptions, Mode, TargetError, Trouble
+from penstock.targets.sql.names import Quote
+from penstock.targets.sql.options import SqlOptions
+
+__all__ = ["Column", "Table", "choose_key", "no_such_table"]
+
+Classes: TypeAlias = tuple[type, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column; `type` is without length or precision, `full_type` with them."""
+
+    name: str
+    type: str
+    full_type: str = ""
+    default: str | None = None
+    """The expression the database would use for a missing value."""
+    is_generated: bool = False
+    """The database computes it and takes no value."""
+    is_required: bool = False
+    """It takes no null and has no default."""
+    is_array: bool = False
+    fold: Callable[[str], str] | None = None
+    """Texts that this makes equal are equal to the table, as far as we can tell; None when only equal ones are."""
+    is_text: bool = False
+    key_types: Classes = ()
+    """What a key of this column must be, where the database would compare anything else in its own way."""
+    length_max: int | None = None
+    charset: str | None = None
+    collation: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One table with its unique keys, the primary key first if there is one."""
+
+    schema: str | None
+    name: str
+    columns: Mapping[str, Column]
+    primary_key: tuple[str, ...] = ()
+    unique_keys: Collection[tuple[str, ...]] = ()
+    is_partitioned: bool = False
+    has_row_security: bool = False
+    key_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The columns of every unique index, where errors name the index."""
+
+    def quoted(self, quote: Quote) -> str:
+        """The name as SQL writes it."""
+        return ".".join(quote(part) for part in (self.schema, self.name) if part)
+
+    def __str__(self) -> str:
+        return f"{self.schema}.{self.name}" if self.schema else self.name
+
+
+def no_such_table(name: str, found: str | None = None) -> TargetError:
+    """The error for a name that is no table."""
+    message = f"{name!r} is {found}, not a table" if found else f"there is no table {name!r}"
+    return TargetError(message, kind=Trouble.UNSUPPORTED, code="NO_SUCH_TABLE", details={"table": name})
+
+
+def choose_key(table: Table, mode: Mode, options: BulkOptions) -> tuple[str, ...]:
+    """The columns that identify a record in this call; empty when a create needs none."""
+    wanted = SqlOptions.of(options).key
+    if wanted is None:
+        if table.primary_key or mode is Mode.CREATE:
+            return table.primary_key
+        raise _no_key(table, "has no primary key")
+    if any(set(wanted) == set(key) for key in (table.primary_key, *table.unique_keys)):
+        return tuple(wanted)
+    raise _no_key(table, f"has no unique index on exactly ({', '.join(wanted)})")
+
+
+def _no_key(table: Table, problem: str) -> TargetError:
+    keys = [f"({', '.join(key)})" for key in _distinct((table.primary_key, *table.unique_keys)) if key]
+    known = f"its unique keys are: {', '.join(keys)}" if keys else "it has no unique key at all"
+    return TargetError(f"table {table} {problem}; {known}", kind=Trouble.UNSUPPORTED, code="NO_SUCH_KEY")
+
+
+def _distinct(keys: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    return list(dict.fromkeys(keys))

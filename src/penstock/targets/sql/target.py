@@ -1,0 +1,161 @@
+"""What the three databases have in common as targets: tables looked up once, records laid out, errors per record."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.errors import SettingsInvalid
+from penstock.targets.model import BulkOptions, Mode, Outcome, TargetError, Trouble, Verdict
+from penstock.targets.sql.keys import identify
+from penstock.targets.sql.options import SqlOptions
+from penstock.targets.sql.sheets import Layout, Sheet, assemble, lay_out
+from penstock.targets.sql.table import Table, choose_key
+from penstock.targets.sql.values import Converters, convert
+from penstock.targets.target import Answer, Batch, Target, Traits
+
+__all__ = ["DONE", "SqlTarget", "Work", "Written", "not_found"]
+
+DONE = {
+    Mode.CREATE: Verdict(Outcome.CREATED),
+    Mode.UPDATE: Verdict(Outcome.UPDATED),
+    Mode.UPSERT: Verdict(Outcome.UPDATED),
+    Mode.DELETE: Verdict(Outcome.DELETED),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A batch laid out for its table."""
+
+    batch: Batch
+    table: Table
+    key: tuple[str, ...]
+    layout: Layout
+
+    @property
+    def mode(self) -> Mode:
+        """What is done to the records."""
+        return self.batch.mode
+
+    @property
+    def options(self) -> SqlOptions:
+        """The options, with the defaults for tables."""
+        return SqlOptions.of(self.batch.options)
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What the sheets of a batch came to: their verdicts, in the order of the sheets and their rows."""
+
+    verdicts: Sequence[Sequence[Verdict]]
+    counts_exact: bool = True
+
+
+class SqlTarget(Target):
+    """A database whose tables take batches of records. A batch is one transaction.
+
+    Records that cannot be sent at all (an unknown column, no key) fail alone; the rest of their batch goes on.
+    """
+
+    _converters: Converters | None = None
+
+    def __init__(self, name: str, connections: int) -> None:
+        if connections < 1:
+            raise SettingsInvalid(f"connections is {connections}; at least 1 is needed")
+        self.name = name
+        self.width = self.width_max = connections
+        self._tables: dict[str, Table] = {}
+        self._identifiers: dict[tuple[str, Mode], Callable[[Any], Hashable | None] | None] = {}
+
+    def check_options(self, options: BulkOptions) -> None:
+        """Take the options of every target and those of tables."""
+        if type(options) not in (BulkOptions, SqlOptions):
+            raise SettingsInvalid(f"{self.name} takes BulkOptions or SqlOptions, not {type(options).__name__}")
+
+    async def describe(self, table: str, mode: Mode, options: BulkOptions, source: str) -> Traits:
+        """Look the table up and settle which columns identify its records."""
+        self.forget(table)  # it may have changed since the last call
+        found = await self._table(table)
+        key = choose_key(found, mode, options)
+        self._identifiers[table, mode] = self.identifier(table, mode, options)
+        return self._traits(mode, options, key)
+
+    def identity(self, table: str, mode: Mode, record: Any) -> Hashable | None:
+        """The record's key as the table was last described; `identifier` knows the key of a call."""
+        found = self._identifiers.get((table, mode))
+        return found(record) if found else None
+
+    def identifier(self, table: str, mode: Mode, options: BulkOptions) -> Callable[[Any], Hashable | None] | None:
+        """The record's key, as the table compares it. Two creates are never the same record."""
+        found = self._tables.get(table)
+        if found is None or mode is Mode.CREATE:
+            return None
+        return identify(found, mode, choose_key(found, mode, options))
+
+    async def send(self, batch: Batch, source: str) -> Answer:
+        """Write the batch in one transaction."""
+        work = await self._work(batch)
+        if not work.layout.sheets:
+            return Answer(assemble(len(batch), work.layout, ()))
+        written = await self._write(work)
+        return Answer(assemble(len(batch), work.layout, written.verdicts), counts_exact=written.counts_exact)
+
+    async def send_each(self, batch: Batch, source: str) -> Answer:
+        """Write the batch so that a bad record fails alone."""
+        work = await self._work(batch)
+        if not work.layout.sheets:
+            return Answer(assemble(len(batch), work.layout, ()))
+        written = await self._write_each(work)
+        return Answer(assemble(len(batch), work.layout, written.verdicts), counts_exact=written.counts_exact)
+
+    def forget(self, table: str) -> None:
+        """Look the table up again next time: it has changed."""
+        self._tables.pop(table, None)
+
+    async def _work(self, batch: Batch) -> Work:
+        table = await self._table(batch.table)
+        key = choose_key(table, batch.mode, batch.options)
+        layout = lay_out(batch.records, batch.mode, table, key)
+        if self._converters is not None:
+            layout = convert(layout, self._converters)
+        if layout.faults and not batch.options.isolate:
+            raise _as_one(layout)
+        return Work(batch, table, key, layout)
+
+    async def _table(self, name: str) -> Table:
+        if name not in self._tables:
+            self._tables[name] = await self._look_up(name)
+        return self._tables[name]
+
+    @abstractmethod
+    async def _look_up(self, name: str) -> Table:
+        """Ask the database about a table; raise `TargetError` when there is none."""
+
+    @abstractmethod
+    async def _write(self, work: Work) -> Written:
+        """Write all sheets or none; raise `TargetError` when that failed."""
+
+    @abstractmethod
+    async def _write_each(self, work: Work) -> Written:
+        """Write the rows that the database takes, and say what is wrong with the others."""
+
+    @abstractmethod
+    def _traits(self, mode: Mode, options: BulkOptions, key: tuple[str, ...]) -> Traits:
+        """How tables behave in this mode."""
+
+
+def not_found(work: Work, sheet: Sheet, index: int) -> Verdict:
+    """The verdict on an update or delete of a row that is not there."""
+    values = ", ".join(f"{name}={sheet.rows[index][sheet.columns.index(name)]!r}" for name in work.key)
+    error = TargetError(f"{work.table} has no row with {values}", kind=Trouble.DATA, code="NOT_FOUND")
+    return Verdict(Outcome.FAILED, error=error)
+
+
+def _as_one(layout: Layout) -> TargetError:
+    first = layout.faults[min(layout.faults)]
+    return TargetError(
+        first.message, kind=first.kind, code=first.code, field=first.field, suspects=tuple(sorted(layout.faults))
+    )

@@ -1,0 +1,229 @@
+"""A commit whose answer is lost: the target finds out what became of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from sql_places import Place, Wire, batch
+
+from penstock.targets.model import Mode, Outcome, TargetError, Trouble, Verdict
+from penstock.targets.sql.postgres.commits import ASKED_MAX, Commits, Pending
+from penstock.targets.sql.sheets import Sheet
+from penstock.targets.sql.target import SqlTarget
+from penstock.targets.target import Batch
+
+pytestmark = pytest.mark.databases("postgresql", "mariadb")
+
+
+def product(n: int, **more: object) -> dict[str, object]:
+    return {"id": n, "name": f"product {n}", "price": n, **more}
+
+
+RECORDS = {
+    Mode.CREATE: [product(n) for n in (9, 8)],
+    Mode.UPSERT: [product(9, note="first"), product(1, note="new"), product(9, note="again")],
+    Mode.UPDATE: [product(2, note="new"), product(77), product(1, note="new")],
+    Mode.DELETE: [2, 77],
+}
+ANSWERS = {
+    Mode.CREATE: [Outcome.CREATED, Outcome.CREATED],
+    Mode.UPSERT: [Outcome.CREATED, Outcome.UPDATED, Outcome.UPDATED],
+    Mode.UPDATE: [Outcome.UPDATED, Outcome.FAILED, Outcome.UPDATED],
+    Mode.DELETE: [Outcome.DELETED, Outcome.FAILED],
+}
+
+
+@pytest.fixture
+async def wire(place: Place) -> AsyncIterator[Wire]:
+    await place.products()
+    await place.send(Mode.CREATE, [product(1), product(2)])
+    async with Wire(place.url) as wire:
+        yield wire
+
+
+async def lose(target: SqlTarget, given: Batch, *, each: bool = False) -> TargetError:
+    send = target.send_each if each else target.send
+    with pytest.raises(TargetError) as caught:
+        await send(given, "default")
+    return caught.value
+
+
+@pytest.mark.covers("BX-060")
+@pytest.mark.parametrize("each", [False, True])
+@pytest.mark.parametrize("mode", list(Mode))
+async def test_a_commit_that_arrived_is_recognised_by_what_it_did(place: Place, wire: Wire, mode: Mode, each: bool):
+    target = place.new_target(wire.url)
+    given = batch(mode, RECORDS[mode])
+    await target.describe("products", mode, given.options, "default")
+    wire.cut = "after"
+    error = await lose(target, given, each=each)
+    assert (error.kind, error.maybe_applied) == (Trouble.CONNECTION, True)
+    wire.cut = None
+    told = await target.reconcile(given, "default")
+    assert [verdict and verdict.outcome for verdict in told] == ANSWERS[mode]
+    if mode is Mode.CREATE:
+        assert [verdict and verdict.id for verdict in told] == [9, 8]
+
+
+@pytest.mark.parametrize("each", [False, True])
+@pytest.mark.parametrize("mode", list(Mode))
+async def test_a_commit_that_never_arrived_is_recognised_by_what_it_did_not(
+    place: Place, wire: Wire, mode: Mode, each: bool
+):
+    target = place.new_target(wire.url)
+    before = await place.rows("SELECT * FROM products ORDER BY id")
+    given = batch(mode, RECORDS[mode])
+    await target.describe("products", mode, given.options, "default")
+    wire.cut = "before"
+    assert (await lose(target, given, each=each)).maybe_applied
+    wire.cut = None
+    assert list(await target.reconcile(given, "default")) == [None] * len(given)
+    assert await place.rows("SELECT * FROM products ORDER BY id") == before
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_a_connection_that_broke_before_the_commit_changed_nothing_for_sure(place: Place, wire: Wire, when: str):
+    target = place.new_target(wire.url)
+    await target.describe("products", Mode.UPDATE, batch(Mode.UPDATE, []).options, "default")
+    wire.word, wire.cut = b"products", when
+    error = await lose(target, batch(Mode.UPDATE, [product(1, note="x")]))
+    assert (error.kind, error.maybe_applied) == (Trouble.CONNECTION, False)
+    wire.cut = None
+    answer = await target.send(batch(Mode.UPDATE, [product(1, note="y")]), "default")
+    assert answer.verdicts[0].outcome is Outcome.UPDATED
+    assert await place.rows("SELECT note FROM products ORDER BY id") == [("y",), ("none",)]
+
+
+async def test_a_call_cancelled_while_it_commits_waits_for_the_answer_and_remembers_it(place: Place, wire: Wire):
+    target = place.new_target(wire.url)
+    given = batch(Mode.CREATE, [product(5)])
+    await target.describe("products", Mode.CREATE, given.options, "default")
+    wire.cut = "hold"
+    sending = asyncio.ensure_future(target.send(given, "default"))
+    await wire.held.wait()
+    sending.cancel()
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not sending.done()
+    wire.released.set()
+    await asyncio.wait([sending])
+    assert sending.cancelled()
+    wire.cut = None
+    assert [verdict and verdict.outcome for verdict in await target.reconcile(given, "default")] == [Outcome.CREATED]
+
+
+async def test_ids_the_database_made_are_known_after_a_lost_answer(place: Place, wire: Wire):
+    identity = "integer GENERATED ALWAYS AS IDENTITY" if place.kind == "postgresql" else "integer AUTO_INCREMENT"
+    await place.make("notes", f"CREATE TABLE notes (id {identity} PRIMARY KEY, body text)")
+    target = place.new_target(wire.url)
+    given = batch(Mode.CREATE, [{"body": "a"}, {"body": "b"}], table="notes")
+    await target.describe("notes", Mode.CREATE, given.options, "default")
+    wire.cut = "after"
+    await lose(target, given)
+    wire.cut = None
+    told = await target.reconcile(given, "default")
+    assert [(verdict.id, body) for verdict, body in zip(told, "ab", strict=True) if verdict] == await place.rows(
+        "SELECT id, body FROM notes ORDER BY id"
+    )
+
+
+@pytest.mark.databases("postgresql")
+async def test_rows_sent_each_before_the_break_keep_their_verdicts(place: Place, wire: Wire):
+    target = place.new_target(wire.url)
+    given = batch(Mode.CREATE, [product(n) for n in range(100, 200)])  # two transactions
+    await target.describe("products", Mode.CREATE, given.options, "default")
+    wire.spare = 1
+    wire.cut = "before"
+    assert (await lose(target, given, each=True)).maybe_applied
+    wire.cut = None
+    told = await target.reconcile(given, "default")
+    assert [verdict is not None for verdict in told] == [True] * 60 + [False] * 40
+    assert await place.rows("SELECT count(*) FROM products WHERE id >= 100") == [(60,)]
+
+
+@pytest.mark.databases("mariadb")
+async def test_new_rows_without_a_key_cannot_be_looked_for(place: Place, wire: Wire):
+    await place.make("log", "CREATE TABLE log (line text)")
+    target = place.new_target(wire.url)
+    given = batch(Mode.CREATE, [{"line": "a"}], table="log")
+    assert not (await target.describe("log", Mode.CREATE, given.options, "default")).can_reconcile
+    wire.cut = "after"
+    await lose(target, given)
+    wire.cut = None
+    with pytest.raises(TargetError, match="no key to look for the records by") as caught:
+        await target.reconcile(given, "default")
+    assert caught.value.maybe_applied
+
+
+class Server:
+    """A server that tells a status each time it is asked."""
+
+    def __init__(self, *statuses: str | None) -> None:
+        self.statuses = list(statuses)
+
+    async def fetchval(self, query: str, xid: str) -> str | None:
+        return self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
+
+
+def pending() -> Pending:
+    return Pending("7", [Sheet(("id",), [(1,)], [0])], [[Verdict(Outcome.CREATED)]])
+
+
+@pytest.mark.databases("postgresql")
+async def test_a_transaction_that_is_still_ending_is_asked_about_again(database_kind: str):
+    pauses: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+
+    commits = Commits(sleep)
+    commits.note("k", pending())
+    assert await commits.settle(Server("in progress", "in progress", "committed"), "k", 1) == [Verdict(Outcome.CREATED)]
+    assert len(pauses) == 2
+
+
+@pytest.mark.databases("postgresql")
+@pytest.mark.parametrize("status", ["in progress", None])
+async def test_a_transaction_nobody_can_tell_about_stays_in_doubt(database_kind: str, status: str | None):
+    pauses: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+
+    commits = Commits(sleep)
+    commits.note("k", pending())
+    with pytest.raises(TargetError, match="whether it committed is not known") as caught:
+        await commits.settle(Server(status), "k", 1)
+    assert caught.value.maybe_applied
+    assert len(pauses) == (ASKED_MAX if status else 0)
+    assert commits.has("k")
+
+
+@pytest.mark.databases("postgresql", "mariadb")
+async def test_a_call_cancelled_while_it_waits_for_a_lock_leaves_nothing_behind(place: Place):
+    await place.products()
+    await place.send(Mode.CREATE, [product(1), product(2)])
+    async with place.hand() as execute:
+        await execute("BEGIN")
+        await execute("UPDATE products SET note = 'held' WHERE id = 2")
+        sending = asyncio.ensure_future(
+            place.target.send(batch(Mode.UPDATE, [product(1, note="x"), product(2, note="x")]), "default")
+        )
+        async with place.hand() as look:
+            while not await look(WAITING[place.kind]):  # noqa: ASYNC110 - a wait for a lock tells nobody
+                await asyncio.sleep(0.01)
+        sending.cancel()
+        await asyncio.wait([sending])
+        assert sending.cancelled()
+        await execute("COMMIT")
+    assert await place.rows("SELECT note FROM products ORDER BY id") == [("none",), ("held",)]
+    again = await place.send(Mode.UPDATE, [product(1, note="y"), product(2, note="y")])
+    assert [verdict.outcome for verdict in again.verdicts] == [Outcome.UPDATED] * 2
+
+
+WAITING = {
+    "postgresql": "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()",
+    "mariadb": "SELECT 1 FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'",
+}

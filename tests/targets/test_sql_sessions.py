@@ -1,0 +1,165 @@
+"""Connections: what cannot be reached, what is busy, what is let go."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+
+import pytest
+from sql_places import Place, batch, maria_place, outcomes
+
+from penstock.errors import SettingsInvalid
+from penstock.targets.model import BadInput, BulkOptions, Mode, TargetError, Trouble
+from penstock.targets.sql import MariaDbTarget, PostgresTarget, SqliteTarget
+from penstock.targets.sql.pool import Pool
+from penstock.targets.sql.target import SqlTarget
+
+
+def product(n: int, **more: object) -> dict[str, object]:
+    return {"id": n, "name": f"product {n}", "price": n, **more}
+
+
+async def refusal(target: SqlTarget, *, table: str = "products") -> TargetError:
+    with pytest.raises(TargetError) as caught:
+        await target.describe(table, Mode.CREATE, BulkOptions(), "default")
+    await target.aclose()
+    return caught.value
+
+
+@pytest.mark.parametrize("target", [PostgresTarget, MariaDbTarget])
+async def test_a_server_that_is_not_there_is_a_lost_connection(target: type[SqlTarget], unused_tcp_port: int):
+    scheme = "postgresql" if target is PostgresTarget else "mariadb"
+    error = await refusal(target(f"{scheme}://a:b@127.0.0.1:{unused_tcp_port}/x"))  # type: ignore[call-arg, arg-type]
+    assert (error.kind, error.maybe_applied) == (Trouble.CONNECTION, False)
+
+
+@pytest.mark.databases("mariadb")
+async def test_a_wrong_password_is_a_stale_credential(place: Place):
+    address = maria_place(place.url)
+    url = f"mariadb://{address['user']}:wrong@{address['host']}:{address['port']}/{address['database']}"
+    assert (await refusal(MariaDbTarget(url))).kind is Trouble.TOKEN
+
+
+@pytest.mark.parametrize("url", ["mariadb://host", "postgresql://a@b/c", "just text"])
+def test_an_address_that_is_no_mariadb_database_is_refused(url: str):
+    with pytest.raises(BadInput, match="mariadb://user:password@host:3306/name"):
+        MariaDbTarget(url)
+
+
+def test_a_target_needs_a_connection():
+    with pytest.raises(SettingsInvalid, match="connections is 0"):
+        PostgresTarget("postgresql://localhost/x", connections=0)
+
+
+@pytest.mark.databases("sqlite")
+async def test_a_sqlite_file_that_another_holds_is_tried_again_like_a_deadlock(place: Place):
+    await place.products()
+    target = place.new_target(busy_timeout_s=0.01)
+    holder = sqlite3.connect(place.url, isolation_level=None)
+    holder.execute("BEGIN IMMEDIATE")
+    with pytest.raises(TargetError) as caught:
+        await target.send(batch(Mode.CREATE, [product(1)]), "default")
+    assert (caught.value.kind, caught.value.code) == (Trouble.DEADLOCK, "SQLITE_BUSY")
+    holder.execute("COMMIT")
+    holder.close()
+    assert outcomes(await target.send(batch(Mode.CREATE, [product(1)]), "default")) == ["created"]
+
+
+@pytest.mark.databases("sqlite")
+@pytest.mark.parametrize("is_checked, outcome", [(True, "SQLITE_CONSTRAINT_FOREIGNKEY"), (False, "created")])
+async def test_sqlite_checks_foreign_keys_unless_told_otherwise(place: Place, is_checked: bool, outcome: str):
+    await place.make("parents", "CREATE TABLE parents (id integer PRIMARY KEY)")
+    await place.make("children", "CREATE TABLE children (id integer PRIMARY KEY, parent integer REFERENCES parents)")
+    target = place.new_target(foreign_keys=is_checked)
+    answer = await target.send_each(batch(Mode.CREATE, [{"id": 1, "parent": 5}], table="children"), "default")
+    assert outcomes(answer) == [outcome]
+
+
+@pytest.mark.databases("sqlite")
+async def test_a_sqlite_file_that_cannot_be_opened_says_so(place: Place):
+    error = await refusal(SqliteTarget(f"{place.url}/nowhere/x.db"))
+    assert (error.kind, error.code) == (Trouble.CONNECTION, "SQLITE_CANTOPEN")
+
+
+@pytest.mark.databases("sqlite")
+async def test_a_cancelled_call_that_was_still_waiting_does_not_disturb_the_running_one(place: Place):
+    await place.products()
+    await place.target.describe("products", Mode.CREATE, BulkOptions(), "default")
+    first = asyncio.ensure_future(place.target.send(batch(Mode.CREATE, [product(n) for n in range(20_000)]), "default"))
+    second = asyncio.ensure_future(place.target.send(batch(Mode.CREATE, [product(50_000)]), "default"))
+    await asyncio.sleep(0)
+    second.cancel()
+    assert len((await first).verdicts) == 20_000
+    assert second.cancelled()
+    assert await place.rows("SELECT count(*) FROM products") == [(20_000,)]
+
+
+class Line:
+    """A connection that remembers whether it was dropped."""
+
+    is_open = True
+
+    def drop(self) -> None:
+        self.is_open = False
+
+
+def lines(limit: int) -> tuple[Pool[Line], list[Line]]:
+    made: list[Line] = []
+
+    async def connect() -> Line:
+        made.append(Line())
+        return made[-1]
+
+    async def close(line: Line) -> None:
+        line.drop()
+
+    return Pool(limit, connect=connect, close=close, drop=Line.drop, is_alive=lambda line: line.is_open), made
+
+
+async def test_a_connection_is_used_again_after_success_and_after_a_refusal():
+    pool, made = lines(2)
+    async with pool.take():
+        pass
+    with pytest.raises(TargetError):
+        async with pool.take():
+            raise TargetError("no")
+    async with pool.take():
+        assert len(made) == 1
+
+
+async def test_a_connection_is_dropped_when_its_use_broke_off():
+    pool, made = lines(2)
+    with pytest.raises(ZeroDivisionError):
+        async with pool.take():
+            raise ZeroDivisionError
+    async with pool.take() as second:
+        assert second is made[1]
+    assert [line.is_open for line in made] == [False, True]
+
+
+async def test_a_discarded_connection_is_not_used_again():
+    pool, made = lines(2)
+    async with pool.take() as first:
+        pool.discard(first)
+    async with pool.take() as second:
+        assert second is not first
+    assert [line.is_open for line in made] == [False, True]
+
+
+async def test_connections_in_use_when_all_are_dropped_are_dropped_when_given_back():
+    pool, made = lines(2)
+    async with pool.take() as first:
+        pool.drop_all()
+        assert first.is_open
+    assert not first.is_open
+    async with pool.take():
+        assert len(made) == 2
+
+
+async def test_a_connection_the_server_closed_is_replaced():
+    pool, made = lines(2)
+    async with pool.take() as first:
+        pass
+    first.is_open = False
+    async with pool.take() as second:
+        assert second is made[1]
