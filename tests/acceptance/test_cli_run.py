@@ -235,7 +235,7 @@ def test_a_bug_shows_its_traceback(penstock: Run, monkeypatch: pytest.MonkeyPatc
 def test_several_processes_work_on_one_file(penstock: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PENSTOCK_CHUNK_ROWS", "1")
     (tmp_path / "met").mkdir()
-    (tmp_path / "many.csv").write_text("name,age\n" + "Ann,30\n" * 12)
+    (tmp_path / "many.csv").write_text("name,age\n" + "Ann,30\n" * 60)
     code, out, err = penstock("run", "meet", "many.csv", "--app", APP, "--workers", "2")
     assert code == 0, err
     assert "Completed" in out

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 APP = """
-import ctypes, os
+import ctypes, os, time
 from pydantic import BaseModel
 from penstock import Context, Pipeline, operation, step
 
@@ -28,10 +32,22 @@ def meet(fate: str) -> None:
         case "spin":
             while True:
                 pass
+        case "hoard":
+            hoard = []
+            while True:
+                hoard.append(b"x" * (8 << 20))
+                time.sleep(0.002)
+        case "greed":
+            b"x" * (1 << 62)
 
 @operation("fatal")
 class Fatal(Pipeline[Row]):
-    @step
+    async def validate_row(self, row: Row, meta: None, /) -> None:
+        place, _, fate = row.fate.partition(" ")
+        if place == "checked:":
+            meet(fate)
+
+    @step(retries=1, backoff=0.01)
     async def work(self, row: Row, ctx: Context) -> int:
         meet(row.fate)
         return row.n
@@ -46,26 +62,55 @@ QUICK = {
     "PENSTOCK_STALL_S": "1.5",
 }
 STARTS_MAX = 8
+MEMORY_BYTES = 500 << 20
+LOOK_S = 0.01
 
 
 def penstock(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    """Run a command to its end; like the kernel out of memory, we kill it when it has taken too much."""
+    process = subprocess.Popen(
         [sys.executable, "-m", "penstock", *arguments, "--db", "sqlite:///fatal.db", "--json"],
         cwd=folder,
         env={**os.environ, **QUICK},
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=60,
-        check=False,
     )
+    keeper = threading.Thread(target=kill_when_large, args=(process,))
+    keeper.start()
+    try:
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        keeper.join()
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def kill_when_large(process: subprocess.Popen[str]) -> None:
+    while process.poll() is None:
+        resident = int(Path(f"/proc/{process.pid}/statm").read_text().split()[1]) * resource.getpagesize()
+        if resident > MEMORY_BYTES:
+            process.kill()
+            return
+        time.sleep(LOOK_S)
+
+
+def rows_of_which_one(folder: Path, fate: str) -> None:
+    """Sixty rows; one of them has a fate."""
+    (folder / "app.py").write_text(APP)
+    lines = [f"{n},{fate if n == 30 else ''}" for n in range(1, 61)]
+    (folder / "rows.csv").write_text("\n".join(["n,fate", *lines]) + "\n")
+
+
+def errors(folder: Path, operation: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(penstock(folder, "ops", "errors", operation).stdout)["items"]
+    return found
 
 
 @pytest.mark.covers("I-10")
-@pytest.mark.parametrize("fate", ["exit", "segfault", "spin"])
+@pytest.mark.parametrize("fate", ["exit", "segfault", "spin", "hoard", "checked: hoard"])
 def test_a_row_that_kills_its_process_fails_alone_and_its_neighbours_complete(tmp_path: Path, fate: str):
-    (tmp_path / "app.py").write_text(APP)
-    lines = [f"{n},{fate if n == 30 else ''}" for n in range(1, 61)]
-    (tmp_path / "rows.csv").write_text("\n".join(["n,fate", *lines]) + "\n")
+    rows_of_which_one(tmp_path, fate)
     starts = [penstock(tmp_path, "run", "fatal", "rows.csv", "--app", "app.py")]
     (made,) = json.loads(penstock(tmp_path, "ops", "list").stdout)["items"]
     while starts[-1].returncode not in (0, 3) and len(starts) < STARTS_MAX:
@@ -75,6 +120,22 @@ def test_a_row_that_kills_its_process_fails_alone_and_its_neighbours_complete(tm
     assert len(starts) == 5, f"four processes die, the fifth gets through: {codes}"
     done = json.loads(starts[-1].stdout)
     assert (done["successfulRows"], done["failedRows"]) == (59, 1)
-    (error,) = json.loads(penstock(tmp_path, "ops", "errors", made["id"]).stdout)["items"]
+    (error,) = errors(tmp_path, made["id"])
     assert (error["rowNumber"], error["errorType"]) == (30, "Poison")
     assert penstock(tmp_path, "verify").returncode == 0
+
+
+@pytest.mark.parametrize(
+    "fate, error_type, attempts", [("greed", "StepFailure", 2), ("checked: greed", "Processing", 1)]
+)
+def test_a_row_for_which_there_is_not_enough_memory_fails_like_any_other(
+    tmp_path: Path, fate: str, error_type: str, attempts: int
+):
+    rows_of_which_one(tmp_path, fate)
+    done = penstock(tmp_path, "run", "fatal", "rows.csv", "--app", "app.py")
+    assert done.returncode == 3, done.stderr[-500:]
+    found = json.loads(done.stdout)
+    assert (found["successfulRows"], found["failedRows"]) == (59, 1)
+    (error,) = errors(tmp_path, found["id"])
+    assert (error["rowNumber"], error["errorType"]) == (30, error_type)
+    assert "MemoryError" in error["errorMessage"]
