@@ -85,17 +85,22 @@ async def candidates(
     limit: int,
     skip: Collection[int] = (),
     operation: int | None = None,
+    rank: int = 0,
+    workers: int = 1,
 ) -> list[Held]:
     """Chunks that could be claimed now, longest due first; a plain read, so each may be gone by the time we try.
 
-    Chunks of a stopping operation can be drained by anyone; the others only by who has the operation's code.
+    Chunks of a stopping operation can be drained by anyone; the others only by who has the operation's code. Of
+    several workers each looks at a part of the chunks of its own first, so that they do not all try for the same ones.
     """
     if not limit:
         return []
-    asked = {"skip": skip, "many": limit, "names": names, "of": operation}
+    asked = {"skip": skip, "many": limit, "names": names, "of": operation, "rank": rank, "workers": workers}
     found = (await tx.execute(db.prepared(_draining, operation is not None), asked)).all()
-    if names and len(found) < limit:
-        found = [*found, *(await tx.execute(db.prepared(_runnable, operation is not None), asked)).all()]
+    if names and len(found) < limit and workers > 1:
+        found = [*found, *(await tx.execute(db.prepared(_runnable, True), asked)).all()]
+    if names and not found:
+        found = (await tx.execute(db.prepared(_runnable), asked)).all()
     return [_held(row._mapping) for row in found[:limit]]
 
 
@@ -116,14 +121,15 @@ def _draining(db: Database, is_of_one: bool) -> Select[*tuple[Any, ...]]:
     return _claimable(db, is_of_one).where(operations.c.state == "Stopping").order_by(chunks.c.id)
 
 
-def _runnable(db: Database, is_of_one: bool) -> Select[*tuple[Any, ...]]:
+def _runnable(db: Database, is_part: bool = False) -> Select[*tuple[Any, ...]]:
     is_to_validate = (operations.c.state == "Validating") & (chunks.c.is_raw == 1)
     is_due = (
         operations.c.state.in_(("Running", "Retrying")) | is_to_validate,
         operations.c.name.in_(bindparam("names", expanding=True)),
         chunks.c.due_at <= db.now(),
     )
-    return _claimable(db, is_of_one).where(*is_due).order_by(chunks.c.due_at, chunks.c.id)
+    query = _claimable(db, is_of_one=False).where(*is_due).order_by(chunks.c.due_at, chunks.c.id)
+    return query.where(chunks.c.id % bindparam("workers") == bindparam("rank")) if is_part else query
 
 
 def _held(row: RowMapping) -> Held:

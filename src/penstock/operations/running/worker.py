@@ -312,8 +312,12 @@ class Worker:
         limit = CHUNKS_HELD_MIN + self.executions.widest // self.settings.chunk_rows - len(self.actors)
         if limit <= 0:
             return False
-        names, skip = self.executions.names, tuple(self.actors)
-        found = await self.db.look(lambda tx: store.candidates(self.db, tx, names=names, limit=limit, skip=skip))
+        names, skip, share = self.executions.names, tuple(self.actors), self.executions.share
+        found = await self.db.look(
+            lambda tx: store.candidates(
+                self.db, tx, names=names, limit=limit, skip=skip, rank=share.rank, workers=share.workers
+            )
+        )
         started = False
         for held in found:
             started = await self._start_chunk(held) or started
