@@ -136,7 +136,7 @@ async def test_no_row_begins_after_a_cancel_and_the_running_one_keeps_a_result_t
     database_url, tmp_path, monkeypatch
 ):
     office, heard = Office(), on_withdraw(monkeypatch)
-    patient = Settings(chunk_rows=3, cancel_grace_s=20)
+    patient = Settings(cancel_grace_s=20)  # all rows in one chunk: the wall and who is heard are the same one's
     async with engine([office.kind], url=database_url, tmp_path=tmp_path, settings=patient) as e:
         rows = papers(6)
         rows[1]["desk"] = "wall"

@@ -120,7 +120,7 @@ async def test_a_dead_workers_chunk_is_taken_over_when_its_lease_is_over_and_its
         await frozen.work_until_idle()
         (row,) = await rows_of(other.penstock.db, made.id)
         assert row.outputs == [2]
-        assert [h.event for h in await history(other, made)] == ["owner_lost"]
+        assert [h.event for h in await history(other, made)] == ["owner_lost", "late_result"]
         assert await clean(other) == []
 
 

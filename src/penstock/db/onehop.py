@@ -90,7 +90,8 @@ def use_one_hop(engine: AsyncEngine) -> None:
 async def run_there(connection: AsyncConnection, work: Callable[[Connection], Coroutine[Any, Any, T]]) -> T:
     """Run work that awaits nothing but this connection whole on the connection's thread, in one visit.
 
-    A caller that is cancelled waits for its end; what was not being committed yet is undone.
+    A caller that is cancelled waits for its end: what was not being committed yet is undone. What was is answered
+    first, so that the caller knows, and the cancellation is felt at its next await.
     """
     assert connection.sync_connection is not None
     here = Direct(connection.sync_connection)
@@ -101,9 +102,13 @@ async def run_there(connection: AsyncConnection, work: Callable[[Connection], Co
     except asyncio.CancelledError:
         here.is_abandoned = True
         await asyncio.wait({visit})
-        if not visit.cancelled():
-            visit.exception()  # it is of no interest any more
-        raise
+        if visit.cancelled() or visit.exception() is not None:
+            raise
+        task = asyncio.current_task()
+        assert task is not None
+        task.uncancel()
+        task.cancel()
+        answer = visit.result()
     return answer
 
 
