@@ -145,7 +145,10 @@ class Slot:
             lambda tx: _stored(tx, select(signals).where(signals.c.operation == subject.number, is_same))
         )
         assert found, "only a signal of the same id or token can be in the way"
-        posting.answer = _earlier(subject, found[0])
+        if found[0].token == posting.token:
+            await self._deliver(subject, batch)  # it is ours: only the answer to its commit was lost
+        else:
+            posting.answer = _earlier(subject, found[0])
 
     async def _store(self, subject: Subject, batch: Sequence[Posting]) -> bool:
         """Insert the signals while the operation can still hear them; this commit is what accepting means."""

@@ -275,8 +275,9 @@ def _lowest() -> Select[*tuple[Any, ...]]:
         )
         .order_by(row_records.c.row)
         .limit(1)
+        .correlate(heard)
     )
-    return select(lowest.scalar_subquery())
+    return select(lowest.scalar_subquery()).select_from(heard)
 
 
 def _recall(db: Database) -> Update:
