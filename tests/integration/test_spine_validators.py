@@ -158,3 +158,21 @@ async def test_a_paused_operation_goes_on_being_validated_when_it_is_resumed(dat
         await other.work_until_idle()
         assert (await other.operations.get(made.id)).status == "Completed"
         assert await clean(other) == []
+
+
+async def test_a_worker_that_stops_before_it_has_validated_leaves_the_rows_unvalidated(
+    database_url: str, tmp_path: Path
+):
+    bench = Bench()
+    async with two_engines(bench.kind, url=database_url, folder=tmp_path, settings=SMALL) as (reader, other):
+        rows = mixed(4)
+        rows[0]["desk"] = "wall"
+        made = await reader.create(bench.kind, rows)
+        await read_for_others(reader)
+        await at_wall(bench.wall, other.work_until_idle())
+        other.worker.halt("Paused")  # as for a pause of the operation that is taken back at once
+        bench.wall.gone.set()
+        await other.work_until_idle()
+        done = await reader.operations.get(made.id)
+        assert (done.status, done.successful_rows, done.failed_rows) == ("CompletedWithErrors", 3, 1)
+        assert await clean(other) == []

@@ -12,12 +12,13 @@ __all__ = ["CLIENT_POINTS", "UNKILLED", "WORKER_POINTS", "Fault", "Menu", "both_
 # Every transaction of the engine, by who makes it.
 WORKER_POINTS = (
     "abandon", "announce", "append", "beat", "broke", "bury", "claim", "close", "drain", "flush", "give_back",
-    "give_back_reading", "give_up", "intent", "leave", "pass_on", "reject", "release", "resumed", "seal", "settle",
-    "suspect", "sweep", "take",
+    "give_back_reading", "give_up", "hand_over", "intent", "late_result", "leave", "pass_on", "reject", "release",
+    "resumed", "seal", "settle", "suspect", "sweep", "take",
 )  # fmt: skip
 CLIENT_POINTS = ("cancel_requested", "create", "paused", "resumed", "retry", "retry_rows", "signal", "wake")
 # Only where the answer to a COMMIT was lost or the schema is made: seen now and then, never asked for.
-UNKILLED = frozenset({"give_up", "transaction"})
+# A log is folded only when it is long.
+UNKILLED = frozenset({"fold", "give_up", "late_result", "transaction"})
 
 Kind = Literal["point", "kill", "freeze", "stop", "none"]
 

@@ -117,6 +117,17 @@ def test_a_fresh_chunk_is_an_empty_block_of_valid_rows_at_the_first_step():
     assert ledger.counts() == Counts()
 
 
+def test_rows_that_nobody_has_looked_at_come_back_so():
+    ledger = Ledger(3, 2, BASE)
+    ledger.await_validation()
+    again = Ledger.decode(ledger.encode(), rows=3, steps=2, base=0)
+    assert [again.next_place(i) for i in range(3)] == [0, 0, 0]
+    assert not again.is_fresh
+    again.start([0, 1, 2])
+    again.stand_down([0, 1, 2])
+    assert Ledger.decode(again.encode(), rows=3, steps=2, base=0).next_place(1) == 0
+
+
 def test_an_intended_row_is_running_and_one_attempt_further():
     ledger = Ledger(2, 1, BASE)
     ledger.start([1])

@@ -245,13 +245,19 @@ class Ledger:
             bytes(self.lost) if any(self.lost) else b"",
             _pack(self.generation),
             [
-                [bytes(t.state), _pack(t.attempt), _pack(t.began), _pack(t.took), t.outputs]
-                if any(t.state) or t.outputs or any(t.attempt)
-                else []
-                for t in self.tracks
+                []
+                if self._is_untouched(place)
+                else [bytes(t.state), _pack(t.attempt), _pack(t.began), _pack(t.took), t.outputs]
+                for place, t in enumerate(self.tracks)
             ],
         ]
         return compress(msgspec.msgpack.encode(block))
+
+    def _is_untouched(self, place: int) -> bool:
+        """Whether a step's columns are as in a new ledger: valid rows on which nothing has begun."""
+        track = self.tracks[place]
+        is_initial = track.state.count(COMPLETED if place == 0 else PENDING) == self.rows
+        return is_initial and not track.outputs and not any(track.attempt)
 
     @classmethod
     def decode(cls, data: bytes, *, rows: int, steps: int, base: int) -> Ledger:
