@@ -54,14 +54,27 @@ class Server(ABC):
             self.folder.mkdir(parents=True, exist_ok=True)
             self._own(self.folder)
             self._create()
-        log = (self.folder / "log").open("ab")
-        self._process = subprocess.Popen(
-            self._command(), stdout=log, stderr=log, user=self._user(), cwd=self.folder, start_new_session=True
-        )
-        log.close()
-        self._await_answer()
+        end = time.monotonic() + START_S
+        while not self._try_start(end):
+            time.sleep(0.1)
         if is_new:
             self._create_database()
+
+    def _try_start(self, end: float) -> bool:
+        """Start the process and wait until it answers; False when children of a killed one are not gone yet."""
+        with (self.folder / "log").open("ab") as log:
+            before = log.tell()
+            self._process = subprocess.Popen(
+                self._command(), stdout=log, stderr=log, user=self._user(), cwd=self.folder, start_new_session=True
+            )
+        while not self._answers():
+            if self._process.poll() is not None or time.monotonic() > end:
+                words = (self.folder / "log").read_bytes()[before:].decode(errors="replace")
+                if "is still in use" in words and time.monotonic() < end:
+                    return False
+                raise RuntimeError(f"{self.package} did not start:\n{words[-4000:]}")
+            time.sleep(0.05)
+        return True
 
     def stop(self) -> None:
         """Shut down in good order."""
@@ -97,14 +110,6 @@ class Server(ABC):
             self._process.send_signal(how)
         self._process.wait(timeout=START_S)
         self._process = None
-
-    def _await_answer(self) -> None:
-        assert self._process is not None
-        end = time.monotonic() + START_S
-        while not self._answers():
-            if self._process.poll() is not None or time.monotonic() > end:
-                raise RuntimeError(f"{self.package} did not start:\n{(self.folder / 'log').read_text()[-4000:]}")
-            time.sleep(0.05)
 
     def _user(self) -> str | None:
         # Both servers refuse to run as root.
