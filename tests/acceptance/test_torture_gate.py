@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 from torture.faults import CLIENT_POINTS, WORKER_POINTS
+from torture.journal import Line
+from torture.planted import LATE, caught
 from torture.schedules import play
 
 ROOT = Path(__file__).parents[2]
@@ -41,13 +43,22 @@ def test_seeded_schedules_leave_nothing_amiss(caplog: pytest.LogCaptureFixture):
     assert found
 
 
+@pytest.mark.covers("I-22")
+@pytest.mark.parametrize("fault", LATE)
+def test_a_wake_up_that_is_missed_does_not_hide_behind_the_sweep(fault: str, caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.CRITICAL)
+    assert caught(fault, range(2, 30, 2)) is not None
+
+
 def test_a_seed_replays_exactly(caplog: pytest.LogCaptureFixture):
     caplog.set_level(logging.CRITICAL)
-    first, second = [], []
-    play(3, first)
-    play(3, second)
-    assert first
-    assert first == second
+    for seed in (2, 3):
+        first: list[Line] = []
+        second: list[Line] = []
+        play(seed, first)
+        play(seed, second)
+        assert first
+        assert first == second
 
 
 def test_every_transaction_of_the_engine_is_a_point_the_harness_knows():

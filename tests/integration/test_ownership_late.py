@@ -1,16 +1,18 @@
-"""A worker whose chunk went to another while it ran: it begins nothing more of it, and says what it learned too late."""
+"""A worker whose chunk went to another: it begins nothing more of it, and tells what it learned too late."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 from approvals import Paper, Wall, a_moment, at_wall, clean, history, papers, states, two_engines
 from sqlalchemy import update
 from stored import rows_of
 
-from penstock import Context, Pipeline, StepFailed, operation, step
+from penstock import Context, Pipeline, StepFailed, failpoints, operation, step
 from penstock.operations.chunks import Lost
 from penstock.operations.running.actor import ChunkActor
 from penstock.operations.tables import chunks
@@ -37,6 +39,8 @@ class Forge:
                 forge.runs[ctx.row_number] += 1
                 if ctx.row_number in forge.walls and forge.runs[ctx.row_number] == 1:
                     await forge.walls[ctx.row_number].stop()
+                if paper.desk == "broken":
+                    raise StepFailed("broken")
                 return forge.runs[ctx.row_number]
 
         self.kind = Kind
@@ -53,8 +57,7 @@ async def test_no_row_begins_once_a_write_has_shown_that_the_chunk_is_lost(datab
         assert await states(other, made) == [DONE] * 5
         (actor,) = [actor for actor in frozen.worker.actors.values() if actor]
         actor.look(actor.held.mail + 1)
-        while frozen.worker.actors:
-            await asyncio.sleep(0)
+        await let_go(frozen)
         await frozen.work_until_idle()  # the lease is renewed, and all that it holds is its own
         for wall in forge.walls.values():
             wall.gone.set()
@@ -74,13 +77,12 @@ async def test_a_lost_chunk_does_not_take_the_hands_of_others_with_it(database_u
         assert len(one.worker.actors) == 2
         await take_away(one, first_row=1)
         await one.worker.look_round()
-        async with asyncio.timeout(5):
-            while len(one.worker.actors) > 0:
-                await asyncio.sleep(0.01)
+        await let_go(one)
         assert (forge.runs[3], forge.runs[4]) == (1, 1)
         assert (await states(one, made))[2:] == [DONE, DONE]
 
 
+@pytest.mark.covers("I-14")
 @pytest.mark.parametrize(
     "desk, words, error_type",
     [
@@ -126,7 +128,7 @@ async def test_a_result_that_comes_too_late_leaves_a_line_in_the_history_and_not
         assert await clean(other) == []
 
 
-@pytest.mark.covers("I-12")
+@pytest.mark.covers("I-14")
 async def test_a_call_in_doubt_has_a_line_that_says_what_came_of_it(database_url, tmp_path):
     wall = Wall()
 
@@ -150,18 +152,49 @@ async def test_a_call_in_doubt_has_a_line_that_says_what_came_of_it(database_url
         assert await clean(other) == []
 
 
+@pytest.mark.parametrize("is_there, late", [(True, ["late_result"]), (False, [])])
+async def test_only_a_check_that_ended_a_wait_leaves_a_line(database_url, tmp_path, is_there, late):
+    wall = Wall()
+    checks: Counter[int] = Counter()
+
+    @operation("parcel")
+    class Parcel(Pipeline[Paper]):
+        @step.poll(every=1, timeout=1000)
+        async def ship(self, paper: Paper, ctx: Context) -> None: ...
+
+        @ship.check
+        async def has_arrived(self, paper: Paper, ctx: Context) -> bool:
+            checks[ctx.row_number] += 1
+            if checks[ctx.row_number] > 1:
+                return True
+            await wall.stop()
+            return is_there
+
+    async with two_engines(Parcel, url=database_url, folder=tmp_path) as (frozen, other):
+        made = await frozen.create(Parcel, papers(1))
+        await at_wall(wall, frozen.work_until_idle())
+        await other.advance(LEASE_S + 1)
+        await other.work_until_idle()
+        wall.gone.set()
+        await let_go(frozen)
+        assert await states(other, made) == [DONE]
+        assert [line.event for line in await history(other, made)] == ["owner_lost", *late]
+
+
 async def test_rows_that_did_not_end_here_or_were_written_in_time_leave_no_line(database_url, tmp_path):
-    forge = Forge(2, 2)
+    forge = Forge(3, 3)
     async with two_engines(forge.kind, url=database_url, folder=tmp_path, settings=BRISK) as (frozen, other):
-        made = await frozen.create(forge.kind, papers(2))
-        await at_wall(forge.walls[2], frozen.work_until_idle())
-        while (await frozen.operations.get(made.id)).successful_rows < 1:  # the first row is on disk
-            await asyncio.sleep(0.01)
+        rows = papers(3)
+        rows[1]["desk"] = "broken"
+        made = await frozen.create(forge.kind, rows)
+        async with flushed():  # the first two rows are on disk
+            await at_wall(forge.walls[3], frozen.work_until_idle())
         await other.advance(LEASE_S + 1)
         await other.work_until_idle()
         await frozen.worker.look_round()
-        await a_moment()
-        assert [(line.row, line.event) for line in await history(other, made)] == [(2, "owner_lost")]
+        await let_go(frozen)
+        assert await states(other, made) == [DONE, "Failed", DONE]
+        assert [(line.row, line.event) for line in await history(other, made)] == [(3, "owner_lost")]
 
 
 async def test_a_result_that_nobody_could_refuse_leaves_no_line(database_url, tmp_path, monkeypatch):
@@ -183,6 +216,29 @@ async def test_a_result_that_nobody_could_refuse_leaves_no_line(database_url, tm
         await one.work_until_idle()
         assert await states(one, made) == [DONE]
         assert "late_result" not in [line.event for line in await history(one, made)]
+
+
+async def let_go(e: Engine) -> None:
+    """Wait until the worker holds no chunk any more."""
+    async with asyncio.timeout(10):
+        while e.worker.actors:
+            e.worker.wake.clear()
+            await e.worker.wake.wait()
+
+
+@asynccontextmanager
+async def flushed() -> AsyncIterator[None]:
+    """Wait, at the end, until something was flushed."""
+    loop, done = asyncio.get_running_loop(), asyncio.Event()
+
+    def note(point: str) -> None:
+        if point == "flush:after":
+            loop.call_soon_threadsafe(done.set)
+
+    with failpoints.armed(note):
+        yield
+        async with asyncio.timeout(10):
+            await done.wait()
 
 
 async def take_away(e: Engine, *, first_row: int) -> None:

@@ -16,7 +16,7 @@ from penstock.errors import PenstockError, Unavailable
 from penstock.settings import Settings
 
 from .journal import Journal, Said
-from .ordeal import OPERATIONS, Brittle, Ordeal, csv_of, make_rows
+from .ordeal import OPERATIONS, SIGNAL_TIMEOUT_S, Brittle, Ordeal, csv_of, make_rows
 from .worker_main import prepared
 
 __all__ = ["Client", "live"]
@@ -49,8 +49,18 @@ async def _serve(journal: Journal, settings: Settings, rng: random.Random, opera
 class Client:
     """Callers of one process; every call is noted before it is made and again when it is answered."""
 
-    def __init__(self, penstock: Penstock, journal: Journal, *, rows_max: int = ROWS_MAX) -> None:
+    def __init__(
+        self,
+        penstock: Penstock,
+        journal: Journal,
+        *,
+        rows_max: int = ROWS_MAX,
+        signal_timeout_s: float = SIGNAL_TIMEOUT_S,
+        signal_delay_s: float = 0.0,
+        shared: float = 0.2,
+    ) -> None:
         self.penstock, self.journal, self.rows_max = penstock, journal, rows_max
+        self.signal_timeout_s, self.signal_delay_s, self.shared = signal_timeout_s, signal_delay_s, shared
         self._calls = count()
 
     async def tend_for_ever(self, rng: random.Random) -> None:
@@ -60,7 +70,7 @@ class Client:
 
     async def tend(self, rng: random.Random) -> None:
         """One operation from its creation to its end, with all that callers do meanwhile."""
-        rows = make_rows(rng, rng.randint(1, self.rows_max))
+        rows = make_rows(rng, rng.randint(1, self.rows_max), shared=self.shared)
         kind = Brittle if rng.random() < 0.1 else Ordeal
         file = csv_of(rows) if rng.random() < 0.95 else b"id,colour\n1,red\n"
         made = await self.call("create", None, lambda: self._create(kind, file), rows=len(rows), kind=kind.__name__)
@@ -102,7 +112,8 @@ class Client:
         journal.write(Said(**place, verb=verb, operation=operation, detail=detail, **told))
 
     async def _create(self, kind: type, file: bytes) -> str:
-        return (await self.penstock.operations.create(kind, file=file, file_name="parcels.csv")).id
+        options = {"approve.timeout": self.signal_timeout_s} if kind is Ordeal else {}
+        return (await self.penstock.operations.create(kind, file=file, file_name="parcels.csv", options=options)).id
 
     # --- signals
 
@@ -111,6 +122,7 @@ class Client:
         gates = [row["gate"] for row in rows if rng.random() < 0.9]
         rng.shuffle(gates)
         spread = rng.choice((0.0, 0.5, 2.0))
+        await asyncio.sleep(rng.random() * self.signal_delay_s)
         for number, gate in enumerate(gates):
             await asyncio.sleep(rng.random() * spread / len(gates))
             fails, token = rng.random() < 0.1, f"{self.journal.who}-{number}-{rng.randrange(1_000_000)}"

@@ -32,6 +32,7 @@ class StoredSignal:
     row: int | None
     step: int | None
     generation: int | None
+    consumed_at: int | None
 
     @property
     def is_consumed(self) -> bool:
@@ -66,6 +67,7 @@ class Evidence:
     said: Sequence[Said] = ()
     sightings: Sightings = field(default_factory=Sightings)
     thawed: Mapping[str, Sequence[float]] = field(default_factory=dict)  # by process, when it was thawed
+    quiet_since: float | None = None  # when interference ended, if nobody died and no sweep covered up
 
     def acknowledged(self, *verbs: str) -> list[Said]:
         """The calls of these kinds that were answered with yes."""
@@ -116,6 +118,7 @@ async def gather(penstock: Penstock, operation: str, **journals: Any) -> Evidenc
                     s.consumed_row,
                     s.consumed_step,
                     s.consumed_generation,
+                    s.consumed_at,
                 )
                 for s in posted
             ],

@@ -18,7 +18,9 @@ from .row_rules import rows_are_conserved, verdicts_follow_from_the_data
 from .signal_rules import (
     acknowledged_signals_are_kept,
     consumed_signals_ended_a_wait,
+    lower_rows_are_served_first,
     no_wait_times_out_beside_a_signal,
+    signals_are_heard_at_once,
 )
 
 __all__ = ["RULES", "Finding", "judge"]
@@ -36,7 +38,9 @@ RULES: Sequence[Rule] = (
     cancel_binds,
     acknowledged_signals_are_kept,
     consumed_signals_ended_a_wait,
+    lower_rows_are_served_first,
     no_wait_times_out_beside_a_signal,
+    signals_are_heard_at_once,
 )
 
 

@@ -2,6 +2,8 @@
 
 A worker is a `Vessel`: it can be sunk at any point around a COMMIT or at any await, or go deaf for a while: its heart
 stops, and perhaps its writes come late, so that others take its chunks while it still believes to own them.
+Every second schedule has no deaths and no sweep, behind which a wake-up that was missed would hide: there each signal
+must be heard at once.
 `python -m tests.torture.schedules --seeds 1000` tries many; `--seed 17` one of them, exactly as it was.
 """
 
@@ -16,8 +18,10 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from penstock import Penstock
 from penstock.clock import Entropy, ManualClock
@@ -32,14 +36,21 @@ from .observer import Observer, Sightings
 from .oracle import Finding, judge
 from .ordeal import OPERATIONS
 from .seeded_loop import SeededLoop, Stuck
-from .vessels import CURRENT, MemoryJournal, Process, Sunk, Vessel, under_glass
+from .vessels import CURRENT, LATE_S, SLOW_S, MemoryJournal, Process, Sunk, Vessel, under_glass
 
 __all__ = ["play"]
 
 STORM_S, CALM_S = 12.0, 180.0
 VESSELS, ROWS_MAX = 3, 6
+# Where nobody dies, most rows wait already when their signals come, many at a gate that others wait at too. A wait that
+# misses its signal hears it at its deadline, well after the storm; and no neighbour in its chunk is woken before.
+LONG_STORM_S = 20.0
+PATIENT: dict[str, Any] = {"signal_timeout_s": 40.0, "signal_delay_s": 10.0, "shared": 0.6}
 # Time costs nothing here, but looking does.
 CALMER = {"chunk_rows": 3, "flush_rows": 3, "wake_poll_s": 0.4, "control_poll_s": 0.6}
+CALMEST = {**CALMER, "chunk_rows": 1}
+FATES = ("sink", "point", "point", "deaf", "deaf", "hear", "leave")
+QUIET_FATES = ("slow", "slow", "slow", "deaf", "hear")
 OVERHEARD = ("Pending", "Validating", "Running", "Retrying", "Paused", "Stopping")
 
 
@@ -49,6 +60,7 @@ class World:
     def __init__(self, seed: int, folder: Path, clock: ManualClock, lines: list[Line]) -> None:
         self.rng, self.folder, self.clock, self.lines = random.Random(seed), folder, clock, lines
         self.vessels: list[Vessel] = []
+        self.has_deaths = seed % 2 == 1
         self._ids = random.Random(seed + 1)
         self._born = 0
 
@@ -56,7 +68,7 @@ class World:
         """Another process's view of the database."""
         places = {"database_url": f"sqlite:///{self.folder / 'penstock.db'}", "storage_url": str(self.folder / "files")}
         entropy = Entropy(self._ids.getrandbits, random.Random(self._ids.random()))
-        settings = Settings(**{**PACE, **CALMER, **places})
+        settings = Settings(**{**PACE, **(CALMER if self.has_deaths else CALMEST), **places})
         return Penstock.open(operations=OPERATIONS, settings=settings, clock=self.clock, entropy=entropy)
 
     async def run(self) -> list[Finding]:
@@ -65,9 +77,9 @@ class World:
             self.observer = Observer(penstock, lambda lease: None, self.clock.monotonic, every_s=0.3)
             self.vessels = [self._launch() for _ in range(VESSELS)]
             watching = asyncio.create_task(self.observer.run())
-            caller = asyncio.create_task(self._call(penstock))
+            callers = [asyncio.create_task(self._call(penstock)) for _ in range(1 if self.has_deaths else 3)]
             await self._storm()
-            await self._calm(penstock, caller)
+            await self._calm(penstock, callers)
             open_ones = (await penstock.operations.list(status=OVERHEARD)).items
             for vessel in self.vessels:
                 vessel.leave.set()
@@ -86,15 +98,15 @@ class World:
         while True:
             self._born += 1
             process = Process(MemoryJournal(f"c{self._born}", self.lines, self.clock))
-            if self.rng.random() < 0.5:
+            if self.has_deaths and self.rng.random() < 0.5:
                 process.point = self.rng.choice(both_sides(CLIENT_POINTS))
             CURRENT.set(process)
-            client = Client(penstock, process.journal, rows_max=ROWS_MAX)
+            client = Client(penstock, process.journal, rows_max=ROWS_MAX, **({} if self.has_deaths else PATIENT))
             with contextlib.suppress(Sunk, BaseExceptionGroup):
                 await client.tend(random.Random(self.rng.random()))
 
     async def _storm(self) -> None:
-        end = self.clock.monotonic() + STORM_S
+        end = self.clock.monotonic() + (STORM_S if self.has_deaths else LONG_STORM_S)
         while self.clock.monotonic() < end:
             await asyncio.sleep(self.rng.random() * 0.8)
             victim = self.rng.randrange(len(self.vessels))
@@ -103,27 +115,31 @@ class World:
                 self.vessels[victim] = self._launch()
 
     async def _befall(self, vessel: Vessel) -> None:
-        match self.rng.choice(("sink", "point", "point", "deaf", "deaf", "hear", "leave")):
+        match self.rng.choice(FATES if self.has_deaths else QUIET_FATES):
             case "sink":
                 await vessel.sink()
             case "point":
                 vessel.point = self.rng.choice(both_sides(WORKER_POINTS))
             case "deaf":
-                vessel.is_deaf, vessel.is_slow = True, self.rng.random() < 0.5
+                vessel.is_deaf, vessel.late_s = True, self.rng.choice((0.0, LATE_S))
+            case "slow":
+                vessel.late_s = SLOW_S
             case "hear":
-                vessel.is_deaf = vessel.is_slow = False
+                vessel.is_deaf, vessel.late_s = False, 0.0
             case "leave":
                 vessel.leave.set()
                 await vessel.ended()
 
-    async def _calm(self, penstock: Penstock, caller: asyncio.Task[None]) -> None:
+    async def _calm(self, penstock: Penstock, callers: list[asyncio.Task[None]]) -> None:
         """Nobody interferes; everything must end."""
         for vessel in self.vessels:
-            vessel.is_deaf = vessel.is_slow = False
+            vessel.is_deaf, vessel.late_s = False, 0.0
             vessel.point = None
-        end = self.clock.monotonic() + CALM_S
-        caller.cancel()
-        await asyncio.gather(caller, return_exceptions=True)
+        self.quiet_since = self.clock.monotonic()
+        end = self.quiet_since + CALM_S
+        for caller in callers:
+            caller.cancel()
+        await asyncio.gather(*callers, return_exceptions=True)
         while self.clock.monotonic() < end:
             self.vessels = [self._launch() if vessel.task.done() else vessel for vessel in self.vessels]
             found = (await penstock.operations.list(status=OVERHEARD)).items
@@ -151,6 +167,7 @@ class World:
                 effects=effects[operation],
                 said=words,
                 sightings=self.observer.sightings.get(operation, Sightings()),
+                quiet_since=None if self.has_deaths else self.quiet_since,
             )
             found += judge(evidence)
         return found
@@ -162,11 +179,17 @@ def play(seed: int, lines: list[Line] | None = None) -> list[Finding]:
     clock = ManualClock()
     with tempfile.TemporaryDirectory(prefix="penstock-schedule-") as folder, under_glass():
         world = World(seed, Path(folder), clock, [] if lines is None else lines)
+        sweep = nullcontext() if world.has_deaths else patch("penstock.operations.running.mailroom.sweep", _nobody)
         try:
-            with asyncio.Runner(loop_factory=lambda: SeededLoop(random.Random(seed), clock)) as runner:
+            with sweep, asyncio.Runner(loop_factory=lambda: SeededLoop(random.Random(seed), clock)) as runner:
                 return runner.run(world.run())
         except Stuck as error:
             return [Finding("stuck", str(error))]
+
+
+async def _nobody(*_: object) -> int:
+    """A sweep that wakes nobody."""
+    return 0
 
 
 def main() -> int:

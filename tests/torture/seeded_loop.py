@@ -1,7 +1,7 @@
 """One thread, one seed, one order of events: an event loop that shuffles what is ready and skips the time nobody needs.
 
 Everything that would run on a thread (SQLite, files, sync steps) runs inline and answers later, so a seed replays
-exactly. What is lost is real parallelism: statements of two transactions interleave, their insides never do.
+exactly. What is lost is real parallelism: transactions come in any order, their insides never interleave.
 """
 
 from __future__ import annotations
@@ -83,6 +83,31 @@ def _drop(_result: Any) -> None:
     """Nobody waits for it."""
 
 
+class _NoThread:
+    """The thread of every connection: it is there while something is handed to it."""
+
+    daemon = True
+    is_visited = False
+
+    def start(self) -> None:
+        """There is nothing to run."""
+
+    def current_thread(self) -> object:
+        """Who runs now, as the engine asks to know whether it is on a connection's thread already."""
+        return self if self.is_visited else None
+
+    def visit(self, function: Callable[[], Any]) -> Any:
+        """Run something there."""
+        self.is_visited = True
+        try:
+            return function()
+        finally:
+            self.is_visited = False
+
+
+_THREAD = _NoThread()
+
+
 class _InlineQueue:
     """Stands where aiosqlite hands statements to its thread."""
 
@@ -90,16 +115,7 @@ class _InlineQueue:
         future, function = item
         loop = asyncio.get_event_loop()
         assert isinstance(loop, SeededLoop)
-        _answer(loop, future, function)
-
-
-class _NoThread:
-    daemon = True
-
-    def __init__(self, **_given: Any) -> None: ...
-
-    def start(self) -> None:
-        """There is nothing to run."""
+        _answer(loop, future, lambda: _THREAD.visit(function))
 
 
 @contextmanager
@@ -110,7 +126,8 @@ def inline_sqlite() -> Iterator[None]:
     """
     with (
         patch("aiosqlite.core.SimpleQueue", _InlineQueue),
-        patch("aiosqlite.core.Thread", _NoThread),
+        patch("aiosqlite.core.Thread", lambda **_given: _THREAD),
+        patch("penstock.db.onehop.threading", _THREAD),
         patch("penstock.db.dialects.LOCK_WAIT_S", 0),
         patch.object(Sqlite, "on_connect", ("PRAGMA journal_mode=WAL", "PRAGMA synchronous=OFF")),
     ):

@@ -7,7 +7,17 @@ from collections.abc import Iterator
 
 from .facts import Evidence
 
-__all__ = ["acknowledged_signals_are_kept", "consumed_signals_ended_a_wait", "no_wait_times_out_beside_a_signal"]
+__all__ = [
+    "acknowledged_signals_are_kept",
+    "consumed_signals_ended_a_wait",
+    "lower_rows_are_served_first",
+    "no_wait_times_out_beside_a_signal",
+    "signals_are_heard_at_once",
+]
+
+# A lease, a late write and some looks round; far less than a wait's time limit, at which everything is heard at last.
+HEARD_S = 8.0
+PARKED_S = 6.0  # after the end of its body a wait is surely on disk
 
 
 def acknowledged_signals_are_kept(evidence: Evidence) -> Iterator[str]:
@@ -47,3 +57,36 @@ def no_wait_times_out_beside_a_signal(evidence: Evidence) -> Iterator[str]:
             if signal.key == wait.key and signal.accepted_at >= wait.since and told[signal.token] < wait.at:
                 late = (wait.at - told[signal.token]) / 1e6
                 yield f"row {wait.row} timed out {late:.3f} s after signal {signal.token} was acknowledged"
+
+
+def signals_are_heard_at_once(evidence: Evidence) -> Iterator[str]:
+    """Rules 3 and 5: an acknowledged signal needs no sweep and no deadline to be heard by a row that waits for it."""
+    if evidence.quiet_since is None or evidence.had("paused"):
+        return
+    told = {line.answer["id"]: line for line in reversed(evidence.acknowledged("signal"))}
+    waits = {(e.row, e.generation): e.t for e in evidence.effects if e.step == "approve" and e.what == "end"}
+    for signal in evidence.signals:
+        line, began = told.get(signal.token), waits.get((signal.row or 0, signal.generation or 0))
+        if line is None or began is None or signal.consumed_at is None:
+            continue
+        late_s = line.t + (signal.consumed_at - line.at) / 1e6 - max(line.t, began, evidence.quiet_since)
+        if late_s > HEARD_S:
+            yield f"row {signal.row} heard signal {signal.token} {late_s:.1f} s late"
+
+
+def lower_rows_are_served_first(evidence: Evidence) -> Iterator[str]:
+    """T11b: nobody takes a signal that a lower row has long been waiting for."""
+    told = {line.answer["id"]: line for line in reversed(evidence.acknowledged("signal"))}
+    taken = {(s.row, s.generation): s for s in evidence.signals}
+    parked = {(e.row, e.generation): e.t for e in evidence.effects if e.step == "approve" and e.what == "end"}
+    for signal in evidence.signals:
+        line = told.get(signal.token)
+        if line is None or signal.consumed_at is None:
+            continue
+        for wait in evidence.waits:
+            own = taken.get((wait.row, wait.generation))
+            began_at = line.at + (parked.get((wait.row, wait.generation), line.t) + PARKED_S - line.t) * 1e6
+            is_after = own is not None and own.consumed_at is not None and own.consumed_at > signal.consumed_at
+            could = wait.key == signal.key and wait.since <= signal.accepted_at and began_at < signal.consumed_at
+            if wait.row < (signal.row or 0) and could and is_after:
+                yield f"row {signal.row} took signal {signal.token}, for which row {wait.row} had long been waiting"

@@ -20,9 +20,10 @@ from . import ordeal
 from .journal import Journal, Line, What
 from .seeded_loop import inline_sqlite
 
-__all__ = ["CURRENT", "MemoryJournal", "Process", "Sunk", "Vessel", "under_glass"]
+__all__ = ["CURRENT", "LATE_S", "SLOW_S", "MemoryJournal", "Process", "Sunk", "Vessel", "under_glass"]
 
-LATE_S = 3.0
+LATE_S = 3.0  # more than a lease
+SLOW_S = 0.6  # less
 STEP_S = 0.15  # long enough that most of what befalls a worker finds it with rows in hand
 
 
@@ -79,7 +80,8 @@ class Vessel(Process):
     def __init__(self, journal: Journal, open_engine: Callable[[], Any], rng: random.Random) -> None:
         super().__init__(journal)
         self._open, self._rng = open_engine, rng
-        self.is_deaf = self.is_slow = False
+        self.is_deaf = False
+        self.late_s = 0.0  # how late its writes come at most
         self.worker: Worker | None = None
         self.leave = asyncio.Event()
         self.task = asyncio.create_task(self._live(), name=journal.who)
@@ -97,8 +99,8 @@ class Vessel(Process):
         return True if self.is_deaf else await self._beat(over)
 
     async def _transact_late(self, work: Any, point: str = "transaction") -> Any:
-        if self.is_slow:
-            await asyncio.sleep(self._rng.random() * LATE_S)
+        if self.late_s:
+            await asyncio.sleep(self._rng.random() * self.late_s)
         return await self._transact(work, point)
 
     async def sink(self) -> None:

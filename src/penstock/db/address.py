@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
+from urllib.parse import unquote
 
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
@@ -11,7 +12,7 @@ from sqlalchemy.exc import ArgumentError
 from penstock.db.dialects import DIALECTS, Dialect
 from penstock.errors import SettingsInvalid
 
-__all__ = ["parse"]
+__all__ = ["file_of", "parse"]
 
 KNOWN = "sqlite:///file.db, postgresql://user:password@host/name, mariadb://user:password@host/name"
 
@@ -31,6 +32,12 @@ def parse(url: str) -> tuple[URL, Dialect]:
     raise SettingsInvalid(f"the database URL begins with {scheme!r}; known forms are: {KNOWN}")
 
 
+def file_of(url: URL) -> Path:
+    """The file of a SQLite database, named plainly or as SQLite's own kind of URI."""
+    name = url.database or ""
+    return Path(unquote(name.removeprefix("file:")) if name.startswith("file:") else name).absolute()
+
+
 def _require_driver(dialect: Dialect) -> None:
     if find_spec(dialect.module) is None:
         raise SettingsInvalid(
@@ -45,6 +52,6 @@ def _require_place(dialect: Dialect, url: URL) -> None:
         return
     if not url.database or ":memory:" in url.database or url.query.get("mode") == "memory":
         raise SettingsInvalid("a SQLite database in memory forgets everything; name a file: sqlite:///penstock.db")
-    folder = Path(url.database.removeprefix("file:")).absolute().parent
+    folder = file_of(url).parent
     if not folder.is_dir():
         raise SettingsInvalid(f"the folder of the database does not exist: {folder}")

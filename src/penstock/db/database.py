@@ -14,7 +14,8 @@ from sqlalchemy.exc import DBAPIError, InvalidRequestError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from penstock.clock import Clock
-from penstock.db.address import parse
+from penstock.db.address import file_of, parse
+from penstock.db.checkpoint import WriteAheadLog
 from penstock.db.connection import Connection
 from penstock.db.dialects import Dialect, notice_partitions
 from penstock.db.onehop import run_there
@@ -45,6 +46,7 @@ class Database:
 
     def __init__(self, engine: AsyncEngine, dialect: Dialect, clock: Clock, *, pool_size: int) -> None:
         self.dialect = dialect
+        self._log = WriteAheadLog(file_of(engine.url)) if dialect.is_file else None
         self._engine = engine
         # Connections stay checked out of SQLAlchemy's pool: going in and out of it costs more than a statement.
         self._places = asyncio.Semaphore(pool_size)
@@ -147,6 +149,8 @@ class Database:
             answer = await work(tx)
             hit(f"{point}:before")
         hit(f"{point}:after")
+        if self._log is not None:
+            self._log.tend()
         return answer
 
     async def ring(self, tx: Connection) -> None:

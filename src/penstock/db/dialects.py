@@ -24,6 +24,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from sqlalchemy.sql.dml import Insert
 
 from penstock.clock import Clock
+from penstock.db.checkpoint import LOG_BYTES
 from penstock.db.onehop import use_one_hop
 from penstock.db.safety import Requirement, at_least, one_of
 from penstock.errors import Unavailable
@@ -134,6 +135,9 @@ class Sqlite(Dialect):
         "PRAGMA journal_mode=WAL",
         "PRAGMA synchronous=FULL",
         "PRAGMA foreign_keys=ON",
+        # The log is folded by `checkpoint` alone.
+        "PRAGMA wal_autocheckpoint=0",
+        f"PRAGMA journal_size_limit={LOG_BYTES}",
     )
     facts = "SELECT sqlite_version() AS version"
     requirements = (Requirement("version", "3.37 or newer", at_least(3, 37)),)

@@ -28,6 +28,7 @@ POISON_LOST = 4
 
 __all__ = [
     "POISON_LOST",
+    "Begun",
     "Held",
     "Story",
     "Writing",
@@ -78,9 +79,27 @@ _COLUMNS = tuple(column.name for column in fields(Story))
 
 
 @dataclass(frozen=True, slots=True)
+class Begun:
+    """Which rows were in flight at some moment, where each row stood, and which of them waited."""
+
+    in_flight: bytes = b""
+    at: bytes = b""
+    waiting: frozenset[int] = frozenset()
+
+    @classmethod
+    def of(cls, ledger: Ledger) -> Begun:
+        """As it is now."""
+        in_flight, at = bytes(ledger.in_flight), bytes(ledger.at)
+        if not any(WAITING in track.state for track in ledger.tracks[1:]):
+            return cls(in_flight, at)
+        return cls(in_flight, at, frozenset(i for i in range(ledger.rows) if ledger.state(i) == WAITING))
+
+
+@dataclass(frozen=True, slots=True)
 class Writing:
     """What one commit writes of a chunk, fixed before it begins: rows may go on while it runs."""
 
+    begun: Begun
     ledger: bytes
     counts: Counts
     stories: Mapping[tuple[int, int], Mapping[str, Any]]
@@ -109,6 +128,7 @@ class Held:
     stories: dict[tuple[int, int], Story] = field(default_factory=dict)  # by (row number, step)
     changed: set[tuple[int, int]] = field(default_factory=set)
     lines: list[dict[str, Any]] = field(default_factory=list)  # history not yet written
+    begun: Begun = Begun()  # as of our last write
 
     def told(self, i: int, place: int) -> Story | None:
         """The record of row i's step, if it has one."""
@@ -145,11 +165,12 @@ class Held:
     def writing(self) -> Writing:
         """All that is known now, to be written."""
         stories = {key: self._columns(key) for key in sorted(self.changed)}
-        return Writing(self.ledger.encode(), self.ledger.counts(), stories, tuple(self.lines))
+        return Writing(Begun.of(self.ledger), self.ledger.encode(), self.ledger.counts(), stories, tuple(self.lines))
 
     def written(self, writing: Writing) -> None:
         """It is on disk; what changed while it was being written is still to be."""
         self.version += 1
+        self.begun = writing.begun
         self.changed -= {key for key, columns in writing.stories.items() if self._columns(key) == columns}
         del self.lines[: len(writing.lines)]
 

@@ -7,7 +7,6 @@ that is not in flight on disk, and a crash re-runs at most one unflushed group.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from penstock.operations.rules.planning import Group, next_due, next_group
 from penstock.operations.rules.thresholds import breach
 from penstock.operations.running import mailroom
 from penstock.operations.running.jobs import RowsJob, job_for
+from penstock.operations.running.late import tell_late_results
 from penstock.operations.running.mailroom import Overtaken, Settlement
 from penstock.operations.running.outcomes import Desk
 from penstock.operations.running.persist import persist
@@ -98,11 +98,13 @@ class ChunkActor:
 
     async def run(self) -> None:
         """Work until nothing is left to do now; returns quietly when the chunk has another owner."""
-        with contextlib.suppress(Lost):
+        try:
             try:
                 await self._run()
             except Stopped as stopped:
                 await self._leave("Stopping" if stopped.state == "Stopping" else "Paused")
+        except Lost:
+            await tell_late_results(self.db, self.held, owner=self.owner, now=self.execution.clock.now_us())
 
     async def _run(self) -> None:
         while self._halt is None:
@@ -147,13 +149,20 @@ class ChunkActor:
                 if self._halt is not None:
                     ledger.stand_down(rows)
                 elif rows:
-                    job = job_for(self.execution, self.desk, segment, rows)
-                    self.execution.crew.put(job)
-                    await self._attend(job)
+                    await self._run_job(job_for(self.execution, self.desk, segment, rows))
         self.desk.has_moved = True
         self._group = None
         if self.desk.was_refused:
             self.halt("Paused")  # our lease was over: write what we have, if it is still ours, and let go
+
+    async def _run_job(self, job: RowsJob) -> None:
+        self.execution.crew.put(job)
+        try:
+            await self._attend(job)
+        except BaseException:  # the chunk is lost: its rows are another's, and none of them may begin here
+            job.withdraw()
+            job.cut_off()
+            raise
 
     async def _attend(self, job: RowsJob) -> None:
         """Write what comes in while a job runs, and hear what is said meanwhile."""
@@ -264,7 +273,9 @@ class ChunkActor:
         return True
 
     async def _leave(self, why: Halt) -> None:
-        if why == "lost" or (why == "Stopping" and await self._drain() is not False):
+        if why == "lost":
+            raise Lost("another worker has it")
+        if why == "Stopping" and await self._drain() is not False:
             return
         if self.held.ledger.is_over and not self._must_look and await self._close():
             return

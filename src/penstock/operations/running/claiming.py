@@ -13,7 +13,7 @@ from penstock.db.connection import Connection
 from penstock.db.database import Database
 from penstock.formats import Limits, Position, open_reader
 from penstock.operations import chunks as store
-from penstock.operations.held import Held, recover, unpack_rows
+from penstock.operations.held import Begun, Held, recover, unpack_rows
 from penstock.operations.referee import state_of
 from penstock.operations.rules.planning import Group, next_group
 from penstock.operations.running.actor import ChunkActor, Tempo, working_state
@@ -78,6 +78,7 @@ class Claims:
         if is_ours:
             held.fence += 1
             held.version += int(write)
+            held.begun = Begun.of(held.ledger) if write else Begun()
         return is_ours
 
     def _actor(self, desk: Desk, group: Group | None) -> ChunkActor:

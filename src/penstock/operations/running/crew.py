@@ -20,6 +20,7 @@ class Job(Protocol):
     """Work that several hands can share."""
 
     done: asyncio.Event
+    is_cut_off: bool  # it was given up, and the hands at work on it were cancelled
 
     def units(self) -> int:
         """How many hands could be of use."""
@@ -47,9 +48,21 @@ class Crew:
         try:
             while self._jobs:
                 job = self._jobs[0]
-                if await job.pull():
+                if await _pull(job):
                     await asyncio.sleep(0)
                 elif self._jobs and self._jobs[0] is job:
                     self._jobs.popleft()
         finally:
             self._hands -= 1
+
+
+async def _pull(job: Job) -> bool:
+    """Work on a job; when it is cut off, the hand lives on, for other jobs may be queued behind it."""
+    hand = asyncio.current_task()
+    assert hand is not None
+    try:
+        return await job.pull()
+    except asyncio.CancelledError:
+        if not job.is_cut_off or hand.uncancel():  # the hand itself is to end
+            raise
+        return False

@@ -30,6 +30,7 @@ class RowsJob(ABC):
         self.todo: Iterator[int] = iter(rows)
         self.left = len(rows)
         self.done = asyncio.Event()
+        self.is_cut_off = False
         self._hands: set[asyncio.Task[Any]] = set()
         if not rows:
             self.done.set()
@@ -66,6 +67,7 @@ class RowsJob(ABC):
 
     def cut_off(self) -> None:
         """Cancel the calls that still run; their rows stay in flight."""
+        self.is_cut_off = True
         for hand in self._hands:
             hand.cancel()
         self.left = 0
