@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import re
 import signal
@@ -71,23 +70,19 @@ async def write():
 threading.Thread(target=asyncio.run, args=(beat(),), daemon=True).start()
 asyncio.run(write())
 """
-FREEZES_S, PLANTED_S, KILLS_S = 3.0, 60.0, 6.0
-WRITERS = 3
+FREEZES_S, PLANTED_S, PATIENCE_S = 3.0, 60.0, 60.0
+WRITERS, KILLS, COMMITS_EACH = 3, 10, 40
 
 
 @contextmanager
-def python(text: str, *arguments: object, log: Path | None = None) -> Iterator[subprocess.Popen[str]]:
+def python(text: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
     """A Python process that is gone at the end."""
-    with (log or Path(os.devnull)).open("a") as out:
-        where = subprocess.PIPE if log is None else out
-        process = subprocess.Popen([sys.executable, "-c", text, *map(str, arguments)], stdout=where, text=True)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
+    words = [sys.executable, "-c", text, *map(str, arguments)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 class Ledger:
@@ -167,46 +162,60 @@ def test_processes_that_are_killed_while_they_write_and_fold_leave_a_whole_file(
         connection.execute("CREATE TABLE kept (name INTEGER, number INTEGER, bytes BLOB, PRIMARY KEY (name, number))")
         connection.execute("CREATE TABLE beat (name INTEGER PRIMARY KEY, n INTEGER)")
         connection.executemany("INSERT INTO beat VALUES (?, 0)", [(name,) for name in range(WRITERS)])
-    said = [tmp_path / f"{name}.said" for name in range(WRITERS)]
-    longest, kills = 0, 0
-    ends = time.monotonic() + KILLS_S
-    rng = random.Random(11)
-    lives = [life(file, name, said[name]) for name in range(WRITERS)]
-    for other in lives:
-        next(other)
-    while time.monotonic() < ends:
-        time.sleep(0.3 + rng.random() / 2)
-        longest = max(longest, log_bytes(file))
-        next(rng.choice(lives))
-        kills += 1
-    for other in lives:
-        other.close()
+    writers = [Writer(file, name) for name in range(WRITERS)]
+    rng, longest = random.Random(11), 0
+    try:
+        for _ in range(KILLS):
+            victim = rng.choice(writers)
+            victim.work_until(len(victim.acknowledged()) + COMMITS_EACH)
+            time.sleep(rng.random() / 20)
+            longest = max(longest, log_bytes(file))
+            victim.die()
+            victim.begin()
+    finally:
+        for writer in writers:
+            writer.die()
     with closing(sqlite3.connect(file)) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-        for name in range(WRITERS):
-            stored = {number for (number,) in connection.execute("SELECT number FROM kept WHERE name = ?", (name,))}
-            acknowledged = numbers(said[name])
-            assert len(acknowledged) > 20
-            assert acknowledged <= stored
-        assert all(n > 10 for (n,) in connection.execute("SELECT n FROM beat"))
-    assert kills > 5
+        for writer in writers:
+            stored = connection.execute("SELECT number FROM kept WHERE name = ?", (writer.name,)).fetchall()
+            assert writer.acknowledged() <= {number for (number,) in stored}
+        assert sum(n for (n,) in connection.execute("SELECT n FROM beat")) > KILLS
     assert LOG_BYTES <= longest < 4 * LOG_BYTES
+
+
+class Writer:
+    """One writer process after another, each killed when the next is wanted."""
+
+    def __init__(self, file: Path, name: int) -> None:
+        self.name, self._url, self._folder = name, f"sqlite:///{file}", file.parent
+        self._said: list[Path] = []  # by each life, for the last word of one may be cut off
+        self.begin()
+
+    def begin(self) -> None:
+        first = max(self.acknowledged(), default=0) + 2  # the last commit may not have been said
+        self._said.append(self._folder / f"{self.name}-{len(self._said)}.said")
+        with self._said[-1].open("w") as out:
+            words = [sys.executable, "-c", WRITER, self._url, str(self.name), str(first)]
+            self._process = subprocess.Popen(words, stdout=out)
+
+    def die(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def acknowledged(self) -> set[int]:
+        """What it has said was committed."""
+        return {int(word) for said in self._said for word in re.findall(r"(\d+)\n", said.read_text())}
+
+    def work_until(self, many: int) -> None:
+        """Wait until so much was committed."""
+        ends = time.monotonic() + PATIENCE_S
+        while len(self.acknowledged()) < many:
+            assert time.monotonic() < ends
+            assert self._process.poll() is None
+            time.sleep(0.02)
 
 
 def log_bytes(file: Path) -> int:
     log = file.with_name(f"{file.name}-wal")
     return log.stat().st_size if log.exists() else 0
-
-
-def life(file: Path, name: int, said: Path) -> Iterator[None]:
-    """One writer after another, each killed when the next is wanted."""
-    first = 1
-    while True:
-        with python(WRITER, f"sqlite:///{file}", name, first, log=said):
-            yield
-        first = max(numbers(said), default=0) + 2  # the last commit may not have been said
-
-
-def numbers(said: Path) -> set[int]:
-    """What a writer has said, but for a word that was cut off."""
-    return {int(word) for word in re.findall(r"(\d+)\n", said.read_text())}
