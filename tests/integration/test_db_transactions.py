@@ -103,6 +103,25 @@ async def test_a_cancelled_transaction_leaves_nothing_and_harms_no_later_one(db)
     assert await amounts(db) == [0, 1]
 
 
+SLOW = {
+    "postgresql": "SELECT pg_sleep(30)",
+    "mariadb": "SELECT SLEEP(30)",
+    "sqlite": "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 100000) SELECT max(i) FROM n",
+}
+
+
+async def test_callers_cancelled_in_the_middle_of_a_statement_leave_no_broken_connection(db):
+    for _ in range(7):  # more often than there are connections
+        task = asyncio.create_task(db.transaction(lambda tx: tx.exec_driver_sql(SLOW[db.dialect.name])))
+        for _ in range(100):
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    await asyncio.gather(*(db.transaction(lambda tx: pay(tx, 1)) for _ in range(20)))
+    assert await amounts(db) == [20, 0]
+
+
 async def test_many_transactions_at_once_all_count(db):
     await asyncio.gather(*(db.transaction(lambda tx: pay(tx, 1)) for _ in range(50)))
     assert await amounts(db) == [50, 0]

@@ -9,7 +9,7 @@ from sqlalchemy import Connection as SyncConnection
 from sqlalchemy import CursorResult, Executable
 from sqlalchemy.sql.selectable import TypedReturnsRows
 
-__all__ = ["Connection", "Direct"]
+__all__ = ["Abandoned", "Connection", "Direct"]
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")

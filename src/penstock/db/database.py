@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any, Self, TypeVar
 
@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from penstock.clock import Clock
 from penstock.db.address import file_of, parse
 from penstock.db.checkpoint import WriteAheadLog
-from penstock.db.connection import Connection
+from penstock.db.connection import Abandoned, Connection
 from penstock.db.dialects import Dialect, notice_partitions
 from penstock.db.onehop import run_there
 from penstock.db.safety import Finding, judge, refuse_unsafe
@@ -94,8 +94,7 @@ class Database:
 
     async def close(self) -> None:
         """Close every connection."""
-        while self._idle:
-            await self._idle.pop().close()
+        await self._close_idle()
         await self._engine.dispose()
 
     def prepared(self, build: Callable[..., S], *choices: Hashable) -> S:
@@ -208,16 +207,21 @@ class Database:
             try:
                 yield connection
             except DBAPIError as error:
-                if self.dialect.trouble(error) == "unavailable":
-                    raise Unavailable(f"{self.dialect.name} is away: {error.orig}") from error
-                raise
+                if self.dialect.trouble(error) != "unavailable":
+                    raise
+                await self._close_idle()  # they are no better
+                raise Unavailable(f"{self.dialect.name} is away: {error.orig}") from error
             finally:
-                if connection.invalidated:
-                    await connection.close()
-                else:
+                if _is_sound(connection):
                     self._idle.append(connection)
+                else:
+                    await _let_go(connection)
         finally:
             self._places.release()
+
+    async def _close_idle(self) -> None:
+        while self._idle:
+            await _let_go(self._idle.pop())
 
     async def _take_place(self) -> None:
         if not self._places.locked():
@@ -267,9 +271,23 @@ class Database:
                 raise CommitUnknown(f"the connection died at COMMIT: {error.orig}") from error
             await _roll_back(tx)
             raise
+        except Abandoned:
+            await _roll_back(tx)
+            raise
         except OSError as error:
             await tx.invalidate()
             raise CommitUnknown(f"the connection died at COMMIT: {error}") from error
+
+
+def _is_sound(connection: AsyncConnection) -> bool:
+    """Whether a connection can be used again: nobody was cancelled on it, and it did not break."""
+    sync = connection.sync_connection
+    return sync is not None and not sync.closed and not sync.invalidated and sync.connection.is_valid
+
+
+async def _let_go(connection: AsyncConnection) -> None:
+    with suppress(DBAPIError, OSError):  # it is gone already
+        await connection.close()
 
 
 async def _back_off(tries: int) -> None:
