@@ -6,16 +6,21 @@ from bench.figures import Goal
 
 __all__ = [
     "ASLEEP",
+    "BULK",
     "DISK",
     "FLAT",
     "HELP",
     "MEMORY",
     "ONE_PROCESS",
     "PAGE",
+    "PERMITTED",
     "QUEUE",
+    "REFUSED",
     "SCRIPT",
     "SIGNALS",
     "SIGNAL_LATENCY",
+    "STREAM",
+    "STREAM_IDS",
     "TWO_WORKERS",
 ]
 
@@ -34,3 +39,8 @@ SIGNALS = Goal("at least 2,000 signals a second accepted, sent from one core", 2
 SIGNAL_LATENCY = Goal("signal to next step in another process: less than 250 ms for 99 %", 250, is_minimum=False)
 PAGE = Goal("pages of a large operation: less than 20 ms for 99 %", 20, is_minimum=False)
 HELP = Goal("`penstock --help` in less than 0.4 s", 0.4, is_minimum=False)
+PERMITTED = Goal("at least 0.95 of the rate that a remote permits", 0.95)
+REFUSED = Goal("less than one call in a hundred refused", 0.01, is_minimum=False)
+STREAM = Goal("a stream of records to a remote: at most 2 bytes of memory for each", 2, is_minimum=False)
+STREAM_IDS = Goal("and at most 24 when ids are kept", 24, is_minimum=False)
+BULK = Goal("bulk actions at least twice as fast as batch requests", 2)

@@ -1,9 +1,10 @@
-"""How much is measured: enough to trust in a quarter of an hour, a glance, or everything in an hour."""
+"""How much is measured: enough to trust in twenty minutes, a glance, or everything in an hour."""
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 __all__ = ["DEFAULT", "FULL", "QUICK", "Sizes"]
 
@@ -36,6 +37,10 @@ class Sizes:
     queries: int
     starts: int
     scaling: tuple[int, ...]
+    streaming: tuple[int, ...]
+    throttled_s: int
+    sent: int
+    sent_singly: int
 
     def repeated(self, times: int) -> Sizes:
         """The same, measured so often."""
@@ -44,10 +49,12 @@ class Sizes:
     def scaled(self, rows: int) -> Sizes:
         """The same with `rows` for the main job, and everything else in proportion."""
         share = rows / self.main
-        kept = {"repeat", "again", "starts", "queries", "scaling"}
+        kept = {"repeat", "again", "starts", "queries", "scaling", "streaming", "throttled_s"}
         names = {field.name for field in dataclasses.fields(self)} - kept
-        changed = {name: _hundreds(getattr(self, name) * share) for name in names}
-        return dataclasses.replace(self, **changed, scaling=tuple(_hundreds(size * share) for size in self.scaling))
+        changed: dict[str, Any] = {name: _hundreds(getattr(self, name) * share) for name in names}
+        for name in ("scaling", "streaming"):
+            changed[name] = tuple(_hundreds(size * share) for size in getattr(self, name))
+        return dataclasses.replace(self, **changed)
 
 
 DEFAULT = Sizes(
@@ -68,8 +75,12 @@ DEFAULT = Sizes(
     queries=200,
     starts=11,
     scaling=(10_000, 100_000, 1_000_000),
+    streaming=(10_000, 100_000, 1_000_000, 5_000_000),
+    throttled_s=90,
+    sent=20_000,
+    sent_singly=2_000,
 )
-QUICK = dataclasses.replace(DEFAULT.scaled(30_000), repeat=1, again=1, queries=50, starts=3)
+QUICK = dataclasses.replace(DEFAULT.scaled(30_000), repeat=1, again=1, queries=50, starts=3, throttled_s=20)
 FULL = dataclasses.replace(
     DEFAULT,
     repeat=5,

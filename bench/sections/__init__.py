@@ -8,6 +8,7 @@ from bench.sections.shapes import batch, failing, outputs, retry, sync
 from bench.sections.signals import signals
 from bench.sections.sleeping import sleeping
 from bench.sections.startup import startup
+from bench.sections.targets import bulk, streaming, throttled
 
 __all__ = ["SECTIONS"]
 
@@ -25,4 +26,7 @@ SECTIONS = {
     "retry": retry,
     "queries": queries,
     "startup": startup,
+    "throttled": throttled,
+    "streaming": streaming,
+    "bulk": bulk,
 }

@@ -29,7 +29,8 @@ def main() -> None:
 async def _serve(given: argparse.Namespace) -> None:
     quota = Quota(dop_hint=given.dop, concurrency=given.concurrency)
     if given.rate:
-        quota = Quota(requests=given.rate, window_s=1, dop_hint=given.dop, concurrency=given.concurrency)
+        requests = round(given.rate * given.window_s)
+        quota = Quota(requests=requests, window_s=given.window_s, dop_hint=given.dop, concurrency=given.concurrency)
     pace = Pace(given.call_ms / 1000, given.row_ms / 1000, given.single_ms / 1000)
     users = dict.fromkeys(given.users, quota)
     stop = asyncio.Event()
@@ -46,6 +47,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--rate", type=int, default=0, help="requests a second for each user before 429; 0: no such limit"
     )
+    parser.add_argument("--window-s", type=float, default=1, help="over how many seconds the rate is counted")
     parser.add_argument("--users", nargs="+", default=["app-1"])
     parser.add_argument("--dop", type=int, default=5, help="the parallelism recommended to each user")
     parser.add_argument("--concurrency", type=int, default=52, help="calls at once of each user before 429")

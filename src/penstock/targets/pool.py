@@ -155,11 +155,16 @@ class Pool:
 
     def _throttle(self, source: Source, error: TargetError, now: float) -> None:
         self.throttle_count += 1
+        source.pace.refused()
         seconds = self.policy.throttle_s(error.retry_after_s)
         # Calls under way when the throttle began report it too; one throttle lowers the width once.
         if self._throttles.until_s(source.name, now) is None:
             source.width.throttled(error.limit)
+            source.pace.throttled(now, seconds, error.limit)
             log.warning("%r is throttled for %.1f s (%s)", source.name, seconds, error.limit or "no limit named")
+            pace = source.pace.per_second(now + seconds)
+            if pace is not None:
+                log.info("%r then goes on with %.1f calls a second", source.name, pace)
         jitter = min(WAKE_JITTER * seconds, WAKE_JITTER_MAX_S) * self.entropy.jitter.random()
         self._throttles.record(source.name, now + seconds + jitter, now)
 
@@ -212,7 +217,7 @@ class Pool:
         return any(self._blocked_until_s(source, now) is None for source in self._sources.values())
 
     def _blocked_until_s(self, source: Source, now: float) -> float | None:
-        ends = (self._throttles.until_s(source.name, now), source.breaker.until_s(now))
+        ends = (self._throttles.until_s(source.name, now), source.breaker.until_s(now), source.pace.until_s(now))
         return max((end for end in ends if end is not None), default=None)
 
     def _serve(self) -> None:
@@ -241,9 +246,10 @@ class Pool:
     def _is_free(self, source: Source, now: float) -> bool:
         if source.in_flight >= source.width.now or self._throttles.until_s(source.name, now) is not None:
             return False
-        return source.breaker.admits(now, source.in_flight)
+        return source.pace.until_s(now) is None and source.breaker.admits(now, source.in_flight)
 
     def _take(self, party: Party, source: Source) -> None:
+        source.pace.began(self.clock.monotonic())
         source.in_flight += 1
         party.in_flight += 1
         party.in_flight_max = max(party.in_flight_max, party.in_flight)

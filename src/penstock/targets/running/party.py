@@ -7,6 +7,7 @@ from collections import deque
 from enum import Enum, auto
 
 from penstock.targets.rules.breaker import Breaker
+from penstock.targets.rules.pace import Pace
 from penstock.targets.rules.widths import Width
 
 __all__ = ["Party", "Source", "Turn"]
@@ -15,10 +16,11 @@ __all__ = ["Party", "Source", "Turn"]
 class Source:
     """One owner of a quota."""
 
-    __slots__ = ("breaker", "in_flight", "name", "width")
+    __slots__ = ("breaker", "in_flight", "name", "pace", "width")
 
     def __init__(self, name: str, width: Width, breaker: Breaker) -> None:
         self.name, self.width, self.breaker = name, width, breaker
+        self.pace = Pace()
         self.in_flight = 0
 
     @property

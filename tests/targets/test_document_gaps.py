@@ -1,0 +1,127 @@
+"""What the document of bulk operations rules out, which parts it has, and what its native calls are worth."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dataverse import Pace
+from dataverse_remote import Remote, executor, opened
+from scripted import Remote as Scripted
+from scripted import executor as scripted_executor
+from scripted import in_virtual_time, numbered, trouble
+
+from penstock.targets import (
+    BulkError,
+    BulkExecutor,
+    BulkOptions,
+    BulkResult,
+    Diagnostic,
+    Mode,
+    Pool,
+    Progress,
+    SqliteTarget,
+    Trouble,
+    tables_in_waves,
+)
+
+
+@pytest.mark.covers("BX-004", "BX-080")
+async def test_a_table_that_takes_no_bulk_calls_is_not_sent_to_record_by_record():
+    async with opened() as remote:
+        result = await executor(remote).create_multiple("unlisted", [{"name": f"n{n}"} for n in range(5)])
+        assert (result.stopped_reason, result.failure_count) == ("systemic", 5)
+        assert {error.kind for error in result.errors} == {Trouble.UNSUPPORTED}
+        assert not remote.server.rows("unlisted")
+        assert not [call for call in remote.server.ledger.arrivals if call.method == "POST" and call.table]
+
+
+@pytest.mark.covers("BX-004")
+async def test_what_one_table_took_stays_when_another_table_refuses():
+    async with opened() as remote:
+        tables = {"contact": [{"fullname": "Ana"}], "account": [{"name": "one", "part": "not a number"}]}
+        results = await tables_in_waves(executor(remote), tables)
+        assert (results["contact"].is_success, results["account"].failure_count) == (True, 1)
+        assert [row["fullname"] for row in remote.server.rows("contact")] == ["Ana"]
+
+
+@pytest.mark.covers("BX-004")
+async def test_deleting_a_record_deletes_nothing_that_refers_to_it(tmp_path: Path):
+    with sqlite3.connect(tmp_path / "shop.db") as shop:
+        shop.execute("CREATE TABLE orders (id integer PRIMARY KEY)")
+        shop.execute("CREATE TABLE lines (id integer PRIMARY KEY, order_id integer REFERENCES orders)")
+        shop.execute("INSERT INTO orders VALUES (1), (2)")
+        shop.execute("INSERT INTO lines VALUES (10, 1)")
+    target = SqliteTarget(tmp_path / "shop.db")
+    result = await BulkExecutor(target).delete_multiple("orders", [1, 2])
+    await target.aclose()
+    assert [error.index for error in result.errors] == [0]
+    with sqlite3.connect(tmp_path / "shop.db") as shop:
+        assert shop.execute("SELECT id FROM orders").fetchall() == [(1,)]
+        assert shop.execute("SELECT id FROM lines").fetchall() == [(10,)]
+
+
+@in_virtual_time
+@pytest.mark.covers("BX-017")
+async def test_executor_options_result_error_coordinator_diagnostic_and_progress_work_together():
+    seen: list[Progress] = []
+    remote = Scripted(
+        bad=lambda n: trouble(Trouble.DATA, "a required field is missing", field="name") if n == 3 else None
+    )
+    used = scripted_executor(remote)
+    result = await used.create_multiple("thing", numbered(10), BulkOptions(batch_size=5), seen.append)
+    assert isinstance(used, BulkExecutor)
+    assert isinstance(used.pool, Pool)
+    assert isinstance(result, BulkResult)
+    (error,) = result.errors
+    assert isinstance(error, BulkError)
+    assert error.index == 3
+    assert error.diagnostics
+    assert all(isinstance(found, Diagnostic) for found in error.diagnostics)
+    assert (seen[-1].succeeded, seen[-1].failed) == (9, 1)
+
+
+class Costs:
+    """The remote's time, added up instead of waited for."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    async def sleep(self, seconds: float) -> None:
+        self.seconds += seconds
+
+
+RECORDS = [{"name": f"n{n}"} for n in range(400)]
+PACE = Pace(call_s=0.02, row_s=0.0004, single_s=0.002)
+
+
+async def sent_singly(remote: Remote) -> None:
+    for record in RECORDS:
+        await remote.target.send_each(remote.batch(Mode.CREATE, [record]), "app-1")
+
+
+async def sent_in_parts(remote: Remote) -> None:
+    for start in range(0, len(RECORDS), 100):
+        await remote.target.send_each(remote.batch(Mode.CREATE, RECORDS[start : start + 100]), "app-1")
+
+
+async def sent_in_bulk(remote: Remote) -> None:
+    assert (await executor(remote).create_multiple("account", RECORDS)).success_count == 400
+
+
+@pytest.mark.covers("BX-108")
+async def test_bulk_calls_cost_the_remote_less_than_batch_requests_and_those_less_than_single_ones():
+    requests: dict[Any, int] = {}
+    seconds: dict[Any, float] = defaultdict(float)
+    for way in (sent_singly, sent_in_parts, sent_in_bulk):
+        costs = Costs()
+        async with opened(pace=PACE, sleep=costs.sleep) as remote:
+            await way(remote)
+            assert len(remote.server.rows("account")) == 400
+            requests[way] = sum(call.table == "account" or bool(call.parts) for call in remote.server.ledger.arrivals)
+            seconds[way] = costs.seconds
+    assert (requests[sent_singly], requests[sent_in_parts], requests[sent_in_bulk]) == (400, 4, 4)
+    assert seconds[sent_singly] > 5 * seconds[sent_in_parts] > 15 * seconds[sent_in_bulk]

@@ -1,0 +1,168 @@
+"""A remote that counts calls in sliding windows is driven at the rate it permits, and seldom has to say no."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import pytest
+from dataverse.limits import Quota, Window
+from scripted import LoopClock, Refuse, Remote, executor, in_virtual_time, numbered, trouble
+
+from penstock.clock import Entropy
+from penstock.targets import (
+    Answer,
+    Batch,
+    BulkExecutor,
+    BulkOptions,
+    Limit,
+    Outcome,
+    Same,
+    Target,
+    TargetError,
+    Trouble,
+    Verdict,
+)
+
+LIMITS = {"0x80072322": Limit.REQUESTS, "0x80072321": Limit.TIME, "0x80072326": Limit.CONCURRENCY}
+
+
+class Metered(Target):
+    """Answers everything, within the service protection limits of the platform."""
+
+    name = "metered"
+
+    def __init__(self, users: int, quota: Quota, *, latency_s: float = 0.02, width: int = 5) -> None:
+        self.sources = [f"app-{n}" for n in range(users)]
+        self.width = width
+        self.windows = {user: Window(quota) for user in self.sources}
+        self._latency_s = latency_s
+        self._random = random.Random(users)
+        self.admitted: list[float] = []
+        self.refused: list[float] = []
+        self.limits: Counter[Limit] = Counter()
+
+    async def send(self, batch: Batch, source: str) -> Answer:
+        loop = asyncio.get_running_loop()
+        window, latency_s = self.windows[source], self._latency_s * (0.5 + self._random.random())
+        problem = window.admit(loop.time())
+        if problem is not None:
+            self.refused.append(loop.time())
+            self.limits[LIMITS[problem.code]] += 1
+            raise TargetError(
+                problem.message,
+                kind=Trouble.THROTTLED,
+                retry_after_s=float(problem.headers["Retry-After"]),
+                limit=LIMITS[problem.code],
+            )
+        self.admitted.append(loop.time())
+        await asyncio.sleep(latency_s)
+        window.leave(loop.time(), latency_s)
+        return Answer(Same(Verdict(Outcome.CREATED), len(batch)))
+
+    def settled(self, from_s: float, to_s: float) -> tuple[float, float]:
+        """Calls a second and the share of refusals, in a span since the first call."""
+        start_s = self.admitted[0]
+        admitted, refused = (
+            sum(from_s <= at_s - start_s < to_s for at_s in times) for times in (self.admitted, self.refused)
+        )
+        return admitted / (to_s - from_s), refused / (admitted + refused)
+
+
+async def drive(target: Metered, seconds: float, during: Callable[[float], None] = lambda _: None) -> None:
+    """Send records without end, for so long; `during` is told the time."""
+    loop = asyncio.get_running_loop()
+    start_s = loop.time()
+
+    def endless() -> Iterator[dict[str, int]]:
+        while True:
+            during(loop.time() - start_s)
+            yield {"n": 1}
+
+    executor = BulkExecutor(target, clock=LoopClock(), entropy=Entropy(jitter=random.Random(1)))
+    options = BulkOptions(batch_size=1, deadline_s=seconds, keep_ids=False)
+    await executor.create_multiple("thing", endless(), options)
+
+
+@pytest.mark.covers("BX-001", "BX-018", "BX-057")
+@pytest.mark.parametrize("users", [1, 2, 4])
+@pytest.mark.parametrize("window_s", [1, 10])
+def test_with_every_user_the_permitted_rate_is_reached_and_less_than_one_call_in_a_hundred_refused(
+    users: int, window_s: float
+):
+    @in_virtual_time
+    async def reached() -> None:
+        target = Metered(users, Quota(requests=round(10 * window_s), window_s=window_s))
+        await drive(target, 200)
+        rate, refused = target.settled(100, 200)
+        assert rate >= 0.95 * 10 * users
+        assert refused < 0.01
+
+    reached()
+
+
+@in_virtual_time
+@pytest.mark.covers("BX-001", "BX-057")
+async def test_the_limits_of_the_platform_are_used_to_the_full_from_the_start():
+    target = Metered(1, Quota())
+    await drive(target, 900)
+    rate, refused = target.settled(0, 900)
+    assert rate >= 0.98 * 20
+    assert refused < 0.002
+
+
+@in_virtual_time
+@pytest.mark.covers("BX-057")
+async def test_a_limit_on_the_time_of_the_server_is_kept_as_well():
+    target = Metered(1, Quota(execution_s=4, window_s=20))
+    await drive(target, 300)
+    rate, refused = target.settled(150, 300)
+    assert set(target.limits) == {Limit.TIME}
+    assert rate * 0.02 >= 0.95 * 4 / 20
+    assert refused < 0.01
+
+
+@in_virtual_time
+@pytest.mark.covers("BX-057")
+async def test_a_limit_that_is_raised_or_lowered_is_found_again():
+    target = Metered(1, Quota(requests=10, window_s=1))
+
+    def change(elapsed_s: float) -> None:
+        permitted = 10 if elapsed_s < 100 else 20 if elapsed_s < 800 else 5
+        target.windows["app-0"].quota = Quota(requests=permitted, window_s=1)
+
+    await drive(target, 1200, change)
+    assert target.settled(700, 800)[0] >= 0.9 * 20
+    assert target.settled(1100, 1200)[0] >= 0.9 * 5
+
+
+@in_virtual_time
+@pytest.mark.covers("BX-057")
+async def test_a_throttle_now_and_then_slows_nobody_down():
+    target = Metered(1, Quota(), latency_s=0.1)
+
+    def fill_now_and_then(elapsed_s: float) -> None:
+        is_full = elapsed_s > 30 * (1 + len(target.refused))
+        target.windows["app-0"].quota = Quota(requests=0 if is_full else 10**6, window_s=1)
+
+    await drive(target, 120, fill_now_and_then)
+    assert len(target.refused) >= 3
+    assert target.settled(0, 120)[0] >= 0.9 * 5 / 0.1
+
+
+@pytest.mark.parametrize("slow", range(14, 30))
+def test_paced_calls_that_take_longer_or_shorter_than_the_pace_all_get_their_turn(slow: int):
+    throttle = Refuse(trouble(Trouble.THROTTLED, retry_after_s=1, limit=Limit.REQUESTS))
+
+    async def take_long(_: Batch) -> None:
+        await asyncio.sleep(2)
+
+    @in_virtual_time
+    async def all_sent() -> None:
+        remote = Remote(width=1, script={6: throttle, 12: throttle, slow: take_long})
+        result = await executor(remote).create_multiple("thing", numbered(28), BulkOptions(batch_size=1))
+        assert result.success_count == 28
+
+    all_sent()
