@@ -49,6 +49,11 @@ class Child:
         return self.status is not None and os.WIFSIGNALED(self.status) and os.WTERMSIG(self.status) == signal.SIGKILL
 
     @property
+    def was_told_too_early(self) -> bool:
+        """Whether it was asked to leave before it could listen, or when it listened no more."""
+        return self.status is not None and os.WIFSIGNALED(self.status) and os.WTERMSIG(self.status) == signal.SIGTERM
+
+    @property
     def exit_code(self) -> int | None:
         """Its exit code, if it ended by itself."""
         return os.WEXITSTATUS(self.status) if self.status is not None and os.WIFEXITED(self.status) else None

@@ -151,7 +151,7 @@ class Storm:
             self.menu.kills -= 1
         elif child.exit_code == os.EX_TEMPFAIL:
             self.tally.gave_up[_last_words(now.folder / f"{child.who}.err")] += 1
-        elif child.exit_code != 0:
+        elif child.exit_code != 0 and not child.was_told_too_early:
             trace = (now.folder / f"{child.who}.err").read_text()
             now.findings.append(Finding("crash", f"{child.who} ended with {child.status}: {trace[-1500:]}"))
 
