@@ -19,7 +19,6 @@ from penstock.operations.tables import operations, row_records, signals
 
 __all__ = ["Receipt", "Signals", "Unclaimed", "Wait"]
 
-KEY_MAX = 500
 PAYLOAD_BYTES_MAX = 64 * 1024
 
 

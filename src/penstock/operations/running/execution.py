@@ -140,9 +140,6 @@ class Execution:
             LiveStep(step, step.bind(pipeline), clock, threads, output_bytes_max) for step in definition.steps
         )
         self.validators = _validators(definition, pipeline)
-        self.has_async_validators = any(
-            hook.is_async for hook in (*definition.validators, definition.validate_row) if hook
-        )
         self.use_columns(columns)
         self.is_cancelled = False
         run.is_cancelled = lambda: self.is_cancelled
