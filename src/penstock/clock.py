@@ -32,6 +32,9 @@ class Clock(Protocol):
 
     is_real: bool
 
+    def now_ns(self) -> int:
+        """Nanoseconds since 1970."""
+
     def now_us(self) -> int:
         """Microseconds since 1970."""
 
@@ -43,6 +46,7 @@ class SystemClock:
     """The machine's clock."""
 
     is_real = True
+    now_ns = staticmethod(time_ns)
 
     def now_us(self) -> int:
         return time_ns() // 1000
@@ -58,15 +62,19 @@ class FollowingClock:
         self._clock = clock
         self.is_real = clock.is_real
         self.monotonic = clock.monotonic
-        self.now_us = clock.now_us
-        self.ahead_us = 0
+        self.follow(0)
 
     def follow(self, ahead_us: int) -> None:
         """The database's clock is so far ahead; differences too small to matter cost nothing."""
+        clock = self._clock
         self.ahead_us = ahead_us if abs(ahead_us) > NEGLIGIBLE_US else 0
-        self.now_us = self._ahead if self.ahead_us else self._clock.now_us
+        self.now_ns = self._ahead_ns if self.ahead_us else clock.now_ns
+        self.now_us = self._ahead_us if self.ahead_us else clock.now_us
 
-    def _ahead(self) -> int:
+    def _ahead_ns(self) -> int:
+        return self._clock.now_ns() + self.ahead_us * 1000
+
+    def _ahead_us(self) -> int:
         return self._clock.now_us() + self.ahead_us
 
 
@@ -77,6 +85,9 @@ class ManualClock:
 
     def __init__(self, start: datetime = datetime(2030, 1, 1, tzinfo=UTC)) -> None:
         self._us = micros(start)
+
+    def now_ns(self) -> int:
+        return self._us * 1000
 
     def now_us(self) -> int:
         return self._us

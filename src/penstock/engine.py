@@ -101,17 +101,22 @@ class Penstock:
         """Work in this process until the operation is settled, or `stop` is set; `watch` is shown its progress."""
         stop = stop or asyncio.Event()
         async with self.worker() as worker:
-            follower = asyncio.create_task(self._follow(operation, stop, watch, every_s))
+            follower = asyncio.create_task(self._follow(operation, worker.rests, stop, watch, every_s))
             try:
                 await worker.run(stop)
             finally:
+                worker.rests.set()
                 if not stop.is_set():
                     follower.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await follower
         return await self.operations.get(operation)
 
-    async def _follow(self, operation: str, stop: asyncio.Event, watch: Watch | None, every_s: float) -> None:
+    async def _follow(
+        self, operation: str, rests: asyncio.Event, stop: asyncio.Event, watch: Watch | None, every_s: float
+    ) -> None:
+        """Look at the operation now and then, and whenever the worker has nothing left to do."""
+        is_due = True
         try:
             while not stop.is_set():
                 try:
@@ -119,12 +124,16 @@ class Penstock:
                 except Unavailable as error:
                     log.warning("progress is unknown: %s", error)
                 else:
-                    if watch is not None:
+                    if watch is not None and (is_due or now.is_settled):
                         watch(now)
                     if now.is_settled:
                         return
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(stop.wait(), every_s)
+                try:
+                    await asyncio.wait_for(rests.wait(), every_s)
+                    is_due = False
+                except TimeoutError:
+                    is_due = True
+                rests.clear()
         finally:
             stop.set()
 

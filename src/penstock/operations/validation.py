@@ -84,25 +84,27 @@ def unchecked(execution: Execution, batch: Batch) -> Checked:
 
 async def check_batch(execution: Execution, batch: Batch) -> Checked:
     """Judge every row of a batch: the reader's faults, then the model, then validators, then `validate_row`."""
-    definition, parse = execution.definition, execution.parse
-    ledger = Ledger(len(batch.rows), len(definition.steps), execution.clock.now_us())
+    ledger = Ledger(len(batch.rows), len(execution.definition.steps), execution.clock.now_us())
     checked = Checked(batch, ledger, [], Counts())
-    known, rejects, rows = batch.faults, definition.row.rejects, batch.rows
-    hooks = execution.validators
-    for i, raw in enumerate(rows):
-        if i in known:
-            _reject(execution, checked, i, Objection(known[i]))
-            continue
-        try:
-            row = parse(raw)
-        except rejects as error:
-            _reject(execution, checked, i, Objection(definition.row.faults(error)))
-            continue
-        if hooks and (objection := await ask_validators(execution, row)) is not None:
-            _reject(execution, checked, i, objection)
+    for i, objection in (await _objections(execution, batch)).items():
+        _reject(execution, checked, i, objection)
     if checked.stories:
         checked.counts = ledger.counts()
     return checked
+
+
+async def _objections(execution: Execution, batch: Batch) -> dict[int, Objection]:
+    """What is wrong with the rows of a batch, by index."""
+    known, rows = batch.faults, batch.rows
+    if not (known or execution.validators):
+        return {i: Objection(faults) for i, faults in execution.check(rows).items()}
+    found = {i: Objection(faults) for i, faults in known.items()}
+    for i, raw in enumerate(rows):
+        if i not in known:
+            _, objection = await validate(execution, raw)
+            if objection is not None:
+                found[i] = objection
+    return dict(sorted(found.items()))
 
 
 def killed_its_validator(execution: Execution, batch: Batch, deaths: int) -> Checked:

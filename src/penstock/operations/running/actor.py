@@ -7,6 +7,7 @@ that is not in flight on disk, and a crash re-runs at most one unflushed group.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -75,7 +76,7 @@ class ChunkActor:
         self._turn = turn
         self._group = group
         self._halt: Halt | None = None
-        self._word = asyncio.Event()
+        self._word = asyncio.Event()  # a halt, mail, or the end of a job
         # A chunk that was held before may have mail; a fresh one cannot.
         self._must_look = group is None
         self._failures = self.held.unsuccessful
@@ -149,13 +150,14 @@ class ChunkActor:
                 if self._halt is not None:
                     ledger.stand_down(rows)
                 elif rows:
-                    await self._run_job(job_for(self.execution, self.desk, segment, rows))
+                    await self._run_job(job_for(self.execution, self.desk, segment, rows, self._word))
         self.desk.has_moved = True
         self._group = None
         if self.desk.was_refused:
             self.halt("Paused")  # our lease was over: write what we have, if it is still ours, and let go
 
     async def _run_job(self, job: RowsJob) -> None:
+        self._word.clear()
         self.execution.crew.put(job)
         try:
             await self._attend(job)
@@ -166,27 +168,27 @@ class ChunkActor:
 
     async def _attend(self, job: RowsJob) -> None:
         """Write what comes in while a job runs, and hear what is said meanwhile."""
-        while not job.done.is_set():
+        while job.left > 0:
             if self._halt is not None:
                 await self._withdraw(job)
                 return
             if self._must_look:
                 await self._settle()
             left = job.left
-            is_over = await _within(self.tempo.flush_s, job.done, self._word)
+            await _hear(self._word, self.tempo.flush_s)
             self._word.clear()
-            if not is_over and (job.left != left or self.held.changed):
+            if 0 < job.left and (job.left != left or self.held.changed):
                 await self._flush()
 
     async def _withdraw(self, job: RowsJob) -> None:
         """No row begins any more; those that run may end in time, the others are cut off."""
         self.held.ledger.stand_down(job.withdraw())
         loop = asyncio.get_running_loop()
-        while not job.done.is_set():
+        while job.left > 0:
             why, began = self._halt, loop.time()
             limit = self._grace_s()
             self._word.clear()
-            await _within(limit, job.done, self._word)
+            await _hear(self._word, limit)
             if self._halt == why and limit is not None and loop.time() >= began + limit:
                 job.cut_off()
 
@@ -345,13 +347,8 @@ class ChunkActor:
         return breach(self.execution.definition.options, failed=counts.unsuccessful, processed=counts.processed)
 
 
-async def _within(seconds: float | None, *events: asyncio.Event) -> bool:
-    """Wait until one of the events is set, at most so long; says whether the first one is."""
-    if not events[0].is_set():
-        waits = [asyncio.ensure_future(event.wait()) for event in events]
-        try:
-            await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
-    return events[0].is_set()
+async def _hear(word: asyncio.Event, seconds: float | None) -> None:
+    """Wait for a word, at most so long."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await word.wait()

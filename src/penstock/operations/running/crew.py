@@ -19,11 +19,7 @@ Spawn = Callable[[Coroutine[Any, Any, None]], object]
 class Job(Protocol):
     """Work that several hands can share."""
 
-    done: asyncio.Event
     is_cut_off: bool  # it was given up, and the hands at work on it were cancelled
-
-    def units(self) -> int:
-        """How many hands could be of use."""
 
     async def pull(self) -> bool:
         """Take and finish some of the work; False when none was left to take."""
@@ -38,13 +34,18 @@ class Crew:
         self._hands = 0
 
     def put(self, job: Job) -> None:
-        """Queue a job; its `done` is set when all of it is finished."""
+        """Queue a job."""
         self._jobs.append(job)
-        for _ in range(min(self._size - self._hands, job.units())):
+        self._call_one_more()
+
+    def _call_one_more(self) -> None:
+        if self._jobs and self._hands < self._size:
             self._hands += 1
             self._spawn(self._hand())
 
     async def _hand(self) -> None:
+        # Whoever comes to wait lets another begin: rows that never wait need one hand only.
+        asyncio.get_running_loop().call_soon(self._call_one_more)
         try:
             while self._jobs:
                 job = self._jobs[0]

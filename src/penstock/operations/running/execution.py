@@ -147,7 +147,9 @@ class Execution:
     def use_columns(self, columns: Sequence[str] | None) -> None:
         """Rows come as cells of these columns, or as records when there are none."""
         self.columns = None if columns is None else tuple(columns)
-        self.parse = self.definition.row.parser(self.columns)
+        row = self.definition.row
+        self.parse, self.parse_many = row.parser(self.columns), row.parser_of_many(self.columns)
+        self.check = row.checker(self.columns)
 
 
 def _validators(definition: Definition, pipeline: object) -> tuple[Callable[[Any, Any], Any], ...]:

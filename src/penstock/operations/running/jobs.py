@@ -19,25 +19,21 @@ from penstock.pipeline import BatchContext, Context, Done
 
 __all__ = ["AwaitJob", "BatchJob", "CheckJob", "RowsJob", "ThreadJob", "ValidateJob", "job_for"]
 
-SLICE_US = 20_000  # how long a hand keeps the loop, or a thread its rows, before others get a turn
+SLICE_NS = 20_000_000  # how long a hand keeps the loop, or a thread its rows, before others get a turn
 
 
 class RowsJob(ABC):
-    """What all jobs share: which rows are still to be taken, and when all are finished."""
+    """What all jobs share: which rows are still to be taken, and when all are through: then the bell is rung."""
 
-    def __init__(self, execution: Execution, desk: Desk, segment: Segment, rows: Sequence[int]) -> None:
+    def __init__(
+        self, execution: Execution, desk: Desk, segment: Segment, rows: Sequence[int], bell: asyncio.Event
+    ) -> None:
         self.execution, self.desk, self.segment = execution, desk, segment
         self.todo: Iterator[int] = iter(rows)
         self.left = len(rows)
-        self.done = asyncio.Event()
         self.is_cut_off = False
+        self._bell = bell
         self._hands: set[asyncio.Task[Any]] = set()
-        if not rows:
-            self.done.set()
-
-    def units(self) -> int:
-        """How many hands could be of use."""
-        return self.left
 
     async def pull(self) -> bool:
         """Take and finish some of the rows; False when none was left to take."""
@@ -57,7 +53,7 @@ class RowsJob(ABC):
         """So many rows more are through."""
         self.left -= rows
         if not self.left:
-            self.done.set()
+            self._bell.set()
 
     def withdraw(self) -> list[int]:
         """Rows that no hand has taken; they will not begin."""
@@ -71,7 +67,7 @@ class RowsJob(ABC):
         for hand in self._hands:
             hand.cancel()
         self.left = 0
-        self.done.set()
+        self._bell.set()
 
     def context(self, i: int) -> Context[Any]:
         """What the steps of row i are told."""
@@ -86,65 +82,60 @@ class RowsJob(ABC):
 
 
 class AwaitJob(RowsJob):
-    """Each row is awaited through the segment's steps on the loop."""
+    """Each row is awaited through the segment's steps on the loop.
+
+    This is the innermost loop of the engine, run once for every row: what does not change is looked up before it.
+    """
 
     async def take(self) -> bool:
-        if not self.execution.may_start():
+        execution, desk, stop = self.execution, self.desk, self.segment.stop
+        if not execution.may_start():
             rest = list(self.todo)
-            self.desk.refuse(rest)
+            desk.refuse(rest)
             self.finished(len(rest))
             return bool(rest)
-        until = self.execution.clock.now_us() + SLICE_US
+        ledger, now, base = desk.ledger, execution.clock.now_ns, desk.ledger.base * 1000
+        at, rows, steps, tracks = ledger.at, desk.rows, execution.steps, ledger.tracks
+        run, first_row, generation, outputs = execution.run, desk.held.first_row, ledger.generation, desk.outputs
+        until = now() - base + SLICE_NS
         for i in self.todo:
             try:
-                ended = await self._row(i)
+                row, place = rows[i], at[i]
+                ctx = Context(run, first_row + i, generation[i], outputs(i), row)
+                began = ended = now() - base
+                while True:
+                    step, track = steps[place - 1], tracks[place]
+                    ctx.step, ctx.attempt = step.plan, track.attempt[i]
+                    state = COMPLETED
+                    try:
+                        if step.is_bare:
+                            output = await step.call(row, ctx)
+                        else:
+                            state, output = await self._ask(step, row, ctx, ledger.base + began // 1000)
+                            if state == WAITING:
+                                desk.park(i, place, ledger.base + began // 1000, ctx.signal_key)
+                                break
+                        if output is not None:
+                            desk.keep_output(i, place, ctx, step.encode(output))
+                    except BaseException as error:
+                        if is_ours(error):
+                            raise
+                        desk.raised(i, place, error, ledger.base + began // 1000)
+                        break
+                    ended = now() - base
+                    track.began[i], track.took[i], track.state[i] = began // 1000, (ended - began) // 1000 or 1, state
+                    place += 1
+                    at[i] = place
+                    if place >= stop:
+                        desk.left_segment(i, place)
+                        break
+                    tracks[place].attempt[i] += 1
+                    began = ended
             finally:
                 self.finished(1)
             if ended > until:  # others get a turn, and the lease is looked at again
                 return True
         return False
-
-    async def _row(self, i: int) -> int:
-        """Take a row as far as it goes here; says when it ended."""
-        execution, desk = self.execution, self.desk
-        ledger, row, now = desk.ledger, desk.rows[i], execution.clock.now_us
-        steps, tracks, base, stop = execution.steps, ledger.tracks, ledger.base, self.segment.stop
-        ctx = self.context(i)
-        place = ledger.at[i]
-        track = tracks[place]
-        began = now()
-        while True:
-            step = steps[place - 1]
-            ctx.step = step.plan
-            ctx.attempt = track.attempt[i]
-            state = COMPLETED
-            try:
-                if step.is_bare:
-                    output = await step.call(row, ctx)
-                else:
-                    state, output = await self._ask(step, row, ctx, began)
-                    if state == WAITING:
-                        desk.park(i, place, began, ctx.signal_key)
-                        return now()
-                if output is not None:
-                    desk.keep_output(i, place, ctx, step.encode(output))
-            except BaseException as error:
-                if is_ours(error):
-                    raise
-                desk.raised(i, place, error, began)
-                return now()
-            ended = now()
-            track.began[i] = began - base
-            track.took[i] = ended - began or 1
-            track.state[i] = state
-            place += 1
-            ledger.at[i] = place
-            if place >= stop:
-                desk.left_segment(i, place)
-                return ended
-            track = tracks[place]
-            track.attempt[i] += 1
-            began = ended
 
     async def _ask(self, step: LiveStep, row: Any, ctx: Context[Any], began: int) -> tuple[int, Any]:
         """Call a step that has a condition, a time limit or a wait; the state it leads to, and what it returned."""
@@ -202,8 +193,8 @@ class ValidateJob(RowsJob):
     """Rows that nobody has looked at yet, or that were edited, are validated before they run."""
 
     async def take(self) -> bool:
-        now = self.execution.clock.now_us
-        until = now() + SLICE_US
+        now = self.execution.clock.now_ns
+        until = now() + SLICE_NS
         for i in self.todo:
             try:
                 if self.execution.may_start():
@@ -239,8 +230,8 @@ class ThreadJob(RowsJob):
         return bool(results)
 
     def _hop(self) -> list[Ran]:
-        now = self.execution.clock.now_us
-        until = now() + SLICE_US
+        now = self.execution.clock.now_ns
+        until = now() + SLICE_NS
         results = []
         for i in self.todo:
             results.append(self._row(i))
@@ -300,8 +291,10 @@ class ThreadJob(RowsJob):
 class BatchJob(RowsJob):
     """The step gets many rows at once and answers for each."""
 
-    def __init__(self, execution: Execution, desk: Desk, segment: Segment, rows: Sequence[int]) -> None:
-        super().__init__(execution, desk, segment, rows)
+    def __init__(
+        self, execution: Execution, desk: Desk, segment: Segment, rows: Sequence[int], bell: asyncio.Event
+    ) -> None:
+        super().__init__(execution, desk, segment, rows, bell)
         self.step: LiveStep = execution.steps[segment.first - 1]
         self.batches = self._batches(rows)
 
@@ -418,6 +411,8 @@ _JOBS: dict[str, type[RowsJob]] = {
 }
 
 
-def job_for(execution: Execution, desk: Desk, segment: Segment, rows: Sequence[int]) -> RowsJob:
-    """The job that suits a segment."""
-    return _JOBS[segment.manner](execution, desk, segment, rows)
+def job_for(
+    execution: Execution, desk: Desk, segment: Segment, rows: Sequence[int], bell: asyncio.Event
+) -> RowsJob:
+    """The job that suits a segment; the bell is rung at its end."""
+    return _JOBS[segment.manner](execution, desk, segment, rows, bell)

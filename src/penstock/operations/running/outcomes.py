@@ -53,14 +53,23 @@ class Desk:
 
     def parse(self, rows: Sequence[int]) -> None:
         """Rows that are about to run, from stored ones; one that no longer fits its model (it was changed) fails."""
-        row_type, parse, parsed = self.execution.definition.row, self.execution.parse, self.rows
+        parsed, validated = self.rows, self.ledger.tracks[0].state
+        # Not validated: it was edited, or nobody has looked at it yet, and validation comes first.
+        todo = [i for i in rows if parsed[i] is None and validated[i] == COMPLETED]
         raw = self.raw if self.held.stories else self.raws.__getitem__
-        validated = self.ledger.tracks[0].state
-        for i in rows:
-            if parsed[i] is not None or validated[i] != COMPLETED:
-                continue  # the second: it was edited, and is validated first
+        raws = [*map(raw, todo)]
+        row_type = self.execution.definition.row
+        try:
+            found = self.execution.parse_many(raws)
+        except row_type.rejects:
+            found = []
+        if len(found) == len(todo):
+            for i, row in zip(todo, found, strict=True):
+                parsed[i] = row
+            return
+        for i, given in zip(todo, raws, strict=True):
             try:
-                parsed[i] = parse(raw(i))
+                parsed[i] = self.execution.parse(given)
             except row_type.rejects as error:
                 fault = row_type.faults(error)[0]
                 self._settle(
@@ -79,10 +88,10 @@ class Desk:
 
     # --- outputs
 
-    def outputs(self, i: int) -> dict[int, bytes]:
-        """The stored outputs of a row's steps, by step index."""
+    def outputs(self, i: int) -> dict[int, bytes] | None:
+        """The stored outputs of a row's steps, by step index; None when no row has any."""
         if not self._has_outputs:
-            return {}
+            return None
         return {n: track.outputs[i] for n, track in enumerate(self.ledger.tracks, -1) if i in track.outputs}
 
     def store_output(self, i: int, place: int, output: bytes) -> None:

@@ -71,6 +71,7 @@ class Worker:
         self.db, self.files, self.settings = db, files, settings
         self.clock = FollowingClock(clock)
         self.wake = asyncio.Event()
+        self.rests = asyncio.Event()  # set when there was work and none is left
         self.turns = Turns()
         self.actors: dict[int, ChunkActor | None] = {}  # by chunk; None while it is being claimed or drained
         self.readings: dict[int, Reading | None] = {}  # by operation
@@ -129,13 +130,16 @@ class Worker:
 
     async def run(self, until: asyncio.Event) -> None:
         """Work until told to stop."""
-        pause_s = IDLE_FIRST_S
+        pause_s, was_busy = IDLE_FIRST_S, False
         while not until.is_set():
             if await self.tick():
-                pause_s = IDLE_FIRST_S
-            else:
-                await self._idle(until, pause_s)
-                pause_s = min(2 * pause_s, self.settings.wake_poll_s)
+                pause_s, was_busy = IDLE_FIRST_S, True
+                continue
+            if was_busy and not self.is_busy:
+                was_busy = False
+                self.rests.set()
+            await self._idle(until, pause_s)
+            pause_s = min(2 * pause_s, self.settings.wake_poll_s)
 
     async def tick(self) -> bool:
         """Start whatever can be started now; says whether anything was."""

@@ -1,0 +1,131 @@
+"""Many rows validated in one call are judged exactly as they are one by one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import date
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, Field, field_validator, model_validator
+from pydantic_core import PydanticOmit, SchemaError
+
+from penstock.errors import Fault, RowInvalid
+from penstock.pipeline import RowType
+
+COLUMNS = ("id", "name", "born")
+
+
+class Person(BaseModel):
+    id: int = Field(ge=0)
+    name: str = Field(min_length=2)
+    born: date | None
+
+    @field_validator("name")
+    @classmethod
+    def is_welcome(cls, name: str) -> str:
+        if name == "troll":
+            raise ValueError("no trolls")
+        return name
+
+
+@dataclass
+class PersonData:
+    id: int
+    name: str
+    born: date | None
+
+
+class PersonStruct(msgspec.Struct):
+    id: int
+    name: str
+    born: date | None
+
+
+class Aliased(BaseModel):
+    city_code: int = Field(alias="cityCode")
+
+
+MODELS: list[Any] = [Person, PersonData, PersonStruct]
+
+ids = st.sampled_from(["1", "22", "-3", "x", ""])
+names = st.sampled_from(["Ada", "A", "troll", ""])
+dates = st.sampled_from(["2030-01-02", "soon", ""])
+cells = st.one_of(st.tuples(ids, names, dates).map(list), st.lists(ids, max_size=4))
+
+
+def one_by_one(rows: RowType, raws: list[Any], columns: tuple[str, ...] | None) -> dict[int, list[Fault]]:
+    parse, found = rows.parser(columns), {}
+    for i, raw in enumerate(raws):
+        try:
+            parse(raw)
+        except rows.rejects as error:
+            found[i] = rows.faults(error)
+    return found
+
+
+@pytest.mark.parametrize("model", MODELS)
+@given(raws=st.lists(cells, max_size=6))
+def test_the_faults_of_many_rows_are_those_of_each(model: Any, raws: list[list[str]]):
+    rows = RowType(model)
+    assert rows.checker(COLUMNS)(raws) == one_by_one(rows, raws, COLUMNS)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@given(raws=st.lists(st.tuples(ids, names, dates).map(list), max_size=6))
+def test_many_good_rows_are_parsed_as_each_is(model: Any, raws: list[list[str]]):
+    rows = RowType(model)
+    bad = one_by_one(rows, raws, COLUMNS)
+    good = [raw for i, raw in enumerate(raws) if i not in bad]
+    assert rows.parser_of_many(COLUMNS)(good) == [*map(rows.parser(COLUMNS), good)]
+
+
+def test_records_of_any_kind_are_judged_each_for_itself():
+    rows = RowType(Person)
+    raws = [{"id": 1, "name": "Ada", "born": None}, "text", {"id": -1, "name": "A"}, None]
+    found = rows.checker(None)(raws)
+    assert found == one_by_one(rows, raws, None)
+    assert [fault.field for fault in found[2]] == ["id", "name", "born"]
+
+
+def test_a_field_may_go_by_its_own_name_in_many_rows_too():
+    rows = RowType(Aliased)
+    raws: list[Any] = [{"cityCode": "1"}, {"city_code": "2"}, {"city_code": "x"}]
+    assert [row.city_code for row in rows.parser_of_many(None)(raws[:2])] == [1, 2]
+    assert [fault.field for fault in rows.checker(None)(raws)[2]] == ["city_code"]
+
+
+def test_a_validator_that_refuses_a_row_in_its_own_way_is_asked_row_by_row():
+    class Odd(BaseModel):
+        id: int
+
+        @field_validator("id")
+        @classmethod
+        def is_odd(cls, value: int) -> int:
+            if value % 2 == 0:
+                raise RowInvalid(f"{value} is even")
+            return value
+
+    rows = RowType(Odd)
+    found = rows.checker(("id",))([["1"], ["2"], ["x"]])
+    assert found == {1: [Fault("2 is even")], 2: one_by_one(rows, [["x"]], ("id",))[0]}
+
+
+def test_no_row_is_passed_over_because_a_validator_left_it_out():
+    class Shy(BaseModel):
+        id: int
+
+        @model_validator(mode="before")
+        @classmethod
+        def is_there(cls, given: Any) -> Any:
+            if given["id"] == "0":
+                raise PydanticOmit
+            return given
+
+    check = RowType(Shy).checker(("id",))
+    assert check([["1"]]) == {}
+    with pytest.raises(SchemaError, match="Omit"):
+        check([["1"], ["0"]])
