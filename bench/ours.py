@@ -16,10 +16,7 @@ from penstock import Penstock
 from penstock.operations.model import Operation
 from penstock.settings import Settings
 
-__all__ = ["LOOK_S", "check", "opened", "retry", "run", "settings_for"]
-
-# The end of a run is noticed by looking; a quarter of a second would show in short runs.
-LOOK_S = 0.05
+__all__ = ["check", "opened", "retry", "run", "settings_for"]
 
 
 def run(
@@ -42,7 +39,7 @@ def run(
         began = time.perf_counter()
         async with opened(url, folder, pipeline) as penstock:
             made = await penstock.operations.create(PIPELINES[pipeline], file=Path(file), metadata=metadata)
-            done = await penstock.run_until_done(made.id, every_s=LOOK_S)
+            done = await penstock.run_until_done(made.id)
         seconds = time.perf_counter() - began
         check(done, rows, failed)
         return seconds
@@ -58,10 +55,10 @@ def retry(*, file: str, rows: int, url: str, folder: str) -> dict[str, Any]:
         async with opened(url, folder, "Failing") as penstock:
             operation = PIPELINES["Failing"]
             made = await penstock.operations.create(operation, file=Path(file), metadata={"percent": 100})
-            check(await penstock.run_until_done(made.id, every_s=LOOK_S), rows, rows - bad_rows(rows))
+            check(await penstock.run_until_done(made.id), rows, rows - bad_rows(rows))
             began = time.perf_counter()
             await penstock.operations.retry(made.id)
-            done = await penstock.run_until_done(made.id, every_s=LOOK_S)
+            done = await penstock.run_until_done(made.id)
             seconds = time.perf_counter() - began
         check(done, rows, 0)
         return seconds

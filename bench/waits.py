@@ -12,13 +12,14 @@ from typing import Any
 from bench.figures import percentile
 from bench.hands import working
 from bench.job import BAD_EVERY, bad_rows
-from bench.ours import LOOK_S, check, opened, settings_for
+from bench.ours import check, opened, settings_for
 from bench.pipelines import Waiting
 from penstock import Penstock
 from penstock.operations.model import Operation
 
 __all__ = ["accept", "latency"]
 
+LOOK_S = 0.05
 CALLERS = 32
 
 
@@ -34,7 +35,7 @@ def accept(*, file: str, rows: int, url: str, folder: str) -> dict[str, Any]:
             _stay_on_one_core()
             await _send_all(penstock, made, rows)
             accepted = time.perf_counter()
-            done = await penstock.run_until_done(made.id, every_s=LOOK_S)
+            done = await penstock.run_until_done(made.id)
             ended = time.perf_counter()
         check(done, rows, 0)
         return {"seconds": accepted - parked, "park_s": parked - began, "finish_s": ended - accepted}

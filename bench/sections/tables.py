@@ -9,7 +9,7 @@ from bench.lab import Contender, rate
 
 __all__ = ["OURS", "ours", "rate_lines"]
 
-OURS = "1,000 rows, all steps"
+OURS = "up to 4,000 rows, all steps"
 
 
 def ours(label: str, rows: int, database: str, **arguments: object) -> Contender:

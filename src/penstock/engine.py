@@ -28,6 +28,9 @@ log = logging.getLogger("penstock")
 
 Watch = Callable[[Operation], None]
 
+# Another worker may be about to end the operation; each look that finds it has not doubles the pause.
+REST_LOOK_S = 0.01
+
 
 class Penstock:
     """Operations on one database. Use `async with Penstock.open(…)`, or `penstock.run` from a script."""
@@ -115,8 +118,8 @@ class Penstock:
     async def _follow(
         self, operation: str, rests: asyncio.Event, stop: asyncio.Event, watch: Watch | None, every_s: float
     ) -> None:
-        """Look at the operation now and then, and whenever the worker has nothing left to do."""
-        is_due = True
+        """Look at the operation now and then, and more often when the worker has nothing left to do."""
+        pause_s, is_due = every_s, True
         try:
             while not stop.is_set():
                 try:
@@ -129,10 +132,11 @@ class Penstock:
                     if now.is_settled:
                         return
                 try:
-                    await asyncio.wait_for(rests.wait(), every_s)
-                    is_due = False
+                    await asyncio.wait_for(rests.wait(), pause_s)
+                    pause_s, is_due = min(REST_LOOK_S, every_s), False
                 except TimeoutError:
-                    is_due = True
+                    is_due = pause_s == every_s
+                    pause_s = min(2 * pause_s, every_s)
                 rests.clear()
         finally:
             stop.set()

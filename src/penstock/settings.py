@@ -38,8 +38,10 @@ class Settings(BaseModel):
     storage_url: str | None = Field(default=None, description="where files live; beside a SQLite database unless set")
     app: str | None = Field(default=None, description="the module that holds the operations")
     public_url: str | None = Field(default=None, description="how the outside reaches this service, for callbacks")
-    chunk_rows: int = Field(default=1000, ge=1, le=10_000, description="rows to a chunk, the unit of ownership")
-    flush_rows: int = Field(default=1000, ge=1, le=10_000, description="rows that start under one intent")
+    chunk_rows: int = Field(
+        default=1000, ge=1, le=10_000, description="rows to a chunk; to four times as many in a large file"
+    )
+    flush_rows: int = Field(default=4000, ge=1, le=10_000, description="rows that start under one intent")
     flush_s: float = Field(default=1.0, gt=0, description="how long an outcome may stay unwritten")
     heartbeat_s: float = Field(default=3.0, gt=0, description="how often a worker renews its lease")
     lease_s: float = Field(default=10.0, gt=0, description="how long a silent worker keeps its chunks")

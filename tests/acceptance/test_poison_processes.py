@@ -89,7 +89,7 @@ def penstock(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def kill_when_large(process: subprocess.Popen[str]) -> None:
-    with suppress(FileNotFoundError):  # it has ended
+    with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
         while process.poll() is None:
             pages = int(Path(f"/proc/{process.pid}/statm").read_text().split()[1])
             if pages * resource.getpagesize() > MEMORY_BYTES:

@@ -69,6 +69,18 @@ async def test_pages_of_errors_join(penstock, done):
     assert rest.next_cursor is None
 
 
+async def test_a_page_of_errors_that_begins_behind_those_of_its_first_chunk_knows_of_more(penstock, done):
+    page = await penstock.operations.errors(done.id, first=4, limit=1)
+    assert ([error.row for error in page.items], page.next_cursor) == ([14], "14")
+
+
+async def test_pages_of_errors_of_one_kind_join_across_chunks_that_have_others(penstock, done):
+    first = await penstock.operations.errors(done.id, error_type="Validation", limit=1)
+    rest = await penstock.operations.errors(done.id, error_type="Validation", limit=1, cursor=first.next_cursor)
+    assert [error.row for error in [*first.items, *rest.items]] == [3, 37]
+    assert rest.next_cursor is None
+
+
 async def test_errors_bring_their_rows_when_asked(penstock, done):
     bare = (await penstock.operations.errors(done.id)).items
     full = (await penstock.operations.errors(done.id, data=True)).items

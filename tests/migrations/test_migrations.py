@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, event, text
+from sqlalchemy import Connection, event, inspect, text
 
 import penstock
 from penstock.clock import SystemClock
@@ -58,11 +58,36 @@ async def test_an_upgrade_killed_after_any_statement_can_be_run_again(fresh_url)
         await inside(fresh_url, drop_everything)
         if not await upgrade_killed_after(fresh_url, killed_after):
             break
-        assert (await check(fresh_url, SystemClock())).revision is None
+        assert (await check(fresh_url, SystemClock())).revision in (None, *REVISIONS[:-1])
         await upgrade(fresh_url, SystemClock())
         assert await inside(fresh_url, catalogue) == expected
         killed_after += 1
     assert killed_after > len(metadata.tables)
+
+
+async def test_an_upgrade_keeps_the_rows_that_were_stored_without_marks(fresh_url):
+    await inside(fresh_url, lambda connection: upgrade_to(connection, "0001"))
+    stored = {"chunk": 7, "data": bytes(range(256)) * 1000}
+    before = text("INSERT INTO penstock_chunk_rows (chunk, data) VALUES (:chunk, :data)")
+    await inside(fresh_url, lambda connection: connection.execute(before, stored))
+    assert await upgrade(fresh_url, SystemClock()) == ("0001", HEAD)
+    after = text("SELECT chunk, key_marks, data FROM penstock_chunk_rows")
+    assert await inside(fresh_url, lambda connection: connection.execute(after).all()) == [(7, None, stored["data"])]
+    assert await inside(fresh_url, differences) == []
+
+
+@pytest.mark.databases("sqlite")
+async def test_marks_stand_before_the_data_where_that_makes_them_quick_to_read(fresh_url):
+    await upgrade(fresh_url, SystemClock())
+    columns = await inside(fresh_url, lambda connection: inspect(connection).get_columns("penstock_chunk_rows"))
+    assert [column["name"] for column in columns] == ["chunk", "key_marks", "data"]
+
+
+@pytest.mark.databases("postgresql")
+async def test_marks_are_kept_in_the_row_where_they_could_be_moved_out_of_it(fresh_url):
+    await upgrade(fresh_url, SystemClock())
+    kept = text("SELECT attstorage FROM pg_attribute WHERE attname = 'key_marks'")
+    assert await inside(fresh_url, lambda connection: connection.execute(kept).scalar()) in ("m", b"m")
 
 
 async def test_upgrades_at_once_happen_once(fresh_url):
@@ -166,6 +191,17 @@ async def inside(url: str, work: Any) -> Any:
             return await connection.run_sync(work)
     finally:
         await database.close()
+
+
+def upgrade_to(connection: Connection, revision: str) -> None:
+    """Bring an empty database to an earlier release's schema."""
+    from alembic import command
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS))
+    config.attributes["connection"] = connection
+    command.upgrade(config, revision)
 
 
 def differences(connection: Connection) -> list[Any]:

@@ -41,6 +41,7 @@ PURE = (
     "schema",
     "operations.states",
     "operations.model",
+    "operations.keys",
     "operations.ledger",
     "operations.rules.decide",
     "operations.rules.spans",

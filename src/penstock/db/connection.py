@@ -3,26 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar, TypeVarTuple, overload
+from functools import partial
+from types import MappingProxyType
+from typing import Any, NoReturn, Protocol, Self, TypeVar, TypeVarTuple, overload
 
 from sqlalchemy import Connection as SyncConnection
 from sqlalchemy import CursorResult, Executable
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from sqlalchemy.sql.selectable import TypedReturnsRows
 
-__all__ = ["Abandoned", "Connection", "Direct"]
+from penstock.db.prepared import Answer, Prepared, Statement, Statements, Values
+
+__all__ = ["NOTHING", "Abandoned", "Connection", "Driver", "Link", "raise_known"]
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
+NOTHING: Values = MappingProxyType({})
+
 
 class Connection(Protocol):
-    """A connection inside a transaction; SQLAlchemy's AsyncConnection is one."""
+    """A connection inside a transaction."""
 
     @overload
     async def execute(self, statement: TypedReturnsRows[*Ts], parameters: Any = None) -> CursorResult[*Ts]: ...
 
     @overload
     async def execute(self, statement: Executable, parameters: Any = None) -> CursorResult[*tuple[Any, ...]]: ...
+
+    async def send(self, statement: Statement, values: Values = NOTHING) -> Answer:
+        """Send a statement that is kept to be sent again: it is prepared once, and goes straight to the driver."""
+
+    async def tell(self, text: str) -> None:
+        """Send text straight to the driver, and hear nothing but errors."""
 
     async def exec_driver_sql(self, statement: str, parameters: Any = None) -> CursorResult[*tuple[Any, ...]]:
         """Send text as it is."""
@@ -42,36 +55,57 @@ class Abandoned(Exception):
     """Whoever asked for this transaction was cancelled: it is undone."""
 
 
-class Direct:
-    """A connection on whose own thread we are: nothing is awaited. It sends nothing more once it is abandoned."""
+class Driver(Protocol):
+    """How a database's own driver is spoken to; `connection` is the driver's."""
 
-    __slots__ = ("_sync", "is_abandoned")
+    async def send(self, connection: Any, prepared: Prepared, parameters: list[Any]) -> Answer:
+        """Send a statement that was prepared."""
 
-    def __init__(self, sync: SyncConnection) -> None:
-        self._sync = sync
-        self.is_abandoned = False
+    async def tell(self, connection: Any, text: str) -> None:
+        """Send text that answers nothing."""
 
-    async def execute(self, statement: Any, parameters: Any = None) -> Any:
-        """Send a statement."""
-        if self.is_abandoned:
-            raise Abandoned
-        return self._sync.execute(statement, parameters)
 
-    async def exec_driver_sql(self, statement: str, parameters: Any = None) -> Any:
-        """Send text as it is."""
-        if self.is_abandoned and statement != "ROLLBACK":
-            raise Abandoned
-        return self._sync.exec_driver_sql(statement, parameters)
+class Link(AsyncConnection):
+    """SQLAlchemy's connection, with the short way to its driver beside it."""
 
-    async def run_sync(self, work: Callable[[SyncConnection], T]) -> T:
-        """Run work that wants SQLAlchemy's blocking connection."""
-        return work(self._sync)
+    __slots__ = ("_driver", "raw", "statements")
 
-    @property
-    def invalidated(self) -> bool:
-        """Whether the connection underneath is gone."""
-        return self._sync.invalidated
+    def __init__(self, engine: AsyncEngine, driver: Driver, statements: Statements) -> None:
+        super().__init__(engine)
+        self._driver, self.statements = driver, statements
+        self.raw: Any = None
 
-    async def invalidate(self, exception: BaseException | None = None) -> None:
-        """Give the connection underneath up."""
-        self._sync.invalidate(exception)
+    async def start(self, is_ctxmanager: bool = False) -> Self:
+        """Connect."""
+        await super().start(is_ctxmanager)
+        # It sends nothing. But now SQLAlchemy knows of a transaction, and will not connect again in the middle of ours.
+        await self.begin()
+        self.raw = (await self.get_raw_connection()).driver_connection
+        return self
+
+    async def send(self, statement: Statement, values: Values = NOTHING) -> Answer:
+        """Send a statement that is kept to be sent again: it is prepared once, and goes straight to the driver."""
+        prepared = self.statements.prepared(statement, values)
+        parameters = prepared.parameters(values)
+        try:
+            return await self._driver.send(self.raw, prepared, parameters)
+        except BaseException as error:
+            await self.run_sync(partial(raise_known, error, prepared.text, parameters))
+
+    async def tell(self, text: str) -> None:
+        """Send text straight to the driver, and hear nothing but errors."""
+        try:
+            await self._driver.tell(self.raw, text)
+        except BaseException as error:
+            await self.run_sync(partial(raise_known, error, text, ()))
+
+
+def raise_known(error: BaseException, text: str, parameters: Any, connection: SyncConnection) -> NoReturn:
+    """Raise what SQLAlchemy raises for an error of the driver, and give up a connection that broke as it does."""
+    adapter: Any = connection.connection.dbapi_connection
+    try:
+        adapter._handle_exception(error)
+    except BaseException as known:
+        is_of_sql = isinstance(known, connection.dialect.loaded_dbapi.Error)
+        connection._handle_dbapi_exception(known, text if is_of_sql else None, parameters, None, None)
+    raise error

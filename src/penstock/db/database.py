@@ -11,14 +11,15 @@ from typing import Any, Self, TypeVar
 
 from sqlalchemy import ColumnElement, Executable, event
 from sqlalchemy.exc import DBAPIError, InvalidRequestError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from penstock.clock import Clock
 from penstock.db.address import file_of, parse
 from penstock.db.checkpoint import WriteAheadLog
-from penstock.db.connection import Abandoned, Connection
+from penstock.db.connection import Abandoned, Connection, Link
 from penstock.db.dialects import Dialect, notice_partitions
 from penstock.db.onehop import run_there
+from penstock.db.prepared import Statements
 from penstock.db.safety import Finding, judge, refuse_unsafe
 from penstock.errors import DatabaseUnsafe, PenstockError, SettingsInvalid, Unavailable
 from penstock.failpoints import hit
@@ -50,9 +51,10 @@ class Database:
         self._engine = engine
         # Connections stay checked out of SQLAlchemy's pool: going in and out of it costs more than a statement.
         self._places = asyncio.Semaphore(pool_size)
-        self._idle: list[AsyncConnection] = []
+        self._idle: list[Link] = []
         self._clock = clock
         self._prepared: dict[Hashable, Any] = {}
+        self._statements = Statements(engine.dialect)
         # SQLite has one writer; ours queue here in order instead of fighting over the file's lock.
         self._turn: AbstractAsyncContextManager[Any] = asyncio.Lock() if dialect.is_file else nullcontext()
 
@@ -140,7 +142,7 @@ class Database:
         async with self.connection() as connection:
             return await self._run(connection, whole)
 
-    async def _run(self, connection: AsyncConnection, work: Callable[[Connection], Coroutine[Any, Any, T]]) -> T:
+    async def _run(self, connection: Link, work: Callable[[Connection], Coroutine[Any, Any, T]]) -> T:
         return await (run_there(connection, work) if self.dialect.is_file else work(connection))
 
     async def _whole(self, work: Callable[[Connection], Awaitable[T]], point: str, tx: Connection) -> T:
@@ -155,7 +157,7 @@ class Database:
     async def ring(self, tx: Connection) -> None:
         """Wake those who listen on other processes, when this transaction commits."""
         if self.dialect.ring:
-            await tx.exec_driver_sql(self.dialect.ring)
+            await tx.tell(self.dialect.ring)
 
     async def listen(self, heard: Callable[[], None]) -> None:
         """Call `heard` whenever somebody rings; comes back when the connection is lost, at once where none can."""
@@ -163,7 +165,7 @@ class Database:
             await self.dialect.listen(connection, heard)
 
     @asynccontextmanager
-    async def write(self) -> AsyncIterator[AsyncConnection]:
+    async def write(self) -> AsyncIterator[Link]:
         """One write transaction that is tried once, committed at the end of the block, undone by any error."""
         async with self._turn, self.connection() as tx, self._written(tx):
             yield tx
@@ -179,7 +181,7 @@ class Database:
         await self._commit(tx)
 
     @asynccontextmanager
-    async def read(self) -> AsyncIterator[AsyncConnection]:
+    async def read(self) -> AsyncIterator[Link]:
         """One consistent snapshot to read; blocks no writer and is blocked by none."""
         async with self.connection() as tx, self._snapshot(tx):
             yield tx
@@ -199,7 +201,7 @@ class Database:
         return judge(self.dialect.requirements, {str(name): value for name, value in facts.items()})
 
     @asynccontextmanager
-    async def connection(self) -> AsyncIterator[AsyncConnection]:
+    async def connection(self) -> AsyncIterator[Link]:
         """A connection outside any transaction: each statement commits by itself."""
         await self._take_place()
         try:
@@ -233,14 +235,14 @@ class Database:
         except TimeoutError:
             raise Unavailable(f"no connection became free within {POOL_WAIT_S} s") from None
 
-    async def _check_out(self) -> AsyncConnection:
+    async def _check_out(self) -> Link:
         if self._idle:
             return self._idle.pop()
         tries = 0
         while True:
             tries += 1
             try:
-                return await self._engine.connect()
+                return await Link(self._engine, self.dialect, self._statements).start()
             except DBAPIError as error:
                 # Processes that open a new SQLite file at once collide when they switch it to WAL.
                 if self.dialect.trouble(error) != "contended" or tries == TRIES_MAX:
@@ -265,7 +267,7 @@ class Database:
 
     async def _commit(self, tx: Connection) -> None:
         try:
-            await tx.exec_driver_sql("COMMIT")
+            await tx.tell("COMMIT")
         except DBAPIError as error:
             if self.dialect.trouble(error) == "unavailable":
                 raise CommitUnknown(f"the connection died at COMMIT: {error.orig}") from error
@@ -279,13 +281,13 @@ class Database:
             raise CommitUnknown(f"the connection died at COMMIT: {error}") from error
 
 
-def _is_sound(connection: AsyncConnection) -> bool:
+def _is_sound(connection: Link) -> bool:
     """Whether a connection can be used again: nobody was cancelled on it, and it did not break."""
     sync = connection.sync_connection
     return sync is not None and not sync.closed and not sync.invalidated and sync.connection.is_valid
 
 
-async def _let_go(connection: AsyncConnection) -> None:
+async def _let_go(connection: Link) -> None:
     with suppress(DBAPIError, OSError):  # it is gone already
         await connection.close()
 
@@ -296,7 +298,7 @@ async def _back_off(tries: int) -> None:
 
 async def _send(tx: Connection, statements: tuple[str, ...]) -> None:
     for statement in statements:
-        await tx.exec_driver_sql(statement)
+        await tx.tell(statement)
 
 
 async def _roll_back(tx: Connection) -> None:
@@ -304,7 +306,7 @@ async def _roll_back(tx: Connection) -> None:
     if tx.invalidated:
         return
     try:
-        await tx.exec_driver_sql("ROLLBACK")
+        await tx.tell("ROLLBACK")
     except (DBAPIError, OSError) as error:
         await tx.invalidate(error)
 

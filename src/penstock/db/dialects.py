@@ -14,22 +14,26 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, ClassVar, Literal
 
-from sqlalchemy import URL, BigInteger, ColumnElement, Table, bindparam, func, literal_column, select
+from sqlalchemy import URL, BigInteger, ColumnElement, Integer, Table, bindparam, func, literal_column, select
 from sqlalchemy.dialects.mysql import insert as mariadb_insert
 from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.dialects.sqlite.base import SQLiteTypeCompiler
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.dml import Insert
+from sqlalchemy.sql.functions import FunctionElement
 
 from penstock.clock import Clock
 from penstock.db.checkpoint import LOG_BYTES
-from penstock.db.onehop import use_one_hop
+from penstock.db.onehop import ask, use_one_hop
+from penstock.db.prepared import Answer, Prepared
 from penstock.db.safety import Requirement, at_least, one_of
 from penstock.errors import Unavailable
 
-__all__ = ["DIALECTS", "Dialect", "Trouble"]
+__all__ = ["DIALECTS", "Dialect", "Trouble", "place_of"]
 
 # How long a statement waits for a lock; below the 2 s margin in which a worker starts nothing before its lease ends.
 LOCK_WAIT_S = 1.5
@@ -79,6 +83,14 @@ class Dialect(ABC):
         self, connection: AsyncConnection, heard: Callable[[], None]
     ) -> None:
         """Call `heard` whenever somebody rings, until the connection is lost; returns at once where nobody can."""
+
+    @abstractmethod
+    async def send(self, connection: Any, prepared: Prepared, parameters: list[Any]) -> Answer:
+        """Send a statement that was prepared, on the driver's connection."""
+
+    @abstractmethod
+    async def tell(self, connection: Any, text: str) -> None:
+        """Send text that answers nothing, on the driver's connection."""
 
     @abstractmethod
     def trouble(self, error: DBAPIError) -> Trouble:
@@ -149,6 +161,13 @@ class Sqlite(Dialect):
         dialect = engine.dialect
         dialect.type_compiler_instance = dialect.type_compiler = _StrictTypes(dialect)
         use_one_hop(engine)
+
+    async def send(self, connection: Any, prepared: Prepared, parameters: list[Any]) -> Answer:
+        answer: Answer = await connection._execute(ask, connection._conn, prepared, parameters)
+        return answer
+
+    async def tell(self, connection: Any, text: str) -> None:
+        await connection._execute(connection._conn.execute, text)
 
     def trouble(self, error: DBAPIError) -> Trouble:
         match getattr(error.orig, "sqlite_errorcode", 0) & 0xFF:
@@ -228,6 +247,20 @@ class Postgresql(Dialect):
             },
         }
 
+    async def send(self, connection: Any, prepared: Prepared, parameters: list[Any]) -> Answer:
+        # The driver keeps what it prepared on a connection by its text.
+        if prepared.is_many:
+            await connection.executemany(prepared.text, parameters)
+            return Answer([], -1)
+        if prepared.has_rows:
+            found = await connection.fetch(prepared.text, *parameters)
+            return prepared.answer(found, len(found))
+        status = await connection.execute(prepared.text, *parameters)  # such as "UPDATE 1" or "INSERT 0 1"
+        return Answer([], int(status.rsplit(" ", 1)[-1]))
+
+    async def tell(self, connection: Any, text: str) -> None:
+        await connection.execute(text)
+
     def trouble(self, error: DBAPIError) -> Trouble:
         code = getattr(error.orig, "sqlstate", None) or ""
         # Serialization failure, deadlock, lock timeout.
@@ -290,6 +323,15 @@ class Mariadb(Dialect):
     def connect_args(self) -> dict[str, Any]:
         return {"connect_timeout": CONNECT_S, "charset": "utf8mb4", "autocommit": True}
 
+    async def send(self, connection: Any, prepared: Prepared, parameters: list[Any]) -> Answer:
+        cursor = connection.cursor()  # it holds nothing that would have to be closed
+        await (cursor.executemany if prepared.is_many else cursor.execute)(prepared.text, parameters)
+        found = await cursor.fetchall() if prepared.has_rows else ()
+        return prepared.answer(found, cursor.rowcount)
+
+    async def tell(self, connection: Any, text: str) -> None:
+        await connection.query(text)
+
     def trouble(self, error: DBAPIError) -> Trouble:
         code = error.orig.args[0] if error.orig and error.orig.args else 0
         # Lock timeout, deadlock, record or table definition changed since the snapshot.
@@ -315,6 +357,26 @@ class Mariadb(Dialect):
 
 
 DIALECTS: tuple[Dialect, ...] = (Sqlite(), Postgresql(), Mariadb())
+
+
+class place_of(FunctionElement[int]):
+    """`place_of(part, whole)`: where one block of bytes begins in another, from 1; 0 when it is not there."""
+
+    type = Integer()
+    inherit_cache = True
+
+
+@compiles(place_of)
+def _instr(call: place_of, compiler: SQLCompiler, **kw: Any) -> str:
+    part, whole = (compiler.process(clause, **kw) for clause in call.clauses)
+    return f"instr({whole}, {part})"
+
+
+@compiles(place_of, "postgresql")
+def _position(call: place_of, compiler: SQLCompiler, **kw: Any) -> str:
+    # Its function of the usual name is for text only.
+    part, whole = (compiler.process(clause, **kw) for clause in call.clauses)
+    return f"position({part} IN {whole})"
 
 
 def notice_partitions(driver_connection: Any) -> None:

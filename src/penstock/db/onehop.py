@@ -11,16 +11,19 @@ import sqlite3
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import closing
 from typing import Any, TypeVar
 
+from sqlalchemy import Connection as SyncConnection
 from sqlalchemy import event
 from sqlalchemy.dialects.sqlite.aiosqlite import AsyncAdapt_aiosqlite_connection, AsyncAdapt_aiosqlite_cursor
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.util.concurrency import await_
 
-from penstock.db.connection import Connection, Direct
+from penstock.db.connection import NOTHING, Abandoned, Connection, Link, raise_known
+from penstock.db.prepared import Answer, Prepared, Statement, Values
 
-__all__ = ["run_there", "use_one_hop"]
+__all__ = ["ask", "run_there", "use_one_hop"]
 
 T = TypeVar("T")
 
@@ -87,16 +90,79 @@ def use_one_hop(engine: AsyncEngine) -> None:
         return _OneHopConnection(dialect.loaded_dbapi, stock._connection)
 
 
-async def run_there(connection: AsyncConnection, work: Callable[[Connection], Coroutine[Any, Any, T]]) -> T:
+def ask(connection: sqlite3.Connection, prepared: Prepared, parameters: list[Any]) -> Answer:
+    """Send a statement; on the connection's thread."""
+    with closing(connection.cursor()) as cursor:
+        (cursor.executemany if prepared.is_many else cursor.execute)(prepared.text, parameters)
+        return prepared.answer(cursor.fetchall(), cursor.rowcount)
+
+
+class Direct:
+    """A connection on whose own thread we are: nothing is awaited. It sends nothing more once it is abandoned."""
+
+    __slots__ = ("_link", "_raw", "_sync", "is_abandoned")
+
+    def __init__(self, link: Link) -> None:
+        assert link.sync_connection is not None
+        self._link, self._raw, self._sync = link, link.raw._conn, link.sync_connection
+        self.is_abandoned = False
+
+    async def execute(self, statement: Any, parameters: Any = None) -> Any:
+        """Send a statement."""
+        if self.is_abandoned:
+            raise Abandoned
+        return self._sync.execute(statement, parameters)
+
+    async def send(self, statement: Statement, values: Values = NOTHING) -> Answer:
+        """Send a statement that is kept to be sent again."""
+        if self.is_abandoned:
+            raise Abandoned
+        prepared = self._link.statements.prepared(statement, values)
+        parameters = prepared.parameters(values)
+        try:
+            return ask(self._raw, prepared, parameters)
+        except Exception as error:
+            raise_known(error, prepared.text, parameters, self._sync)
+
+    async def tell(self, text: str) -> None:
+        """Send text, and hear nothing but errors."""
+        if self.is_abandoned and text != "ROLLBACK":
+            raise Abandoned
+        try:
+            self._raw.execute(text)
+        except Exception as error:
+            raise_known(error, text, (), self._sync)
+
+    async def exec_driver_sql(self, statement: str, parameters: Any = None) -> Any:
+        """Send text as it is."""
+        if self.is_abandoned:
+            raise Abandoned
+        return self._sync.exec_driver_sql(statement, parameters)
+
+    async def run_sync(self, work: Callable[[SyncConnection], T]) -> T:
+        """Run work that wants SQLAlchemy's blocking connection."""
+        return work(self._sync)
+
+    @property
+    def invalidated(self) -> bool:
+        """Whether the connection underneath is gone."""
+        return self._sync.invalidated
+
+    async def invalidate(self, exception: BaseException | None = None) -> None:
+        """Give the connection underneath up."""
+        self._sync.invalidate(exception)
+
+
+async def run_there(link: Link, work: Callable[[Connection], Coroutine[Any, Any, T]]) -> T:
     """Run work that awaits nothing but this connection whole on the connection's thread, in one visit.
 
     A caller that is cancelled waits for its end: what was not being committed yet is undone. What was is answered
     first, so that the caller knows, and the cancellation is felt at its next await.
     """
-    assert connection.sync_connection is not None
-    here = Direct(connection.sync_connection)
-    driver: Any = (await connection.get_raw_connection()).driver_connection
-    visit = asyncio.ensure_future(driver._execute(lambda: _driven(work(here))))
+    here = Direct(link)
+    once = [work]  # the thread keeps what it was given until it is given more; it shall not keep our work alive
+    del work
+    visit = asyncio.ensure_future(link.raw._execute(lambda: _driven(once.pop()(here))))
     try:
         answer: T = await asyncio.shield(visit)
     except asyncio.CancelledError:

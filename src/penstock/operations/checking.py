@@ -41,7 +41,7 @@ class _Findings:
 
     def add(self, definition: Definition, checked: Checked) -> None:
         """One more batch."""
-        self.rows += len(checked.batch.rows)
+        self.rows += checked.ledger.rows
         self.invalid += len(checked.stories)
         self.stop_reason = self.stop_reason or breach(definition.options, failed=self.invalid, processed=self.rows)
         room = max(0, self.errors_max - len(self.errors))

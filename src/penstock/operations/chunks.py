@@ -6,13 +6,12 @@ matches no row, the chunk has a new owner: `Lost` ends the transaction and whate
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from sqlalchemy import (
     ColumnElement,
     Insert,
-    RowMapping,
     Select,
     Update,
     bindparam,
@@ -49,6 +48,8 @@ __all__ = [
     "release",
     "stories_of",
 ]
+
+SKIPPED_EACH = 8
 
 
 class NewMail(Exception):
@@ -95,44 +96,62 @@ async def candidates(
     """
     if not limit:
         return []
-    asked = {"skip": skip, "many": limit, "names": names, "of": operation, "rank": rank, "workers": workers}
-    found = (await tx.execute(db.prepared(_draining, operation is not None), asked)).all()
+    # Room for a few more, so that the statement is the same for a while; no chunk has the number 0.
+    skipped = [*skip, *[0] * (SKIPPED_EACH - len(skip) % SKIPPED_EACH)]
+    asked = {"many": limit, "of": operation, "rank": rank, "workers": workers}
+    asked |= _numbered("skip", skipped) | _numbered("name", names)
+    found = (await tx.send(db.prepared(_draining, len(skipped), operation is not None), asked)).rows
     if names and len(found) < limit and workers > 1:
-        found = [*found, *(await tx.execute(db.prepared(_runnable, True), asked)).all()]
+        found += (await tx.send(db.prepared(_runnable, len(skipped), len(names), True), asked)).rows
     if names and not found:
-        found = (await tx.execute(db.prepared(_runnable), asked)).all()
-    return [_held(row._mapping) for row in found[:limit]]
+        found = (await tx.send(db.prepared(_runnable, len(skipped), len(names)), asked)).rows
+    return [_held(dict(zip(_CANDIDATE.keys(), row, strict=True))) for row in found[:limit]]
 
 
-def _claimable(db: Database, is_of_one: bool) -> Select[*tuple[Any, ...]]:
+def _numbered(name: str, values: Iterable[Any]) -> dict[str, Any]:
+    """A list as single parameters: the length of a list would be part of a statement's text."""
+    return {f"{name}{place}": value for place, value in enumerate(values)}
+
+
+def _one_of(column: ColumnElement[Any], name: str, many: int) -> ColumnElement[bool]:
+    return column.in_([bindparam(f"{name}{place}", type_=column.type) for place in range(many)])
+
+
+_CANDIDATE = {
+    **chunks.c,
+    "data": chunk_rows.c.data,
+    "operation_state": operations.c.state,
+    "plan": operations.c.plan,
+}
+
+
+def _claimable(db: Database, skipped: int, is_of_one: bool) -> Select[*tuple[Any, ...]]:
     query = (
-        select(chunks, chunk_rows.c.data, operations.c.state.label("operation_state"), operations.c.plan)
+        select(*_CANDIDATE.values())
         .join(operations, operations.c.number == chunks.c.operation)
         .outerjoin(chunk_rows, chunk_rows.c.chunk == chunks.c.id)
-        .where(
-            chunks.c.is_open == 1, is_free(db, chunks.c.owner), chunks.c.id.not_in(bindparam("skip", expanding=True))
-        )
+        .where(chunks.c.is_open == 1, is_free(db, chunks.c.owner), ~_one_of(chunks.c.id, "skip", skipped))
         .limit(bindparam("many"))
     )
     return query.where(chunks.c.operation == bindparam("of")) if is_of_one else query
 
 
-def _draining(db: Database, is_of_one: bool) -> Select[*tuple[Any, ...]]:
-    return _claimable(db, is_of_one).where(operations.c.state == "Stopping").order_by(chunks.c.id)
+def _draining(db: Database, skipped: int, is_of_one: bool) -> Select[*tuple[Any, ...]]:
+    return _claimable(db, skipped, is_of_one).where(operations.c.state == "Stopping").order_by(chunks.c.id)
 
 
-def _runnable(db: Database, is_part: bool = False) -> Select[*tuple[Any, ...]]:
+def _runnable(db: Database, skipped: int, names: int, is_part: bool = False) -> Select[*tuple[Any, ...]]:
     is_to_validate = (operations.c.state == "Validating") & (chunks.c.is_raw == 1)
     is_due = (
-        operations.c.state.in_(("Running", "Retrying")) | is_to_validate,
-        operations.c.name.in_(bindparam("names", expanding=True)),
+        or_(operations.c.state == "Running", operations.c.state == "Retrying", is_to_validate),
+        _one_of(operations.c.name, "name", names),
         chunks.c.due_at <= db.now(),
     )
-    query = _claimable(db, is_of_one=False).where(*is_due).order_by(chunks.c.due_at, chunks.c.id)
+    query = _claimable(db, skipped, is_of_one=False).where(*is_due).order_by(chunks.c.due_at, chunks.c.id)
     return query.where(chunks.c.id % bindparam("workers") == bindparam("rank")) if is_part else query
 
 
-def _held(row: RowMapping) -> Held:
+def _held(row: Mapping[str, Any]) -> Held:
     steps = len(row["plan"]["steps"])
     held = Held(
         plan=row["plan"],
@@ -164,8 +183,8 @@ async def claim(db: Database, tx: Connection, held: Held, *, owner: str, write: 
     values: dict[str, Any] = {"taker": owner, "seen_mail": held.mail, "seen_version": held.version}
     if write:
         values["intent"] = held.ledger.encode()
-    done = await tx.execute(db.prepared(_claim, write), {**values, **_place(held)})
-    return done.rowcount == 1
+    done = await tx.send(db.prepared(_claim, write), {**values, **_place(held)})
+    return done.matched == 1
 
 
 def _claim(db: Database, write: bool) -> Update:
@@ -201,7 +220,7 @@ async def load(tx: Connection, operation: int, *filters: ColumnElement[bool], li
         .order_by(chunks.c.id)
         .limit(limit)
     )
-    found = [_held(row._mapping) for row in await tx.execute(query)]
+    found = [_held(row._asdict()) for row in await tx.execute(query)]
     for held in found:
         await load_stories(tx, held)
     return found
@@ -214,8 +233,8 @@ async def load_stories(tx: Connection, held: Held) -> None:
 
 async def stories_of(tx: Connection, chunk: int) -> dict[tuple[int, int], Story]:
     """The records of a chunk's rows, by row and step."""
-    found = await tx.execute(_STORIES_OF, {"the_chunk": chunk})
-    return {(row[1], row[2]): Story(*row) for row in found}
+    found = await tx.send(_STORIES_OF, {"the_chunk": chunk})
+    return {(row[1], row[2]): Story(*row) for row in found.rows}
 
 
 # In the order of the fields.
@@ -235,34 +254,39 @@ async def flush(db: Database, tx: Connection, held: Held, writing: Writing, **ex
     values = {"ledger": writing.ledger, **writing.counts.columns()}
     if extra:
         await _write(tx, held, **values, **extra)
-    elif (await tx.execute(_FLUSH, {**values, **_place(held)})).rowcount != 1:
+    elif (await tx.send(_FLUSH, {**values, **_place(held)})).matched != 1:
         raise Lost(f"chunk {held.id} at fence {held.fence}")
     await _write_stories(db, tx, writing)
 
 
 async def _write_stories(db: Database, tx: Connection, writing: Writing) -> None:
     if writing.stories:
-        await tx.execute(db.prepared(_upsert_stories), list(writing.stories.values()))
+        await tx.send(db.prepared(_upsert_stories), list(writing.stories.values()))
     if writing.lines:
-        await tx.execute(insert(history), list(writing.lines))
+        await tx.send(_NEW_LINES, list(writing.lines))
 
 
 # What is sent with them, the ledger and the counts, is set too.
 _FLUSH = update(chunks).where(*_OURS).values(version=chunks.c.version + 1)
-_CLOSE = _FLUSH.where(chunks.c.mail == bindparam("seen_mail")).values(is_open=0, owner=None)
+_LET_GO = _FLUSH.where(chunks.c.mail == bindparam("seen_mail")).values(owner=None)
+_CLOSE = _LET_GO.values(is_open=0)
+_NEW_LINES = insert(history)
 
 
 async def lock(tx: Connection, held: Held) -> int:
     """Lock a chunk we own against new mail until the commit; returns how much mail it has. `Lost` when not ours."""
-    mine = (chunks.c.id == held.id, chunks.c.fence == held.fence)
-    if (await tx.execute(update(chunks).where(*mine).values(fence=chunks.c.fence))).rowcount != 1:
+    if (await tx.send(_LOCK, _place(held))).matched != 1:
         raise Lost(f"chunk {held.id} at fence {held.fence}")
-    return int((await tx.execute(select(chunks.c.mail).where(chunks.c.id == held.id))).scalar_one())
+    return int((await tx.send(_MAIL_OF, {"the_chunk": held.id})).one()[0])
+
+
+_LOCK = update(chunks).where(*_OURS).values(fence=chunks.c.fence)
+_MAIL_OF = select(chunks.c.mail).where(chunks.c.id == bindparam("the_chunk"))
 
 
 async def release(tx: Connection, held: Held, *, due_at: int) -> None:
     """Let go until something is due; `NewMail` when word has come, so that it must be looked at first."""
-    await _write(tx, held, chunks.c.mail == held.mail, owner=None, due_at=due_at)
+    await _let_go(tx, _LET_GO, held, due_at=due_at)
 
 
 async def close(db: Database, tx: Connection, held: Held, writing: Writing, *, actor: str) -> None:
@@ -270,9 +294,7 @@ async def close(db: Database, tx: Connection, held: Held, writing: Writing, *, a
     head = await end_chunk(tx, held.operation)
     if head is None:
         raise Lost("the operation is over")
-    values = {"ledger": writing.ledger, **writing.counts.columns(), "seen_mail": held.mail}
-    if (await tx.execute(_CLOSE, {**values, **_place(held)})).rowcount != 1:
-        await _refused(tx, held)
+    await _let_go(tx, _CLOSE, held, ledger=writing.ledger, **writing.counts.columns())
     await _write_stories(db, tx, writing)
     await finish_if_over(db, tx, head, actor=actor)
 
@@ -283,10 +305,19 @@ async def hand_over(db: Database, held: Held, writing: Writing, actor: str, tx: 
     head = await end_raw_chunk(tx, held.operation, is_over=is_over)
     if head is None:
         raise Stopped(await state_of(tx, held.operation))
-    values = {"ledger": writing.ledger, **writing.counts.columns(), "is_raw": 0, "is_open": int(not is_over)}
-    await _write(tx, held, chunks.c.mail == held.mail, owner=None, due_at=db.now(), **values)
+    values = {"ledger": writing.ledger, **writing.counts.columns(), "is_open": int(not is_over)}
+    await _let_go(tx, db.prepared(_hand_over), held, **values)
     await _write_stories(db, tx, writing)
     await end_validation(db, tx, head, actor=actor)
+
+
+def _hand_over(db: Database) -> Update:
+    return _LET_GO.values(is_raw=0, due_at=db.now())
+
+
+async def _let_go(tx: Connection, statement: Update, held: Held, **values: Any) -> None:
+    if (await tx.send(statement, {**values, "seen_mail": held.mail, **_place(held)})).matched != 1:
+        await _refused(tx, held)
 
 
 async def _write(tx: Connection, held: Held, *guards: ColumnElement[bool], **values: Any) -> None:

@@ -1,16 +1,17 @@
 """A chunk's ledger: state, attempt, start, duration and output of every step of every row, as one compact block.
 
 Columns, not records: a thousand rows that simply succeeded compress to a few kilobytes and cost no row in any
-table. In memory the columns are arrays indexed by the row's place in its chunk. Step 0 here is
+table. In memory the columns are lists and bytearrays indexed by the row's place in its chunk. Step 0 here is
 validation (-1 on the wire); steps 1..n are the pipeline's; a row whose place is n + 1 has run them all.
 """
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from itertools import compress as chosen
+from struct import error as PackError
+from struct import pack, unpack
 
 import msgspec
 import zstandard
@@ -103,9 +104,9 @@ class Track:
 
     def __init__(self, rows: int) -> None:
         self.state = bytearray(rows)
-        self.attempt = _zeros(rows)
-        self.began = _zeros(rows)
-        self.took = _zeros(rows)
+        self.attempt: list[int] = [0] * rows
+        self.began: list[int] = [0] * rows
+        self.took: list[int] = [0] * rows
         self.outputs: dict[int, bytes] = {}
 
 
@@ -119,7 +120,7 @@ class Ledger:
         self.at = bytearray(b"\x01") * rows
         self.in_flight = bytearray(rows)
         self.lost = bytearray(rows)
-        self.generation = _zeros(rows)
+        self.generation: list[int] = [0] * rows
         self.tracks = [Track(rows) for _ in range(steps + 1)]
         self.tracks[0].state = bytearray([COMPLETED]) * rows
 
@@ -290,32 +291,36 @@ class Ledger:
         return ledger
 
 
-def _zeros(rows: int) -> array[int]:
-    return array("q", bytes(8 * rows))
-
-
-def _is_blank(column: bytearray | array[int]) -> bool:
+def _is_blank(column: bytearray | list[int]) -> bool:
     """Whether a column holds nothing but zeros."""
-    plain = bytes(column)
-    return plain.count(0) == len(plain)
+    return column == bytes(len(column)) if isinstance(column, bytearray) else column.count(0) == len(column)
 
 
-def _pack(column: array[int]) -> bytes:
+def _pack(values: list[int]) -> bytes:
     """Integers as byte planes: the high bytes of neighbouring times are alike, so they compress to nothing."""
-    flat = column.tobytes()
-    planes = [flat[plane::8] for plane in range(8)]
-    while planes and planes[-1].count(0) == len(column):
-        planes.pop()
-    return bytes([len(planes)]) + b"".join(planes) if planes else b""
+    if _is_blank(values):
+        return b""
+    try:
+        return b"\x01" + bytes(values)
+    except ValueError:  # one is larger than a byte
+        pass
+    try:
+        width, flat = 4, pack(f"<{len(values)}I", *values)
+    except PackError:
+        width, flat = 8, pack(f"<{len(values)}q", *values)
+    return bytes([width]) + b"".join([flat[plane::width] for plane in range(width)])
 
 
-def _unpack(data: bytes, column: array[int]) -> array[int]:
-    """Undo `_pack`; nothing is a column of zeros, which is given."""
+def _unpack(data: bytes, blank: list[int]) -> list[int]:
+    """Undo `_pack`; `blank` is the column of zeros that nothing stands for."""
     if not data:
-        return column
+        return blank
     width, planes = data[0], data[1:]
     length = len(planes) // width
-    flat = bytearray(8 * length)
+    flat = bytearray(len(planes))
     for plane in range(width):
-        flat[plane::8] = planes[plane * length : (plane + 1) * length]
-    return array("q", bytes(flat))
+        flat[plane::width] = planes[plane * length : (plane + 1) * length]
+    return [*unpack(f"<{length}{_CODES[width]}", flat)]
+
+
+_CODES = {1: "B", 4: "I", 8: "q"}

@@ -13,6 +13,7 @@ from penstock.clock import from_micros, micros
 from penstock.db.connection import Connection
 from penstock.errors import InvalidInput, NotFound
 from penstock.journal import queries as journal
+from penstock.operations.keys import key_names
 from penstock.operations.ledger import Counts
 from penstock.operations.model import Event, Operation, Page
 from penstock.operations.referee import sum_counts
@@ -42,12 +43,12 @@ async def get(tx: Connection, operation: str) -> Operation:
 
 async def outline(tx: Connection, operation: str, definitions: Mapping[str, Definition]) -> Outline:
     """What it takes to read the operation's rows; `definitions`, where it is among them, know its key's other names."""
-    number = await number_of(tx, operation)
-    columns = [operations.c[name] for name in ("number", "id", "name", "rows_read", "columns", "plan")]
-    row = (await tx.execute(select(*columns).where(operations.c.number == number))).one()
-    key = row.plan["row_key"]
+    query = select(*(operations.c[name] for name in ("number", "id", "name", "rows_read", "columns", "plan")))
+    row = (await tx.execute(query.where(operations.c.id == operation))).one_or_none()
+    if row is None:
+        number = await number_of(tx, operation)
+        row = (await tx.execute(query.where(operations.c.number == number))).one()
     known = definitions.get(row.name.casefold())
-    aliases = next((field.inputs for field in known.row.fields if field.name == key), ()) if known else ()
     return Outline(
         number=row.number,
         id=row.id,
@@ -55,7 +56,7 @@ async def outline(tx: Connection, operation: str, definitions: Mapping[str, Defi
         rows_read=row.rows_read,
         columns=None if row.columns is None else tuple(row.columns),
         plan=row.plan,
-        key_names=() if key is None else (key, *aliases),
+        key_names=key_names(row.plan["row_key"], known.row.fields if known else ()),
     )
 
 

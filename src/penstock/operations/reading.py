@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
 from typing import Any, BinaryIO, TypeVar
 
@@ -20,10 +20,11 @@ from penstock.errors import FileRejected, Unavailable
 from penstock.formats import Batch, Limits, Position, Reader, open_reader
 from penstock.operations.chunks import is_free
 from penstock.operations.held import pack_rows
+from penstock.operations.keys import key_names, marks
 from penstock.operations.ledger import Counts
 from penstock.operations.referee import Head, end_validation, head_of, move, sum_counts, touch
 from penstock.operations.rules.decide import cut
-from penstock.operations.rules.planning import SUSPECT_ROWS_MAX
+from penstock.operations.rules.planning import SUSPECT_ROWS_MAX, chunk_size, largest_chunk
 from penstock.operations.rules.thresholds import breach
 from penstock.operations.running.draining import abandon
 from penstock.operations.running.execution import Execution
@@ -59,10 +60,11 @@ _NEW_RECORDS = insert(row_records)
 
 
 def _new_chunk(db: Database) -> Insert:
-    return insert(chunks).values(due_at=db.now())
+    return insert(chunks).values(due_at=db.now()).returning(chunks.c.id)
 
 
 T = TypeVar("T")
+Stored = Mapping[str, bytes | None] | None  # a chunk's rows, unless the operation keeps none
 
 
 class Interrupted(Exception):
@@ -81,7 +83,7 @@ async def take(db: Database, head: Head, *, owner: str, chunk_rows: int) -> Head
             # A reader died. The first time the whole chunk is suspect; then only who was being checked is.
             is_theirs = (operations.c.crashes == 0) | operations.c.suspect_row.is_not(None)
             values["crashes"] = operations.c.crashes + case((is_theirs, 1), else_=0)
-            until = operations.c.rows_read + 1 + chunk_rows
+            until = operations.c.rows_read + 1 + largest_chunk(chunk_rows)
             values["suspect_until"] = func.coalesce(operations.c.suspect_until, until)
         return await touch(tx, head.number, *guards, **values, suspect_row=None)
 
@@ -150,9 +152,9 @@ class Reading:
 
     async def _read(self, reader: Reader) -> None:
         pending: asyncio.Task[None] | None = None
-        async with aclosing(_ahead(self._batches(reader))) as stream:
+        async with aclosing(_ahead(self._packed(reader))) as stream:
             try:
-                async for batch in stream:
+                async for batch, stored in stream:
                     if self.is_halted or not self.execution.may_start():
                         raise Interrupted
                     if self.crashes and pending is not None:
@@ -162,7 +164,7 @@ class Reading:
                         await pending
                     self._raise_on_breach(checked)
                     # The next batch is read and checked while this one is stored.
-                    pending = asyncio.create_task(self._append(checked, reader.columns))
+                    pending = asyncio.create_task(self._append(checked, stored, reader.columns))
                 if pending is not None:
                     await pending
             except BaseException:
@@ -170,6 +172,13 @@ class Reading:
                     pending.cancel()
                     await asyncio.gather(pending, return_exceptions=True)
                 raise
+
+    def _packed(self, reader: Reader) -> Iterator[tuple[Batch, Stored]]:
+        """The file in chunks, each with its rows as they are stored."""
+        definition = self.execution.definition
+        names = key_names(definition.row_key, definition.row.fields)
+        for batch in self._batches(reader):
+            yield batch, _pack(batch, names, reader.columns) if definition.options.track_row_data else None
 
     def _batches(self, reader: Reader) -> Iterator[Batch]:
         """The file in chunks; where readers have died, first in small ones, then row by row."""
@@ -182,7 +191,20 @@ class Reading:
                     break
             else:
                 return
-        yield from reader.batches(self.chunk_rows, start)
+        while True:
+            size = self._next_size(start)
+            for batch in reader.batches(size, start):
+                yield batch
+                start = batch.end
+                if self._next_size(start) != size:
+                    break
+            else:
+                return
+
+    def _next_size(self, start: Position | None) -> int:
+        # Word for rows that wait is settled chunk by chunk, so their chunks stay small.
+        may_grow = not any(step.kind in ("poll", "signal") for step in self.execution.definition.steps)
+        return chunk_size(start.row - 1 if start else 0, self.chunk_rows, may_grow=may_grow)
 
     def _leaves(self, batch: Batch) -> bool:
         """Whether other workers shall validate this batch: they are there, and have not too much to do already."""
@@ -208,14 +230,14 @@ class Reading:
 
     def _raise_on_breach(self, checked: Checked) -> None:
         self.counts += checked.counts
-        self.rows_read += len(checked.batch.rows)
+        self.rows_read += checked.ledger.rows
         reason = breach(self.execution.definition.options, failed=self.counts.unsuccessful, processed=self.rows_read)
         if reason:
             raise FileRejected(f"stopped while validating: {reason}", code="too_many_errors")
 
-    async def _append(self, checked: Checked, columns: tuple[str, ...] | None) -> None:
-        end = checked.batch.end
-        ledger, data = await asyncio.to_thread(self._pack, checked)
+    async def _append(self, checked: Checked, stored: Stored, columns: tuple[str, ...] | None) -> None:
+        end = checked.end
+        ledger = checked.ledger.encode() if checked.counts.processed else b""
         # These rows are cleared; the others that are suspect go on being checked as carefully as before.
         crashes = min(self.crashes, ONE_BY_ONE) if end.row < self.suspect_until else 0
 
@@ -231,9 +253,9 @@ class Reading:
                 "suspect_until": self.suspect_until if crashes else None,
             }
             place = {"the_operation": self.head.number, "the_fence": self.head.fence}
-            if (await tx.execute(_READ_ON, {**read, **place})).rowcount != 1:
+            if (await tx.send(_READ_ON, {**read, **place})).matched != 1:
                 raise Interrupted
-            await self._insert(tx, checked, ledger, data)
+            await self._insert(tx, checked, ledger, stored)
             if not self.helpers():
                 return 0
             await self.db.ring(tx)
@@ -267,29 +289,23 @@ class Reading:
         except Unavailable:
             raise Interrupted from None
 
-    def _pack(self, checked: Checked) -> tuple[bytes, bytes | None]:
-        is_plain = not checked.counts.processed
-        ledger = b"" if is_plain else checked.ledger.encode()
-        return ledger, pack_rows(checked.batch.rows) if self.execution.definition.options.track_row_data else None
-
-    async def _insert(self, tx: Connection, checked: Checked, ledger: bytes, data: bytes | None) -> None:
-        start = checked.batch.start
+    async def _insert(self, tx: Connection, checked: Checked, ledger: bytes, stored: Stored) -> None:
+        start = checked.start
         values = {
             "operation": self.head.number,
             "first_row": start.row,
-            "row_count": len(checked.batch.rows),
+            "row_count": checked.ledger.rows,
             "source_offset": start.offset,
             "is_open": int(not checked.ledger.is_over),
             "is_raw": int(checked.is_raw),
             "ledger": ledger,
             **checked.counts.columns(),
         }
-        key = (await tx.execute(self.db.prepared(_new_chunk), values)).inserted_primary_key
-        assert key is not None
-        if data is not None:
-            await tx.execute(_NEW_ROWS, {"chunk": key[0], "data": data})
+        (chunk,) = (await tx.send(self.db.prepared(_new_chunk), values)).one()
+        if stored is not None:
+            await tx.send(_NEW_ROWS, {"chunk": chunk, **stored})
         if checked.stories:
-            await tx.execute(_NEW_RECORDS, [story.columns() | {"chunk": key[0]} for story in checked.stories])
+            await tx.send(_NEW_RECORDS, [story.columns() | {"chunk": chunk} for story in checked.stories])
 
     async def _seal(self) -> None:
         async def seal(tx: Connection) -> None:
@@ -338,7 +354,23 @@ class Reading:
         await self._persist(reject, "reject", lambda head: head.reading == "abandoned")
 
 
-async def _ahead(batches: Iterator[Batch]) -> AsyncGenerator[Batch, None]:
-    """Batches read on a thread, so that a slow disk does not hold up the loop."""
-    while (batch := await asyncio.to_thread(next, batches, None)) is not None:
-        yield batch
+def _pack(batch: Batch, names: Sequence[str], columns: Sequence[str] | None) -> Stored:
+    return {"key_marks": marks(batch.rows, names, columns), "data": pack_rows(batch.rows)}
+
+
+async def _ahead(items: Iterator[T]) -> AsyncGenerator[T, None]:
+    """Items made on a thread, each while the one before it is in use."""
+    loop = asyncio.get_running_loop()
+
+    def make() -> asyncio.Future[T | None]:
+        return loop.run_in_executor(None, next, items, None)
+
+    coming = make()
+    try:
+        while (item := await asyncio.shield(coming)) is not None:
+            coming = make()
+            yield item
+    finally:
+        await asyncio.wait({coming})  # nothing stops the thread, and the file may be closed next
+        if not coming.cancelled():
+            coming.exception()

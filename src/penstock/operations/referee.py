@@ -71,6 +71,19 @@ _CHUNK_ENDED = (
     .where(operations.c.number == bindparam("ended_in"), operations.c.open_chunks > 0)
     .values(revision=operations.c.revision + 1, open_chunks=operations.c.open_chunks - 1)
 )
+_RAW_CHUNK_ENDED = (
+    update(operations)
+    .where(
+        operations.c.number == bindparam("ended_in"),
+        operations.c.state == "Validating",
+        operations.c.raw_chunks > 0,
+    )
+    .values(
+        revision=operations.c.revision + 1,
+        raw_chunks=operations.c.raw_chunks - 1,
+        open_chunks=operations.c.open_chunks - bindparam("closed"),
+    )
+)
 
 
 async def touch(tx: Connection, number: int, *guards: Guard, **values: Any) -> Head | None:
@@ -82,15 +95,14 @@ async def touch(tx: Connection, number: int, *guards: Guard, **values: Any) -> H
 
 async def end_raw_chunk(tx: Connection, number: int, *, is_over: bool) -> Head | None:
     """Count a chunk of the operation as validated; None when it is not being validated any more."""
-    is_validating = (operations.c.state == "Validating", operations.c.raw_chunks > 0)
-    closed = {"open_chunks": operations.c.open_chunks - 1} if is_over else {}
-    return await touch(tx, number, *is_validating, raw_chunks=operations.c.raw_chunks - 1, **closed)
+    done = await tx.send(_RAW_CHUNK_ENDED, {"ended_in": number, "closed": int(is_over)})
+    return await head_of(tx, number) if done.matched == 1 else None
 
 
 async def end_chunk(tx: Connection, number: int) -> Head | None:
     """Count a chunk of the operation as closed; None when it has none open."""
-    done = await tx.execute(_CHUNK_ENDED, {"ended_in": number})
-    return await head_of(tx, number) if done.rowcount == 1 else None
+    done = await tx.send(_CHUNK_ENDED, {"ended_in": number})
+    return await head_of(tx, number) if done.matched == 1 else None
 
 
 async def move(
@@ -185,9 +197,9 @@ async def sum_counts(tx: Connection, number: int) -> Counts:
 
 async def state_of(tx: Connection, number: int) -> str:
     """The operation's state as this transaction sees it."""
-    return str((await tx.execute(_STATE_OF, {"number": number})).scalar_one())
+    return str((await tx.send(_STATE_OF, {"number": number})).one()[0])
 
 
 async def head_of(tx: Connection, number: int) -> Head:
     """The head as this transaction sees it; a decision needs the UPDATE that comes before."""
-    return Head(*(await tx.execute(_HEAD_OF, {"number": number})).one())
+    return Head(*(await tx.send(_HEAD_OF, {"number": number})).one())

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -12,6 +12,7 @@ import msgspec
 from penstock.clock import from_micros
 from penstock.errors import Fault, InvalidInput
 from penstock.operations.held import Story
+from penstock.operations.keys import key_of
 from penstock.operations.ledger import INVALID, STATES, Ledger
 from penstock.operations.model import RowView, StepView
 from penstock.operations.states import ROW_STEP
@@ -85,11 +86,7 @@ class Outline:
 
     def key_of(self, raw: Any) -> str | None:
         """The text of a stored row's key, where it can be read."""
-        record = dict(zip(self.columns or (), raw, strict=False)) if isinstance(raw, list) else raw
-        if not isinstance(record, dict):
-            return None
-        found = next((record[name] for name in self.key_names if name in record), None)
-        return str(found) if isinstance(found, str | int | float) and found != "" else None
+        return key_of(raw, self.key_names, self.columns)
 
 
 @dataclass(slots=True)
@@ -119,8 +116,17 @@ class Sheet:
         told = next((story.row_key for story in self._told(i) if story.row_key is not None), None)
         return told if told is not None or self.raws is None else self.outline.key_of(self.raws[i])
 
-    def has_key(self, i: int, key: str, *, recorded: str) -> bool:
-        """Whether this is row i's key, or `recorded` the form in which its records hold it."""
+    def lacks_a_key(self, places: Iterable[int]) -> bool:
+        """Whether one of the rows may have a key that is not known as long as the chunk's rows are not."""
+        return bool(self.outline.key_names) and any(self.key(i) is None for i in places)
+
+    def places_of(self, key: str, *, recorded: str) -> list[int]:
+        """The rows that have this key, or `recorded`, the form in which their records hold it."""
+        near = {i for i, raw in enumerate(self.raws or ()) if not isinstance(raw, list) or key in raw}
+        near |= {row - self.first_row for row, _ in self.stories}
+        return sorted(i for i in near if self._has_key(i, key, recorded))
+
+    def _has_key(self, i: int, key: str, recorded: str) -> bool:
         edited = self._edited(i)
         if edited is not None:
             return self.outline.key_of(edited) == key
@@ -165,7 +171,7 @@ class Sheet:
         story = self.stories.get((self.first_row + i, place - 1))
         started, ended = _times(ledger, i, place, code, story)
         output = track.outputs.get(i)
-        seen = StepView(
+        return StepView(
             index=place - 1,
             name=self.outline.step_name(place - 1),
             state=STATES[code],
@@ -173,8 +179,8 @@ class Sheet:
             started_at=started,
             ended_at=ended,
             output=None if output is None else msgspec.json.decode(output),
+            **({} if story is None else _told_of(story)),
         )
-        return seen if story is None else _with_story(seen, story)
 
 
 def _times(
@@ -191,13 +197,13 @@ def _times(
     return from_micros(began), from_micros(began + track.took[i])
 
 
-def _with_story(seen: StepView, story: Story) -> StepView:
-    return replace(
-        seen,
-        error_type=story.error_type,
-        message=story.message,
-        faults=fault_values(story.faults),
-        signal_key=story.signal_key,
-        due_at=None if story.due_at is None else from_micros(story.due_at),
-        deadline=None if story.deadline is None else from_micros(story.deadline),
-    )
+def _told_of(story: Story) -> dict[str, Any]:
+    """What a record adds to the view of its step."""
+    return {
+        "error_type": story.error_type,
+        "message": story.message,
+        "faults": fault_values(story.faults),
+        "signal_key": story.signal_key,
+        "due_at": None if story.due_at is None else from_micros(story.due_at),
+        "deadline": None if story.deadline is None else from_micros(story.deadline),
+    }

@@ -14,7 +14,7 @@ from penstock.operations.model import ErrorGroup, HistoryEntry, Page, RowError
 from penstock.operations.rules.decide import cut
 from penstock.operations.sheet import Outline, fault_values
 from penstock.operations.tables import chunks, history, row_records
-from penstock.operations.views import chunk_at, load_raws
+from penstock.operations.views import chunk_at, first_row_at, load_raws
 
 __all__ = ["ERROR_TYPES", "error_groups", "error_type_named", "errors", "history_of"]
 
@@ -49,27 +49,33 @@ async def errors(
     with_data: bool,
 ) -> Page[RowError]:
     """Rows that are Invalid, Failed or TimedOut, in row order; the cursor of the next page is the last row's number."""
-    query = (
-        select(row_records, chunks.c.first_row)
-        # Through the chunks in row order, so that a page ends early whatever the operation's size.
-        .join(chunks, chunks.c.id == row_records.c.chunk)
-        .where(
-            chunks.c.operation == outline.number,
-            chunks.c.invalid + chunks.c.failed + chunks.c.timed_out > 0,
-            chunks.c.first_row + chunks.c.row_count > first,
-            _IS_ERROR,
-            row_records.c.row >= first,
-        )
-        .order_by(chunks.c.first_row, row_records.c.row, row_records.c.step)
-        .limit(limit + 1)
-    )
     wanted: tuple[tuple[ColumnElement[Any], Any], ...] = (
         (row_records.c.row, row),
         (row_records.c.row_key, None if row_key is None else cut(row_key, 200)),
         (row_records.c.error_type, error_type),
         (row_records.c.step, step),
     )
-    query = query.where(*(column == value for column, value in wanted if value is not None))
+    fits = [column == value for column, value in wanted if value is not None]
+    # Through the chunks in row order, so that a page ends early whatever the operation's size.
+    near = (
+        select(chunks.c.id, chunks.c.first_row)
+        .where(
+            chunks.c.operation == outline.number,
+            chunks.c.first_row >= first_row_at(outline, first),
+            chunks.c.invalid + chunks.c.failed + chunks.c.timed_out > 0,
+        )
+        .order_by(chunks.c.first_row)
+        # Each chunk, unless it is the first, has a row that fits; PostgreSQL without statistics would sort them all.
+        .limit(None if fits else limit + 2)
+        .subquery()
+    )
+    query = (
+        select(row_records, near.c.first_row)
+        .join(near, near.c.id == row_records.c.chunk)
+        .where(_IS_ERROR, row_records.c.row >= first, *fits)
+        .order_by(near.c.first_row, row_records.c.row, row_records.c.step)
+        .limit(limit + 1)
+    )
     if last is not None:
         query = query.where(row_records.c.row <= last)
     found = (await tx.execute(query)).all()

@@ -102,6 +102,8 @@ chunks = table(
 chunk_rows = table(
     "penstock_chunk_rows",
     Column("chunk", BigInteger, primary_key=True, autoincrement=False),
+    # Before the data: SQLite reads all that stands before a column. Null when the rows have no key.
+    Column("key_marks", Bytes),
     Column("data", Bytes, nullable=False),
 )
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.errors import Fault, InvalidInput
-from penstock.formats import Batch
+from penstock.formats import Batch, Position
 from penstock.operations.held import Story
 from penstock.operations.ledger import FAILED, INVALID, Counts, Ledger
 from penstock.operations.rules.decide import cut, describe, error_text
@@ -67,9 +67,10 @@ def _objection(error: Exception) -> Objection:
 
 @dataclass(slots=True)
 class Checked:
-    """One batch with every row judged, ready to be stored."""
+    """One batch with every row judged, ready to be stored; the rows themselves may go."""
 
-    batch: Batch
+    start: Position
+    end: Position
     ledger: Ledger
     stories: list[Story]
     counts: Counts
@@ -78,18 +79,21 @@ class Checked:
 
 def unchecked(execution: Execution, batch: Batch) -> Checked:
     """A batch that is stored as it was read."""
+    return replace(_unjudged(execution, batch), is_raw=True)
+
+
+def _unjudged(execution: Execution, batch: Batch) -> Checked:
     ledger = Ledger(len(batch.rows), len(execution.definition.steps), execution.clock.now_us())
-    return Checked(batch, ledger, [], Counts(), is_raw=True)
+    return Checked(batch.start, batch.end, ledger, [], Counts())
 
 
 async def check_batch(execution: Execution, batch: Batch) -> Checked:
     """Judge every row of a batch: the reader's faults, then the model, then validators, then `validate_row`."""
-    ledger = Ledger(len(batch.rows), len(execution.definition.steps), execution.clock.now_us())
-    checked = Checked(batch, ledger, [], Counts())
+    checked = _unjudged(execution, batch)
     for i, objection in (await _objections(execution, batch)).items():
-        _reject(execution, checked, i, objection)
+        _reject(execution, checked, i, batch.rows[i], objection)
     if checked.stories:
-        checked.counts = ledger.counts()
+        checked.counts = checked.ledger.counts()
     return checked
 
 
@@ -109,20 +113,20 @@ async def _objections(execution: Execution, batch: Batch) -> dict[int, Objection
 
 def killed_its_validator(execution: Execution, batch: Batch, deaths: int) -> Checked:
     """The one row of a batch is invalid, because every process that checked it died."""
-    checked = Checked(batch, Ledger(1, len(execution.definition.steps), execution.clock.now_us()), [], Counts())
+    checked = _unjudged(execution, batch)
     fault = Fault(f"killed its validator: {deaths} processes died while checking this row")
-    _reject(execution, checked, 0, Objection([fault], "Poison"))
+    _reject(execution, checked, 0, batch.rows[0], Objection([fault], "Poison"))
     checked.counts = checked.ledger.counts()
     return checked
 
 
-def _reject(execution: Execution, checked: Checked, i: int, objection: Objection) -> None:
+def _reject(execution: Execution, checked: Checked, i: int, raw: Any, objection: Objection) -> None:
     # A validator that broke is no verdict on the row, so the row may be retried as it is.
     checked.ledger.reject(i, FAILED if objection.error_type == "Processing" else INVALID)
-    key = execution.definition.row.key_of_raw(checked.batch.rows[i], execution.columns)
+    key = execution.definition.row.key_of_raw(raw, execution.columns)
     story = Story(
         chunk=0,
-        row=checked.batch.start.row + i,
+        row=checked.start.row + i,
         step=-1,
         operation=execution.number,
         state="Failed",

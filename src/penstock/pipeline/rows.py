@@ -15,12 +15,13 @@ from penstock.errors import DeclarationError, Fault, RowInvalid
 from penstock.pipeline.fields import SUPPORTED, ModelField, fields_of, is_struct, reader
 from penstock.schema import Column, Schema
 
-__all__ = ["RawRow", "RowType", "model_faults", "struct_faults"]
+__all__ = ["TOGETHER", "RawRow", "RowType", "model_faults", "struct_faults"]
 
 RawRow = list[str] | dict[str, Any] | str
 Validate = Callable[[Any], Any]
 
 MESSAGE_CHARS_MAX = 500
+TOGETHER = 100  # rows validated in one call; more would no longer fit into a core's own cache
 
 
 class RowType:
@@ -69,14 +70,7 @@ class RowType:
         """The function that says what is wrong with raw rows, by index; good ones are not in it."""
         parse, parse_many = self.parser(columns), self.parser_of_many(columns)
 
-        def check(raws: Sequence[Any]) -> dict[int, list[Fault]]:
-            try:
-                if len(parse_many(raws)) == len(raws):  # a validator may leave an item of a list out
-                    return {}
-            except ValidationError as error:
-                return _faults_by_row(error, self.fields)
-            except self.rejects:
-                pass  # it does not say which
+        def one_by_one(raws: Sequence[Any]) -> dict[int, list[Fault]]:
             found = {}
             for i, raw in enumerate(raws):
                 try:
@@ -84,6 +78,20 @@ class RowType:
                 except self.rejects as error:
                     found[i] = self.faults(error)
             return found
+
+        def together(raws: Sequence[Any]) -> dict[int, list[Fault]]:
+            try:
+                if len(parse_many(raws)) == len(raws):  # a validator may leave an item of a list out
+                    return {}
+            except ValidationError as error:
+                return _faults_by_row(error, self.fields)
+            except self.rejects:
+                pass  # it does not say which
+            return one_by_one(raws)
+
+        def check(raws: Sequence[Any]) -> dict[int, list[Fault]]:
+            blocks = range(0, len(raws), TOGETHER)
+            return {k + i: faults for k in blocks for i, faults in together(raws[k : k + TOGETHER]).items()}
 
         return check
 
@@ -120,9 +128,11 @@ class RowType:
         names, width = tuple(columns), len(columns)
 
         def records(rows: Sequence[list[str]]) -> list[dict[str, Any]]:
+            if all(map(all, rows)) and {*map(len, rows)} == {width}:
+                return [dict(zip(names, cells)) for cells in rows]  # noqa: B905
             return [
                 dict(zip(names, cells))  # noqa: B905
-                if len(cells) == width and "" not in cells
+                if all(cells) and len(cells) == width
                 else _sparse(names, cells, blanks)
                 for cells in rows
             ]

@@ -9,15 +9,31 @@ from penstock.operations.held import Held
 from penstock.operations.ledger import PENDING, WAITING
 from penstock.operations.rules.spans import Segment, Span
 
-__all__ = ["ALONE_LOST", "SUSPECT_ROWS_MAX", "Group", "next_due", "next_group"]
+__all__ = ["ALONE_LOST", "SUSPECT_ROWS_MAX", "Group", "chunk_size", "largest_chunk", "next_due", "next_group"]
 
 # A row that was lost with its worker runs in a small group; lost again, alone.
 SUSPECT_ROWS_MAX = 32
 ALONE_LOST = 2
 # If the worker dies, every row of an at-most-once group that was not written is in doubt: so they are few.
 ONCE_ROWS_MAX = 10
+# Few rows are cut into chunks that several workers can share; of many, larger ones take fewer transactions.
+SHARED_CHUNKS = 16
+CHUNK_GROWTH = 4
 # Rows that come due within this time of each other are run together, so that a chunk is not claimed once a row.
 COALESCE_US = 1_000_000
+
+
+def chunk_size(rows_before: int, least: int, *, may_grow: bool) -> int:
+    """How many rows the next chunk of a file has: twice, then four times the least, once enough chunks came before."""
+    size = least
+    while may_grow and size < largest_chunk(least) and rows_before >= 2 * size * SHARED_CHUNKS:
+        size *= 2
+    return size
+
+
+def largest_chunk(least: int) -> int:
+    """No chunk has more rows than that."""
+    return CHUNK_GROWTH * least
 
 
 @dataclass(frozen=True, slots=True)

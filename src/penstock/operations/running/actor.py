@@ -144,8 +144,9 @@ class ChunkActor:
     async def _work(self, group: Group) -> None:
         ledger = self.held.ledger
         async with self._turn(group.is_alone):
-            self.desk.parse(group.rows)
             for segment in group.segments:
+                if segment.manner in ("thread", "check"):  # the others are parsed as they are taken
+                    self.desk.parse(group.rows)
                 rows = ledger.standing(group.rows, segment.first, segment.stop)
                 if self._halt is not None:
                     ledger.stand_down(rows)
@@ -177,7 +178,7 @@ class ChunkActor:
             left = job.left
             await _hear(self._word, self.tempo.flush_s)
             self._word.clear()
-            if 0 < job.left and (job.left != left or self.held.changed):
+            if job.left > 0 and (job.left != left or self.held.changed):
                 await self._flush()
 
     async def _withdraw(self, job: RowsJob) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import enum
 import inspect
 import random
 from collections.abc import Awaitable, Callable, Sequence
@@ -17,18 +18,25 @@ from penstock.operations.rules.decide import AttemptTimedOut
 from penstock.operations.rules.spans import Span, cut_spans
 from penstock.operations.running.crew import Crew
 from penstock.operations.running.gates import Gate, Pace, Share
-from penstock.pipeline import BoundStep, Definition, Run, StepPlan
+from penstock.pipeline import BoundStep, Definition, Done, Run, StepPlan
 from penstock.pipeline.outputs import OUTPUT_BYTES_MAX
 
-__all__ = ["Execution", "LiveStep"]
+__all__ = ["Aside", "Execution", "LiveStep"]
 
 Call = Callable[[Any, Any], Any]
+
+
+class Aside(enum.Enum):
+    """What a step may lead to that is no output."""
+
+    SKIPPED = enum.auto()
+    WAITING = enum.auto()
 
 
 class LiveStep:
     """One step bound to its pipeline, behind its gates."""
 
-    __slots__ = ("_gate", "_pace", "bound", "call", "check", "encode", "is_bare", "key", "plan", "waits", "when")
+    __slots__ = ("_gate", "_pace", "bound", "call", "check", "encode", "key", "plan", "run", "waits", "when")
 
     def __init__(
         self, plan: StepPlan, bound: BoundStep, clock: Clock, threads: Executor, output_bytes_max: int
@@ -42,7 +50,6 @@ class LiveStep:
         self.key = _awaitable(bound.key) if bound.key is not None else None
         self.check = self._checker(bound, threads)
         self.waits = plan.kind in ("poll", "signal")
-        self.is_bare = not (self.waits or self.when or self.key or options.timeout)  # nothing but the call
         call: Call = bound.call
         if not plan.is_async:
             call = _on_thread(call, threads)
@@ -51,12 +58,31 @@ class LiveStep:
         if self._gate is not None or self._pace is not None:
             call = self._gated(call)
         self.call: Callable[[Any, Any], Awaitable[Any]] = call
+        is_bare = not (self.waits or self.when or self.key or options.timeout)
+        self.run = call if is_bare else self._asked(clock)
 
     @staticmethod
     def _checker(bound: BoundStep, threads: Executor) -> Callable[[Any, Any], Awaitable[Any]] | None:
         if bound.check is None or bound.check_is_async:
             return bound.check
         return _on_thread(bound.check, threads)
+
+    def _asked(self, clock: Clock) -> Call:
+        """The call with its condition, time limit and wait; what it leads to may be an `Aside` instead of an output."""
+
+        async def asked(row: Any, ctx: Any) -> Any:
+            if self.plan.options.timeout is not None:
+                ctx.deadline = self.deadline(clock.now_us())
+            if self.when is not None and not await self.when(row, ctx):
+                return Aside.SKIPPED
+            if self.key is not None:
+                ctx.signal_key = await self.key(row, ctx)
+            output = await self.call(row, ctx)
+            if not self.waits:
+                return output
+            return output.output if isinstance(output, Done) else Aside.WAITING
+
+        return asked
 
     def _gated(self, call: Call) -> Call:
         gate, pace = self._gate, self._pace

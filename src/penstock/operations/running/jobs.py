@@ -8,14 +8,16 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 from penstock.operations.ledger import COMPLETED, SKIPPED, WAITING
 from penstock.operations.rules.spans import Segment
-from penstock.operations.running.execution import Execution, LiveStep
+from penstock.operations.running.execution import Aside, Execution, LiveStep
 from penstock.operations.running.outcomes import Desk, WrongLength
-from penstock.operations.validation import validate
+from penstock.operations.validation import Objection, validate
 from penstock.pipeline import BatchContext, Context, Done
+from penstock.pipeline.rows import TOGETHER
 
 __all__ = ["AwaitJob", "BatchJob", "CheckJob", "RowsJob", "ThreadJob", "ValidateJob", "job_for"]
 
@@ -85,7 +87,31 @@ class AwaitJob(RowsJob):
     """Each row is awaited through the segment's steps on the loop.
 
     This is the innermost loop of the engine, run once for every row: what does not change is looked up before it.
+    Rows are parsed shortly before they run and dropped when they are through, so that they stay in the cache.
     """
+
+    def __init__(
+        self, execution: Execution, desk: Desk, segment: Segment, rows: Sequence[int], bell: asyncio.Event
+    ) -> None:
+        super().__init__(execution, desk, segment, rows, bell)
+        self._is_withdrawn = False
+        self.todo = self._parsed(rows)
+
+    def _parsed(self, rows: Sequence[int]) -> Iterator[int]:
+        desk, in_flight = self.desk, self.desk.ledger.in_flight
+        for k in range(0, len(rows), TOGETHER):
+            block = rows[k : k + TOGETHER]
+            if not self._is_withdrawn:
+                desk.parse(block)
+            for i in block:
+                if in_flight[i]:
+                    yield i
+                else:  # it no longer fits its model
+                    self.finished(1)
+
+    def withdraw(self) -> list[int]:
+        self._is_withdrawn = True
+        return super().withdraw()
 
     async def take(self) -> bool:
         execution, desk, stop = self.execution, self.desk, self.segment.stop
@@ -95,60 +121,67 @@ class AwaitJob(RowsJob):
             self.finished(len(rest))
             return bool(rest)
         ledger, now, base = desk.ledger, execution.clock.now_ns, desk.ledger.base * 1000
-        at, rows, steps, tracks = ledger.at, desk.rows, execution.steps, ledger.tracks
-        run, first_row, generation, outputs = execution.run, desk.held.first_row, ledger.generation, desk.outputs
+        at, rows, legs, has_outputs = ledger.at, desk.rows, self._legs(), desk.has_outputs
+        run, first_row, generation = execution.run, desk.held.first_row, ledger.generation
+        is_last = stop > ledger.steps
         until = now() - base + SLICE_NS
         for i in self.todo:
+            row = rows[i]
+            ctx = Context(run, first_row + i, generation[i], desk.outputs(i) if has_outputs else None, row)
+            began, more = now() - base, 0
             try:
-                row, place = rows[i], at[i]
-                ctx = Context(run, first_row + i, generation[i], outputs(i), row)
-                began = ended = now() - base
-                while True:
-                    step, track = steps[place - 1], tracks[place]
-                    ctx.step, ctx.attempt = step.plan, track.attempt[i]
+                for place, call, ctx.step, attempts, begans, tooks, states in legs[at[i]]:
+                    attempts[i] = ctx.attempt = attempts[i] + more
                     state = COMPLETED
                     try:
-                        if step.is_bare:
-                            output = await step.call(row, ctx)
-                        else:
-                            state, output = await self._ask(step, row, ctx, ledger.base + began // 1000)
-                            if state == WAITING:
-                                desk.park(i, place, ledger.base + began // 1000, ctx.signal_key)
-                                break
+                        output = await call(row, ctx)
                         if output is not None:
-                            desk.keep_output(i, place, ctx, step.encode(output))
+                            state = self._led_to(output, i, place, ctx, began)
+                            if state == WAITING:
+                                break
                     except BaseException as error:
                         if is_ours(error):
                             raise
                         desk.raised(i, place, error, ledger.base + began // 1000)
                         break
                     ended = now() - base
-                    track.began[i], track.took[i], track.state[i] = began // 1000, (ended - began) // 1000 or 1, state
-                    place += 1
-                    at[i] = place
-                    if place >= stop:
-                        desk.left_segment(i, place)
-                        break
-                    tracks[place].attempt[i] += 1
-                    began = ended
+                    begans[i] = began // 1000
+                    tooks[i] = (ended - began) // 1000 or 1
+                    states[i] = state
+                    at[i] = place + 1
+                    began, more = ended, 1
+                else:
+                    desk.left_segment(i, stop)
+                    if is_last:
+                        rows[i] = None
             finally:
-                self.finished(1)
-            if ended > until:  # others get a turn, and the lease is looked at again
+                self.left -= 1
+                if not self.left:
+                    self._bell.set()
+            if began > until:  # others get a turn, and the lease is looked at again
                 return True
         return False
 
-    async def _ask(self, step: LiveStep, row: Any, ctx: Context[Any], began: int) -> tuple[int, Any]:
-        """Call a step that has a condition, a time limit or a wait; the state it leads to, and what it returned."""
-        if step.plan.options.timeout is not None:
-            ctx.deadline = step.deadline(began)
-        if step.when is not None and not await step.when(row, ctx):
-            return SKIPPED, None
-        if step.key is not None:
-            ctx.signal_key = await step.key(row, ctx)
-        output = await step.call(row, ctx)
-        if not step.waits:
-            return COMPLETED, output
-        return (COMPLETED, output.output) if isinstance(output, Done) else (WAITING, None)
+    def _legs(self) -> dict[int, list[Any]]:
+        """For each place where a row may stand, the steps before it and the columns they are noted in."""
+        steps, tracks = self.execution.steps, self.desk.ledger.tracks
+        first, stop = self.segment.first, self.segment.stop
+        legs = [
+            (place, steps[place - 1].run, steps[place - 1].plan, track.attempt, track.began, track.took, track.state)
+            for place, track in enumerate(tracks[first:stop], first)
+        ]
+        return {place: legs[place - first :] for place in range(first, stop)}
+
+    def _led_to(self, output: Any, i: int, place: int, ctx: Context[Any], began: int) -> int:
+        """Note what a step returned; the state that it is in now."""
+        desk = self.desk
+        if output is Aside.WAITING:
+            desk.park(i, place, desk.ledger.base + began // 1000, ctx.signal_key)
+            return WAITING
+        if output is Aside.SKIPPED:
+            return SKIPPED
+        desk.keep_output(i, place, ctx, self.execution.steps[place - 1].encode(output))
+        return COMPLETED
 
 
 class CheckJob(RowsJob):
@@ -193,6 +226,8 @@ class ValidateJob(RowsJob):
     """Rows that nobody has looked at yet, or that were edited, are validated before they run."""
 
     async def take(self) -> bool:
+        if self.desk.held.is_raw and not self.execution.validators:
+            return self._take_together()
         now = self.execution.clock.now_ns
         until = now() + SLICE_NS
         for i in self.todo:
@@ -206,6 +241,23 @@ class ValidateJob(RowsJob):
             if now() > until:
                 return True
         return False
+
+    def _take_together(self) -> bool:
+        """New rows, of which nobody asks more than that they fit their model."""
+        block = list(islice(self.todo, TOGETHER))
+        try:
+            if self.execution.may_start():
+                faults = self.execution.check([self.desk.raw(i) for i in block])
+                for place, i in enumerate(block):
+                    if place in faults:
+                        self.desk.rejected(i, Objection(faults[place]))
+                    else:
+                        self.desk.validated(i, None)
+            else:
+                self.desk.refuse(block)
+        finally:
+            self.finished(len(block))
+        return bool(block)
 
     async def _row(self, i: int) -> None:
         row, objection = await validate(self.execution, self.desk.raw(i))
@@ -327,9 +379,12 @@ class BatchJob(RowsJob):
         return True
 
     async def _batch(self, batch: list[int]) -> None:
-        desk, step, place = self.desk, self.step, self.segment.first
-        began = self.execution.clock.now_us()
-        wanted = [(i, ctx) for i in batch if (ctx := await self._wanted(i, began)) is not None]
+        desk, step, place, now = self.desk, self.step, self.segment.first, self.execution.clock.now_us
+        began = now()
+        desk.parse(batch)
+        wanted = [(i, self._context(i)) for i in batch if desk.ledger.in_flight[i]]  # the others fit no more
+        if step.when is not None:
+            wanted = [(i, ctx) for i, ctx in wanted if await self._is_wanted(i, ctx, began)]
         if not wanted:
             return
         rows = [i for i, _ in wanted]
@@ -342,44 +397,49 @@ class BatchJob(RowsJob):
                 raise
             desk.raised_by_batch(rows, place, error, began)
             return
+        took = max(1, now() - began)
         for (i, ctx), answer in zip(wanted, answers, strict=True):
-            self._answered(i, ctx, answer, began)
+            if answer is None or self._is_kept(i, ctx, answer, began):
+                self._end(i, COMPLETED, began, took)
 
-    async def _wanted(self, i: int, began: int) -> Context[Any] | None:
-        """The row's context, or None when its condition said no or raised."""
-        desk, step, place = self.desk, self.step, self.segment.first
+    def _context(self, i: int) -> Context[Any]:
         ctx = self.context(i)
-        ctx.step, ctx.attempt = step.plan, desk.ledger.tracks[place].attempt[i]
+        ctx.step, ctx.attempt = self.step.plan, self.desk.ledger.tracks[self.segment.first].attempt[i]
+        return ctx
+
+    async def _is_wanted(self, i: int, ctx: Context[Any], began: int) -> bool:
+        """Whether the row's condition says yes; when it says no or raises, that is the row's outcome."""
+        assert self.step.when is not None
         try:
-            if step.when is None or await step.when(desk.rows[i], ctx):
-                return ctx
+            if await self.step.when(self.desk.rows[i], ctx):
+                return True
         except BaseException as error:
             if is_ours(error):
                 raise
-            desk.raised(i, place, error, began)
-            return None
-        self._end(i, SKIPPED, began)
-        return None
+            self.desk.raised(i, self.segment.first, error, began)
+            return False
+        self._end(i, SKIPPED, began, max(1, self.execution.clock.now_us() - began))
+        return False
 
-    def _answered(self, i: int, ctx: Context[Any], answer: Any, began: int) -> None:
-        desk, place = self.desk, self.segment.first
+    def _is_kept(self, i: int, ctx: Context[Any], answer: Any, began: int) -> bool:
+        """Whether the row's answer is an output and was kept; otherwise the row has failed."""
         try:
             if isinstance(answer, BaseException):
                 raise answer
-            if answer is not None:
-                desk.keep_output(i, place, ctx, self.step.encode(answer))
+            self.desk.keep_output(i, self.segment.first, ctx, self.step.encode(answer))
         except BaseException as error:  # an answer may be any exception
-            desk.raised(i, place, error, began)
-        else:
-            self._end(i, COMPLETED, began)
+            self.desk.raised(i, self.segment.first, error, began)
+            return False
+        return True
 
-    def _end(self, i: int, state: int, began: int) -> None:
-        ledger, place = self.desk.ledger, self.segment.first
-        track = ledger.tracks[place]
-        track.began[i], track.took[i] = began - ledger.base, max(1, self.execution.clock.now_us() - began)
-        track.state[i] = state
-        ledger.at[i] = place + 1
-        self.desk.left_segment(i, place + 1)
+    def _end(self, i: int, state: int, began: int, took: int) -> None:
+        ledger, stop = self.desk.ledger, self.segment.stop
+        track = ledger.tracks[self.segment.first]
+        track.began[i], track.took[i], track.state[i] = began - ledger.base, took, state
+        ledger.at[i] = stop
+        self.desk.left_segment(i, stop)
+        if stop > ledger.steps:
+            self.desk.rows[i] = None
 
 
 class LeaseOver(Exception):
@@ -411,8 +471,6 @@ _JOBS: dict[str, type[RowsJob]] = {
 }
 
 
-def job_for(
-    execution: Execution, desk: Desk, segment: Segment, rows: Sequence[int], bell: asyncio.Event
-) -> RowsJob:
+def job_for(execution: Execution, desk: Desk, segment: Segment, rows: Sequence[int], bell: asyncio.Event) -> RowsJob:
     """The job that suits a segment; the bell is rung at its end."""
     return _JOBS[segment.manner](execution, desk, segment, rows, bell)

@@ -13,6 +13,7 @@ from penstock.operations.running.execution import Execution
 from penstock.operations.states import ROW_STEP
 from penstock.operations.validation import Objection, faults_json
 from penstock.pipeline import Context
+from penstock.pipeline.rows import TOGETHER
 
 __all__ = ["Desk", "WrongLength", "end_wait", "waited_out"]
 
@@ -27,9 +28,9 @@ class Desk:
     """One held chunk with its rows parsed; every outcome of a row is noted here, on the loop's thread."""
 
     __slots__ = (
-        "_has_outputs",
         "execution",
         "has_moved",
+        "has_outputs",
         "has_parked",
         "held",
         "ledger",
@@ -49,27 +50,30 @@ class Desk:
 
     def refresh(self) -> None:
         """Take in what came from outside: outputs that signals brought."""
-        self._has_outputs = any(track.outputs for track in self.ledger.tracks)
+        self.has_outputs = any(track.outputs for track in self.ledger.tracks)
 
     def parse(self, rows: Sequence[int]) -> None:
         """Rows that are about to run, from stored ones; one that no longer fits its model (it was changed) fails."""
         parsed, validated = self.rows, self.ledger.tracks[0].state
         # Not validated: it was edited, or nobody has looked at it yet, and validation comes first.
         todo = [i for i in rows if parsed[i] is None and validated[i] == COMPLETED]
+        for k in range(0, len(todo), TOGETHER):
+            self._parse_together(todo[k : k + TOGETHER])
+
+    def _parse_together(self, rows: Sequence[int]) -> None:
         raw = self.raw if self.held.stories else self.raws.__getitem__
-        raws = [*map(raw, todo)]
-        row_type = self.execution.definition.row
+        raws, row_type = [*map(raw, rows)], self.execution.definition.row
         try:
             found = self.execution.parse_many(raws)
         except row_type.rejects:
             found = []
-        if len(found) == len(todo):
-            for i, row in zip(todo, found, strict=True):
-                parsed[i] = row
+        if len(found) == len(rows):
+            for i, row in zip(rows, found, strict=True):
+                self.rows[i] = row
             return
-        for i, given in zip(todo, raws, strict=True):
+        for i, given in zip(rows, raws, strict=True):
             try:
-                parsed[i] = self.execution.parse(given)
+                self.rows[i] = self.execution.parse(given)
             except row_type.rejects as error:
                 fault = row_type.faults(error)[0]
                 self._settle(
@@ -88,16 +92,16 @@ class Desk:
 
     # --- outputs
 
-    def outputs(self, i: int) -> dict[int, bytes] | None:
-        """The stored outputs of a row's steps, by step index; None when no row has any."""
-        if not self._has_outputs:
-            return None
+    def outputs(self, i: int) -> dict[int, bytes]:
+        """The stored outputs of a row's steps, by step index."""
+        if not self.has_outputs:
+            return {}
         return {n: track.outputs[i] for n, track in enumerate(self.ledger.tracks, -1) if i in track.outputs}
 
     def store_output(self, i: int, place: int, output: bytes) -> None:
         """A step of row i returned something."""
         self.ledger.tracks[place].outputs[i] = output
-        self._has_outputs = True
+        self.has_outputs = True
 
     def keep_output(self, i: int, place: int, ctx: Context[Any], output: bytes | None) -> None:
         """The same, while later steps of the row may ask its context for it."""

@@ -1,0 +1,58 @@
+"""The keys of rows as they were read, and their *marks*: by these the database knows which chunks may hold a key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from struct import pack
+from typing import Any
+from zlib import crc32
+
+from penstock.pipeline.fields import ModelField
+
+__all__ = ["GROUPS", "key_names", "key_of", "mark", "marks"]
+
+# A mark is two bytes of a row's sum and stands in the group that four other bits tell, so that only a sixteenth of the
+# marks is looked through. In a million rows a lookup then meets two or three chunks that merely look right.
+GROUPS = 16
+
+
+def key_names(key: str | None, fields: Iterable[ModelField] = ()) -> tuple[str, ...]:
+    """The names a key may have in a record: its own, then those the model reads it from."""
+    if key is None:
+        return ()
+    return (key, *next((field.inputs for field in fields if field.name == key), ()))
+
+
+def key_of(raw: Any, names: Sequence[str], columns: Sequence[str] | None) -> str | None:
+    """The text of the key of a row as it was read, where it can be made out."""
+    record = dict(zip(columns or (), raw, strict=False)) if isinstance(raw, list) else raw
+    if isinstance(record, dict):
+        for name in names:
+            if name in record:
+                found = record[name]
+                return str(found) if isinstance(found, str | int | float) and found != "" else None
+    return None
+
+
+def mark(key: str) -> tuple[int, bytes]:
+    """The group in which rows with this key have their marks, and the mark; rows with other keys may have it too."""
+    total = crc32(key.encode(errors="replace"))
+    return total >> 28, pack("<H", total & 0xFFFF)
+
+
+def marks(rows: Sequence[Any], names: Sequence[str], columns: Sequence[str] | None) -> bytes | None:
+    """The marks of rows: `GROUPS` groups of the same length. None where rows have no key; one without has any mark."""
+    if columns is None:
+        if not names:
+            return None
+        sums = [crc32((key_of(raw, names, None) or "").encode()) for raw in rows]
+    else:
+        place = next((columns.index(name) for name in names if name in columns), None)
+        if place is None:
+            return None
+        sums = [crc32(raw[place].encode()) if place < len(raw) else 0 for raw in rows]
+    groups: list[list[int]] = [[] for _ in range(GROUPS)]
+    for total in sums:
+        groups[total >> 28].append(total & 0xFFFF)
+    room = max(map(len, groups))
+    return b"".join(pack(f"<{room}H", *group, *(0,) * (room - len(group))) for group in groups)
