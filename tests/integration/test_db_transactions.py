@@ -13,6 +13,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from penstock.clock import SystemClock
+from penstock.db.connection import Connection
 from penstock.db.database import CommitUnknown, Database
 from penstock.db.schema import table_options
 from penstock.errors import Unavailable
@@ -345,3 +346,34 @@ async def test_the_pool_recovers_by_itself_after_a_restart(database_kind, end):
         await database.transaction(lambda tx: pay(tx, 2))
         assert await amounts(database) == [1, 1]
         await database.close()
+
+
+@pytest.mark.databases("sqlite", "postgresql")
+async def test_what_another_process_commits_is_heard(db: Database, database_url: str):
+    elsewhere, heard = Database.connect(database_url, clock=SystemClock()), asyncio.Event()
+
+    async def work(tx: Connection) -> None:
+        await tx.execute(update(accounts).values(amount=accounts.c.amount + 1))
+        await elsewhere.ring(tx)
+
+    listening = asyncio.create_task(db.listen(heard.set))
+    try:
+        async with asyncio.timeout(30):
+            while not heard.is_set():  # it may not listen yet when the first is committed
+                await elsewhere.transaction(work)
+                await asyncio.sleep(0.01)
+    finally:
+        listening.cancel()
+        await asyncio.gather(listening, return_exceptions=True)
+        await elsewhere.close()
+
+
+@pytest.mark.databases("sqlite", "postgresql")
+async def test_nothing_is_heard_while_nobody_commits(db: Database):
+    heard = asyncio.Event()
+    listening = asyncio.create_task(db.listen(heard.set))
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.3):
+            await heard.wait()
+    listening.cancel()
+    await asyncio.gather(listening, return_exceptions=True)

@@ -37,6 +37,7 @@ __all__ = ["DIALECTS", "Dialect", "Trouble", "place_of"]
 
 # How long a statement waits for a lock; below the 2 s margin in which a worker starts nothing before its lease ends.
 LOCK_WAIT_S = 1.5
+HEAR_S = 0.05
 # A frozen process must not hold row locks for ever.
 IDLE_TRANSACTION_S = 30
 CONNECT_S = 5
@@ -63,6 +64,9 @@ class Dialect(ABC):
     upgrade_unlock: ClassVar[tuple[str, ...]] = ()
     # What to send in a transaction to wake those who `listen`; where there is nothing, they look by themselves.
     ring: ClassVar[str] = ""
+    # Whether `listen` hears of what others do; and whether it cannot tell it from what we do.
+    hears: ClassVar[bool] = False
+    hears_itself: ClassVar[bool] = False
 
     # One query whose row holds the version and the settings, and what they must be.
     facts: ClassVar[str]
@@ -82,7 +86,7 @@ class Dialect(ABC):
     async def listen(  # noqa: B027  # most cannot
         self, connection: AsyncConnection, heard: Callable[[], None]
     ) -> None:
-        """Call `heard` whenever somebody rings, until the connection is lost; returns at once where nobody can."""
+        """Call `heard` whenever somebody rings or commits, until the connection is lost."""
 
     @abstractmethod
     async def send(self, connection: Any, prepared: Prepared, parameters: list[Any]) -> Answer:
@@ -139,6 +143,7 @@ class Sqlite(Dialect):
     driver = "sqlite+aiosqlite"
     module = "aiosqlite"
     is_file = True
+    hears = hears_itself = True
 
     # A deferred transaction that turns from reading to writing fails at once when another has written.
     begin_write = ("BEGIN IMMEDIATE",)
@@ -153,6 +158,15 @@ class Sqlite(Dialect):
     )
     facts = "SELECT sqlite_version() AS version"
     requirements = (Requirement("version", "3.37 or newer", at_least(3, 37)),)
+
+    async def listen(self, connection: AsyncConnection, heard: Callable[[], None]) -> None:
+        # A number that changes when another connection commits; looking at it takes a few microseconds.
+        seen = None
+        while True:
+            before, seen = seen, (await connection.exec_driver_sql("PRAGMA data_version")).scalar()
+            if before not in (None, seen):
+                heard()
+            await asyncio.sleep(HEAR_S)
 
     def connect_args(self) -> dict[str, Any]:
         return {"timeout": LOCK_WAIT_S}
@@ -206,6 +220,7 @@ class Postgresql(Dialect):
     # The number is ours alone; the lock ends with the transaction.
     upgrade_lock = ("SET LOCAL lock_timeout = '60s'", "SELECT pg_advisory_xact_lock(7308324469)")
     ring = "SELECT pg_notify('penstock', '')"
+    hears = True
     facts = (
         "SELECT current_setting('server_version') AS version, current_setting('fsync') AS fsync,"
         " current_setting('synchronous_commit') AS synchronous_commit,"

@@ -247,12 +247,10 @@ class ValidateJob(RowsJob):
         block = list(islice(self.todo, TOGETHER))
         try:
             if self.execution.may_start():
-                faults = self.execution.check([self.desk.raw(i) for i in block])
-                for place, i in enumerate(block):
-                    if place in faults:
-                        self.desk.rejected(i, Objection(faults[place]))
-                    else:
-                        self.desk.validated(i, None)
+                faults = self.execution.check([self.desk.raws[i] for i in block])
+                self.desk.cleared(i for place, i in enumerate(block) if place not in faults)
+                for place, found in faults.items():
+                    self.desk.rejected(block[place], Objection(found))
             else:
                 self.desk.refuse(block)
         finally:

@@ -160,11 +160,11 @@ class Desk:
     def validated(self, i: int, row: Any) -> None:
         """A row is right; if it was edited, it goes on where it failed."""
         ledger = self.ledger
+        if self.held.is_raw:
+            self.cleared((i,))
+            return
         self.rows[i] = row
         ledger.tracks[0].state[i] = COMPLETED
-        if self.held.is_raw:
-            self._cleared(i)
-            return
         ended = (COMPLETED, SKIPPED)
         ledger.at[i] = next(p for p in range(1, ledger.steps + 1) if ledger.tracks[p].state[i] not in ended)
         ledger.in_flight[i] = 0
@@ -173,12 +173,16 @@ class Desk:
             story.row_key = self._stored_key(i)
             self.held.changed.add((story.row, story.step))
 
-    def _cleared(self, i: int) -> None:
-        """A row that nobody had looked at is right, and has no story unless its validators died."""
-        self.ledger.in_flight[i] = self.ledger.lost[i] = 0
-        self.ledger.tracks[0].attempt[i] = 0
-        if self.held.told(i, 0) is not None:
-            self.held.story(i, 0, "Completed", self.execution.clock.now_us()).tell(None, None)
+    def cleared(self, rows: Iterable[int]) -> None:
+        """Rows that nobody had looked at are right, and have no story unless their validators died."""
+        ledger, stories, first_row = self.ledger, self.held.stories, self.held.first_row
+        validated, attempts = ledger.tracks[0].state, ledger.tracks[0].attempt
+        in_flight, lost = ledger.in_flight, ledger.lost
+        for i in rows:
+            validated[i] = COMPLETED
+            attempts[i] = in_flight[i] = lost[i] = 0
+            if (first_row + i, -1) in stories:
+                self.held.story(i, 0, "Completed", self.execution.clock.now_us()).tell(None, None)
 
     def rejected(self, i: int, objection: Objection) -> None:
         """A row is wrong, or still wrong after it was edited."""

@@ -47,12 +47,17 @@ class Watch:
                 await self._sweep_sometimes()
 
     async def listen(self) -> None:
-        """Hear at once of work that was left on another machine, where the database can tell."""
-        while self._db.dialect.ring:
+        """Hear at once of work that was left by another process, where the database can tell."""
+        while self._db.dialect.hears and self._worker.clock.is_real:
             with contextlib.suppress(Unavailable):
-                await self._db.listen(self._worker.wake.set)
+                await self._db.listen(self._hear)
             self._worker.wake.set()  # whatever was rung meanwhile was not heard
             await asyncio.sleep(self._worker.settings.control_poll_s)
+
+    def _hear(self) -> None:
+        # A worker that is busy looks for more whenever it has ended a chunk.
+        if not (self._db.dialect.hears_itself and self._worker.is_busy):
+            self._worker.wake.set()
 
     async def look_round(self) -> None:
         """Tell actors of their mail and of operations that pause or stop; give up what is ours but not in hand."""

@@ -287,6 +287,7 @@ class Worker:
     async def _read(self, head: Head) -> None:
         try:
             execution = await self.executions.get(head.number)
+            await self._watch.look_round()  # others may have come who can help
             with self.files.open(execution.file_key) as source:
                 reading = self.readings[head.number] = Reading(
                     self.db,
