@@ -60,7 +60,7 @@ class Sizes:
 DEFAULT = Sizes(
     repeat=3,
     again=2,
-    main=300_000,
+    main=1_000_000,
     script=60_000,
     chunks=60_000,
     row_tasks=4_000,
@@ -80,12 +80,11 @@ DEFAULT = Sizes(
     sent=20_000,
     sent_singly=2_000,
 )
-QUICK = dataclasses.replace(DEFAULT.scaled(30_000), repeat=1, again=1, queries=50, starts=3, throttled_s=20)
+QUICK = dataclasses.replace(DEFAULT.scaled(100_000), repeat=1, again=1, queries=50, starts=3, throttled_s=20)
 FULL = dataclasses.replace(
     DEFAULT,
     repeat=5,
     again=3,
-    main=1_000_000,
     script=200_000,
     row_tasks=10_000,
     row_chains=4_000,

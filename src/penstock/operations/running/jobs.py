@@ -116,9 +116,8 @@ class AwaitJob(RowsJob):
     async def take(self) -> bool:
         execution, desk, stop = self.execution, self.desk, self.segment.stop
         if not execution.may_start():
-            rest = list(self.todo)
+            rest = self.withdraw()
             desk.refuse(rest)
-            self.finished(len(rest))
             return bool(rest)
         ledger, now, base = desk.ledger, execution.clock.now_ns, desk.ledger.base * 1000
         at, rows, legs, has_outputs = ledger.at, desk.rows, self._legs(), desk.has_outputs
