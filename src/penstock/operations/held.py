@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, overload
 
 import msgspec
 
@@ -25,11 +25,13 @@ from penstock.operations.states import ROW_STEP
 
 # A row that was lost with its worker runs in a small group, then alone; lost twice while alone, it is poison.
 POISON_LOST = 4
+BLOCK = 100  # rows that are stored and decoded together
 
 __all__ = [
     "POISON_LOST",
     "Begun",
     "Held",
+    "StoredRows",
     "Story",
     "Writing",
     "cancel_unfinished",
@@ -263,10 +265,68 @@ def _leave_in_doubt(held: Held, i: int, place: int, now: int) -> None:
 
 def pack_rows(rows: Sequence[Any]) -> bytes:
     """A chunk's rows, as the reader gave them, for storage."""
-    return compress(msgspec.json.encode(rows))
+    return compress(msgspec.json.encode([rows[k : k + BLOCK] for k in range(0, len(rows), BLOCK)]))
 
 
-def unpack_rows(data: bytes) -> list[Any]:
+def unpack_rows(data: bytes) -> StoredRows:
     """Undo `pack_rows`."""
-    rows: list[Any] = msgspec.json.decode(decompress(data))
-    return rows
+    return StoredRows(_BLOCKS.decode(decompress(data)), BLOCK)
+
+
+class StoredRows(Sequence[Any]):
+    """The rows of a chunk in blocks, of which the one in use is decoded: few rows stay in a core's cache."""
+
+    __slots__ = ("_at", "_block", "_blocks", "_size")
+
+    def __init__(self, blocks: Sequence[msgspec.Raw], size: int) -> None:
+        self._blocks, self._size = blocks, size
+        self._at, self._block = -1, list[Any]()
+
+    @classmethod
+    def of(cls, rows: list[Any]) -> StoredRows:
+        """Rows that were never packed."""
+        made = cls((), len(rows) or 1)
+        made._at, made._block = 0, rows
+        return made
+
+    def pick(self, rows: Iterable[int]) -> list[Any]:
+        """Some of the rows, best in their order."""
+        found, size, at, block = [], self._size, self._at, self._block
+        for i in rows:
+            if i // size != at:
+                at, block = i // size, self._open(i // size)
+            found.append(block[i % size])
+        return found
+
+    def near(self, text: bytes) -> Iterator[tuple[int, Any]]:
+        """The rows, with their places, of the blocks in which this stands."""
+        for at, block in enumerate(self._blocks):
+            if text in bytes(block):
+                yield from enumerate(self._open(at), at * self._size)
+
+    def _open(self, at: int) -> list[Any]:
+        if at != self._at:
+            self._at, self._block = at, msgspec.json.decode(self._blocks[at])
+        return self._block
+
+    @overload
+    def __getitem__(self, i: int) -> Any: ...
+
+    @overload
+    def __getitem__(self, i: slice) -> list[Any]: ...
+
+    def __getitem__(self, i: int | slice) -> Any:
+        if isinstance(i, slice):
+            return self.pick(range(len(self))[i])
+        return self._open(i // self._size)[i % self._size]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.pick(range(len(self))))
+
+    def __len__(self) -> int:
+        if not self._blocks:
+            return len(self._block)
+        return (len(self._blocks) - 1) * self._size + len(self._open(len(self._blocks) - 1))
+
+
+_BLOCKS = msgspec.json.Decoder(list[msgspec.Raw])

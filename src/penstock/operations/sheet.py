@@ -11,7 +11,7 @@ import msgspec
 
 from penstock.clock import from_micros
 from penstock.errors import Fault, InvalidInput
-from penstock.operations.held import Story
+from penstock.operations.held import StoredRows, Story
 from penstock.operations.keys import key_of
 from penstock.operations.ledger import INVALID, STATES, Ledger
 from penstock.operations.model import RowView, StepView
@@ -84,6 +84,12 @@ class Outline:
             return dict(zip(self.columns, raw, strict=True))
         return raw
 
+    def text_of(self, key: str) -> bytes:
+        """What stands among the stored rows where one has this key."""
+        # Cells are quoted text. A key of a JSON record may be a number, which is not quoted and has several spellings.
+        is_number = self.columns is None and key.lstrip("-")[:1].isdigit()
+        return b"" if is_number else msgspec.json.encode(key.encode(errors="replace").decode())
+
     def key_of(self, raw: Any) -> str | None:
         """The text of a stored row's key, where it can be read."""
         return key_of(raw, self.key_names, self.columns)
@@ -98,7 +104,7 @@ class Sheet:
     first_row: int
     ledger: Ledger
     stories: Mapping[tuple[int, int], Story] = field(default_factory=dict)
-    raws: Sequence[Any] | None = None
+    raws: StoredRows | None = None
 
     def step(self, i: int) -> int:
         """The index of the step at which row i stands."""
@@ -122,7 +128,8 @@ class Sheet:
 
     def places_of(self, key: str, *, recorded: str) -> list[int]:
         """The rows that have this key, or `recorded`, the form in which their records hold it."""
-        near = {i for i, raw in enumerate(self.raws or ()) if not isinstance(raw, list) or key in raw}
+        raws = () if self.raws is None else self.raws.near(self.outline.text_of(key))
+        near = {i for i, raw in raws if not isinstance(raw, list) or key in raw}
         near |= {row - self.first_row for row, _ in self.stories}
         return sorted(i for i in near if self._has_key(i, key, recorded))
 

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-import msgspec
 from sqlalchemy import ColumnElement, Integer, Row, Select, func, or_, select
 
 from penstock.db.connection import Connection
 from penstock.db.dialects import place_of
 from penstock.errors import InvalidInput, NotFound
-from penstock.operations.held import Story, unpack_rows
+from penstock.operations.held import StoredRows, Story, unpack_rows
 from penstock.operations.keys import GROUPS, mark
 from penstock.operations.ledger import (
     CANCELLED,
@@ -26,7 +25,6 @@ from penstock.operations.ledger import (
     TIMED_OUT,
     WAITING,
     Ledger,
-    decompress,
 )
 from penstock.operations.model import Page, RowView
 from penstock.operations.rules.decide import cut
@@ -149,7 +147,7 @@ def first_row_at(outline: Outline, number: int) -> ColumnElement[int]:
     return func.coalesce(found, 1)
 
 
-async def load_raws(tx: Connection, ids: Sequence[int]) -> dict[int, list[Any]]:
+async def load_raws(tx: Connection, ids: Sequence[int]) -> dict[int, StoredRows]:
     """The stored rows of chunks; one whose rows are not tracked is missing."""
     if not ids:
         return {}
@@ -168,7 +166,7 @@ class _Slab:
     outline: Outline
     chunks: Sequence[Row[Any]]
     stories: Mapping[int, Stories]
-    raws: Mapping[int, list[Any] | None]
+    raws: Mapping[int, StoredRows | None]
 
     def pick(self, wanted: RowFilter, missing: int) -> list[Picked]:
         """The first rows that fit; the chunks behind them are not even opened."""
@@ -267,16 +265,14 @@ class _KeySearch:
         # Chunks that were stored before there were marks have none.
         return query.where(or_(is_told, marks.is_(None), is_marked))
 
-    def pick(self, found: Sequence[Row[Any]]) -> dict[int, list[Any] | None]:
+    def pick(self, found: Sequence[Row[Any]]) -> dict[int, StoredRows | None]:
         """The rows of those that do hold its bytes or have a record, by chunk."""
-        # Cells are quoted text. A key of a JSON record may be a number, which is not quoted and has several spellings.
-        is_number = self.outline.columns is None and self.key.lstrip("-")[:1].isdigit()
-        needle = b"" if is_number else msgspec.json.encode(self.key.encode(errors="replace").decode())
-        picked: dict[int, list[Any] | None] = {chunk.id: None for chunk in found if chunk.id in self.told}
+        text = self.outline.text_of(self.key)
+        picked: dict[int, StoredRows | None] = {chunk.id: None for chunk in found if chunk.id in self.told}
         for chunk in found:
-            text = b"" if chunk.data is None else decompress(chunk.data)
-            if text and (needle in text or chunk.id in self.told):
-                picked[chunk.id] = msgspec.json.decode(text)
+            rows = None if chunk.data is None else unpack_rows(chunk.data)
+            if rows is not None and (chunk.id in self.told or any(rows.near(text))):
+                picked[chunk.id] = rows
         return picked
 
 

@@ -215,7 +215,7 @@ def _chunk_facts(operation: Row[Any], chunk: Row[Any], stories: dict[tuple[int, 
     except _UNREADABLE as error:
         raise _Unreadable(f"its ledger cannot be read: {error}") from error
     try:
-        stored = None if chunk.data is None else len(unpack_rows(chunk.data))
+        stored = None if chunk.data is None else len(list(unpack_rows(chunk.data)))
     except _UNREADABLE as error:
         raise _Unreadable(f"its row data cannot be read: {error}") from error
     return ChunkFacts(

@@ -13,7 +13,7 @@ from penstock.db.connection import Connection
 from penstock.db.database import Database
 from penstock.formats import Limits, Position, open_reader
 from penstock.operations import chunks as store
-from penstock.operations.held import Begun, Held, recover, unpack_rows
+from penstock.operations.held import Begun, Held, StoredRows, recover, unpack_rows
 from penstock.operations.referee import state_of
 from penstock.operations.rules.planning import Group, next_group
 from penstock.operations.running.actor import ChunkActor, Tempo, working_state
@@ -87,7 +87,7 @@ class Claims:
     async def _desk(self, execution: Execution, held: Held) -> Desk:
         if held.data is not None:
             return Desk(execution, held, unpack_rows(held.data))
-        return Desk(execution, held, await asyncio.to_thread(self._reread, execution, held))
+        return Desk(execution, held, StoredRows.of(await asyncio.to_thread(self._reread, execution, held)))
 
     def _reread(self, execution: Execution, held: Held) -> list[Any]:
         """The rows of a chunk from its source, for operations that keep no row data."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from penstock.errors import StepFailed
-from penstock.operations.held import Held, Story
+from penstock.operations.held import Held, StoredRows, Story
 from penstock.operations.ledger import COMPLETED, FAILED, INVALID, SKIPPED, STATES, Ledger
 from penstock.operations.rules.decide import Verdict, cut, describe, error_text, judge
 from penstock.operations.running.execution import Execution
@@ -39,7 +39,7 @@ class Desk:
         "was_refused",
     )
 
-    def __init__(self, execution: Execution, held: Held, raws: Sequence[Any]) -> None:
+    def __init__(self, execution: Execution, held: Held, raws: StoredRows) -> None:
         self.execution, self.held, self.raws = execution, held, raws
         self.ledger: Ledger = held.ledger
         self.rows: list[Any] = [None] * held.row_count
@@ -61,8 +61,8 @@ class Desk:
             self._parse_together(todo[k : k + TOGETHER])
 
     def _parse_together(self, rows: Sequence[int]) -> None:
-        raw = self.raw if self.held.stories else self.raws.__getitem__
-        raws, row_type = [*map(raw, rows)], self.execution.definition.row
+        raws = [*map(self.raw, rows)] if self.held.stories else self.raws.pick(rows)
+        row_type = self.execution.definition.row
         try:
             found = self.execution.parse_many(raws)
         except row_type.rejects:

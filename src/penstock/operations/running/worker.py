@@ -275,6 +275,8 @@ class Worker:
         )
         async with self.db.read() as tx:
             heads = [Head(**row._mapping) for row in await tx.execute(query)]
+        if heads and self.clock.is_real:
+            await self._watch.look_round()  # within the last second others may have come, who can help
         started = False
         for seen in heads:
             head = await take(self.db, seen, owner=self.lease.id, chunk_rows=self.settings.chunk_rows)
@@ -287,7 +289,6 @@ class Worker:
     async def _read(self, head: Head) -> None:
         try:
             execution = await self.executions.get(head.number)
-            await self._watch.look_round()  # others may have come who can help
             with self.files.open(execution.file_key) as source:
                 reading = self.readings[head.number] = Reading(
                     self.db,
