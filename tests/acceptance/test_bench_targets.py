@@ -12,7 +12,7 @@ from test_bench import run
 @pytest.mark.covers("BX-108")
 def test_streams_and_ways_of_sending_are_measured(tmp_path: Path):
     numbers = tmp_path / "bench.json"
-    tiny = ("--rows", "300", "--repeat", "1", "--db", "sqlite", "--out", str(numbers))
+    tiny = ("--rows", "1000", "--repeat", "1", "--db", "sqlite", "--out", str(numbers))
     done = run("bench", "streaming", "bulk", *tiny)
     assert done.returncode == 0, done.stderr
 
