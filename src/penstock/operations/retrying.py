@@ -24,6 +24,7 @@ from penstock.operations.tables import chunks, operations, requests
 
 __all__ = ["Eligibility", "Retry", "can_retry", "retry_all", "retry_rows"]
 
+CHUNKS_READ_MAX = 4  # with all their records in memory
 SKIPPED_SHOWN_MAX = 1000
 _ENDED = ("CompletedWithErrors", "Failed", "Cancelled")
 
@@ -265,7 +266,7 @@ async def _failed_chunks(tx: Connection, number: int) -> Any:
     """The chunks of an operation that hold rows without success, one after the other, with their records."""
     unsuccessful = chunks.c.invalid + chunks.c.failed + chunks.c.timed_out + chunks.c.cancelled > 0
     last = 0
-    while found := await store.load(tx, number, unsuccessful, chunks.c.id > last, limit=20):
+    while found := await store.load(tx, number, unsuccessful, chunks.c.id > last, limit=CHUNKS_READ_MAX):
         for held in found:
             yield held
         last = found[-1].id
