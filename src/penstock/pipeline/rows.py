@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from types import GenericAlias
 from typing import Any
 
 import msgspec
@@ -147,7 +149,11 @@ class RowType:
     def _validator_of_many(self) -> Validate:
         if self._adapter is None:
             return _structs_validator(self.model, self.fields)
-        return self._by_any_name(_adapter(list[self.model]))  # type: ignore[name-defined]
+        return self._by_any_name(self._adapter_of_many)
+
+    @cached_property
+    def _adapter_of_many(self) -> TypeAdapter[Any]:
+        return _adapter(GenericAlias(list, (self.model,)))
 
     def _by_any_name(self, adapter: TypeAdapter[Any]) -> Validate:
         """Pydantic's validator; fields with aliases may go by their own names too."""
