@@ -10,7 +10,7 @@ from bench.figures import Line
 
 __all__ = ["chart"]
 
-WIDTH, LEFT, RIGHT = 960, 450, 90
+WIDTH, LEFT, RIGHT = 990, 480, 90
 TOP, ROW, BOTTOM = 58, 24, 28
 STYLE = """
 text { font: 13px system-ui, sans-serif; fill: #24292f } .quiet { fill: #6e7781; font-size: 12px; font-weight: 400 }
