@@ -52,7 +52,9 @@ class Server(ABC):
         is_new = not (self.folder / "data").exists()
         if is_new:
             self.folder.mkdir(parents=True, exist_ok=True)
+            (self.folder / "tmp").mkdir()
             self._own(self.folder)
+            self._own(self.folder / "tmp")
             self._create()
         end = time.monotonic() + START_S
         while not self._try_start(end):
@@ -121,10 +123,11 @@ class Server(ABC):
             os.chown(folder, owner.pw_uid, owner.pw_gid)
 
     def _install(self) -> None:
-        if any(_find(name) is None for name in self.binaries):
-            for command in (["update", "-q"], ["install", "-qy", self.package]):
-                environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-                subprocess.run(["apt-get", *command], stdout=subprocess.DEVNULL, env=environment, check=True)
+        with _locked(Path(tempfile.gettempdir()) / "penstock-install.lock"):  # apt-get refuses to wait for another
+            if any(_find(name) is None for name in self.binaries):
+                for command in (["update", "-q"], ["install", "-qy", self.package]):
+                    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+                    subprocess.run(["apt-get", *command], stdout=subprocess.DEVNULL, env=environment, check=True)
 
     def _run(self, *command: str, text: str | None = None) -> None:
         done = subprocess.run(
@@ -173,7 +176,11 @@ class PostgresqlServer(Server):
 
 
 class MariadbServer(Server):
-    """A MariaDB server with its usual, case-ignoring collation."""
+    """A MariaDB server with its usual, case-ignoring collation.
+
+    Its temporary tables lie in its own folder: a server that starts removes all it finds in a shared one, and a server
+    that misses one of its own dies.
+    """
 
     package = "mariadb-server"
     scheme = "mariadb"
@@ -205,6 +212,7 @@ class MariadbServer(Server):
             f"--datadir={self.folder / 'data'}",
             f"--socket={self.folder / 'socket'}",
             f"--pid-file={self.folder / 'pid'}",
+            f"--tmpdir={self.folder / 'tmp'}",
             "--bind-address=127.0.0.1",
             f"--port={self.port}",
             "--innodb-buffer-pool-size=32M",
