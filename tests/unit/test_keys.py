@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, Field
 
-from penstock.operations.keys import GROUPS, key_names, key_of, mark, marks
+from penstock.operations.keys import GROUPS, key_names, key_of, key_sums, mark, marks
 from penstock.pipeline.rows import RowType
 
 COLUMNS = ("name", "code", "weight")
@@ -16,6 +16,10 @@ COLUMNS = ("name", "code", "weight")
 class Parcel(BaseModel):
     name: str = ""
     code: str = Field(validation_alias="parcelCode")
+
+
+def marked(rows: list[Any], names: tuple[str, ...], columns: tuple[str, ...] | None) -> bytes | None:
+    return marks(key_sums(rows, names, columns))
 
 
 def has(block: bytes | None, key: str) -> bool:
@@ -30,12 +34,12 @@ def has(block: bytes | None, key: str) -> bool:
 def test_every_key_has_its_mark(key):
     cells = [["a", "first", "1"], ["b", key, "2"], ["c", "last", "3"]]
     records = [{"code": "first"}, {"code": key, "name": "code"}, {"code": "last"}]
-    for found in (marks(cells, ("code",), COLUMNS), marks(records, ("code",), None)):
+    for found in (marked(cells, ("code",), COLUMNS), marked(records, ("code",), None)):
         assert [has(found, wanted) for wanted in ("first", key, "last")] == [True] * 3
 
 
 def test_a_thousand_keys_have_their_marks_and_few_others_seem_to():
-    found = marks([["a", f"P{n}", "1"] for n in range(1000)], ("code",), COLUMNS)
+    found = marked([["a", f"P{n}", "1"] for n in range(1000)], ("code",), COLUMNS)
     assert all(has(found, f"P{n}") for n in range(1000))
     assert sum(has(found, f"Q{n}") for n in range(10_000)) < 50
     assert found is not None
@@ -45,30 +49,30 @@ def test_a_thousand_keys_have_their_marks_and_few_others_seem_to():
 def test_marks_are_stored_so_what_they_are_never_changes():
     # Of the CRC-32 cbf43926: its first digit is the group, its last two bytes are the mark.
     assert mark("123456789") == (12, b"\x26\x39")
-    assert marks([["123456789"]], ("code",), ("code",)) == b"\0" * 24 + b"\x26\x39" + b"\0" * 6
+    assert marked([["123456789"]], ("code",), ("code",)) == b"\0" * 24 + b"\x26\x39" + b"\0" * 6
 
 
 def test_a_number_in_a_record_has_the_mark_of_its_text():
     for value, key in ((12, "12"), (1.5, "1.5"), (10**30, f"1{'0' * 30}"), (True, "True"), (-0.0, "-0.0")):
-        assert marks([{"code": value}], ("code",), None) == marks([{"code": key}], ("code",), None)
+        assert marked([{"code": value}], ("code",), None) == marked([{"code": key}], ("code",), None)
 
 
 def test_rows_that_cannot_be_read_take_nothing_from_their_neighbours():
     cells: list[Any] = [["a", "P1", "1"], [], ["b"], "torn", "x", ["c", "", "3"], ["d", "P7", "4", "extra"]]
     records: list[Any] = [{"code": "P1"}, "not json", {}, {"code": None}, {"code": [1]}, {"code": ""}, {"code": "P7"}]
-    for found in (marks(cells, ("code",), COLUMNS), marks(records, ("code",), None)):
+    for found in (marked(cells, ("code",), COLUMNS), marked(records, ("code",), None)):
         assert has(found, "P1")
         assert has(found, "P7")
 
 
 def test_rows_without_a_key_have_no_marks():
-    assert marks([["a", "b"]], (), COLUMNS) is None
-    assert marks([["a", "b"]], ("imei",), COLUMNS) is None
-    assert marks([{"code": "a"}], (), None) is None
+    assert marked([["a", "b"]], (), COLUMNS) is None
+    assert marked([["a", "b"]], ("imei",), COLUMNS) is None
+    assert marked([{"code": "a"}], (), None) is None
 
 
 def test_no_rows_have_no_marks_to_be_found():
-    assert marks([], ("code",), COLUMNS) == b""
+    assert marked([], ("code",), COLUMNS) is None
 
 
 def test_a_key_may_have_the_names_the_model_reads_it_from():
@@ -76,7 +80,7 @@ def test_a_key_may_have_the_names_the_model_reads_it_from():
     assert key_names("code", row.fields) == ("code", "parcelCode")
     assert key_names("code") == ("code",)
     assert key_names(None, row.fields) == ()
-    found = marks([{"parcelCode": "P1"}, {"code": "P2"}], key_names("code", row.fields), None)
+    found = marked([{"parcelCode": "P1"}, {"code": "P2"}], key_names("code", row.fields), None)
     assert has(found, "P1")
     assert has(found, "P2")
 

@@ -6,7 +6,7 @@ import asyncio
 import random
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ from penstock.operations.rules.thresholds import breach
 from penstock.operations.running.crew import Crew
 from penstock.operations.running.execution import Execution
 from penstock.operations.sheet import VALIDATION, fault_values
-from penstock.operations.validation import Checked, check_batch, validate
+from penstock.operations.validation import check_batch, validate
 from penstock.pipeline import Definition, Run
 
 __all__ = ["check_file"]
@@ -39,14 +39,14 @@ class _Findings:
     errors: list[RowError] = field(default_factory=list)
     groups: dict[tuple[str, str], ErrorGroup] = field(default_factory=dict)
 
-    def add(self, definition: Definition, checked: Checked) -> None:
-        """One more batch."""
-        self.rows += checked.ledger.rows
-        self.invalid += len(checked.stories)
+    def add(self, definition: Definition, rows: int, stories: Sequence[Story]) -> None:
+        """One more batch, with the records of the rows that are not right."""
+        self.rows += rows
+        self.invalid += len(stories)
         self.stop_reason = self.stop_reason or breach(definition.options, failed=self.invalid, processed=self.rows)
         room = max(0, self.errors_max - len(self.errors))
-        self.errors += map(_row_error, checked.stories[:room])
-        for story in checked.stories:
+        self.errors += map(_row_error, stories[:room])
+        for story in stories:
             self._count(story)
 
     def _count(self, story: Story) -> None:
@@ -138,7 +138,7 @@ async def _check_rows(
     execution.use_columns(reader.columns)
     batches = reader.batches(chunk_rows)
     while (batch := await asyncio.to_thread(next, batches, None)) is not None:
-        found.add(execution.definition, await check_batch(execution, batch))
+        found.add(execution.definition, len(batch.rows), await check_batch(execution, batch))
 
 
 def _execution(

@@ -31,6 +31,7 @@ __all__ = [
     "POISON_LOST",
     "Begun",
     "Held",
+    "Packer",
     "StoredRows",
     "Story",
     "Writing",
@@ -263,9 +264,33 @@ def _leave_in_doubt(held: Held, i: int, place: int, now: int) -> None:
     story.tell("InDoubt", "the call was cut off, so it may or may not have taken effect")
 
 
-def pack_rows(rows: Sequence[Any]) -> bytes:
-    """A chunk's rows, as the reader gave them, for storage."""
-    return compress(msgspec.json.encode([rows[k : k + BLOCK] for k in range(0, len(rows), BLOCK)]))
+class Packer:
+    """A chunk's rows, as the reader gives them, on their way into storage."""
+
+    __slots__ = ("_blocks", "_rest")
+
+    def __init__(self) -> None:
+        self._blocks: list[bytes] = []
+        self._rest: list[Any] = []
+
+    def add(self, rows: list[Any]) -> None:
+        """The rows that come next."""
+        rows = self._rest + rows if self._rest else rows
+        full = len(rows) - len(rows) % BLOCK
+        self._blocks += [_encode(rows[k : k + BLOCK]) for k in range(0, full, BLOCK)]
+        self._rest = rows[full:]
+
+    def packed(self) -> bytes:
+        """All of them, for storage."""
+        blocks = [*self._blocks, _encode(self._rest)] if self._rest else self._blocks
+        return compress(b"[" + b",".join(blocks) + b"]")
+
+
+def pack_rows(rows: list[Any]) -> bytes:
+    """A chunk's rows for storage."""
+    packer = Packer()
+    packer.add(rows)
+    return packer.packed()
 
 
 def unpack_rows(data: bytes) -> StoredRows:
@@ -330,3 +355,4 @@ class StoredRows(Sequence[Any]):
 
 
 _BLOCKS = msgspec.json.Decoder(list[msgspec.Raw])
+_encode = msgspec.json.Encoder().encode

@@ -9,7 +9,7 @@ from zlib import crc32
 
 from penstock.pipeline.fields import ModelField
 
-__all__ = ["GROUPS", "key_names", "key_of", "mark", "marks"]
+__all__ = ["GROUPS", "key_names", "key_of", "key_sums", "mark", "marks"]
 
 # A mark is two bytes of a row's sum and stands in the group that four other bits tell, so that only a sixteenth of the
 # marks is looked through. In a million rows a lookup then meets two or three chunks that merely look right.
@@ -40,17 +40,25 @@ def mark(key: str) -> tuple[int, bytes]:
     return total >> 28, pack("<H", total & 0xFFFF)
 
 
-def marks(rows: Sequence[Any], names: Sequence[str], columns: Sequence[str] | None) -> bytes | None:
-    """The marks of rows: `GROUPS` groups of the same length. None where rows have no key; one without has any mark."""
+def key_sums(rows: Sequence[Any], names: Sequence[str], columns: Sequence[str] | None) -> list[int]:
+    """The sums of the keys of rows, 0 for a row without; none at all where rows have no key."""
     if columns is None:
-        if not names:
-            return None
-        sums = [crc32((key_of(raw, names, None) or "").encode()) for raw in rows]
-    else:
-        place = next((columns.index(name) for name in names if name in columns), None)
-        if place is None:
-            return None
-        sums = [crc32(raw[place].encode()) if place < len(raw) else 0 for raw in rows]
+        return [crc32((key_of(raw, names, None) or "").encode()) for raw in rows] if names else []
+    place = next((columns.index(name) for name in names if name in columns), None)
+    if place is None:
+        return []
+    return [*map(crc32, _encoded([raw[place] if place < len(raw) else "" for raw in rows]))]
+
+
+def _encoded(texts: list[str]) -> list[bytes]:
+    together = "\n".join(texts).encode().split(b"\n")  # one call is ten times as fast as one for each
+    return together if len(together) == len(texts) else [text.encode() for text in texts]
+
+
+def marks(sums: Sequence[int]) -> bytes | None:
+    """The marks of rows: `GROUPS` groups of the same length; None where rows have no key."""
+    if not sums:
+        return None
     groups: list[list[int]] = [[] for _ in range(GROUPS)]
     for total in sums:
         groups[total >> 28].append(total & 0xFFFF)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, aclosing
 from typing import Any, BinaryIO, TypeVar
 
@@ -19,18 +19,18 @@ from penstock.db.database import Database
 from penstock.errors import FileRejected, Unavailable
 from penstock.formats import Batch, Limits, Position, Reader, open_reader
 from penstock.operations.chunks import is_free
-from penstock.operations.held import pack_rows
-from penstock.operations.keys import key_names, marks
+from penstock.operations.drafts import Draft, Finished
+from penstock.operations.held import Story
 from penstock.operations.ledger import Counts
 from penstock.operations.referee import Head, end_validation, head_of, move, sum_counts, touch
 from penstock.operations.rules.decide import cut
-from penstock.operations.rules.planning import SUSPECT_ROWS_MAX, chunk_size, largest_chunk
+from penstock.operations.rules.planning import SUSPECT_ROWS_MAX, chunk_size, largest_chunk, piece_size
 from penstock.operations.rules.thresholds import breach
 from penstock.operations.running.draining import abandon
 from penstock.operations.running.execution import Execution
 from penstock.operations.running.persist import persist
 from penstock.operations.tables import chunk_rows, chunks, operations, row_records
-from penstock.operations.validation import Checked, check_batch, killed_its_validator, unchecked
+from penstock.operations.validation import check_batch, killed_its_validator
 
 __all__ = ["Reading", "take"]
 
@@ -64,7 +64,6 @@ def _new_chunk(db: Database) -> Insert:
 
 
 T = TypeVar("T")
-Stored = Mapping[str, bytes | None] | None  # a chunk's rows, unless the operation keeps none
 
 
 class Interrupted(Exception):
@@ -152,52 +151,65 @@ class Reading:
 
     async def _read(self, reader: Reader) -> None:
         pending: asyncio.Task[None] | None = None
-        async with aclosing(_ahead(self._packed(reader))) as stream:
-            try:
-                async for batch, stored in stream:
-                    if self.is_halted or not self.execution.may_start():
-                        raise Interrupted
-                    if self.crashes and pending is not None:
-                        await pending
-                    checked = unchecked(self.execution, batch) if self._leaves(batch) else await self._check(batch)
+        try:
+            async with aclosing(self._drafts(reader)) as drafts:
+                async for draft in drafts:
                     if pending is not None:
                         await pending
-                    self._raise_on_breach(checked)
-                    # The next batch is read and checked while this one is stored.
-                    pending = asyncio.create_task(self._append(checked, stored, reader.columns))
-                if pending is not None:
-                    await pending
-            except BaseException:
-                if pending is not None:
-                    pending.cancel()
-                    await asyncio.gather(pending, return_exceptions=True)
-                raise
+                    self._raise_on_breach(draft)
+                    # The next chunk is read and checked while this one is stored.
+                    pending = asyncio.create_task(self._append(draft, reader.columns))
+                    if self.crashes:
+                        await pending
+            if pending is not None:
+                await pending
+        except BaseException:
+            if pending is not None:
+                pending.cancel()
+                await asyncio.gather(pending, return_exceptions=True)
+            raise
 
-    def _packed(self, reader: Reader) -> Iterator[tuple[Batch, Stored]]:
-        """The file in chunks, each with its rows as they are stored."""
-        definition = self.execution.definition
-        names = key_names(definition.row_key, definition.row.fields)
-        for batch in self._batches(reader):
-            yield batch, _pack(batch, names, reader.columns) if definition.options.track_row_data else None
+    async def _drafts(self, reader: Reader) -> AsyncGenerator[Draft, None]:
+        """The file in chunks, packed and judged."""
+        draft: Draft | None = None
+        for batch, is_last in self._pieces(reader):
+            if self.is_halted or not self.execution.may_start():
+                raise Interrupted
+            if draft is None:
+                draft = Draft(self.execution, batch.start, is_raw=self._leaves())
+            draft.add(batch, () if draft.is_raw else await self._check(batch))
+            if is_last:
+                yield draft
+                draft = None
+            else:
+                await asyncio.sleep(0)  # others get a turn
+        if draft is not None:
+            yield draft
 
-    def _batches(self, reader: Reader) -> Iterator[Batch]:
-        """The file in chunks; where readers have died, first in small ones, then row by row."""
-        start = Position.parse(self.head.position) if self.head.position else None
+    def _pieces(self, reader: Reader) -> Iterator[tuple[Batch, bool]]:
+        """The file in pieces of chunks, and whether each ends its chunk; where readers have died, chunks are small."""
+        at = Position.parse(self.head.position) if self.head.position else None
         if self.crashes:
-            for batch in reader.batches(SUSPECT_ROWS_MAX if self.crashes == 1 else 1, start):
-                yield batch
-                start = batch.end
-                if start.row >= self.suspect_until:
+            for batch in reader.batches(SUSPECT_ROWS_MAX if self.crashes == 1 else 1, at):
+                yield batch, True
+                at = batch.end
+                if at.row >= self.suspect_until:
                     break
             else:
                 return
+        bytes_max = self.limits.batch_bytes_max // 2
         while True:
-            size = self._next_size(start)
-            for batch in reader.batches(size, start):
-                yield batch
-                start = batch.end
-                if self._next_size(start) != size:
-                    break
+            size = self._next_size(at)
+            piece = piece_size(size)
+            start = at
+            for batch in reader.batches(piece, at):
+                start, at = start or batch.start, batch.end
+                is_last = at.row - start.row > size - piece or at.offset - start.offset >= bytes_max
+                yield batch, is_last
+                if is_last:
+                    start = at
+                    if self._next_size(at) != size:
+                        break
             else:
                 return
 
@@ -206,14 +218,13 @@ class Reading:
         may_grow = not any(step.kind in ("poll", "signal") for step in self.execution.definition.steps)
         return chunk_size(start.row - 1 if start else 0, self.chunk_rows, may_grow=may_grow)
 
-    def _leaves(self, batch: Batch) -> bool:
-        """Whether other workers shall validate this batch: they are there, and have not too much to do already."""
+    def _leaves(self) -> bool:
+        """Whether other workers shall validate the next chunk: they are there, and have not too much to do already."""
         options = self.execution.definition.options
-        is_plain = not batch.faults and not self.crashes and options.track_row_data
         has_limits = options.max_errors is not None or options.max_error_rate is not None
-        return is_plain and not has_limits and self.raw_chunks < RAW_CHUNKS_EACH * self.helpers()
+        return not (self.crashes or has_limits) and self.raw_chunks < RAW_CHUNKS_EACH * self.helpers()
 
-    async def _check(self, batch: Batch) -> Checked:
+    async def _check(self, batch: Batch) -> list[Story]:
         """Judge a batch; where readers have died, say so first, so that another death here is known to be its doing."""
         if not self.crashes:
             async with self.turn(False):
@@ -228,16 +239,15 @@ class Reading:
         async with self.turn(True):
             return await check_batch(self.execution, batch)
 
-    def _raise_on_breach(self, checked: Checked) -> None:
-        self.counts += checked.counts
-        self.rows_read += checked.ledger.rows
+    def _raise_on_breach(self, draft: Draft) -> None:
+        self.counts += draft.counts
+        self.rows_read += draft.rows
         reason = breach(self.execution.definition.options, failed=self.counts.unsuccessful, processed=self.rows_read)
         if reason:
             raise FileRejected(f"stopped while validating: {reason}", code="too_many_errors")
 
-    async def _append(self, checked: Checked, stored: Stored, columns: tuple[str, ...] | None) -> None:
-        end = checked.end
-        ledger = checked.ledger.encode() if checked.counts.processed else b""
+    async def _append(self, draft: Draft, columns: tuple[str, ...] | None) -> None:
+        end, finished = draft.end, draft.finished()
         # These rows are cleared; the others that are suspect go on being checked as carefully as before.
         crashes = min(self.crashes, ONE_BY_ONE) if end.row < self.suspect_until else 0
 
@@ -246,8 +256,8 @@ class Reading:
                 "position": str(end),
                 "rows_read": end.row - 1,
                 "columns": columns,
-                "opened": int(not checked.ledger.is_over),
-                "left_raw": int(checked.is_raw),
+                "opened": int(not finished.is_over),
+                "left_raw": int(draft.is_raw),
                 "crashes": crashes,
                 "suspect_row": None,
                 "suspect_until": self.suspect_until if crashes else None,
@@ -255,7 +265,7 @@ class Reading:
             place = {"the_operation": self.head.number, "the_fence": self.head.fence}
             if (await tx.send(_READ_ON, {**read, **place})).matched != 1:
                 raise Interrupted
-            await self._insert(tx, checked, ledger, stored)
+            await self._insert(tx, draft, finished)
             if not self.helpers():
                 return 0
             await self.db.ring(tx)
@@ -289,23 +299,22 @@ class Reading:
         except Unavailable:
             raise Interrupted from None
 
-    async def _insert(self, tx: Connection, checked: Checked, ledger: bytes, stored: Stored) -> None:
-        start = checked.start
+    async def _insert(self, tx: Connection, draft: Draft, finished: Finished) -> None:
         values = {
             "operation": self.head.number,
-            "first_row": start.row,
-            "row_count": checked.ledger.rows,
-            "source_offset": start.offset,
-            "is_open": int(not checked.ledger.is_over),
-            "is_raw": int(checked.is_raw),
-            "ledger": ledger,
-            **checked.counts.columns(),
+            "first_row": draft.start.row,
+            "row_count": draft.rows,
+            "source_offset": draft.start.offset,
+            "is_open": int(not finished.is_over),
+            "is_raw": int(draft.is_raw),
+            "ledger": finished.ledger,
+            **finished.counts.columns(),
         }
         (chunk,) = (await tx.send(self.db.prepared(_new_chunk), values)).one()
-        if stored is not None:
-            await tx.send(_NEW_ROWS, {"chunk": chunk, **stored})
-        if checked.stories:
-            await tx.send(_NEW_RECORDS, [story.columns() | {"chunk": chunk} for story in checked.stories])
+        if finished.stored is not None:
+            await tx.send(_NEW_ROWS, {"chunk": chunk, **finished.stored})
+        if draft.stories:
+            await tx.send(_NEW_RECORDS, [story.columns() | {"chunk": chunk} for story in draft.stories])
 
     async def _seal(self) -> None:
         async def seal(tx: Connection) -> None:
@@ -352,25 +361,3 @@ class Reading:
             await tx.execute(delete(chunks).where(chunks.c.operation == number))
 
         await self._persist(reject, "reject", lambda head: head.reading == "abandoned")
-
-
-def _pack(batch: Batch, names: Sequence[str], columns: Sequence[str] | None) -> Stored:
-    return {"key_marks": marks(batch.rows, names, columns), "data": pack_rows(batch.rows)}
-
-
-async def _ahead(items: Iterator[T]) -> AsyncGenerator[T, None]:
-    """Items made on a thread, each while the one before it is in use."""
-    loop = asyncio.get_running_loop()
-
-    def make() -> asyncio.Future[T | None]:
-        return loop.run_in_executor(None, next, items, None)
-
-    coming = make()
-    try:
-        while (item := await asyncio.shield(coming)) is not None:
-            coming = make()
-            yield item
-    finally:
-        await asyncio.wait({coming})  # nothing stops the thread, and the file may be closed next
-        if not coming.cancelled():
-            coming.exception()

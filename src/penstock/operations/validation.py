@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import Fault, InvalidInput
-from penstock.formats import Batch, Position
+from penstock.formats import Batch
 from penstock.operations.held import Story
-from penstock.operations.ledger import FAILED, INVALID, Counts, Ledger
 from penstock.operations.rules.decide import cut, describe, error_text
 from penstock.operations.running.execution import Execution
 
 __all__ = [
-    "Checked",
     "Objection",
     "ask_validators",
     "check_batch",
     "faults_json",
     "killed_its_validator",
-    "unchecked",
     "validate",
 ]
 
@@ -65,36 +62,12 @@ def _objection(error: Exception) -> Objection:
     return Objection([Fault(error_text(error))], "Processing")
 
 
-@dataclass(slots=True)
-class Checked:
-    """One batch with every row judged, ready to be stored; the rows themselves may go."""
+async def check_batch(execution: Execution, batch: Batch) -> list[Story]:
+    """Judge every row of a batch: the reader's faults, then the model, then validators, then `validate_row`.
 
-    start: Position
-    end: Position
-    ledger: Ledger
-    stories: list[Story]
-    counts: Counts
-    is_raw: bool = False  # somebody else shall judge them
-
-
-def unchecked(execution: Execution, batch: Batch) -> Checked:
-    """A batch that is stored as it was read."""
-    return replace(_unjudged(execution, batch), is_raw=True)
-
-
-def _unjudged(execution: Execution, batch: Batch) -> Checked:
-    ledger = Ledger(len(batch.rows), len(execution.definition.steps), execution.clock.now_us())
-    return Checked(batch.start, batch.end, ledger, [], Counts())
-
-
-async def check_batch(execution: Execution, batch: Batch) -> Checked:
-    """Judge every row of a batch: the reader's faults, then the model, then validators, then `validate_row`."""
-    checked = _unjudged(execution, batch)
-    for i, objection in (await _objections(execution, batch)).items():
-        _reject(execution, checked, i, batch.rows[i], objection)
-    if checked.stories:
-        checked.counts = checked.ledger.counts()
-    return checked
+    Answers with the records of the rows that are not right.
+    """
+    return [_rejected(execution, batch, i, found) for i, found in (await _objections(execution, batch)).items()]
 
 
 async def _objections(execution: Execution, batch: Batch) -> dict[int, Objection]:
@@ -111,22 +84,17 @@ async def _objections(execution: Execution, batch: Batch) -> dict[int, Objection
     return dict(sorted(found.items()))
 
 
-def killed_its_validator(execution: Execution, batch: Batch, deaths: int) -> Checked:
+def killed_its_validator(execution: Execution, batch: Batch, deaths: int) -> list[Story]:
     """The one row of a batch is invalid, because every process that checked it died."""
-    checked = _unjudged(execution, batch)
     fault = Fault(f"killed its validator: {deaths} processes died while checking this row")
-    _reject(execution, checked, 0, batch.rows[0], Objection([fault], "Poison"))
-    checked.counts = checked.ledger.counts()
-    return checked
+    return [_rejected(execution, batch, 0, Objection([fault], "Poison"))]
 
 
-def _reject(execution: Execution, checked: Checked, i: int, raw: Any, objection: Objection) -> None:
-    # A validator that broke is no verdict on the row, so the row may be retried as it is.
-    checked.ledger.reject(i, FAILED if objection.error_type == "Processing" else INVALID)
-    key = execution.definition.row.key_of_raw(raw, execution.columns)
+def _rejected(execution: Execution, batch: Batch, i: int, objection: Objection) -> Story:
+    key = execution.definition.row.key_of_raw(batch.rows[i], execution.columns)
     story = Story(
         chunk=0,
-        row=checked.start.row + i,
+        row=batch.start.row + i,
         step=-1,
         operation=execution.number,
         state="Failed",
@@ -136,7 +104,7 @@ def _reject(execution: Execution, checked: Checked, i: int, raw: Any, objection:
         faults=faults_json(objection.faults),
     )
     story.tell(objection.error_type, describe(objection.faults))
-    checked.stories.append(story)
+    return story
 
 
 def faults_json(faults: Sequence[Fault]) -> list[list[str | None]]:

@@ -127,15 +127,13 @@ class RowType:
     def _records(self, columns: Sequence[str]) -> Callable[[Sequence[list[str]]], list[dict[str, Any]]]:
         """The function that names the cells of rows."""
         blanks = {f.name: None if f.allows_none else "" for f in self.fields if f.is_required and _has_blank(f)}
-        names, width = tuple(columns), len(columns)
+        names, width, named = tuple(columns), len(columns), _namer(columns)
 
         def records(rows: Sequence[list[str]]) -> list[dict[str, Any]]:
             if all(map(all, rows)) and {*map(len, rows)} == {width}:
-                return [dict(zip(names, cells)) for cells in rows]  # noqa: B905
+                return named(rows)
             return [
-                dict(zip(names, cells))  # noqa: B905
-                if all(cells) and len(cells) == width
-                else _sparse(names, cells, blanks)
+                named((cells,))[0] if all(cells) and len(cells) == width else _sparse(names, cells, blanks)
                 for cells in rows
             ]
 
@@ -245,6 +243,16 @@ def _renamed(fields: Sequence[ModelField]) -> Callable[[Any], Any]:
         return record
 
     return rename
+
+
+def _namer(names: Sequence[str]) -> Callable[[Sequence[list[str]]], list[dict[str, Any]]]:
+    """The function that makes records of complete rows: written out for these names, it takes half as long."""
+    cells = [f"cell{place}" for place in range(len(names))]
+    record = ", ".join(f"{name!r}: {cell}" for name, cell in zip(names, cells, strict=True))
+    made: Callable[[Sequence[list[str]]], list[dict[str, Any]]] = eval(
+        f"lambda rows: [{{{record}}} for [{', '.join(cells)}] in rows]"
+    )
+    return made
 
 
 def _sparse(names: tuple[str, ...], cells: list[str], blanks: dict[str, str | None]) -> dict[str, Any]:

@@ -9,7 +9,16 @@ from penstock.operations.held import Held
 from penstock.operations.ledger import PENDING, WAITING
 from penstock.operations.rules.spans import Segment, Span
 
-__all__ = ["ALONE_LOST", "SUSPECT_ROWS_MAX", "Group", "chunk_size", "largest_chunk", "next_due", "next_group"]
+__all__ = [
+    "ALONE_LOST",
+    "SUSPECT_ROWS_MAX",
+    "Group",
+    "chunk_size",
+    "largest_chunk",
+    "next_due",
+    "next_group",
+    "piece_size",
+]
 
 # A row that was lost with its worker runs in a small group; lost again, alone.
 SUSPECT_ROWS_MAX = 32
@@ -19,6 +28,7 @@ ONCE_ROWS_MAX = 10
 # Few rows are cut into chunks that several workers can share; of many, larger ones take fewer transactions.
 SHARED_CHUNKS = 16
 CHUNK_GROWTH = 4
+PIECE_ROWS_MAX = 500
 # Rows that come due within this time of each other are run together, so that a chunk is not claimed once a row.
 COALESCE_US = 1_000_000
 
@@ -34,6 +44,11 @@ def chunk_size(rows_before: int, least: int, *, may_grow: bool) -> int:
 def largest_chunk(least: int) -> int:
     """No chunk has more rows than that."""
     return CHUNK_GROWTH * least
+
+
+def piece_size(chunk: int) -> int:
+    """How many rows of a chunk are read and checked at a time: some hundreds, so that they stay in a core's cache."""
+    return chunk // -(-chunk // PIECE_ROWS_MAX)
 
 
 @dataclass(frozen=True, slots=True)
