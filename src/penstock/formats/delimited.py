@@ -19,6 +19,7 @@ from penstock.formats.encoding import Undecodable, not_utf8
 from penstock.formats.header import Header, read_header
 from penstock.formats.lines import Lines
 from penstock.formats.model import Batch, Limits, Position, RawRow
+from penstock.formats.skipping import has_blank_lines, has_lone_cr, skip_lines
 from penstock.schema import Schema
 
 __all__ = ["DelimitedReader", "open_delimited"]
@@ -50,6 +51,21 @@ class DelimitedReader:
         while self.columns and (batch := passage.take(size, position)):
             yield batch
             position = batch.end
+
+    def skip(self, count: int, start: Position | None = None) -> Position | None:
+        position = start or Position(self._header.end, row=1)
+        return skip_lines(self._source, count, position, self._limits, is_plain=_is_plain) if self.columns else None
+
+
+def _is_plain(lines: bytes) -> bool:
+    """Whether every line is a record that can be decoded."""
+    if b'"' in lines or has_blank_lines(lines) or has_lone_cr(lines):
+        return False
+    try:
+        lines.isascii() or lines.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 class Passage:

@@ -59,6 +59,9 @@ class JsonArrayReader:
             yield batch
             position = batch.end
 
+    def skip(self, _count: int, _start: Position | None = None) -> Position | None:
+        return None  # only a parser knows where an element ends
+
 
 @dataclass(slots=True)
 class Draft:

@@ -11,6 +11,7 @@ import msgspec
 from penstock.errors import Fault
 from penstock.formats.json_rows import decode_row, is_plain, oversized
 from penstock.formats.model import Batch, Limits, Position, RawRow
+from penstock.formats.skipping import skip_lines
 from penstock.schema import Schema
 
 __all__ = ["JsonLinesReader", "open_json_lines"]
@@ -79,6 +80,10 @@ class JsonLinesReader:
         if draft.lines:
             yield self._batch(draft)
 
+    def skip(self, count: int, start: Position | None = None) -> Position | None:
+        position = start or Position(self._offset, row=1)
+        return skip_lines(self._source, count, position, self._limits, is_plain=_is_plain)
+
     def _batch(self, draft: Draft) -> Batch:
         end = Position(draft.start.offset + draft.size, draft.start.row + len(draft.lines))
         rows, faults = decode_lines(draft.lines, self._limits)
@@ -112,6 +117,11 @@ class JsonLinesReader:
     def _read(self, offset: int) -> bytes:
         self._source.seek(offset)
         return self._source.read(self._limits.block_bytes)
+
+
+def _is_plain(lines: bytes) -> bool:
+    """Whether every line is a row: it begins with what no blank line has."""
+    return lines.startswith(b"{") and lines.count(b"\n{") == lines.count(b"\n") - 1
 
 
 def decode_lines(lines: Sequence[bytes], limits: Limits) -> tuple[list[RawRow], dict[int, list[Fault]]]:

@@ -68,3 +68,6 @@ class Reader(Protocol):
 
     def batches(self, size: int, start: Position | None = None) -> Iterator[Batch]:
         """At most `size` rows at a time, from `start` (an earlier `Batch.end`) or from the first row."""
+
+    def skip(self, count: int, start: Position | None = None) -> Position | None:
+        """Where so many rows end, without parsing them; None where that cannot be told so, or there are fewer."""

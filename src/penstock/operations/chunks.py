@@ -32,6 +32,7 @@ from penstock.operations.referee import end_chunk, end_raw_chunk, end_validation
 from penstock.operations.tables import chunk_rows, chunks, history, operations, row_records, workers
 
 __all__ = [
+    "READINGS_MAX",
     "Lost",
     "NewMail",
     "Stopped",
@@ -50,6 +51,7 @@ __all__ = [
 ]
 
 SKIPPED_EACH = 8
+READINGS_MAX = 2  # files that a worker reads at once
 
 
 class NewMail(Exception):
@@ -85,21 +87,24 @@ async def candidates(
     names: Collection[str],
     limit: int,
     skip: Collection[int] = (),
+    reading: Collection[int] = (),
     operation: int | None = None,
     rank: int = 0,
     workers: int = 1,
 ) -> list[Held]:
     """Chunks that could be claimed now, longest due first; a plain read, so each may be gone by the time we try.
 
-    Chunks of a stopping operation can be drained by anyone; the others only by who has the operation's code. Of
-    several workers each looks at a part of the chunks of its own first, so that they do not all try for the same ones.
+    Chunks of a stopping operation can be drained by anyone; the others only by who has the operation's code, and those
+    to be validated not by who still reads the file and left them. Of several workers each looks at a part of the chunks
+    of its own first, so that they do not all try for the same ones.
     """
     if not limit:
         return []
     # Room for a few more, so that the statement is the same for a while; no chunk has the number 0.
     skipped = [*skip, *[0] * (SKIPPED_EACH - len(skip) % SKIPPED_EACH)]
     asked = {"many": limit, "of": operation, "rank": rank, "workers": workers}
-    asked |= _numbered("skip", skipped) | _numbered("name", names)
+    read = [*reading, *[0] * (READINGS_MAX - len(reading))]
+    asked |= _numbered("skip", skipped) | _numbered("name", names) | _numbered("read", read)
     found = (await tx.send(db.prepared(_draining, len(skipped), operation is not None), asked)).rows
     if names and len(found) < limit and workers > 1:
         found += (await tx.send(db.prepared(_runnable, len(skipped), len(names), True), asked)).rows
@@ -141,7 +146,8 @@ def _draining(db: Database, skipped: int, is_of_one: bool) -> Select[*tuple[Any,
 
 
 def _runnable(db: Database, skipped: int, names: int, is_part: bool = False) -> Select[*tuple[Any, ...]]:
-    is_to_validate = (operations.c.state == "Validating") & (chunks.c.is_raw == 1)
+    is_read = _one_of(operations.c.number, "read", READINGS_MAX)
+    is_to_validate = (operations.c.state == "Validating") & (chunks.c.is_raw == 1) & ~is_read
     is_due = (
         or_(operations.c.state == "Running", operations.c.state == "Retrying", is_to_validate),
         _one_of(operations.c.name, "name", names),
@@ -256,10 +262,12 @@ async def flush(db: Database, tx: Connection, held: Held, writing: Writing, **ex
         await _write(tx, held, **values, **extra)
     elif (await tx.send(_FLUSH, {**values, **_place(held)})).matched != 1:
         raise Lost(f"chunk {held.id} at fence {held.fence}")
-    await _write_stories(db, tx, writing)
+    await _write_records(db, tx, writing)
 
 
-async def _write_stories(db: Database, tx: Connection, writing: Writing) -> None:
+async def _write_records(db: Database, tx: Connection, writing: Writing) -> None:
+    if writing.rows is not None:
+        await tx.send(_NEW_ROWS, writing.rows)
     if writing.stories:
         await tx.send(db.prepared(_upsert_stories), list(writing.stories.values()))
     if writing.lines:
@@ -271,6 +279,7 @@ _FLUSH = update(chunks).where(*_OURS).values(version=chunks.c.version + 1)
 _LET_GO = _FLUSH.where(chunks.c.mail == bindparam("seen_mail")).values(owner=None)
 _CLOSE = _LET_GO.values(is_open=0)
 _NEW_LINES = insert(history)
+_NEW_ROWS = insert(chunk_rows)
 
 
 async def lock(tx: Connection, held: Held) -> int:
@@ -295,7 +304,7 @@ async def close(db: Database, tx: Connection, held: Held, writing: Writing, *, a
     if head is None:
         raise Lost("the operation is over")
     await _let_go(tx, _CLOSE, held, ledger=writing.ledger, **writing.counts.columns())
-    await _write_stories(db, tx, writing)
+    await _write_records(db, tx, writing)
     await finish_if_over(db, tx, head, actor=actor)
 
 
@@ -307,7 +316,7 @@ async def hand_over(db: Database, held: Held, writing: Writing, actor: str, tx: 
         raise Stopped(await state_of(tx, held.operation))
     values = {"ledger": writing.ledger, **writing.counts.columns(), "is_open": int(not is_over)}
     await _let_go(tx, db.prepared(_hand_over), held, **values)
-    await _write_stories(db, tx, writing)
+    await _write_records(db, tx, writing)
     await end_validation(db, tx, head, actor=actor)
 
 

@@ -43,6 +43,11 @@ class Draft:
         return self.end.row - self.start.row
 
     @property
+    def source_bytes(self) -> int:
+        """How much of the file they take."""
+        return self.end.offset - self.start.offset
+
+    @property
     def counts(self) -> Counts:
         """The verdicts so far."""
         broken = sum(_broke(story) for story in self.stories)

@@ -107,6 +107,7 @@ class Writing:
     counts: Counts
     stories: Mapping[tuple[int, int], Mapping[str, Any]]
     lines: Sequence[Mapping[str, Any]]
+    rows: Mapping[str, Any] | None
 
 
 @dataclass(slots=True)
@@ -128,6 +129,7 @@ class Held:
     mail: int
     ledger: Ledger
     data: bytes | None
+    unstored: Mapping[str, bytes | None] | None = None  # the rows, to be stored with our next write
     stories: dict[tuple[int, int], Story] = field(default_factory=dict)  # by (row number, step)
     changed: set[tuple[int, int]] = field(default_factory=set)
     lines: list[dict[str, Any]] = field(default_factory=list)  # history not yet written
@@ -168,12 +170,15 @@ class Held:
     def writing(self) -> Writing:
         """All that is known now, to be written."""
         stories = {key: self._columns(key) for key in sorted(self.changed)}
-        return Writing(Begun.of(self.ledger), self.ledger.encode(), self.ledger.counts(), stories, tuple(self.lines))
+        rows = None if self.unstored is None else {"chunk": self.id, **self.unstored}
+        begun, lines = Begun.of(self.ledger), tuple(self.lines)
+        return Writing(begun, self.ledger.encode(), self.ledger.counts(), stories, lines, rows)
 
     def written(self, writing: Writing) -> None:
         """It is on disk; what changed while it was being written is still to be."""
         self.version += 1
         self.begun = writing.begun
+        self.unstored = None
         self.changed -= {key for key, columns in writing.stories.items() if self._columns(key) == columns}
         del self.lines[: len(writing.lines)]
 

@@ -89,6 +89,31 @@ async def take(db: Database, head: Head, *, owner: str, chunk_rows: int) -> Head
     return await db.transaction(claim, "take")
 
 
+class Pieces:
+    """A file from `start` on, some rows at a time."""
+
+    def __init__(self, reader: Reader, start: Position | None) -> None:
+        self._reader, self.start = reader, start
+        self._batches: Iterator[Batch] | None = None
+        self._size = 0
+
+    def take(self, size: int) -> Batch | None:
+        """At most so many rows; None at the end."""
+        if self._batches is None or size != self._size:
+            self._batches, self._size = self._reader.batches(size, self.start), size
+        batch = next(self._batches, None)
+        if batch is not None:
+            self.start = batch.end
+        return batch
+
+    def skip(self, count: int) -> Position | None:
+        """Pass over so many rows, if that can be done without reading them; where they end."""
+        end = self._reader.skip(count, self.start)
+        if end is not None:
+            self.start, self._batches = end, None
+        return end
+
+
 class Reading:
     """One pass over one file by its owner."""
 
@@ -170,50 +195,43 @@ class Reading:
             raise
 
     async def _drafts(self, reader: Reader) -> AsyncGenerator[Draft, None]:
-        """The file in chunks, packed and judged."""
-        draft: Draft | None = None
-        for batch, is_last in self._pieces(reader):
-            if self.is_halted or not self.execution.may_start():
-                raise Interrupted
-            if draft is None:
-                draft = Draft(self.execution, batch.start, is_raw=self._leaves())
-            draft.add(batch, () if draft.is_raw else await self._check(batch))
-            if is_last:
-                yield draft
-                draft = None
-            else:
-                await asyncio.sleep(0)  # others get a turn
-        if draft is not None:
+        """The file in chunks, packed and judged, or left for others to judge."""
+        pieces = Pieces(reader, Position.parse(self.head.position) if self.head.position else None)
+        while draft := self._skip(pieces) or await self._draft(pieces):
             yield draft
 
-    def _pieces(self, reader: Reader) -> Iterator[tuple[Batch, bool]]:
-        """The file in pieces of chunks, and whether each ends its chunk; where readers have died, chunks are small."""
-        at = Position.parse(self.head.position) if self.head.position else None
-        if self.crashes:
-            for batch in reader.batches(SUSPECT_ROWS_MAX if self.crashes == 1 else 1, at):
-                yield batch, True
-                at = batch.end
-                if at.row >= self.suspect_until:
-                    break
-            else:
-                return
-        bytes_max = self.limits.batch_bytes_max // 2
-        while True:
-            size = self._next_size(at)
-            piece = piece_size(size)
-            start = at
-            for batch in reader.batches(piece, at):
-                start, at = start or batch.start, batch.end
-                is_last = at.row - start.row > size - piece or at.offset - start.offset >= bytes_max
-                yield batch, is_last
-                if is_last:
-                    start = at
-                    if self._next_size(at) != size:
-                        break
-            else:
-                return
+    def _skip(self, pieces: Pieces) -> Draft | None:
+        """The next chunk, unread, where others shall read it and that can be done."""
+        start = pieces.start
+        end = pieces.skip(self._next_size(start)) if start is not None and self._leaves() else None
+        if start is None or end is None:
+            return None
+        self._raise_when_halted()
+        draft = Draft(self.execution, start, is_raw=True)
+        draft.end = end
+        return draft
+
+    async def _draft(self, pieces: Pieces) -> Draft | None:
+        """The next chunk, read piece by piece."""
+        draft: Draft | None = None
+        size = self._next_size(pieces.start)
+        piece = piece_size(size)
+        while (batch := pieces.take(piece)) is not None:
+            self._raise_when_halted()
+            draft = draft or Draft(self.execution, batch.start, is_raw=self._leaves())
+            draft.add(batch, () if draft.is_raw else await self._check(batch))
+            if draft.rows > size - piece or draft.source_bytes >= self.limits.batch_bytes_max // 2:
+                return draft
+            await asyncio.sleep(0)  # others get a turn
+        return draft
+
+    def _raise_when_halted(self) -> None:
+        if self.is_halted or not self.execution.may_start():
+            raise Interrupted
 
     def _next_size(self, start: Position | None) -> int:
+        if self.crashes:
+            return SUSPECT_ROWS_MAX if self.crashes == 1 else 1
         # Word for rows that wait is settled chunk by chunk, so their chunks stay small.
         may_grow = not any(step.kind in ("poll", "signal") for step in self.execution.definition.steps)
         return chunk_size(start.row - 1 if start else 0, self.chunk_rows, may_grow=may_grow)

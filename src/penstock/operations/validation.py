@@ -18,6 +18,7 @@ __all__ = [
     "ask_validators",
     "check_batch",
     "faults_json",
+    "find_objections",
     "killed_its_validator",
     "validate",
 ]
@@ -67,10 +68,10 @@ async def check_batch(execution: Execution, batch: Batch) -> list[Story]:
 
     Answers with the records of the rows that are not right.
     """
-    return [_rejected(execution, batch, i, found) for i, found in (await _objections(execution, batch)).items()]
+    return [_rejected(execution, batch, i, found) for i, found in (await find_objections(execution, batch)).items()]
 
 
-async def _objections(execution: Execution, batch: Batch) -> dict[int, Objection]:
+async def find_objections(execution: Execution, batch: Batch) -> dict[int, Objection]:
     """What is wrong with the rows of a batch, by index."""
     known, rows = batch.faults, batch.rows
     if not (known or execution.validators):

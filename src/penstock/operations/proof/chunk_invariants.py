@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 
 from penstock.operations.held import Story
 from penstock.operations.ledger import (
+    CANCELLED,
     COMPLETED,
     FAILED,
     INVALID,
@@ -181,12 +182,13 @@ def waits_have_deadlines(chunk: ChunkFacts) -> Iterator[Finding]:
 
 
 def rows_are_stored(chunk: ChunkFacts) -> Iterator[Finding]:
-    """Tracked rows are there, all of them; others are not."""
+    """Tracked rows are there, all of them, once they were validated; others are not."""
     if not chunk.tracks_rows:
         if chunk.stored_rows is not None:
             yield None, f"it stores {chunk.stored_rows} rows, but the operation does not track row data"
     elif chunk.stored_rows is None:
-        yield None, "its row data is missing"
+        if not (chunk.is_raw or {PENDING, CANCELLED} & {*chunk.ledger.tracks[0].state}):
+            yield None, "its row data is missing"
     elif chunk.stored_rows != chunk.row_count:
         yield None, f"it stores {chunk.stored_rows} rows, expected {chunk.row_count}"
 

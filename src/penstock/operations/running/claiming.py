@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from contextlib import AbstractAsyncContextManager
-from typing import Any
+from functools import partial
 
 from penstock.blobs.store import FileStore
 from penstock.clock import Clock
 from penstock.db.connection import Connection
 from penstock.db.database import Database
-from penstock.formats import Limits, Position, open_reader
+from penstock.errors import Fault
+from penstock.formats import Batch, Limits, Position, RawRow, open_reader
 from penstock.operations import chunks as store
+from penstock.operations.drafts import Draft
 from penstock.operations.held import Begun, Held, StoredRows, recover, unpack_rows
 from penstock.operations.referee import state_of
-from penstock.operations.rules.planning import Group, next_group
+from penstock.operations.rules.planning import Group, next_group, piece_size
 from penstock.operations.running.actor import ChunkActor, Tempo, working_state
 from penstock.operations.running.execution import Execution
+from penstock.operations.running.executions import Broken
 from penstock.operations.running.outcomes import Desk
 
 __all__ = ["Claims"]
@@ -51,8 +54,8 @@ class Claims:
         """
         if held.mail == 0 and (held.version == 0 or held.ledger.is_fresh):
             held.ledger.base = self._clock.now_us()
-            desk = await self._desk(execution, held)
             group = next_group(held, execution.spans, now=held.ledger.base, limit=self._tempo.flush_rows)
+            desk = await self._desk(execution, held, is_whole=group is not None and len(group.rows) == held.row_count)
             if group is not None:
                 held.ledger.start(group.rows)
             return self._actor(desk, group) if await self._own(held, write=group is not None) else None
@@ -84,16 +87,45 @@ class Claims:
     def _actor(self, desk: Desk, group: Group | None) -> ChunkActor:
         return ChunkActor(self._db, desk, group, owner=self._owner, tempo=self._tempo, turn=self._turn)
 
-    async def _desk(self, execution: Execution, held: Held) -> Desk:
+    async def _desk(self, execution: Execution, held: Held, *, is_whole: bool = False) -> Desk:
+        """Where the chunk will be worked on; with all its rows, if it is whole."""
         if held.data is not None:
             return Desk(execution, held, unpack_rows(held.data))
-        return Desk(execution, held, StoredRows.of(await asyncio.to_thread(self._reread, execution, held)))
+        if held.is_raw and is_whole:
+            self._files.open(execution.file_key).close()  # or we would find out too late that it is gone
+            desk = Desk(execution, held, StoredRows.of([]))
+            desk.source = partial(self._pieces, execution, held)
+            return desk
+        rows, faults = await asyncio.to_thread(self._reread, execution, held)
+        return Desk(execution, held, StoredRows.of(rows), faults)
 
-    def _reread(self, execution: Execution, held: Held) -> list[Any]:
-        """The rows of a chunk from its source, for operations that keep no row data."""
+    def _reread(self, execution: Execution, held: Held) -> tuple[list[RawRow], dict[int, list[Fault]]]:
+        """The rows of a chunk from its source, and what the reader finds wrong with them.
+
+        They were not stored yet, because nobody has validated them, or the operation keeps no row data.
+        """
+        draft = Draft(execution, Position(held.source_offset, held.first_row))
+        rows, faults = list[RawRow](), dict[int, list[Fault]]()
+        for batch in self._pieces(execution, held):
+            draft.add(batch)
+            faults |= {len(rows) + i: found for i, found in batch.faults.items()}
+            rows += batch.rows
+        held.unstored = draft.finished().stored
+        return rows, faults
+
+    def _pieces(self, execution: Execution, held: Held) -> Generator[Batch]:
+        """The rows of a chunk from its source, some hundreds at a time."""
+        at, stop = Position(held.source_offset, held.first_row), held.first_row + held.row_count
         with self._files.open(execution.file_key) as source:
             reader = open_reader(
                 source, format=execution.file_format, schema=execution.definition.row.schema, limits=self._limits
             )
-            batches = reader.batches(held.row_count, Position(held.source_offset, held.first_row))
-            return list(next(batches).rows)
+            while at.row < stop:
+                size = min(piece_size(held.row_count), stop - at.row)
+                for batch in reader.batches(size, at):
+                    yield batch
+                    at = batch.end
+                    if at.row + size > stop:
+                        break
+                else:
+                    raise Broken(f"its file ends before row {at.row}, which was there when it was read")

@@ -11,15 +11,17 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
+from penstock.formats import Position
+from penstock.operations.drafts import Draft
 from penstock.operations.ledger import COMPLETED, SKIPPED, WAITING
 from penstock.operations.rules.spans import Segment
 from penstock.operations.running.execution import Aside, Execution, LiveStep
 from penstock.operations.running.outcomes import Desk, WrongLength
-from penstock.operations.validation import Objection, validate
+from penstock.operations.validation import Objection, find_objections, validate
 from penstock.pipeline import BatchContext, Context, Done
 from penstock.pipeline.rows import TOGETHER
 
-__all__ = ["AwaitJob", "BatchJob", "CheckJob", "RowsJob", "ThreadJob", "ValidateJob", "job_for"]
+__all__ = ["AwaitJob", "BatchJob", "CheckJob", "ReadJob", "RowsJob", "ThreadJob", "ValidateJob", "job_for"]
 
 SLICE_NS = 20_000_000  # how long a hand keeps the loop, or a thread its rows, before others get a turn
 
@@ -225,7 +227,7 @@ class ValidateJob(RowsJob):
     """Rows that nobody has looked at yet, or that were edited, are validated before they run."""
 
     async def take(self) -> bool:
-        if self.desk.held.is_raw and not self.execution.validators:
+        if self.desk.held.is_raw and not (self.execution.validators or self.desk.has_faults):
             return self._take_together()
         now = self.execution.clock.now_ns
         until = now() + SLICE_NS
@@ -249,7 +251,7 @@ class ValidateJob(RowsJob):
                 faults = self.execution.check(self.desk.raws.pick(block))
                 self.desk.cleared(i for place, i in enumerate(block) if place not in faults)
                 for place, found in faults.items():
-                    self.desk.rejected(block[place], Objection(found))
+                    self.desk.rejected(block[place], Objection(found), self.desk.raw(block[place]))
             else:
                 self.desk.refuse(block)
         finally:
@@ -257,11 +259,48 @@ class ValidateJob(RowsJob):
         return bool(block)
 
     async def _row(self, i: int) -> None:
-        row, objection = await validate(self.execution, self.desk.raw(i))
+        faults = self.desk.faults(i)
+        row, objection = (None, Objection(faults)) if faults else await validate(self.execution, self.desk.raw(i))
         if objection is None:
             self.desk.validated(i, row)
         else:
-            self.desk.rejected(i, objection)
+            self.desk.rejected(i, objection, self.desk.raw(i))
+
+
+class ReadJob(RowsJob):
+    """Rows that nobody has looked at yet are read from their file and validated, piece by piece."""
+
+    def __init__(
+        self, execution: Execution, desk: Desk, segment: Segment, rows: Sequence[int], bell: asyncio.Event
+    ) -> None:
+        super().__init__(execution, desk, segment, rows, bell)
+        assert desk.source is not None
+        self._pieces = desk.source()
+        self._draft = Draft(execution, Position(desk.held.source_offset, desk.held.first_row))
+
+    async def take(self) -> bool:
+        if not self.execution.may_start():
+            rest = self.withdraw()
+            self.desk.refuse(rest)
+            return bool(rest)
+        piece = next(self._pieces, None)
+        if piece is None:
+            return False
+        rows = [*islice(self.todo, len(piece.rows))]
+        try:
+            self._draft.add(piece)
+            objections = await find_objections(self.execution, piece)
+            self.desk.judged(rows, {rows[i]: (found, piece.rows[i]) for i, found in objections.items()})
+        finally:
+            if len(rows) == self.left:
+                self.desk.held.unstored = self._draft.finished().stored
+                self._pieces.close()
+            self.finished(len(rows))
+        return True
+
+    def withdraw(self) -> list[int]:
+        self._pieces.close()
+        return super().withdraw()
 
 
 Ran = tuple[int, list[tuple[int, int, int, bytes | None]], BaseException | None, int]
@@ -470,4 +509,6 @@ _JOBS: dict[str, type[RowsJob]] = {
 
 def job_for(execution: Execution, desk: Desk, segment: Segment, rows: Sequence[int], bell: asyncio.Event) -> RowsJob:
     """The job that suits a segment; the bell is rung at its end."""
+    if segment.manner == "validate" and desk.source is not None:
+        return ReadJob(execution, desk, segment, rows, bell)
     return _JOBS[segment.manner](execution, desk, segment, rows, bell)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any
 
-from penstock.errors import StepFailed
+from penstock.errors import Fault, StepFailed
+from penstock.formats import Batch
 from penstock.operations.held import Held, StoredRows, Story
 from penstock.operations.ledger import COMPLETED, FAILED, INVALID, SKIPPED, STATES, Ledger
 from penstock.operations.rules.decide import Verdict, cut, describe, error_text, judge
@@ -18,6 +19,7 @@ from penstock.pipeline.rows import TOGETHER
 __all__ = ["Desk", "WrongLength", "end_wait", "waited_out"]
 
 POLL_JITTER = 0.2
+NO_FAULTS: Mapping[int, list[Fault]] = {}
 
 
 class WrongLength(StepFailed):
@@ -28,6 +30,7 @@ class Desk:
     """One held chunk with its rows parsed; every outcome of a row is noted here, on the loop's thread."""
 
     __slots__ = (
+        "_faults",
         "execution",
         "has_moved",
         "has_outputs",
@@ -36,12 +39,16 @@ class Desk:
         "ledger",
         "raws",
         "rows",
+        "source",
         "was_refused",
     )
 
-    def __init__(self, execution: Execution, held: Held, raws: StoredRows) -> None:
-        self.execution, self.held, self.raws = execution, held, raws
+    def __init__(
+        self, execution: Execution, held: Held, raws: StoredRows, faults: Mapping[int, list[Fault]] = NO_FAULTS
+    ) -> None:
+        self.execution, self.held, self.raws, self._faults = execution, held, raws, faults
         self.ledger: Ledger = held.ledger
+        self.source: Callable[[], Generator[Batch]] | None = None  # of rows that are not read yet
         self.rows: list[Any] = [None] * held.row_count
         self.has_parked = False  # since the last flush
         self.has_moved = False
@@ -84,6 +91,16 @@ class Desk:
         """The row as it was read, or as it was edited since."""
         edited = self.held.told(i, 0)
         return self.raws[i] if edited is None or edited.data is None else edited.data
+
+    @property
+    def has_faults(self) -> bool:
+        """Whether the reader of the file has found something wrong."""
+        return bool(self._faults)
+
+    def faults(self, i: int) -> list[Fault]:
+        """What the reader of the file has found wrong with the row, unless it was edited since."""
+        edited = self.held.told(i, 0)
+        return self._faults.get(i, []) if edited is None or edited.data is None else []
 
     def refuse(self, rows: Iterable[int]) -> None:
         """These rows may not begin: no time is left in our lease."""
@@ -184,7 +201,18 @@ class Desk:
             if (first_row + i, -1) in stories:
                 self.held.story(i, 0, "Completed", self.execution.clock.now_us()).tell(None, None)
 
-    def rejected(self, i: int, objection: Objection) -> None:
+    def judged(self, rows: Sequence[int], objections: Mapping[int, tuple[Objection, Any]]) -> None:
+        """Consecutive rows that nobody had looked at are right, but for those to which there are objections."""
+        first, stop, ledger = rows[0], rows[-1] + 1, self.ledger
+        track, attempts = ledger.tracks[0], [ledger.tracks[0].attempt[i] for i in objections]
+        track.state[first:stop] = bytes([COMPLETED]) * len(rows)
+        track.attempt[first:stop] = [0] * len(rows)
+        ledger.in_flight[first:stop] = bytes(len(rows))
+        for (i, (objection, raw)), attempt in zip(objections.items(), attempts, strict=True):
+            track.attempt[i] = attempt
+            self.rejected(i, objection, raw)
+
+    def rejected(self, i: int, objection: Objection, raw: Any) -> None:
         """A row is wrong, or still wrong after it was edited."""
         is_verdict = objection.error_type == "Validation"
         self.ledger.reject(i, INVALID if is_verdict else FAILED)
@@ -192,7 +220,7 @@ class Desk:
         story = self.held.story(i, 0, "Failed", self.execution.clock.now_us())
         story.faults = faults_json(objection.faults)
         if story.row_key is None:
-            key = self.execution.definition.row.key_of_raw(self.raw(i), self.execution.columns)
+            key = self.execution.definition.row.key_of_raw(raw, self.execution.columns)
             story.row_key = cut(key, 200) if key else None
         story.tell(objection.error_type, describe(objection.faults))
 

@@ -38,7 +38,6 @@ __all__ = ["Worker"]
 log = logging.getLogger("penstock.worker")
 
 CHUNKS_HELD_MIN = 3  # one runs, one is written, one is fetched
-READINGS_MAX = 2
 FILES_LOOK_S = 0.25
 IDLE_FIRST_S = 0.01  # where there was work there may be more; each look that finds none doubles the pause
 GARBAGE_THRESHOLD = 50_000
@@ -258,7 +257,7 @@ class Worker:
 
     async def _start_readings(self) -> bool:
         await abandon_readings(self.db, actor=self.lease.id)
-        room = READINGS_MAX - len(self.readings)
+        room = store.READINGS_MAX - len(self.readings)
         if room <= 0 or not self.executions.names:
             return False
         query = (
@@ -318,10 +317,18 @@ class Worker:
         limit = CHUNKS_HELD_MIN + self.executions.widest // self.settings.chunk_rows - len(self.actors)
         if limit <= 0:
             return False
-        names, skip, share = self.executions.names, tuple(self.actors), self.executions.share
+        names, share = self.executions.names, self.executions.share
+        skip, reading = tuple(self.actors), tuple(self.readings)
         found = await self.db.look(
             lambda tx: store.candidates(
-                self.db, tx, names=names, limit=limit, skip=skip, rank=share.rank, workers=share.workers
+                self.db,
+                tx,
+                names=names,
+                limit=limit,
+                skip=skip,
+                reading=reading,
+                rank=share.rank,
+                workers=share.workers,
             )
         )
         started = False
