@@ -58,7 +58,7 @@ class Limits:
     batch_bytes_max: int = 8 * MIB
     columns_max: int = 2_000
     json_depth_max: int = 100
-    block_bytes: int = 256 * KIB
+    block_bytes: int = 64 * KIB
 
 
 class Reader(Protocol):

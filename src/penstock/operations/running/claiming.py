@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from functools import partial
 
-from penstock.blobs.store import FileStore
 from penstock.clock import Clock
 from penstock.db.connection import Connection
 from penstock.db.database import Database
 from penstock.errors import Fault
-from penstock.formats import Batch, Limits, Position, RawRow, open_reader
+from penstock.formats import Position, RawRow
 from penstock.operations import chunks as store
 from penstock.operations.drafts import Draft
 from penstock.operations.held import Begun, Held, StoredRows, recover, unpack_rows
 from penstock.operations.referee import state_of
-from penstock.operations.rules.planning import Group, next_group, piece_size
+from penstock.operations.rules.planning import Group, next_group
 from penstock.operations.running.actor import ChunkActor, Tempo, working_state
 from penstock.operations.running.execution import Execution
-from penstock.operations.running.executions import Broken
 from penstock.operations.running.outcomes import Desk
+from penstock.operations.running.sources import Sources, pieces
 
 __all__ = ["Claims"]
 
@@ -36,16 +34,15 @@ class Claims:
     def __init__(
         self,
         db: Database,
-        files: FileStore,
+        sources: Sources,
         *,
         owner: str,
         clock: Clock,
-        limits: Limits,
         tempo: Tempo,
         turn: Callable[[bool], AbstractAsyncContextManager[None]],
     ) -> None:
-        self._db, self._files, self._owner, self._clock = db, files, owner, clock
-        self._limits, self._tempo, self._turn = limits, tempo, turn
+        self._db, self._sources, self._owner, self._clock = db, sources, owner, clock
+        self._tempo, self._turn = tempo, turn
 
     async def claim(self, execution: Execution, held: Held) -> ChunkActor | None:
         """Own a chunk and prepare its work; None when another was first or the operation has stopped.
@@ -92,9 +89,8 @@ class Claims:
         if held.data is not None:
             return Desk(execution, held, unpack_rows(held.data))
         if held.is_raw and is_whole:
-            self._files.open(execution.file_key).close()  # or we would find out too late that it is gone
             desk = Desk(execution, held, StoredRows.of([]))
-            desk.source = partial(self._pieces, execution, held)
+            desk.unread = pieces(self._sources.kept(execution), held)
             return desk
         rows, faults = await asyncio.to_thread(self._reread, execution, held)
         return Desk(execution, held, StoredRows.of(rows), faults)
@@ -106,26 +102,10 @@ class Claims:
         """
         draft = Draft(execution, Position(held.source_offset, held.first_row))
         rows, faults = list[RawRow](), dict[int, list[Fault]]()
-        for batch in self._pieces(execution, held):
-            draft.add(batch)
-            faults |= {len(rows) + i: found for i, found in batch.faults.items()}
-            rows += batch.rows
+        with self._sources.opened(execution) as reader:
+            for batch in pieces(reader, held):
+                draft.add(batch)
+                faults |= {len(rows) + i: found for i, found in batch.faults.items()}
+                rows += batch.rows
         held.unstored = draft.finished().stored
         return rows, faults
-
-    def _pieces(self, execution: Execution, held: Held) -> Generator[Batch]:
-        """The rows of a chunk from its source, some hundreds at a time."""
-        at, stop = Position(held.source_offset, held.first_row), held.first_row + held.row_count
-        with self._files.open(execution.file_key) as source:
-            reader = open_reader(
-                source, format=execution.file_format, schema=execution.definition.row.schema, limits=self._limits
-            )
-            while at.row < stop:
-                size = min(piece_size(held.row_count), stop - at.row)
-                for batch in reader.batches(size, at):
-                    yield batch
-                    at = batch.end
-                    if at.row + size > stop:
-                        break
-                else:
-                    raise Broken(f"its file ends before row {at.row}, which was there when it was read")

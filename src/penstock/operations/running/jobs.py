@@ -274,8 +274,8 @@ class ReadJob(RowsJob):
         self, execution: Execution, desk: Desk, segment: Segment, rows: Sequence[int], bell: asyncio.Event
     ) -> None:
         super().__init__(execution, desk, segment, rows, bell)
-        assert desk.source is not None
-        self._pieces = desk.source()
+        assert desk.unread is not None
+        self._pieces = desk.unread
         self._draft = Draft(execution, Position(desk.held.source_offset, desk.held.first_row))
 
     async def take(self) -> bool:
@@ -294,13 +294,8 @@ class ReadJob(RowsJob):
         finally:
             if len(rows) == self.left:
                 self.desk.held.unstored = self._draft.finished().stored
-                self._pieces.close()
             self.finished(len(rows))
         return True
-
-    def withdraw(self) -> list[int]:
-        self._pieces.close()
-        return super().withdraw()
 
 
 Ran = tuple[int, list[tuple[int, int, int, bytes | None]], BaseException | None, int]
@@ -509,6 +504,6 @@ _JOBS: dict[str, type[RowsJob]] = {
 
 def job_for(execution: Execution, desk: Desk, segment: Segment, rows: Sequence[int], bell: asyncio.Event) -> RowsJob:
     """The job that suits a segment; the bell is rung at its end."""
-    if segment.manner == "validate" and desk.source is not None:
+    if segment.manner == "validate" and desk.unread is not None:
         return ReadJob(execution, desk, segment, rows, bell)
     return _JOBS[segment.manner](execution, desk, segment, rows, bell)

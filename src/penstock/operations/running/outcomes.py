@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from penstock.errors import Fault, StepFailed
@@ -39,7 +39,7 @@ class Desk:
         "ledger",
         "raws",
         "rows",
-        "source",
+        "unread",
         "was_refused",
     )
 
@@ -48,7 +48,7 @@ class Desk:
     ) -> None:
         self.execution, self.held, self.raws, self._faults = execution, held, raws, faults
         self.ledger: Ledger = held.ledger
-        self.source: Callable[[], Generator[Batch]] | None = None  # of rows that are not read yet
+        self.unread: Iterator[Batch] | None = None  # all rows, while nobody has read them
         self.rows: list[Any] = [None] * held.row_count
         self.has_parked = False  # since the last flush
         self.has_moved = False

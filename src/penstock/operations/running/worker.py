@@ -27,6 +27,7 @@ from penstock.operations.running.claiming import Claims
 from penstock.operations.running.draining import abandon, abandon_readings, drain_chunk
 from penstock.operations.running.executions import Broken, Executions
 from penstock.operations.running.lease import Heart, Lease
+from penstock.operations.running.sources import Sources
 from penstock.operations.running.turns import Turns
 from penstock.operations.running.watch import Watch
 from penstock.operations.tables import operations
@@ -95,12 +96,12 @@ class Worker:
             patience_s=settings.lease_s,
             poison_rows_max=settings.poison_rows_max,
         )
+        self._sources = Sources(files, self._limits)
         self._claims = Claims(
             db,
-            files,
+            self._sources,
             owner=self.lease.id,
             clock=self.clock,
-            limits=self._limits,
             tempo=tempo,
             turn=self.turns.turn,
         )
@@ -205,6 +206,7 @@ class Worker:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.executions.close()
+        self._sources.close()
         if self._heart is not None:
             await asyncio.to_thread(self._heart.stop)
         with contextlib.suppress(Unavailable):
@@ -217,6 +219,7 @@ class Worker:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.executions.close()
+        self._sources.close()
         if self._heart is not None:
             await asyncio.to_thread(self._heart.stop)
 

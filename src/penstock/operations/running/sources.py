@@ -1,0 +1,62 @@
+"""The files of operations, from which rows are read that are not stored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import BinaryIO
+
+from penstock.blobs.store import FileStore
+from penstock.formats import Batch, Limits, Position, Reader, open_reader
+from penstock.operations.held import Held
+from penstock.operations.rules.planning import piece_size
+from penstock.operations.running.execution import Execution
+from penstock.operations.running.executions import Broken
+
+__all__ = ["Sources", "pieces"]
+
+
+class Sources:
+    """Opens the files. The one that was last worked on stays open, for its chunks come one after the other."""
+
+    def __init__(self, files: FileStore, limits: Limits) -> None:
+        self._files, self._limits = files, limits
+        self._kept: tuple[int, BinaryIO, Reader] | None = None
+
+    def kept(self, execution: Execution) -> Reader:
+        """A reader that stays open until one of another operation is wanted; for the loop's thread alone."""
+        if self._kept is None or self._kept[0] != execution.number:
+            self.close()
+            source = self._files.open(execution.file_key)
+            self._kept = execution.number, source, self._reader(execution, source)
+        return self._kept[2]
+
+    @contextmanager
+    def opened(self, execution: Execution) -> Iterator[Reader]:
+        """A reader for oneself."""
+        with self._files.open(execution.file_key) as source:
+            yield self._reader(execution, source)
+
+    def close(self) -> None:
+        """Close what is open."""
+        if self._kept is not None:
+            self._kept[1].close()
+            self._kept = None
+
+    def _reader(self, execution: Execution, source: BinaryIO) -> Reader:
+        schema = execution.definition.row.schema
+        return open_reader(source, format=execution.file_format, schema=schema, limits=self._limits)
+
+
+def pieces(reader: Reader, held: Held) -> Iterator[Batch]:
+    """The rows of a chunk, some hundreds at a time."""
+    at, stop = Position(held.source_offset, held.first_row), held.first_row + held.row_count
+    while at.row < stop:
+        size = min(piece_size(held.row_count), stop - at.row)
+        for batch in reader.batches(size, at):
+            yield batch
+            at = batch.end
+            if at.row + size > stop:
+                break
+        else:
+            raise Broken(f"its file ends before row {at.row}, which was there when it was read")
