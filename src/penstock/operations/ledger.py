@@ -200,6 +200,8 @@ class Ledger:
     def standing(self, rows: Sequence[int], first: int, stop: int) -> Sequence[int]:
         """Those of the rows that are in flight and stand at one of the places `first` up to, not including, `stop`."""
         in_flight, places = self.in_flight, self.at
+        if first <= 1 < stop and in_flight == places and in_flight.count(1) == len(rows):
+            return rows  # all that run stand at the first step
         if stop == 1:  # validation: whatever was edited
             validated = self.tracks[0].state
             return [i for i in rows if in_flight[i] and validated[i] == PENDING]
@@ -216,11 +218,15 @@ class Ledger:
         self.at[i] = 0
         self.tracks[0].state[i] = state
 
-    def start(self, rows: Iterable[int]) -> None:
+    def start(self, rows: Sequence[int]) -> None:
         """The intent: these rows are about to run from their current step on, one attempt further.
 
         Asking whether a waiting row is done is no attempt.
         """
+        if len(rows) == self.at.count(1) and self.is_fresh:  # every good row, at the first step
+            self.in_flight[:] = self.at
+            self.tracks[1].attempt = [*self.at]
+            return
         tracks, in_flight, places, validated = self.tracks, self.in_flight, self.at, self.tracks[0].state
         for i in rows:
             in_flight[i] = 1

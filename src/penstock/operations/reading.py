@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
 from typing import Any, BinaryIO, TypeVar
 
@@ -94,6 +94,7 @@ class Pieces:
 
     def __init__(self, reader: Reader, start: Position | None) -> None:
         self._reader, self.start = reader, start
+        self.can_skip = True  # as far as we know
         self._batches: Iterator[Batch] | None = None
         self._size = 0
 
@@ -109,6 +110,7 @@ class Pieces:
     def skip(self, count: int) -> Position | None:
         """Pass over so many rows, if that can be done without reading them; where they end."""
         end = self._reader.skip(count, self.start)
+        self.can_skip = end is not None
         if end is not None:
             self.start, self._batches = end, None
         return end
@@ -178,12 +180,12 @@ class Reading:
         pending: asyncio.Task[None] | None = None
         try:
             async with aclosing(self._drafts(reader)) as drafts:
-                async for draft in drafts:
+                async for some in drafts:
                     if pending is not None:
                         await pending
-                    self._raise_on_breach(draft)
-                    # The next chunk is read and checked while this one is stored.
-                    pending = asyncio.create_task(self._append(draft, reader.columns))
+                    self._raise_on_breach(some)
+                    # The next chunk is read and checked while these are stored.
+                    pending = asyncio.create_task(self._append(some, reader.columns))
                     if self.crashes:
                         await pending
             if pending is not None:
@@ -194,36 +196,37 @@ class Reading:
                 await asyncio.gather(pending, return_exceptions=True)
             raise
 
-    async def _drafts(self, reader: Reader) -> AsyncGenerator[Draft, None]:
-        """The file in chunks, packed and judged, or left for others to judge."""
+    async def _drafts(self, reader: Reader) -> AsyncGenerator[list[Draft], None]:
+        """The file in chunks: some that others shall read and judge, and the one behind them, judged."""
         pieces = Pieces(reader, Position.parse(self.head.position) if self.head.position else None)
-        while draft := self._skip(pieces) or await self._draft(pieces):
-            yield draft
+        while drafts := [*self._skipped(pieces), *await self._draft(pieces)]:
+            yield drafts
 
-    def _skip(self, pieces: Pieces) -> Draft | None:
-        """The next chunk, unread, where others shall read it and that can be done."""
-        start = pieces.start
-        end = pieces.skip(self._next_size(start)) if start is not None and self._leaves() else None
-        if start is None or end is None:
-            return None
-        self._raise_when_halted()
-        draft = Draft(self.execution, start, is_raw=True)
-        draft.end = end
-        return draft
+    def _skipped(self, pieces: Pieces) -> list[Draft]:
+        """The next chunks, unread, where there are others to read them and that can be done."""
+        drafts: list[Draft] = []
+        while (start := pieces.start) is not None and self._leaves(besides=len(drafts)):
+            end = pieces.skip(self._next_size(start))
+            if end is None:
+                break
+            draft = Draft(self.execution, start, is_raw=True)
+            draft.end = end
+            drafts.append(draft)
+        return drafts
 
-    async def _draft(self, pieces: Pieces) -> Draft | None:
-        """The next chunk, read piece by piece."""
+    async def _draft(self, pieces: Pieces) -> list[Draft]:
+        """The next chunk, read piece by piece; none at the end of the file."""
         draft: Draft | None = None
         size = self._next_size(pieces.start)
         piece = piece_size(size)
         while (batch := pieces.take(piece)) is not None:
             self._raise_when_halted()
-            draft = draft or Draft(self.execution, batch.start, is_raw=self._leaves())
+            draft = draft or Draft(self.execution, batch.start, is_raw=not pieces.can_skip and self._leaves())
             draft.add(batch, () if draft.is_raw else await self._check(batch))
             if draft.rows > size - piece or draft.source_bytes >= self.limits.batch_bytes_max // 2:
-                return draft
+                break
             await asyncio.sleep(0)  # others get a turn
-        return draft
+        return [] if draft is None else [draft]
 
     def _raise_when_halted(self) -> None:
         if self.is_halted or not self.execution.may_start():
@@ -236,11 +239,11 @@ class Reading:
         may_grow = not any(step.kind in ("poll", "signal") for step in self.execution.definition.steps)
         return chunk_size(start.row - 1 if start else 0, self.chunk_rows, may_grow=may_grow)
 
-    def _leaves(self) -> bool:
+    def _leaves(self, besides: int = 0) -> bool:
         """Whether other workers shall validate the next chunk: they are there, and have not too much to do already."""
         options = self.execution.definition.options
         has_limits = options.max_errors is not None or options.max_error_rate is not None
-        return not (self.crashes or has_limits) and self.raw_chunks < RAW_CHUNKS_EACH * self.helpers()
+        return not (self.crashes or has_limits) and self.raw_chunks + besides < RAW_CHUNKS_EACH * self.helpers()
 
     async def _check(self, batch: Batch) -> list[Story]:
         """Judge a batch; where readers have died, say so first, so that another death here is known to be its doing."""
@@ -257,15 +260,16 @@ class Reading:
         async with self.turn(True):
             return await check_batch(self.execution, batch)
 
-    def _raise_on_breach(self, draft: Draft) -> None:
-        self.counts += draft.counts
-        self.rows_read += draft.rows
+    def _raise_on_breach(self, drafts: Sequence[Draft]) -> None:
+        for draft in drafts:
+            self.counts += draft.counts
+            self.rows_read += draft.rows
         reason = breach(self.execution.definition.options, failed=self.counts.unsuccessful, processed=self.rows_read)
         if reason:
             raise FileRejected(f"stopped while validating: {reason}", code="too_many_errors")
 
-    async def _append(self, draft: Draft, columns: tuple[str, ...] | None) -> None:
-        end, finished = draft.end, draft.finished()
+    async def _append(self, drafts: Sequence[Draft], columns: tuple[str, ...] | None) -> None:
+        end, finished = drafts[-1].end, [draft.finished() for draft in drafts]
         # These rows are cleared; the others that are suspect go on being checked as carefully as before.
         crashes = min(self.crashes, ONE_BY_ONE) if end.row < self.suspect_until else 0
 
@@ -274,16 +278,18 @@ class Reading:
                 "position": str(end),
                 "rows_read": end.row - 1,
                 "columns": columns,
-                "opened": int(not finished.is_over),
-                "left_raw": int(draft.is_raw),
+                "opened": sum(not each.is_over for each in finished),
+                "left_raw": sum(draft.is_raw for draft in drafts),
                 "crashes": crashes,
                 "suspect_row": None,
                 "suspect_until": self.suspect_until if crashes else None,
             }
+            for draft, each in zip(drafts, finished, strict=True):
+                await self._insert(tx, draft, each)
+            # Last, because others wait for the operation's record.
             place = {"the_operation": self.head.number, "the_fence": self.head.fence}
             if (await tx.send(_READ_ON, {**read, **place})).matched != 1:
                 raise Interrupted
-            await self._insert(tx, draft, finished)
             if not self.helpers():
                 return 0
             await self.db.ring(tx)

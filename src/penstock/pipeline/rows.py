@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
-from pydantic_core import ErrorDetails
+from pydantic_core import ErrorDetails, SchemaValidator
 
 from penstock.errors import DeclarationError, Fault, RowInvalid
 from penstock.pipeline.fields import SUPPORTED, ModelField, fields_of, is_struct, reader
@@ -70,7 +70,7 @@ class RowType:
 
     def checker(self, columns: Sequence[str] | None) -> Callable[[Sequence[Any]], dict[int, list[Fault]]]:
         """The function that says what is wrong with raw rows, by index; good ones are not in it."""
-        parse, parse_many = self.parser(columns), self.parser_of_many(columns)
+        parse, judge = self.parser(columns), self._judge(columns)
 
         def one_by_one(raws: Sequence[Any]) -> dict[int, list[Fault]]:
             found = {}
@@ -83,7 +83,7 @@ class RowType:
 
         def together(raws: Sequence[Any]) -> dict[int, list[Fault]]:
             try:
-                if len(parse_many(raws)) == len(raws):  # a validator may leave an item of a list out
+                if len(judge(raws)) == len(raws):  # a validator may leave an item of a list out
                     return {}
             except ValidationError as error:
                 return _faults_by_row(error, self.fields)
@@ -139,23 +139,30 @@ class RowType:
 
         return records
 
+    def _judge(self, columns: Sequence[str] | None) -> Callable[[Sequence[Any]], list[Any]]:
+        """As `parser_of_many`, for those who want the verdict only: no model is made where its fields tell all."""
+        plain = None if columns is None or self._adapter is None else _fields_validator(self._adapter_of_many)
+        if columns is None or plain is None:
+            return self.parser_of_many(columns)
+        records, validate = self._records(columns), self._by_any_name(plain.validate_python)
+        return lambda raws: validate(records(raws))
+
     def _validator(self) -> Validate:
         if self._adapter is None:
             return _struct_validator(self.model, self.fields)
-        return self._by_any_name(self._adapter)
+        return self._by_any_name(self._adapter.validator.validate_python)
 
     def _validator_of_many(self) -> Validate:
         if self._adapter is None:
             return _structs_validator(self.model, self.fields)
-        return self._by_any_name(self._adapter_of_many)
+        return self._by_any_name(self._adapter_of_many.validator.validate_python)
 
     @cached_property
     def _adapter_of_many(self) -> TypeAdapter[Any]:
         return _adapter(GenericAlias(list, (self.model,)))
 
-    def _by_any_name(self, adapter: TypeAdapter[Any]) -> Validate:
+    def _by_any_name(self, validate: Callable[..., Any]) -> Validate:
         """Pydantic's validator; fields with aliases may go by their own names too."""
-        validate = adapter.validator.validate_python
         if all(field.inputs == (field.name,) for field in self.fields):
             return validate
         return lambda given: validate(given, by_alias=True, by_name=True)
@@ -285,6 +292,18 @@ def _adapter(model: Any) -> TypeAdapter[Any]:
     except PydanticUserError as error:
         raise DeclarationError(f"pydantic cannot validate rows of {_described(model)}: {error.message}") from error
     return adapter
+
+
+def _fields_validator(many: TypeAdapter[Any]) -> SchemaValidator | None:
+    """The validator of a list of models without the models; None where a model does more than hold its fields."""
+    schema: Any = many.core_schema
+    row = schema.get("items_schema") or {}
+    is_bare = not (row.get("custom_init") or row.get("post_init") or row.get("root_model"))
+    if schema["type"] != "list" or row.get("type") != "model" or not is_bare:
+        return None
+    if row["schema"]["type"] != "model-fields":
+        return None
+    return SchemaValidator({"type": "list", "items_schema": row["schema"]}, row.get("config"))
 
 
 def _allows_extra(model: Any) -> bool:
