@@ -1,7 +1,7 @@
 """CSV and its kin, at the speed of the `csv` module.
 
-In the good case no Python code runs once per row: a batch is one `islice` of a `csv.reader` over `Lines`, and what
-could be wrong with its rows is asked of the batch as a whole first.
+Plain lines are only cut. From the first that must be parsed, a batch is one `islice` of a `csv.reader` over `Lines`,
+and what could be wrong with its rows is asked of the batch as a whole first.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from penstock.formats.encoding import Undecodable, not_utf8
 from penstock.formats.header import Header, read_header
 from penstock.formats.lines import Lines
 from penstock.formats.model import Batch, Limits, Position, RawRow
-from penstock.formats.skipping import has_blank_lines, has_lone_cr, skip_lines
+from penstock.formats.plain import plain_batches, plain_lines
+from penstock.formats.skipping import skip_lines
 from penstock.schema import Schema
 
 __all__ = ["DelimitedReader", "open_delimited"]
@@ -47,10 +48,16 @@ class DelimitedReader:
 
     def batches(self, size: int, start: Position | None = None) -> Iterator[Batch]:
         position = start or Position(self._header.end, row=1)
-        passage = Passage(self._source, self._header, self._limits, position.offset)
-        while self.columns and (batch := passage.take(size, position)):
+        if not self.columns:
+            return
+        for batch in plain_batches(self._source, self._header.delimiter, size, position, self._limits):
+            note_ragged(batch, len(self.columns))
             yield batch
             position = batch.end
+        passage = Passage(self._source, self._header, self._limits, position.offset)
+        while found := passage.take(size, position):
+            yield found
+            position = found.end
 
     def skip(self, count: int, start: Position | None = None) -> Position | None:
         position = start or Position(self._header.end, row=1)
@@ -58,14 +65,7 @@ class DelimitedReader:
 
 
 def _is_plain(lines: bytes) -> bool:
-    """Whether every line is a record that can be decoded."""
-    if b'"' in lines or has_blank_lines(lines) or has_lone_cr(lines):
-        return False
-    try:
-        lines.isascii() or lines.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
+    return plain_lines(lines) is not None
 
 
 class Passage:
@@ -149,19 +149,13 @@ class Passage:
         """Note what is wrong with records that could be parsed, looking at single ones only where there is a reason."""
         if batch.end.offset - batch.start.offset > self._limits.row_bytes_max:
             note(batch, self._oversized)
-        if set(map(len, batch.rows)) != {len(self._header.columns)}:
-            note(batch, self._ragged)
+        note_ragged(batch, len(self._header.columns))
         if self._lines.nul_until > batch.start.offset:
             note(batch, self._with_nul)
 
     def _oversized(self, cells: list[str]) -> Iterator[Fault]:
         if len(self._header.delimiter.join(cells).encode()) > self._limits.row_bytes_max:
             yield Fault(f"is larger than {self._limits.row_bytes_max:,} bytes")
-
-    def _ragged(self, cells: list[str]) -> Iterator[Fault]:
-        width = len(self._header.columns)
-        if len(cells) != width:
-            yield Fault(f"has {len(cells):,} cell{'s' if len(cells) > 1 else ''}, the header has {width:,}")
 
     def _with_nul(self, cells: list[str]) -> Iterator[Fault]:
         for index, cell in enumerate(cells):
@@ -187,6 +181,17 @@ def note(batch: Batch, check: Callable[[list[str]], Iterable[Fault]]) -> None:
     for index, row in enumerate(batch.rows):
         if isinstance(row, list) and (found := list(check(row))):
             batch.faults.setdefault(index, []).extend(found)
+
+
+def note_ragged(batch: Batch, width: int) -> None:
+    """Note the records that have another number of cells than the header."""
+
+    def check(cells: list[str]) -> Iterator[Fault]:
+        if len(cells) != width:
+            yield Fault(f"has {len(cells):,} cell{'s' if len(cells) > 1 else ''}, the header has {width:,}")
+
+    if set(map(len, batch.rows)) != {width}:
+        note(batch, check)
 
 
 def misquoted(text: str) -> str:

@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 from penstock.formats.model import Limits, Position
 
-__all__ = ["has_blank_lines", "has_lone_cr", "skip_lines"]
+__all__ = ["skip_lines"]
 
 
 def skip_lines(
@@ -41,13 +41,3 @@ def _first_lines(block: bytes, count: int) -> bytes:
     stream = io.BytesIO(block)
     deque(islice(stream, count), maxlen=0)
     return block[: stream.tell()]
-
-
-def has_blank_lines(lines: bytes) -> bool:
-    """Whether a line has nothing before its end, or begins with what may be the end of a blank one."""
-    return lines[:1] in b"\r\n" or b"\n\n" in lines or b"\n\r" in lines
-
-
-def has_lone_cr(lines: bytes) -> bool:
-    """Whether a CR stands somewhere else than before an LF."""
-    return b"\r" in lines and lines.count(b"\r") != lines.count(b"\r\n")
