@@ -4,65 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
 
 import pytest
-from approvals import Paper, Wall, at_wall, chunks_of, clean, papers, states, two_engines
+from approvals import at_wall, clean, papers, states, two_engines
+from left_chunks import SMALL, Bench, mixed, raw_chunks, read_for_others
 
-from penstock import Context, Pipeline, operation, step
-from penstock.errors import RowInvalid
-from penstock.operations.model import Operation
 from penstock.operations.queries import number_of
-from penstock.settings import Settings
-from penstock.testing import Engine, engine
+from penstock.testing import engine
 
-SMALL = Settings(chunk_rows=4, flush_rows=4, cancel_grace_s=0)
-DONE, CANCELLED = "Completed", "Cancelled"
-
-
-class Bench:
-    """A pipeline whose validation can be held up, and that writes down what it checked and ran."""
-
-    def __init__(self, **options: Any) -> None:
-        self.wall = Wall()
-        self.checked: list[str] = []
-        self.ran: list[str] = []
-        bench = self
-
-        @operation("bench", row_key="code", **options)
-        class Kind(Pipeline[Paper]):
-            async def validate_row(self, paper: Paper, meta: None) -> None:
-                bench.checked.append(paper.code)
-                if paper.desk == "wall":
-                    await bench.wall.stop()
-                if paper.desk == "bad":
-                    raise RowInvalid("not a desk", field="desk")
-
-            @step
-            async def work(self, paper: Paper, ctx: Context) -> None:
-                bench.ran.append(paper.code)
-
-        self.kind = Kind
-
-
-async def raw_chunks(e: Engine, made: Operation) -> int:
-    return sum(chunk.is_raw for chunk in await chunks_of(e, made))
-
-
-async def read_for_others(e: Engine) -> None:
-    """Read files to their end, leaving chunks for a worker that does not come."""
-    await e.worker.look_round()
-    await e.worker._start_readings()
-    while e.worker.readings:
-        e.worker.wake.clear()
-        await e.worker.wake.wait()
-
-
-def mixed(count: int) -> list[dict[str, str]]:
-    rows = papers(count)
-    for row in rows[2::5]:
-        row["desk"] = "bad"
-    return rows
+DONE = "Completed"
 
 
 @pytest.mark.covers("SM-015")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.operations.held import BLOCK, StoredRows, pack_rows, unpack_rows
+from penstock.operations.held import BLOCK, Packer, StoredRows, pack_rows, unpack_rows
 
 RAWS: list[Any] = [["a", ""], {"sku": "A1", "price": 1.5}, "not a record", ["ü", '"quoted"'], []]
 
@@ -26,6 +26,32 @@ def test_all_rows_come_back_in_order(count: int):
 
 def test_rows_of_every_kind_come_back():
     assert list(unpack_rows(pack_rows(RAWS))) == RAWS
+
+
+@given(st.lists(st.integers(0, 2 * BLOCK + 50), max_size=8))
+def test_rows_that_come_in_pieces_of_any_sizes_are_stored_as_they_are_together(sizes: list[int]):
+    rows, packer = rows_of(sum(sizes)), Packer()
+    for k, size in enumerate(sizes):
+        packer.add(rows[sum(sizes[:k]) :][:size])
+    packed = packer.packed()
+    assert list(unpack_rows(packed)) == rows
+    assert packed == packer.packed() == pack_rows(rows)
+
+
+def test_rows_of_every_kind_may_come_one_by_one():
+    packer, rows = Packer(), RAWS * BLOCK
+    for row in rows:
+        packer.add([row])
+    assert list(unpack_rows(packer.packed())) == rows
+    assert packer.packed() == pack_rows(rows)
+
+
+def test_a_piece_stays_its_givers_and_may_change_when_it_was_taken_in():
+    packer, piece = Packer(), rows_of(3)
+    packer.add(piece)
+    packer.add(rows_of(1))
+    piece.clear()
+    assert list(unpack_rows(packer.packed())) == rows_of(3) + rows_of(1)
 
 
 @given(st.lists(st.integers(0, 349), max_size=20))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
 from penstock.operations.keys import GROUPS, key_names, key_of, key_sums, mark, marks
@@ -36,6 +38,35 @@ def test_every_key_has_its_mark(key):
     records = [{"code": "first"}, {"code": key, "name": "code"}, {"code": "last"}]
     for found in (marked(cells, ("code",), COLUMNS), marked(records, ("code",), None)):
         assert [has(found, wanted) for wanted in ("first", key, "last")] == [True] * 3
+
+
+@pytest.mark.parametrize("key", ["a\nb", "\n", "a\n", "\nb", "a\r\nb", "\n\n\n"])
+def test_a_key_of_several_lines_has_its_mark_and_shifts_no_other(key):
+    keys = ["first", key, "", "third", "a", "b", "last"]
+    cells = [["a", each, "1"] for each in keys]
+    records = [{"code": each} for each in keys]
+    for found in (marked(cells, ("code",), COLUMNS), marked(records, ("code",), None)):
+        assert [each for each in keys if not has(found, each)] == []
+    assert key_sums(cells, ("code",), COLUMNS) == key_sums(records, ("code",), None)
+
+
+@given(st.lists(st.text("ab\n\rü", max_size=4), max_size=8))
+def test_the_sum_of_a_key_does_not_depend_on_its_neighbours(keys: list[str]):
+    alone = [total for key in keys for total in key_sums([[key]], ("code",), ("code",))]
+    assert key_sums([[key] for key in keys], ("code",), ("code",)) == alone
+    assert key_sums([{"code": key} for key in keys], ("code",), None) == alone
+
+
+def test_an_empty_key_takes_nothing_from_its_neighbours():
+    rows: list[Any] = [["a", "", "1"], ["b", "P2", "2"], ["c", "", "3"]]
+    found = marked(rows, ("code",), COLUMNS)
+    assert has(found, "P2")
+    assert key_sums(rows, ("code",), COLUMNS)[::2] == [0, 0]
+
+
+def test_rows_that_all_have_an_empty_key_have_marks_of_one_size():
+    found = marked([["", "", ""]] * 3, ("code",), COLUMNS)
+    assert found == bytes(2 * 3 * GROUPS)
 
 
 def test_a_thousand_keys_have_their_marks_and_few_others_seem_to():

@@ -299,7 +299,7 @@ class Ledger:
 
 def _is_blank(column: bytearray | list[int]) -> bool:
     """Whether a column holds nothing but zeros."""
-    return column == bytes(len(column)) if isinstance(column, bytearray) else column.count(0) == len(column)
+    return column == bytes(len(column)) if isinstance(column, bytearray) else not any(column)
 
 
 def _pack(values: list[int]) -> bytes:
