@@ -284,12 +284,12 @@ class Reading:
                 "suspect_row": None,
                 "suspect_until": self.suspect_until if crashes else None,
             }
-            for draft, each in zip(drafts, finished, strict=True):
-                await self._insert(tx, draft, each)
-            # Last, because others wait for the operation's record.
             place = {"the_operation": self.head.number, "the_fence": self.head.fence}
+            # First: whoever has taken over may have stored these very chunks.
             if (await tx.send(_READ_ON, {**read, **place})).matched != 1:
                 raise Interrupted
+            for draft, each in zip(drafts, finished, strict=True):
+                await self._insert(tx, draft, each)
             if not self.helpers():
                 return 0
             await self.db.ring(tx)
