@@ -107,6 +107,32 @@ async def test_a_worker_whose_lease_ran_out_claims_nothing_not_even_its_own_read
         await asyncio.gather(work, return_exceptions=True)
 
 
+@pytest.mark.covers("I-14")
+async def test_a_reader_that_was_overtaken_leaves_though_its_chunk_is_there_already(database_url: str, tmp_path: Path):
+    gate = Gate(2)
+
+    @operation("overtaken reader")
+    class Overtaken(Pipeline[Item]):
+        async def validate_row(self, row: Item, meta: None, /) -> None:
+            await gate.pass_through(row.id)
+
+        @step
+        async def call(self, row: Item, ctx: Context) -> None: ...
+
+    clock = ManualClock()
+    async with engine([Overtaken], url=database_url, tmp_path=tmp_path, settings=SETTINGS, clock=clock) as frozen:
+        made = await frozen.create(Overtaken, items(3))
+        work = await held_up(frozen, gate)
+        be_deaf(frozen)
+        clock.advance(LEASE_S + 1)
+        async with engine([Overtaken], url=database_url, tmp_path=tmp_path, settings=SETTINGS, clock=clock) as second:
+            await second.work_until_idle()
+            gate.opened.set()
+            await work
+            done = await second.operations.get(made.id)
+    assert (done.status, done.total_rows, done.successful_rows) == ("Completed", 3, 3)
+
+
 @pytest.mark.covers("I-10")
 async def test_a_worker_whose_lease_ran_out_does_not_poison_rows_that_never_began(database_url: str, tmp_path: Path):
     @operation("deaf worker")
