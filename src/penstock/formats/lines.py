@@ -61,7 +61,12 @@ class Lines:
             end = len(data) if is_last else last_line_end(data)
             pending = data[end:]
             if end:
-                yield self._enter(start, data[:end])
+                try:
+                    yield self._enter(start, data[:end])
+                except Undecodable as error:  # the lines before it are good
+                    if good := data.rfind(b"\n", 0, error.offset - start) + 1:
+                        yield self._enter(start, data[:good])
+                    raise
                 start += end
 
     def _enter(self, start: int, block: bytes) -> io.StringIO:

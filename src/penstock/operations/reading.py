@@ -379,6 +379,8 @@ class Reading:
             )
             if head is None:
                 raise Interrupted
+            # Whoever holds a chunk has written by now, or never will: nothing is left behind of what we delete.
+            await tx.execute(update(chunks).where(chunks.c.operation == number).values(fence=chunks.c.fence + 1))
             mine = select(chunks.c.id).where(chunks.c.operation == number)
             await tx.execute(delete(row_records).where(row_records.c.operation == number))
             await tx.execute(delete(chunk_rows).where(chunk_rows.c.chunk.in_(mine)))

@@ -154,6 +154,8 @@ class ChunkActor:
                     await self._run_job(job_for(self.execution, self.desk, segment, rows, self._word))
         self.desk.has_moved = True
         self._group = None
+        if (trouble := self.desk.trouble) is not None:
+            await self._break(trouble)
         if self.desk.was_refused:
             self.halt("Paused")  # our lease was over: write what we have, if it is still ours, and let go
 
@@ -334,6 +336,11 @@ class ChunkActor:
             await break_if(self.db, tx, self.held.operation, why, actor=self.owner)
 
         await self.db.transaction(stop, "broke")
+
+    async def _break(self, reason: str) -> None:
+        """Stop the operation, which cannot go on."""
+        number = self.held.operation
+        await self.db.transaction(lambda tx: break_if(self.db, tx, number, lambda _: reason, actor=self.owner), "broke")
 
     def _has_new_failures(self) -> bool:
         """Whether rows have failed since we last looked, and that could stop the operation."""

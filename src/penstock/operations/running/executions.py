@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 
@@ -54,6 +54,11 @@ class Executions:
     def names(self) -> list[str]:
         """The operations we have code for and may run: those whose steps' limits leave a part to us."""
         return [definition.name for definition in self._definitions.values() if self._has_part(definition)]
+
+    @property
+    def numbers(self) -> Set[int]:
+        """The operations that are known here."""
+        return self._made.keys()
 
     def _has_part(self, definition: Definition) -> bool:
         limits = (step.options.concurrency for step in definition.steps)

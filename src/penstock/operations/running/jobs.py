@@ -16,6 +16,7 @@ from penstock.operations.drafts import Draft
 from penstock.operations.ledger import COMPLETED, SKIPPED, WAITING
 from penstock.operations.rules.spans import Segment
 from penstock.operations.running.execution import Aside, Execution, LiveStep
+from penstock.operations.running.executions import Broken
 from penstock.operations.running.outcomes import Desk, WrongLength
 from penstock.operations.validation import Objection, find_objections, validate
 from penstock.pipeline import BatchContext, Context, Done
@@ -283,7 +284,12 @@ class ReadJob(RowsJob):
             rest = self.withdraw()
             self.desk.refuse(rest)
             return bool(rest)
-        piece = next(self._pieces, None)
+        try:
+            piece = next(self._pieces, None)
+        except Broken as error:
+            self.desk.trouble = str(error)
+            self.desk.refuse(self.withdraw())
+            return True
         if piece is None:
             return False
         rows = [*islice(self.todo, len(piece.rows))]
@@ -292,10 +298,14 @@ class ReadJob(RowsJob):
             objections = await find_objections(self.execution, piece)
             self.desk.judged(rows, {rows[i]: (found, piece.rows[i]) for i, found in objections.items()})
         finally:
-            if len(rows) == self.left:
+            if len(rows) == self.left and self._draft.rows == self.desk.held.row_count:
                 self.desk.held.unstored = self._draft.finished().stored
             self.finished(len(rows))
         return True
+
+    def withdraw(self) -> list[int]:
+        self._pieces = iter(())
+        return super().withdraw()
 
 
 Ran = tuple[int, list[tuple[int, int, int, bytes | None]], BaseException | None, int]

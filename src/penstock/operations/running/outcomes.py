@@ -39,6 +39,7 @@ class Desk:
         "ledger",
         "raws",
         "rows",
+        "trouble",
         "unread",
         "was_refused",
     )
@@ -53,6 +54,7 @@ class Desk:
         self.has_parked = False  # since the last flush
         self.has_moved = False
         self.was_refused = False
+        self.trouble: str | None = None  # why the operation cannot go on
         self.refresh()
 
     def refresh(self) -> None:
@@ -196,7 +198,7 @@ class Desk:
         validated, attempts = ledger.tracks[0].state, ledger.tracks[0].attempt
         in_flight, lost = ledger.in_flight, ledger.lost
         for i in rows:
-            validated[i] = COMPLETED
+            validated[i], ledger.at[i] = COMPLETED, 1
             attempts[i] = in_flight[i] = lost[i] = 0
             if (first_row + i, -1) in stories:
                 self.held.story(i, 0, "Completed", self.execution.clock.now_us()).tell(None, None)

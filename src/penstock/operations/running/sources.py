@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import BinaryIO
 
@@ -17,19 +17,18 @@ __all__ = ["Sources", "pieces"]
 
 
 class Sources:
-    """Opens the files. The one that was last worked on stays open, for its chunks come one after the other."""
+    """Opens the files. Those of running operations stay open, for their chunks come one after the other."""
 
     def __init__(self, files: FileStore, limits: Limits) -> None:
         self._files, self._limits = files, limits
-        self._kept: tuple[int, BinaryIO, Reader] | None = None
+        self._kept: dict[int, tuple[BinaryIO, Reader]] = {}
 
     def kept(self, execution: Execution) -> Reader:
-        """A reader that stays open until one of another operation is wanted; for the loop's thread alone."""
-        if self._kept is None or self._kept[0] != execution.number:
-            self.close()
+        """A reader that stays open until the operation is forgotten; for the loop's thread alone."""
+        if execution.number not in self._kept:
             source = self._files.open(execution.file_key)
-            self._kept = execution.number, source, self._reader(execution, source)
-        return self._kept[2]
+            self._kept[execution.number] = source, self._reader(execution, source)
+        return self._kept[execution.number][1]
 
     @contextmanager
     def opened(self, execution: Execution) -> Iterator[Reader]:
@@ -37,11 +36,10 @@ class Sources:
         with self._files.open(execution.file_key) as source:
             yield self._reader(execution, source)
 
-    def close(self) -> None:
-        """Close what is open."""
-        if self._kept is not None:
-            self._kept[1].close()
-            self._kept = None
+    def close(self, *, but: Collection[int] = ()) -> None:
+        """Close the files of operations but these."""
+        for number in self._kept.keys() - but:
+            self._kept.pop(number)[0].close()
 
     def _reader(self, execution: Execution, source: BinaryIO) -> Reader:
         schema = execution.definition.row.schema

@@ -121,6 +121,7 @@ class Watch:
         self._next_sweep = worker.clock.monotonic() + SWEEP_S
         await self._follow_clock()
         await worker.executions.forget_settled(worker.working)
+        worker.sources.close(but=worker.executions.numbers)
         if await bury(self._db, long_dead_s=LONG_DEAD_S) or await mailroom.sweep(self._db):
             worker.wake.set()
 

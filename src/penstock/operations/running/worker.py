@@ -96,10 +96,10 @@ class Worker:
             patience_s=settings.lease_s,
             poison_rows_max=settings.poison_rows_max,
         )
-        self._sources = Sources(files, self._limits)
+        self.sources = Sources(files, self._limits)
         self._claims = Claims(
             db,
-            self._sources,
+            self.sources,
             owner=self.lease.id,
             clock=self.clock,
             tempo=tempo,
@@ -206,7 +206,7 @@ class Worker:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.executions.close()
-        self._sources.close()
+        self.sources.close()
         if self._heart is not None:
             await asyncio.to_thread(self._heart.stop)
         with contextlib.suppress(Unavailable):
@@ -219,7 +219,7 @@ class Worker:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.executions.close()
-        self._sources.close()
+        self.sources.close()
         if self._heart is not None:
             await asyncio.to_thread(self._heart.stop)
 
