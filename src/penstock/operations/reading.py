@@ -197,21 +197,22 @@ class Reading:
             raise
 
     async def _drafts(self, reader: Reader) -> AsyncGenerator[list[Draft], None]:
-        """The file in chunks: some that others shall read and judge, and the one behind them, judged."""
+        """The file in chunks: some that others shall read and judge, then one that is judged, and so on."""
         pieces = Pieces(reader, Position.parse(self.head.position) if self.head.position else None)
-        while drafts := [*self._skipped(pieces), *await self._draft(pieces)]:
+        while drafts := self._skipped(pieces) or await self._draft(pieces):
             yield drafts
 
     def _skipped(self, pieces: Pieces) -> list[Draft]:
         """The next chunks, unread, where there are others to read them and that can be done."""
         drafts: list[Draft] = []
-        while (start := pieces.start) is not None and self._leaves(besides=len(drafts)):
+        while (start := pieces.start) is not None and self._leaves():
             end = pieces.skip(self._next_size(start))
             if end is None:
                 break
             draft = Draft(self.execution, start, is_raw=True)
             draft.end = end
             drafts.append(draft)
+            self.raw_chunks += 1
         return drafts
 
     async def _draft(self, pieces: Pieces) -> list[Draft]:
@@ -226,6 +227,7 @@ class Reading:
             if draft.rows > size - piece or draft.source_bytes >= self.limits.batch_bytes_max // 2:
                 break
             await asyncio.sleep(0)  # others get a turn
+        self.raw_chunks += draft is not None and draft.is_raw
         return [] if draft is None else [draft]
 
     def _raise_when_halted(self) -> None:
@@ -239,11 +241,11 @@ class Reading:
         may_grow = not any(step.kind in ("poll", "signal") for step in self.execution.definition.steps)
         return chunk_size(start.row - 1 if start else 0, self.chunk_rows, may_grow=may_grow)
 
-    def _leaves(self, besides: int = 0) -> bool:
+    def _leaves(self) -> bool:
         """Whether other workers shall validate the next chunk: they are there, and have not too much to do already."""
         options = self.execution.definition.options
         has_limits = options.max_errors is not None or options.max_error_rate is not None
-        return not (self.crashes or has_limits) and self.raw_chunks + besides < RAW_CHUNKS_EACH * self.helpers()
+        return not (self.crashes or has_limits) and self.raw_chunks < RAW_CHUNKS_EACH * self.helpers()
 
     async def _check(self, batch: Batch) -> list[Story]:
         """Judge a batch; where readers have died, say so first, so that another death here is known to be its doing."""
