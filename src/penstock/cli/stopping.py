@@ -19,10 +19,11 @@ def stop_on_signals() -> Iterator[asyncio.Event]:
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
 
     def on_signal() -> None:
-        print("penstock: finishing the rows in hand; once more to stop at once", file=sys.stderr, flush=True)
         for number in SIGNALS:
             loop.remove_signal_handler(number)
             signal.signal(number, signal.SIG_DFL)
+        # Only now does a second signal do what this says.
+        print("penstock: finishing the rows in hand; once more to stop at once", file=sys.stderr, flush=True)
         stop.set()
 
     before = [signal.getsignal(number) for number in SIGNALS]
