@@ -17,7 +17,9 @@ def edited(row: RowView, changes: Mapping[str, Any], columns: tuple[str, ...] | 
     `Conflict` when the row's data is not kept; `RowInvalid` names every change that fits no column.
     """
     if row.data is None:
-        raise Conflict(f"row {row.number} cannot be edited: its operation keeps no row data")
+        raise Conflict(
+            f"row {row.number} cannot be edited: its operation keeps no row data, or was cancelled before it was read"
+        )
     # A row that could not be read as a record has nothing to keep: the changes must say it all.
     before = row.data if isinstance(row.data, Mapping) else {}
     if columns is None:

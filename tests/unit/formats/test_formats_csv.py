@@ -310,11 +310,13 @@ def test_a_file_with_only_a_header_has_no_rows():
 
 
 @pytest.mark.covers("C04")
-@pytest.mark.parametrize("size", [1, 2, 100])
-def test_a_byte_that_is_not_utf8_refuses_the_file_and_names_its_place(size):
-    error = refusal(b'name,age\n\nana,1\n"b\no",2\ncy\xe9,3\ndi,4\n', block_bytes=11)
+@pytest.mark.parametrize("block_bytes", [1, 11, 4096])
+def test_a_byte_that_is_not_utf8_refuses_the_file_and_names_its_place(block_bytes):
+    error = refusal(b'name,age\n\nana,1\n"b\no",2\ncy\xe9,3\ndi,4\n', block_bytes=block_bytes)
     assert error.code == "encoding"
     assert "byte 0xE9 at offset 26 (row 3) is not UTF-8; save the file as UTF-8" in str(error)
+    plain = refusal(b"name,age\nana,1\nbo,2\ncy\xe9,3\ndi,4\n", block_bytes=block_bytes)
+    assert "byte 0xE9 at offset 22 (row 3) is not UTF-8" in str(plain)
 
 
 def test_a_byte_that_is_not_utf8_in_the_header_is_refused_there():
