@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 from approvals import Paper, Wall, a_moment, at_wall, chunks_of, clean, on_withdraw, papers, two_engines
 from left_chunks import SMALL, Bench, csv_of, every_row, left_rows, mixed, raw_chunks, read_for_others
+from pydantic import BaseModel
 from sqlalchemy import select
 from stored import count_of
 
 from penstock import Context, Pipeline, operation, step
 from penstock.operations.model import Operation
+from penstock.operations.running.jobs import ValidateJob
 from penstock.operations.tables import chunk_rows, chunks
 from penstock.settings import Settings
 from penstock.testing import Engine, engine, json_lines
@@ -455,6 +457,42 @@ async def test_an_invalid_row_of_a_chunk_that_is_half_validated_can_be_corrected
         done = await other.operations.get(made.id)
         assert (done.status, done.successful_rows) == ("Completed", 8)
         assert sorted(bench.ran) == [f"p{n}" for n in range(1, 9)]
+        assert await clean(other) == []
+
+
+async def test_a_row_that_is_corrected_before_its_chunk_is_validated_is_judged_as_it_is_now(
+    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    class Numbered(BaseModel):
+        number: int
+
+    @operation("numbered")
+    class Kind(Pipeline[Numbered]):
+        @step
+        async def work(self, row: Numbered, ctx: Context) -> None: ...
+
+    settings = SMALL.model_copy(update={"flush_rows": 2})
+    async with two_engines(Kind, url=database_url, folder=tmp_path, settings=settings) as (reader, other):
+        made = await reader.create(Kind, b"number\n1\n2\n3\n4\nx\n6\n7\n8\n", file_name="a.csv")
+        await read_for_others(reader)
+        with monkeypatch.context() as patch:
+            take = ValidateJob.take
+
+            async def take_and_stop(job: ValidateJob) -> bool:
+                other.worker.halt("Paused")
+                return await take(job)
+
+            patch.setattr(ValidateJob, "take", take_and_stop)
+            await other.worker.tick()
+            while other.worker.is_busy:
+                other.worker.wake.clear()
+                await other.worker.wake.wait()
+        await other.operations.pause(made.id)
+        await other.operations.edit_row(made.id, 5, {"number": "5"})
+        await other.operations.resume(made.id)
+        await other.work_until_idle()
+        done = await other.operations.get(made.id)
+        assert (done.status, done.successful_rows) == ("Completed", 8)
         assert await clean(other) == []
 
 

@@ -32,6 +32,7 @@ from penstock.operations.referee import end_chunk, end_raw_chunk, end_validation
 from penstock.operations.tables import chunk_rows, chunks, history, operations, row_records, workers
 
 __all__ = [
+    "NEW_ROWS",
     "READINGS_MAX",
     "Lost",
     "NewMail",
@@ -267,7 +268,7 @@ async def flush(db: Database, tx: Connection, held: Held, writing: Writing, **ex
 
 async def _write_records(db: Database, tx: Connection, writing: Writing) -> None:
     if writing.rows is not None:
-        await tx.send(_NEW_ROWS, writing.rows)
+        await tx.send(NEW_ROWS, writing.rows)
     if writing.stories:
         await tx.send(db.prepared(_upsert_stories), list(writing.stories.values()))
     if writing.lines:
@@ -279,7 +280,7 @@ _FLUSH = update(chunks).where(*_OURS).values(version=chunks.c.version + 1)
 _LET_GO = _FLUSH.where(chunks.c.mail == bindparam("seen_mail")).values(owner=None)
 _CLOSE = _LET_GO.values(is_open=0)
 _NEW_LINES = insert(history)
-_NEW_ROWS = insert(chunk_rows)
+NEW_ROWS = insert(chunk_rows)
 
 
 async def lock(tx: Connection, held: Held) -> int:

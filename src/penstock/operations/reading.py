@@ -18,7 +18,7 @@ from penstock.db.connection import Connection
 from penstock.db.database import Database
 from penstock.errors import FileRejected, Unavailable
 from penstock.formats import Batch, Limits, Position, Reader, open_reader
-from penstock.operations.chunks import is_free
+from penstock.operations.chunks import NEW_ROWS, is_free
 from penstock.operations.drafts import Draft, Finished
 from penstock.operations.held import Story
 from penstock.operations.ledger import Counts
@@ -55,7 +55,6 @@ _READ_ON = (
         raw_chunks=operations.c.raw_chunks + bindparam("left_raw"),
     )
 )
-_NEW_ROWS = insert(chunk_rows)
 _NEW_RECORDS = insert(row_records)
 
 
@@ -338,7 +337,7 @@ class Reading:
         }
         (chunk,) = (await tx.send(self.db.prepared(_new_chunk), values)).one()
         if finished.stored is not None:
-            await tx.send(_NEW_ROWS, {"chunk": chunk, **finished.stored})
+            await tx.send(NEW_ROWS, {"chunk": chunk, **finished.stored})
         if draft.stories:
             await tx.send(_NEW_RECORDS, [story.columns() | {"chunk": chunk} for story in draft.stories])
 

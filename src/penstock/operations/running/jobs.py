@@ -249,7 +249,7 @@ class ValidateJob(RowsJob):
         block = list(islice(self.todo, TOGETHER))
         try:
             if self.execution.may_start():
-                faults = self.execution.check(self.desk.raws.pick(block))
+                faults = self.execution.check(self.desk.raws_of(block))
                 self.desk.cleared(i for place, i in enumerate(block) if place not in faults)
                 for place, found in faults.items():
                     self.desk.rejected(block[place], Objection(found), self.desk.raw(block[place]))

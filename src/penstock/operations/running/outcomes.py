@@ -70,7 +70,7 @@ class Desk:
             self._parse_together(todo[k : k + TOGETHER])
 
     def _parse_together(self, rows: Sequence[int]) -> None:
-        raws = [*map(self.raw, rows)] if self.held.stories else self.raws.pick(rows)
+        raws = self.raws_of(rows)
         row_type = self.execution.definition.row
         try:
             found = self.execution.parse_many(raws)
@@ -93,6 +93,10 @@ class Desk:
         """The row as it was read, or as it was edited since."""
         edited = self.held.told(i, 0)
         return self.raws[i] if edited is None or edited.data is None else edited.data
+
+    def raws_of(self, rows: Sequence[int]) -> list[Any]:
+        """The same of many rows, for less where none was edited."""
+        return [*map(self.raw, rows)] if self.held.stories else self.raws.pick(rows)
 
     @property
     def has_faults(self) -> bool:
