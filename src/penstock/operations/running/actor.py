@@ -27,7 +27,8 @@ from penstock.operations.referee import break_if, state_of
 from penstock.operations.rules.planning import Group, next_due, next_group
 from penstock.operations.rules.thresholds import breach
 from penstock.operations.running import mailroom
-from penstock.operations.running.jobs import RowsJob, job_for
+from penstock.operations.running.job import RowsJob
+from penstock.operations.running.jobs import job_for
 from penstock.operations.running.late import tell_late_results
 from penstock.operations.running.mailroom import Overtaken, Settlement
 from penstock.operations.running.outcomes import Desk

@@ -6,84 +6,19 @@ Outcomes go straight to the desk, always on the loop's thread; nothing here touc
 from __future__ import annotations
 
 import asyncio
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from itertools import islice
 from typing import Any
 
-from penstock.formats import Position
-from penstock.operations.drafts import Draft
 from penstock.operations.ledger import COMPLETED, SKIPPED, WAITING
 from penstock.operations.rules.spans import Segment
 from penstock.operations.running.execution import Aside, Execution, LiveStep
-from penstock.operations.running.executions import Broken
+from penstock.operations.running.job import SLICE_NS, RowsJob, is_ours
+from penstock.operations.running.judging import ReadJob, ValidateJob
 from penstock.operations.running.outcomes import Desk, WrongLength
-from penstock.operations.validation import Objection, find_objections, validate
 from penstock.pipeline import BatchContext, Context, Done
 from penstock.pipeline.rows import TOGETHER
 
-__all__ = ["AwaitJob", "BatchJob", "CheckJob", "ReadJob", "RowsJob", "ThreadJob", "ValidateJob", "job_for"]
-
-SLICE_NS = 20_000_000  # how long a hand keeps the loop, or a thread its rows, before others get a turn
-
-
-class RowsJob(ABC):
-    """What all jobs share: which rows are still to be taken, and when all are through: then the bell is rung."""
-
-    def __init__(
-        self, execution: Execution, desk: Desk, segment: Segment, rows: Sequence[int], bell: asyncio.Event
-    ) -> None:
-        self.execution, self.desk, self.segment = execution, desk, segment
-        self.todo: Iterator[int] = iter(rows)
-        self.left = len(rows)
-        self.is_cut_off = False
-        self._bell = bell
-        self._hands: set[asyncio.Task[Any]] = set()
-
-    async def pull(self) -> bool:
-        """Take and finish some of the rows; False when none was left to take."""
-        hand = asyncio.current_task()
-        assert hand is not None
-        self._hands.add(hand)
-        try:
-            return await self.take()
-        finally:
-            self._hands.discard(hand)
-
-    @abstractmethod
-    async def take(self) -> bool:
-        """Take and finish some of the rows; False when none was left to take."""
-
-    def finished(self, rows: int) -> None:
-        """So many rows more are through."""
-        self.left -= rows
-        if not self.left:
-            self._bell.set()
-
-    def withdraw(self) -> list[int]:
-        """Rows that no hand has taken; they will not begin."""
-        rest = list(self.todo)
-        self.finished(len(rest))
-        return rest
-
-    def cut_off(self) -> None:
-        """Cancel the calls that still run; their rows stay in flight."""
-        self.is_cut_off = True
-        for hand in self._hands:
-            hand.cancel()
-        self.left = 0
-        self._bell.set()
-
-    def context(self, i: int) -> Context[Any]:
-        """What the steps of row i are told."""
-        desk = self.desk
-        return Context(
-            self.execution.run,
-            desk.held.first_row + i,
-            desk.ledger.generation[i],
-            desk.outputs(i),
-            desk.rows[i],
-        )
+__all__ = ["AwaitJob", "BatchJob", "CheckJob", "ThreadJob", "job_for"]
 
 
 class AwaitJob(RowsJob):
@@ -222,90 +157,6 @@ class CheckJob(RowsJob):
             desk.ask_again(i, place)
         else:
             desk.check_raised(i, place, TypeError(f"a check returns True, False or Done(…), not {answer!r}"))
-
-
-class ValidateJob(RowsJob):
-    """Rows that nobody has looked at yet, or that were edited, are validated before they run."""
-
-    async def take(self) -> bool:
-        if self.desk.held.is_raw and not (self.execution.validators or self.desk.has_faults):
-            return self._take_together()
-        now = self.execution.clock.now_ns
-        until = now() + SLICE_NS
-        for i in self.todo:
-            try:
-                if self.execution.may_start():
-                    await self._row(i)
-                else:
-                    self.desk.refuse((i,))
-            finally:
-                self.finished(1)
-            if now() > until:
-                return True
-        return False
-
-    def _take_together(self) -> bool:
-        """New rows, of which nobody asks more than that they fit their model."""
-        block = list(islice(self.todo, TOGETHER))
-        try:
-            if self.execution.may_start():
-                faults = self.execution.check(self.desk.raws_of(block))
-                self.desk.cleared(i for place, i in enumerate(block) if place not in faults)
-                for place, found in faults.items():
-                    self.desk.rejected(block[place], Objection(found), self.desk.raw(block[place]))
-            else:
-                self.desk.refuse(block)
-        finally:
-            self.finished(len(block))
-        return bool(block)
-
-    async def _row(self, i: int) -> None:
-        faults = self.desk.faults(i)
-        row, objection = (None, Objection(faults)) if faults else await validate(self.execution, self.desk.raw(i))
-        if objection is None:
-            self.desk.validated(i, row)
-        else:
-            self.desk.rejected(i, objection, self.desk.raw(i))
-
-
-class ReadJob(RowsJob):
-    """Rows that nobody has looked at yet are read from their file and validated, piece by piece."""
-
-    def __init__(
-        self, execution: Execution, desk: Desk, segment: Segment, rows: Sequence[int], bell: asyncio.Event
-    ) -> None:
-        super().__init__(execution, desk, segment, rows, bell)
-        assert desk.unread is not None
-        self._pieces = desk.unread
-        self._draft = Draft(execution, Position(desk.held.source_offset, desk.held.first_row))
-
-    async def take(self) -> bool:
-        if not self.execution.may_start():
-            rest = self.withdraw()
-            self.desk.refuse(rest)
-            return bool(rest)
-        try:
-            piece = next(self._pieces, None)
-        except Broken as error:
-            self.desk.trouble = str(error)
-            self.desk.refuse(self.withdraw())
-            return True
-        if piece is None:
-            return False
-        rows = [*islice(self.todo, len(piece.rows))]
-        try:
-            self._draft.add(piece)
-            objections = await find_objections(self.execution, piece)
-            self.desk.judged(rows, {rows[i]: (found, piece.rows[i]) for i, found in objections.items()})
-        finally:
-            if len(rows) == self.left and self._draft.rows == self.desk.held.row_count:
-                self.desk.held.unstored = self._draft.finished().stored
-            self.finished(len(rows))
-        return True
-
-    def withdraw(self) -> list[int]:
-        self._pieces = iter(())
-        return super().withdraw()
 
 
 Ran = tuple[int, list[tuple[int, int, int, bytes | None]], BaseException | None, int]
@@ -495,12 +346,6 @@ def _per_row(answers: Any, rows: int) -> Sequence[Any]:
     if len(answers) != rows:
         raise WrongLength(f"the batch step returned {len(answers)} answers for {rows} rows")
     return answers
-
-
-def is_ours(error: BaseException) -> bool:
-    """Whether the hand itself is being cancelled; a step may leak a CancelledError of its own."""
-    task = asyncio.current_task()
-    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
 
 
 _JOBS: dict[str, type[RowsJob]] = {
