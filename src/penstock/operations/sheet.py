@@ -130,7 +130,12 @@ class Sheet:
         """The rows that have this key, or `recorded`, the form in which their records hold it."""
         raws = () if self.raws is None else self.raws.near(self.outline.text_of(key))
         near = {i for i, raw in raws if not isinstance(raw, list) or key in raw}
-        near |= {row - self.first_row for row, _ in self.stories}
+        # Whatever else has a record has its key among the rows.
+        near |= {
+            story.row - self.first_row
+            for story in self.stories.values()
+            if story.row_key == recorded or story.data is not None
+        }
         return sorted(i for i in near if self._has_key(i, key, recorded))
 
     def _has_key(self, i: int, key: str, recorded: str) -> bool:

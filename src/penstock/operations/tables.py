@@ -132,6 +132,7 @@ row_records = table(
     _one_of("state", ROW_STEP),
     Index("ix_penstock_row_record_signal", "operation", "signal_key"),
     Index("ix_penstock_row_record_error", "operation", "error_type", "error_group"),
+    Index("ix_penstock_row_record_key", "operation", "row_key"),
 )
 
 history = table(

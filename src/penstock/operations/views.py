@@ -29,7 +29,7 @@ from penstock.operations.ledger import (
 from penstock.operations.model import Page, RowView
 from penstock.operations.rules.decide import cut
 from penstock.operations.sheet import Outline, Sheet
-from penstock.operations.tables import chunk_rows, chunks, row_records
+from penstock.operations.tables import chunk_rows, chunks, requests, row_records
 
 __all__ = ["RowFilter", "chunk_at", "first_row_at", "load_raws", "parse_cursor", "row", "rows"]
 
@@ -277,7 +277,8 @@ class _KeySearch:
 
 
 async def _key_search(tx: Connection, outline: Outline, key: str) -> _KeySearch:
-    # Records hold keys too, and edits, which may have changed them.
-    is_told = or_(row_records.c.row_key == cut(key, 200), row_records.c.data.is_not(None))
-    told = await tx.execute(_chunks_told(outline, is_told))
+    # Records hold keys too, and edits may have changed them.
+    is_edit = (requests.c.operation == outline.number, requests.c.kind == "edit")
+    edited = select(requests.c.chunk).where(*is_edit)
+    told = await tx.execute(_chunks_told(outline, row_records.c.row_key == cut(key, 200)).union(edited))
     return _KeySearch(outline, key, frozenset(told.scalars()))
