@@ -43,6 +43,7 @@ __all__ = [
     "work_or_wall",
 ]
 
+HOUR_S = 3600.0
 Calls = Counter[tuple[str, int]]
 SECOND = 1_000_000
 
@@ -161,9 +162,14 @@ async def a_moment() -> None:
 async def two_engines(
     *operations: object, url: str, folder: Path, settings: Settings | None = None
 ) -> AsyncIterator[tuple[Engine, Engine]]:
-    """Two engines on one database and one clock, as in two processes; time moves for one at a time."""
-    clock = ManualClock()
-    shared: dict[str, Any] = {"url": url, "tmp_path": folder, "settings": settings, "clock": clock}
+    """Two engines on one database and one clock, as in two processes; time moves for one at a time.
+
+    One that is left at a wall neither writes nor looks round by itself, however slow the machine is, unless the
+    settings say how often.
+    """
+    clock, given = ManualClock(), settings or Settings()
+    calm = {name: HOUR_S for name in ("flush_s", "control_poll_s") if name not in given.model_fields_set}
+    shared: dict[str, Any] = {"url": url, "tmp_path": folder, "settings": given.model_copy(update=calm), "clock": clock}
     async with engine(operations, **shared) as one, engine(operations, **shared) as other:
         yield one, other
 

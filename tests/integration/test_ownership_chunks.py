@@ -348,3 +348,4 @@ async def test_a_worker_whose_record_is_gone_owns_nothing(database_url, tmp_path
         await other.work_until_idle()
         assert ((await other.operations.get(made.id)).status, shop.runs[1]) == ("Completed", 2)
         assert await one.worker.lease.beat() is False
+        shop.wall.gone.set()

@@ -9,6 +9,7 @@ import pytest
 from approvals import at_wall, clean, papers, states, two_engines
 from left_chunks import SMALL, Bench, left_rows, mixed, raw_chunks, read_for_others
 
+from penstock import failpoints
 from penstock.operations.queries import number_of
 from penstock.testing import engine
 
@@ -128,14 +129,18 @@ async def test_a_worker_that_stops_before_it_has_validated_leaves_the_rows_unval
         checked = bench.checked[:]
         async with other.penstock.db.read() as tx:
             number = await number_of(tx, made.id)
-        other.worker.stopped = {number: "Paused"}  # heard while it claims: it gives the chunk back untouched
-        await other.worker.tick()
+
+        def hear(point: str) -> None:
+            if point == "claim:after":
+                other.worker.stopped = {number: "Paused"}
+
+        with failpoints.armed(hear):  # while it claims: it gives the chunk back untouched
+            await other.worker.tick()
         while other.worker.is_busy:
             other.worker.wake.clear()
             await other.worker.wake.wait()
         assert bench.checked == checked
         assert await raw_chunks(reader, made)
-        other.worker.stopped = {}
         await other.work_until_idle()
         done = await reader.operations.get(made.id)
         assert (done.status, done.successful_rows, done.failed_rows) == ("CompletedWithErrors", 6, 2)

@@ -364,6 +364,7 @@ class Worker:
             await self.db.transaction(
                 lambda tx: move(self.db, tx, held.operation, "resumed", is_retrying, actor=self.lease.id), "resumed"
             )
+        self.stopped.pop(held.operation, None)  # the claim asks anew; what is heard from here on counts
         actor = await self._claims.claim(await self.executions.get(held.operation), held)
         if actor is None:
             return None
