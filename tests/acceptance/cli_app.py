@@ -43,7 +43,10 @@ class Invite(Pipeline[Guest, Invitation]):
 
 @operation("dawdle", max_row_concurrency=4)
 async def dawdle(guest: Guest, ctx: Context) -> None:
+    """Guests over 20 wait as long as there is a gate."""
     await asyncio.sleep(0.02)
+    while guest.age > 20 and await asyncio.to_thread(Path("gate").exists):  # noqa: ASYNC110  # opened by another process
+        await asyncio.sleep(0.02)
 
 
 @operation("meet")

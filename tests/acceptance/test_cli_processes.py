@@ -28,7 +28,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def dawdle(folder: Path, *more: str) -> subprocess.Popen[str]:
-    """A run that takes about three seconds, once its rows have begun."""
+    """A run whose rows have begun; most stand at a gate."""
+    (folder / "gate").touch()
     process = subprocess.Popen(
         [*PENSTOCK, "run", "dawdle", "guests.csv", "--app", APP, *more],
         cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -40,6 +41,16 @@ def dawdle(folder: Path, *more: str) -> subprocess.Popen[str]:
     raise AssertionError(f"it never ran: {process.stdout.read() if process.stdout else ''}")
 
 
+def interrupt(process: subprocess.Popen[str], folder: Path, number: signal.Signals) -> tuple[str, str]:
+    """Send a signal; when it was heard, open the gate. What the process says to its end."""
+    process.send_signal(number)
+    assert process.stderr is not None
+    heard = next(line for line in process.stderr if "once more" in line)
+    (folder / "gate").unlink()
+    out, err = process.communicate(timeout=60)
+    return out, heard + err
+
+
 def call(folder: Path, *words: str) -> Any:
     done = subprocess.run([*PENSTOCK, *words, "--json"], cwd=folder, capture_output=True, text=True, check=False)
     assert done.stdout, done.stderr
@@ -49,8 +60,7 @@ def call(folder: Path, *words: str) -> Any:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_run_stays_says_how_to_go_on_and_is_finished_by_resume(folder: Path, number: signal.Signals):
     process = dawdle(folder)
-    process.send_signal(number)
-    out, err = process.communicate(timeout=30)
+    out, err = interrupt(process, folder, number)
     assert process.returncode == 130, out + err
     assert "Traceback" not in err
     resume = err.strip().splitlines()[-1].split()
@@ -67,8 +77,7 @@ def test_an_interrupted_run_stays_says_how_to_go_on_and_is_finished_by_resume(fo
 
 def test_an_interrupted_run_answers_json_with_the_operation_as_it_stands(folder: Path):
     process = dawdle(folder, "--json")
-    process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=30)
+    out, _ = interrupt(process, folder, signal.SIGINT)
     assert process.returncode == 130
     assert json.loads(out)["status"] == "Running"
 

@@ -48,9 +48,12 @@ def test_a_worker_finishes_what_another_process_has_made(town: Town):
 @pytest.mark.covers("SM-019")
 def test_a_worker_told_to_stop_lets_go_and_another_finishes_with_nothing_lost(town: Town):
     operation = town.create("stroll", rows=ROWS)
+    town.close_gate(20)
     first = town.start_worker()
     town.until_begun(operation)
-    assert town.end(first, signal.SIGTERM) == 0
+    town.halt(first, signal.SIGTERM)
+    town.open_gate()
+    assert first.wait(40) == 0
     halted = town.ask("ops", "show", operation)
     assert halted["status"] == "Running"
     assert 0 < halted["processedRows"] < ROWS
@@ -79,8 +82,7 @@ def test_a_second_signal_ends_a_worker_at_once(town: Town):
     town.create("linger", rows=1)
     process = town.start_worker()
     town.until((town.folder / "lingering").exists, "the row runs")
-    process.send_signal(signal.SIGTERM)
-    town.until(lambda: "once more to stop at once" in town.said(process), "the first signal is heard")
+    town.halt(process, signal.SIGTERM)
     assert town.end(process, signal.SIGINT) == -signal.SIGINT
 
 
@@ -125,11 +127,13 @@ def test_a_worker_outlives_the_death_of_its_database(tmp_path: Path, monkeypatch
     with servers.private("postgresql") as server, town_at(server.url, tmp_path, monkeypatch) as town:
         assert town.call("db", "upgrade")[0] == 0
         operation = town.create("stroll", rows=ROWS)
+        town.close_gate(20)
         process = town.start_worker()
         town.until_begun(operation)
         server.kill()
         town.until(lambda: "WARNING" in town.said(process), "the worker notices", process)
         server.start()
+        town.open_gate()
         finished = town.until_settled(operation)
         assert (finished["status"], finished["successfulRows"]) == ("Completed", ROWS)
         assert town.ask("verify")["isClean"]

@@ -82,6 +82,11 @@ class Town:
         """What a process has said so far."""
         return (self.folder / f"{self.processes.index(process)}.{to}").read_text()
 
+    def halt(self, process: Process, number: int) -> None:
+        """Send a signal that is heard: nothing more begins."""
+        process.send_signal(number)
+        self.until(lambda: "once more to stop at once" in self.said(process), "the signal is heard")
+
     def end(self, process: Process, number: int) -> int:
         """Send a signal and wait for the end; gives the exit code."""
         process.send_signal(number)
@@ -105,6 +110,14 @@ class Town:
             return now if now["completedAt"] else None
 
         return self.until(look, f"operation {operation} is settled")
+
+    def close_gate(self, age: int) -> None:
+        """Those who stroll stop at a gate if they are older; citizen n is n years old."""
+        (self.folder / "gate").write_text(str(age))
+
+    def open_gate(self) -> None:
+        """Let all go on."""
+        (self.folder / "gate").unlink()
 
     def until_begun(self, operation: str) -> None:
         """Rows of the operation have been done and others have not."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,17 @@ class Citizen(BaseModel):
 
 @operation("stroll", max_row_concurrency=4)
 async def stroll(citizen: Citizen, ctx: Context) -> None:
+    """Who is older than the gate says waits there; without a gate, nobody does."""
     await asyncio.sleep(0.02)
+    while citizen.age > await asyncio.to_thread(age_at_gate):  # noqa: ASYNC110  # opened by another process
+        await asyncio.sleep(0.02)
+
+
+def age_at_gate() -> float:
+    try:
+        return float(Path("gate").read_text() or 0)
+    except FileNotFoundError:
+        return math.inf
 
 
 @operation("linger", max_row_concurrency=1)
