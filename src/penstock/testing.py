@@ -10,6 +10,7 @@ operations on a throwaway SQLite database, on a clock that moves only when told:
 
 from __future__ import annotations
 
+import asyncio
 import random
 import tempfile
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
@@ -124,7 +125,15 @@ class Engine:
             started = await self.worker.tick()
             quiet_looks = 0 if started or self.worker.is_busy else quiet_looks + 1
             if self.worker.is_busy:
+                await self._wake_or_look_round()
+
+    async def _wake_or_look_round(self) -> None:
+        """Wait for the end of something; rows that run may be cancelled or paused meanwhile."""
+        try:
+            async with asyncio.timeout(self.penstock.settings.control_poll_s):
                 await self.worker.wake.wait()
+        except TimeoutError:
+            await self.worker.look_round()
 
     async def advance(self, seconds: float) -> None:
         """Move time forward. The worker's lease moves along: it was not away, time just passed."""

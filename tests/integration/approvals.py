@@ -164,12 +164,11 @@ async def two_engines(
 ) -> AsyncIterator[tuple[Engine, Engine]]:
     """Two engines on one database and one clock, as in two processes; time moves for one at a time.
 
-    One that is left at a wall neither writes nor looks round by itself, however slow the machine is, unless the
-    settings say how often.
+    One that is left at a wall writes nothing, however slow the machine is, unless the settings say when.
     """
-    clock, given = ManualClock(), settings or Settings()
-    calm = {name: HOUR_S for name in ("flush_s", "control_poll_s") if name not in given.model_fields_set}
-    shared: dict[str, Any] = {"url": url, "tmp_path": folder, "settings": given.model_copy(update=calm), "clock": clock}
+    given = settings or Settings()
+    calm = given if "flush_s" in given.model_fields_set else given.model_copy(update={"flush_s": HOUR_S})
+    shared: dict[str, Any] = {"url": url, "tmp_path": folder, "settings": calm, "clock": ManualClock()}
     async with engine(operations, **shared) as one, engine(operations, **shared) as other:
         yield one, other
 

@@ -36,19 +36,18 @@ class Watch:
         self._worker, self._db = worker, worker.db
         self._next_sweep = 0.0
 
-    async def run(self, heart: Heart | None) -> None:
+    async def run(self, heart: Heart) -> None:
         """Look round for as long as the worker lives; that we can is also the sign that its loop is not stuck."""
         while True:
             await asyncio.sleep(self._worker.settings.control_poll_s)
-            if heart is not None:
-                heart.loop_is_alive()
+            heart.loop_is_alive()
             with contextlib.suppress(Unavailable):
                 await self.look_round()
                 await self._sweep_sometimes()
 
     async def listen(self) -> None:
         """Hear at once of work that was left by another process, where the database can tell."""
-        while self._db.dialect.hears and self._worker.clock.is_real:
+        while self._db.dialect.hears:
             with contextlib.suppress(Unavailable):
                 await self._db.listen(self._hear)
             self._worker.wake.set()  # whatever was rung meanwhile was not heard
@@ -128,7 +127,7 @@ class Watch:
     async def _follow_clock(self) -> None:
         """Due times and deadlines are on the database's clock; ours may be off."""
         clock = self._worker.clock
-        if not clock.is_real or self._db.dialect.is_file:
+        if self._db.dialect.is_file:
             return
         before = clock.now_us()
         async with self._db.read() as tx:

@@ -115,10 +115,10 @@ class Worker:
     async def __aenter__(self) -> Self:
         calm_collector()
         await self.lease.begin()
-        if self.clock.is_real:
+        if self.clock.is_real:  # on any other clock nothing happens by itself
             self._heart = self._start_heart()
-        self._spawn(self._watch.run(self._heart))
-        self._spawn(self._watch.listen())
+            self._spawn(self._watch.run(self._heart))
+            self._spawn(self._watch.listen())
         return self
 
     async def __aexit__(self, error_type: type[BaseException] | None, *exc_info: object) -> None:
