@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 
 import pytest
 import servers
@@ -13,7 +14,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from penstock.clock import SystemClock
-from penstock.db.connection import Connection
+from penstock.db.connection import Connection, Link
 from penstock.db.database import CommitUnknown, Database
 from penstock.db.schema import table_options
 from penstock.errors import Unavailable
@@ -121,6 +122,28 @@ async def test_callers_cancelled_in_the_middle_of_a_statement_leave_no_broken_co
             await task
     await asyncio.gather(*(db.transaction(lambda tx: pay(tx, 1)) for _ in range(20)))
     assert await amounts(db) == [20, 0]
+
+
+async def test_a_cancel_that_a_driver_loses_while_it_connects_is_a_cancel_all_the_same(db, database_url, monkeypatch):
+    start, connecting = Link.start, asyncio.Event()
+
+    async def start_and_lose(link: Link, is_ctxmanager: bool = False) -> Link:
+        with suppress(asyncio.CancelledError):
+            connecting.set()
+            await asyncio.Event().wait()
+        return await start(link, is_ctxmanager)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Link, "start", start_and_lose)
+        elsewhere = Database.connect(database_url, clock=SystemClock())
+        task = asyncio.create_task(elsewhere.transaction(lambda tx: pay(tx, 1)))
+        await connecting.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    await elsewhere.transaction(lambda tx: pay(tx, 2))  # even on the only connection of a file
+    await elsewhere.close()
+    assert await amounts(db) == [0, 1]
 
 
 async def test_many_transactions_at_once_all_count(db):

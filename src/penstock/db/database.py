@@ -238,11 +238,16 @@ class Database:
     async def _check_out(self) -> Link:
         if self._idle:
             return self._idle.pop()
-        tries = 0
+        cancels, tries = _cancels(), 0
         while True:
             tries += 1
             try:
-                return await Link(self._engine, self.dialect, self._statements).start()
+                connection = await Link(self._engine, self.dialect, self._statements).start()
+                if _cancels() == cancels:
+                    return connection
+                # A driver that connects with `wait_for` loses a cancel that comes with the answer (Python 3.11).
+                await _let_go(connection)
+                raise asyncio.CancelledError
             except DBAPIError as error:
                 # Processes that open a new SQLite file at once collide when they switch it to WAL.
                 if self.dialect.trouble(error) != "contended" or tries == TRIES_MAX:
@@ -285,6 +290,12 @@ def _is_sound(connection: Link) -> bool:
     """Whether a connection can be used again: nobody was cancelled on it, and it did not break."""
     sync = connection.sync_connection
     return sync is not None and not sync.closed and not sync.invalidated and sync.connection.is_valid
+
+
+def _cancels() -> int:
+    """How often this task was told to end."""
+    task = asyncio.current_task()
+    return 0 if task is None else task.cancelling()
 
 
 async def _let_go(connection: Link) -> None:

@@ -7,7 +7,7 @@ import contextlib
 import gc
 import logging
 import os
-from collections.abc import Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any, Self
 
@@ -355,10 +355,10 @@ class Worker:
         self._spawn(self._hold(held, work))
         return True
 
-    async def _prepare(self, held: Held) -> Coroutine[Any, Any, object] | None:
+    async def _prepare(self, held: Held) -> Callable[[], Awaitable[object]] | None:
         """The work to be done on a candidate, claimed; None when it is not to be had."""
         if held.operation_state == "Stopping":
-            return drain_chunk(self.db, held, owner=self.lease.id, clock=self.clock)
+            return partial(drain_chunk, self.db, held, owner=self.lease.id, clock=self.clock)
         if held.operation_state == "Retrying":
             is_retrying = operations.c.state == "Retrying"
             await self.db.transaction(
@@ -373,11 +373,11 @@ class Worker:
             actor.halt("shutdown")
         elif held.operation in self.stopped:  # that was heard while we were claiming
             actor.halt(self.stopped[held.operation])
-        return actor.run()
+        return actor.run
 
-    async def _hold(self, held: Held, work: Coroutine[Any, Any, object]) -> None:
+    async def _hold(self, held: Held, work: Callable[[], Awaitable[object]]) -> None:
         try:
-            await work
+            await work()
         finally:
             self.actors.pop(held.id, None)
             self.wake.set()
