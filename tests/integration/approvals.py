@@ -164,11 +164,13 @@ async def two_engines(
 ) -> AsyncIterator[tuple[Engine, Engine]]:
     """Two engines on one database and one clock, as in two processes; time moves for one at a time.
 
-    One that is left at a wall writes nothing, however slow the machine is, unless the settings say when.
+    However slow the machine is, none of them writes or looks round by itself, unless the settings say when.
     """
     given = settings or Settings()
-    calm = given if "flush_s" in given.model_fields_set else given.model_copy(update={"flush_s": HOUR_S})
-    shared: dict[str, Any] = {"url": url, "tmp_path": folder, "settings": calm, "clock": ManualClock()}
+    calm = {name: HOUR_S for name in ("flush_s", "control_poll_s") if name not in given.model_fields_set}
+    shared: dict[str, Any] = {
+        "url": url, "tmp_path": folder, "settings": given.model_copy(update=calm), "clock": ManualClock(),
+    }  # fmt: skip
     async with engine(operations, **shared) as one, engine(operations, **shared) as other:
         yield one, other
 

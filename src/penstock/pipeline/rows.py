@@ -5,15 +5,17 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from operator import itemgetter
 from types import GenericAlias
 from typing import Any
 
 import msgspec
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
-from pydantic_core import ErrorDetails, SchemaValidator
+from pydantic_core import ErrorDetails
 
 from penstock.errors import DeclarationError, Fault, RowInvalid
+from penstock.pipeline.cells import cells_judge, fields_of_columns
 from penstock.pipeline.fields import SUPPORTED, ModelField, fields_of, is_struct, reader
 from penstock.schema import Column, Schema
 
@@ -86,7 +88,7 @@ class RowType:
                 if len(judge(raws)) == len(raws):  # a validator may leave an item of a list out
                     return {}
             except ValidationError as error:
-                return _faults_by_row(error, self.fields)
+                return _faults_by_row(error, self.fields, columns or ())
             except self.rejects:
                 pass  # it does not say which
             return one_by_one(raws)
@@ -140,12 +142,12 @@ class RowType:
         return records
 
     def _judge(self, columns: Sequence[str] | None) -> Callable[[Sequence[Any]], list[Any]]:
-        """As `parser_of_many`, for those who want the verdict only: no model is made where its fields tell all."""
-        plain = None if columns is None or self._adapter is None else _fields_validator(self._adapter_of_many)
-        if columns is None or plain is None:
-            return self.parser_of_many(columns)
-        records, validate = self._records(columns), self._by_any_name(plain.validate_python)
-        return lambda raws: validate(records(raws))
+        """As `parser_of_many`, for those who want the verdict only: where cells can be judged as they are, they are."""
+        parse = self.parser_of_many(columns)
+        if columns is None or self._adapter is None:
+            return parse
+        judge = cells_judge(self._adapter_of_many.core_schema, self.fields, columns)
+        return parse if judge is None else lambda raws: judge(raws) or parse(raws)
 
     def _validator(self) -> Validate:
         if self._adapter is None:
@@ -174,14 +176,18 @@ def model_faults(error: ValidationError, fields: Sequence[ModelField]) -> list[F
     return [_fault(found, found["loc"], names) for found in _findings(error)]
 
 
-def _faults_by_row(error: ValidationError, fields: Sequence[ModelField]) -> dict[int, list[Fault]]:
-    """The same for a list of rows, by their index."""
-    names = _names_by_alias(fields)
-    faults: dict[int, list[Fault]] = {}
-    for found in _findings(error):
-        row, *path = found["loc"]
-        faults.setdefault(int(row), []).append(_fault(found, path, names))
-    return faults
+def _faults_by_row(
+    error: ValidationError, fields: Sequence[ModelField], columns: Sequence[str]
+) -> dict[int, list[Fault]]:
+    """The same for a list of rows, by their index; a field may also be called by the place of its column."""
+    places = {str(place): field.name for place, field in enumerate(fields_of_columns(fields, columns)) if field}
+    names, order = _names_by_alias(fields) | places, {field.name: place for place, field in enumerate(fields)}
+    found: dict[int, list[tuple[int, Fault]]] = {}
+    for finding in _findings(error):
+        row, *path = finding["loc"]
+        rank = order.get(names.get(str(path[0]), str(path[0])), len(order)) if path else 0
+        found.setdefault(int(row), []).append((rank, _fault(finding, path, names)))
+    return {row: [fault for _, fault in sorted(faults, key=itemgetter(0))] for row, faults in found.items()}
 
 
 def _findings(error: ValidationError) -> list[ErrorDetails]:
@@ -292,18 +298,6 @@ def _adapter(model: Any) -> TypeAdapter[Any]:
     except PydanticUserError as error:
         raise DeclarationError(f"pydantic cannot validate rows of {_described(model)}: {error.message}") from error
     return adapter
-
-
-def _fields_validator(many: TypeAdapter[Any]) -> SchemaValidator | None:
-    """The validator of a list of models without the models; None where a model does more than hold its fields."""
-    schema: Any = many.core_schema
-    row = schema.get("items_schema") or {}
-    is_bare = not (row.get("custom_init") or row.get("post_init") or row.get("root_model"))
-    if schema["type"] != "list" or row.get("type") != "model" or not is_bare:
-        return None
-    if row["schema"]["type"] != "model-fields":
-        return None
-    return SchemaValidator({"type": "list", "items_schema": row["schema"]}, row.get("config"))
 
 
 def _allows_extra(model: Any) -> bool:

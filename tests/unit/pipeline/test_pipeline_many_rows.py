@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import date
-from typing import Any
+from typing import Annotated, Any, Self
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel, Field, field_validator, model_validator
+from pydantic import (
+    AliasChoices,
+    AliasPath,
+    BaseModel,
+    Field,
+    PrivateAttr,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticOmit, SchemaError
 
 from penstock.errors import Fault, RowInvalid
@@ -81,6 +90,121 @@ def test_many_good_rows_are_parsed_as_each_is(model: Any, raws: list[list[str]])
     bad = one_by_one(rows, raws, COLUMNS)
     good = [raw for i, raw in enumerate(raws) if i not in bad]
     assert rows.parser_of_many(COLUMNS)(good) == [*map(rows.parser(COLUMNS), good)]
+
+
+class Lenient(BaseModel):
+    """Every cell may be empty."""
+
+    id: int | None
+    name: str = "Nobody"
+    born: date | None = None
+
+
+class Forbidding(BaseModel, extra="forbid"):
+    id: int
+    name: str
+
+
+class Collecting(BaseModel, extra="allow"):
+    __pydantic_extra__: dict[str, int]
+    id: int
+
+
+class Strict(BaseModel, strict=True):
+    id: int
+    name: str
+
+
+class Trimmed(BaseModel, str_strip_whitespace=True, str_min_length=2):
+    name: str
+    id: int
+
+
+class Looking(BaseModel):
+    """A field that looks at another."""
+
+    id: int
+    name: str
+
+    @field_validator("name")
+    @classmethod
+    def is_not_the_id(cls, name: str, info: ValidationInfo) -> str:
+        if name.startswith("A") and info.data.get("id") == 1:
+            raise ValueError("number one must not be called A")
+        return name
+
+
+class Nested(BaseModel):
+    id: int
+    name: list[int] | Annotated[str, Field(min_length=3), {"unhashable": []}]
+
+
+class Made(BaseModel):
+    id: int
+    name: str = Field(default_factory=lambda: str(1 // 0))
+
+
+class Doubtful(BaseModel, validate_default=True):
+    id: int
+    name: str = Field(default="A", min_length=2)
+
+
+class Renamed(BaseModel):
+    number: int = Field(alias="id")
+    called: str = Field(validation_alias=AliasChoices("title", "name"))
+    year: date = Field(validation_alias=AliasPath("born", 0))
+
+
+class Crossed(BaseModel):
+    """The name of one field is the alias of another."""
+
+    id: str = Field(default="none", min_length=2)
+    name: int = Field(alias="id")
+
+
+class Whole(BaseModel):
+    id: int
+    name: str
+
+    @model_validator(mode="after")
+    def is_not_one(self) -> Self:
+        if self.id == 1:
+            raise ValueError("there is only one")
+        return self
+
+
+class Owned(BaseModel):
+    id: int
+    _seen: int = PrivateAttr(default_factory=lambda: 1 // 0)
+
+
+KINDS = [
+    Lenient, Forbidding, Collecting, Strict, Trimmed, Looking, Nested, Made, Doubtful, Renamed, Crossed, Whole, Person,
+]  # fmt: skip
+HEADERS = [COLUMNS, ("born", "name", "id"), ("id", "name"), ("id",), ("name",), ("name", "extra", "id")]
+
+
+@pytest.mark.parametrize("columns", HEADERS, ids=" ".join)
+@pytest.mark.parametrize("model", KINDS)
+@given(data=st.data())
+def test_whatever_a_model_does_its_rows_are_judged_as_the_model_says(
+    model: Any, columns: tuple[str, ...], data: st.DataObject
+):
+    cell = st.sampled_from(["1", " 22 ", "x", "A", "Ada", "2030-01-02", ""])
+    raws = data.draw(st.lists(st.lists(cell, min_size=len(columns), max_size=len(columns)), max_size=4))
+    rows = RowType(model)
+    try:
+        expected = one_by_one(rows, raws, columns)
+    except ZeroDivisionError:  # of the model's own making
+        with pytest.raises(ZeroDivisionError):
+            rows.checker(columns)(raws)
+    else:
+        assert rows.checker(columns)(raws) == expected
+
+
+def test_a_private_attribute_is_made_when_rows_are_judged():
+    with pytest.raises(ZeroDivisionError):
+        RowType(Owned).checker(("id",))([["1"]])
 
 
 def test_records_of_any_kind_are_judged_each_for_itself():
