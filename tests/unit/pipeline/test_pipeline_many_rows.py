@@ -135,8 +135,8 @@ class Looking(BaseModel):
 
 
 class Nested(BaseModel):
-    id: int
-    name: list[int] | Annotated[str, Field(min_length=3), {"unhashable": []}]
+    id: Annotated[int, {"a note": ["that has no hash"]}]
+    name: list[int] | Annotated[str, Field(min_length=3)]
 
 
 class Made(BaseModel):
