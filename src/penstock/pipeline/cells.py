@@ -66,13 +66,14 @@ def _is_bare(row: Mapping[str, Any]) -> bool:
 def _is_clear(row: Mapping[str, Any], fields: Sequence[ModelField], found: Sequence[ModelField | None]) -> bool:
     """Whether each column belongs to one field at most, each field that is needed has one, and the others may be."""
     names, read = [name for field in fields for name in _names(field)], [field for field in found if field is not None]
-    is_forbidden = "forbid" in (row["schema"].get("extra_behavior"), row.get("config", {}).get("extra_fields_behavior"))
+    model, config = row["schema"], row.get("config") or {}
+    is_forbidden = "forbid" in (model.get("extra_behavior"), config.get("extra_fields_behavior"))
     return (
         len({*names}) == len(names)
         and len({field.name for field in read}) == len(read)
         and all(field in read for field in fields if field.is_required)
-        and (len(read) == len(found) or not (is_forbidden or "extras_schema" in row["schema"]))
-        and not row.get("config", {}).get("validate_default")
+        and (len(read) == len(found) or not (is_forbidden or "extras_schema" in model))
+        and not config.get("validate_default")
     )
 
 
