@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pytest
 import servers
-from sqlalchemy import Column, Integer, MetaData, Table, func, insert, make_url, select, text, update
+from sqlalchemy import Column, Integer, MetaData, Table, func, insert, make_url, select, update
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -144,19 +144,6 @@ async def test_a_cancel_that_a_driver_loses_while_it_connects_is_a_cancel_all_th
     await elsewhere.transaction(lambda tx: pay(tx, 2))  # even on the only connection of a file
     await elsewhere.close()
     assert await amounts(db) == [0, 1]
-
-
-@pytest.mark.databases("postgresql")
-async def test_reads_are_planned_for_the_tables_as_they_are_now_and_writes_as_before(db):
-    mode = text("SHOW plan_cache_mode")
-    async with db.read() as tx:
-        assert (await tx.execute(mode)).scalar_one() == "force_custom_plan"
-    async with db.write() as tx:
-        assert (await tx.execute(mode)).scalar_one() == "auto"
-        await db.plan_anew(tx)
-        assert (await tx.execute(mode)).scalar_one() == "force_custom_plan"
-    async with db.write() as tx:
-        assert (await tx.execute(mode)).scalar_one() == "auto"
 
 
 async def test_many_transactions_at_once_all_count(db):

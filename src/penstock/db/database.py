@@ -159,11 +159,6 @@ class Database:
         if self.dialect.ring:
             await tx.tell(self.dialect.ring)
 
-    async def plan_anew(self, tx: Connection) -> None:
-        """Plan the queries of this transaction for the tables as they are now; reads do it by themselves."""
-        if self.dialect.plan_anew:
-            await tx.tell(self.dialect.plan_anew)
-
     async def listen(self, heard: Callable[[], None]) -> None:
         """Call `heard` whenever somebody rings; comes back when the connection is lost, at once where none can."""
         async with self.connection() as connection:

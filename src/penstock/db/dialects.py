@@ -64,8 +64,6 @@ class Dialect(ABC):
     upgrade_unlock: ClassVar[tuple[str, ...]] = ()
     # What to send in a transaction to wake those who `listen`; where there is nothing, they look by themselves.
     ring: ClassVar[str] = ""
-    # What to send in a transaction in which a query shall be planned for the tables as they are now.
-    plan_anew: ClassVar[str] = ""
     # Whether `listen` hears of what others do; and whether it cannot tell it from what we do.
     hears: ClassVar[bool] = False
     hears_itself: ClassVar[bool] = False
@@ -218,9 +216,7 @@ class Postgresql(Dialect):
     extra = "postgres"
 
     begin_write = ("BEGIN ISOLATION LEVEL READ COMMITTED",)
-    # Tables grow from nothing within seconds: a plan that was made for the first rows and kept would pass all of them.
-    plan_anew = "SET LOCAL plan_cache_mode = force_custom_plan"
-    begin_read = (f"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; {plan_anew}",)
+    begin_read = ("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY",)
     # The number is ours alone; the lock ends with the transaction.
     upgrade_lock = ("SET LOCAL lock_timeout = '60s'", "SELECT pg_advisory_xact_lock(7308324469)")
     ring = "SELECT pg_notify('penstock', '')"

@@ -242,7 +242,6 @@ async def wake(db: Database, operation: int, keys: Collection[str], tx: Connecti
 
     A transaction of its own, after the commit it follows: store, commit, then look.
     """
-    await db.plan_anew(tx)
     found = await tx.execute(_LOWEST, {"of": operation, "keys": list(keys)})
     woken = sorted({chunk for chunk in found.scalars() if chunk is not None})
     if woken:
