@@ -9,4 +9,4 @@ down_revision = "0002"
 
 
 def upgrade() -> None:
-    op.create_index("ix_penstock_row_record_key", "penstock_row_record", ["operation", "row_key"], if_not_exists=True)
+    op.create_index("ix_penstock_row_record_key", "penstock_row_record", ["row_key", "operation"], if_not_exists=True)
