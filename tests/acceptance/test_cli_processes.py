@@ -47,7 +47,7 @@ def interrupt(process: subprocess.Popen[str], folder: Path, number: signal.Signa
     assert process.stderr is not None
     heard = next(line for line in process.stderr if "once more" in line)
     (folder / "gate").unlink()
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=30)
     return out, heard + err
 
 

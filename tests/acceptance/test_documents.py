@@ -59,7 +59,7 @@ def run_console(block: Block, folder: Path) -> None:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=180,
+            timeout=60,
             check=False,
         )
         assert done.returncode == int(block.options.get("exit", 0)), f"$ {command}\n{done.stdout}"

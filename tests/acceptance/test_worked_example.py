@@ -35,7 +35,7 @@ from penstock.testing import Engine, engine  # noqa: E402
 STEPS = ("activate_sim", "register_network", "push_profile", "carrier_approval", "notify_customer")
 FAILED = sorted((*OUT_OF_REACH, *UNDECIDED))
 ORDER = {"carrier": "acme"}
-SETTLED_S = 90
+SETTLED_S = 70
 UNHURRIED = QUICK | {"push_profile.timeout": 60, "carrier_approval.timeout": 15}  # the machine may be slow
 
 

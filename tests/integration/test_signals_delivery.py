@@ -383,7 +383,7 @@ async def test_a_worker_sweeps_by_itself(database_url, tmp_path, monkeypatch):
             await asyncio.sleep(0.01)
         with failpoints.armed(forget), pytest.raises(ConnectionError):
             await penstock.signals.complete(made.id, "paper-p1")
-        assert (await asyncio.wait_for(work, 60)).successful_rows == 1
+        assert (await asyncio.wait_for(work, 20)).successful_rows == 1
 
 
 @pytest.mark.covers("SG-006", "SG-015")

@@ -180,12 +180,13 @@ def _faults_by_row(
     error: ValidationError, fields: Sequence[ModelField], columns: Sequence[str]
 ) -> dict[int, list[Fault]]:
     """The same for a list of rows, by their index; a field may also be called by the place of its column."""
-    places = {str(place): field.name for place, field in enumerate(fields_of_columns(fields, columns)) if field}
-    names, order = _names_by_alias(fields) | places, {field.name: place for place, field in enumerate(fields)}
+    names = _names_by_alias(fields)
+    names.update((place, field.name) for place, field in enumerate(fields_of_columns(fields, columns)) if field)
+    order = {field.name: place for place, field in enumerate(fields)}
     found: dict[int, list[tuple[int, Fault]]] = {}
     for finding in _findings(error):
         row, *path = finding["loc"]
-        rank = order.get(names.get(str(path[0]), str(path[0])), len(order)) if path else 0
+        rank = order.get(names.get(path[0], str(path[0])), len(order)) if path else 0
         found.setdefault(int(row), []).append((rank, _fault(finding, path, names)))
     return {row: [fault for _, fault in sorted(faults, key=itemgetter(0))] for row, faults in found.items()}
 
@@ -194,13 +195,13 @@ def _findings(error: ValidationError) -> list[ErrorDetails]:
     return error.errors(include_url=False, include_input=False, include_context=False)
 
 
-def _names_by_alias(fields: Sequence[ModelField]) -> dict[str, str]:
+def _names_by_alias(fields: Sequence[ModelField]) -> dict[int | str, str]:
     return {alias: field.name for field in fields for alias in field.inputs}
 
 
-def _fault(found: ErrorDetails, place: Sequence[int | str], names: Mapping[str, str]) -> Fault:
+def _fault(found: ErrorDetails, place: Sequence[int | str], names: Mapping[int | str, str]) -> Fault:
     first, *rest = place or (None,)
-    path = ".".join(map(str, (names.get(str(first), first), *rest))) if first is not None else None
+    path = ".".join(map(str, (names.get(first, first), *rest))) if first is not None else None
     # The words of a user's own validator need no introduction.
     return Fault(_cut(found["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")), path)
 

@@ -202,6 +202,16 @@ def test_whatever_a_model_does_its_rows_are_judged_as_the_model_says(
         assert rows.checker(columns)(raws) == expected
 
 
+def test_a_field_that_is_called_like_the_place_of_another_is_not_taken_for_it():
+    class Numbered(BaseModel):
+        first: int = Field(alias="1")
+        second: int = Field(alias="0")
+
+    check = RowType(Numbered).checker(("1", "0"))
+    assert [fault.field for fault in check([["x", "2"]])[0]] == ["first"]
+    assert [fault.field for fault in check([["1", ""]])[0]] == ["second"]  # missing: the model itself says it
+
+
 def test_a_private_attribute_is_made_when_rows_are_judged():
     with pytest.raises(ZeroDivisionError):
         RowType(Owned).checker(("id",))([["1"]])
