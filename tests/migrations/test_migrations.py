@@ -223,7 +223,11 @@ def catalogue(connection: Connection) -> dict[str, Any]:
     match connection.dialect.name:
         case "sqlite":
             query = "SELECT name, sql FROM sqlite_master WHERE name NOT LIKE 'sqlite_%' AND tbl_name <> :version"
-            found = {name: sorted(re.split(r",?\s*\n", sql)) for name, sql in connection.execute(text(query), VERSION)}
+            # A column that was added later stands behind the constraints, and on their last line.
+            found = {
+                name: sorted(filter(None, re.split(r"\s*[,()\n]\s*", sql)))
+                for name, sql in connection.execute(text(query), VERSION)
+            }
         case "postgresql":
             found = dict(connection.execute(text(POSTGRESQL_CATALOGUE), VERSION).all())
         case _:

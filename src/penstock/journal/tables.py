@@ -7,7 +7,7 @@ from sqlalchemy import BigInteger, Column, Index
 from penstock.db.schema import Serial, table
 from penstock.db.types import Json, Key, LongText
 
-__all__ = ["transitions"]
+__all__ = ["counters", "transitions"]
 
 transitions = table(
     "penstock_transition",
@@ -21,5 +21,14 @@ transitions = table(
     Column("actor", Key(200), nullable=False),
     Column("cause", LongText),
     Column("details", Json),
+    Column("position", BigInteger),  # in the feed; given when it is first read, so in the order of commits
     Index("ix_penstock_transition_subject", "machine", "subject", "sequence"),
+    Index("ix_penstock_transition_position", "position"),
+)
+
+# How far things have been numbered.
+counters = table(
+    "penstock_counter",
+    Column("name", Key(40), primary_key=True),
+    Column("value", BigInteger, nullable=False),
 )

@@ -13,7 +13,17 @@ from penstock.db.types import Bytes, Json, Key, LongText
 from penstock.machine import Machine
 from penstock.operations.states import OPERATION, ROW_STEP
 
-__all__ = ["chunk_rows", "chunks", "history", "operations", "requests", "row_records", "signals", "workers"]
+__all__ = [
+    "chunk_rows",
+    "chunks",
+    "history",
+    "limit_shares",
+    "operations",
+    "requests",
+    "row_records",
+    "signals",
+    "workers",
+]
 
 
 def _one_of(column: str, machine: Machine) -> CheckConstraint:
@@ -65,6 +75,7 @@ operations = table(
     Column("created_at", BigInteger, nullable=False),
     Column("started_at", BigInteger),
     Column("finished_at", BigInteger),
+    Column("trouble", LongText),  # why the worker that tried last could not go on; others may
     _one_of("state", OPERATION),
     CheckConstraint("reading IN ('open', 'complete', 'abandoned')", name="reading_known"),
     CheckConstraint("open_chunks >= 0", name="open_chunks_counted"),
@@ -195,4 +206,13 @@ requests = table(
     UniqueConstraint("operation", "row", "generation", name="uq_penstock_request_row"),
     Index("ix_penstock_request_chunk", "chunk", "id"),
     Index("ix_penstock_request_token", "token"),
+)
+
+# Which part of an operation's limits (calls at once, calls a second) each worker holds.
+limit_shares = table(
+    "penstock_limit_share",
+    Column("operation", BigInteger, primary_key=True, autoincrement=False),
+    Column("worker", Key(40), primary_key=True),
+    Column("joined_at", BigInteger, nullable=False),
+    Column("units", Json, nullable=False),
 )
