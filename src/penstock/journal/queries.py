@@ -64,7 +64,7 @@ async def entries(
 ) -> Sequence[Entry]:
     """Log lines after `since`, oldest first; of one subject or of all."""
     query = (
-        select(transitions)
+        select(*(transitions.c[name] for name in Entry.__dataclass_fields__))
         .where(transitions.c.machine == machine, transitions.c.sequence > since)
         .order_by(transitions.c.sequence)
         .limit(limit)
