@@ -1,6 +1,7 @@
 """Chunks are owned, rows are not: claiming, writing and letting go of a chunk.
 
-Every write of an owner carries its fence, so the ownership check and the write are one compare-and-set. When it
+Every write of an owner carries its fence and the version it was decided on, so the ownership check and the write are
+one compare-and-set, and a write that is repeated because nobody knows whether it happened cannot happen twice. When it
 matches no row, the chunk has a new owner: `Lost` ends the transaction and whatever we still meant to write.
 """
 
@@ -44,6 +45,7 @@ __all__ = [
     "flush",
     "hand_over",
     "is_free",
+    "is_written",
     "load",
     "load_stories",
     "lock",
@@ -68,7 +70,7 @@ class Stopped(Exception):
 
 
 class Lost(Exception):
-    """The chunk has another owner now: drop it, keep nothing."""
+    """The chunk has another owner now, or is not as we know it: drop it, keep nothing."""
 
 
 def is_dead(db: Database, owner: ColumnElement[Any]) -> ColumnElement[bool]:
@@ -187,7 +189,7 @@ async def claim(db: Database, tx: Connection, held: Held, *, owner: str, write: 
 
     The caller raises the fence it holds once this is committed.
     """
-    values: dict[str, Any] = {"taker": owner, "seen_mail": held.mail, "seen_version": held.version}
+    values: dict[str, Any] = {"taker": owner, "seen_mail": held.mail}
     if write:
         values["intent"] = held.ledger.encode()
     done = await tx.send(db.prepared(_claim, write), {**values, **_place(held)})
@@ -201,21 +203,34 @@ def _claim(db: Database, write: bool) -> Update:
     return (
         update(chunks)
         .where(
-            *_OURS,
+            *_AS_KNOWN,  # an owner whose lease is over may have written since
             chunks.c.is_open == 1,
             chunks.c.mail == bindparam("seen_mail"),
-            chunks.c.version == bindparam("seen_version"),  # an owner whose lease is over may have written since
             is_free(db, chunks.c.owner),
         )
         .values(values)
     )
 
 
-_OURS = (chunks.c.id == bindparam("the_chunk"), chunks.c.fence == bindparam("the_fence"))
+_AS_KNOWN = (
+    chunks.c.id == bindparam("the_chunk"),
+    chunks.c.fence == bindparam("the_fence"),
+    chunks.c.version == bindparam("the_version"),
+)
 
 
 def _place(held: Held) -> dict[str, int]:
-    return {"the_chunk": held.id, "the_fence": held.fence}
+    return {"the_chunk": held.id, "the_fence": held.fence, "the_version": held.version}
+
+
+async def is_written(db: Database, held: Held) -> bool:
+    """Whether a write of ours whose answer was lost has happened; it may still be on its way. `Lost` when not ours."""
+    async with db.read() as tx:
+        query = select(chunks.c.fence, chunks.c.version).where(chunks.c.id == held.id)
+        found = (await tx.execute(query)).one_or_none()
+    if found is None or found.fence != held.fence:
+        raise Lost(f"chunk {held.id} at fence {held.fence}")
+    return bool(found.version > held.version)
 
 
 async def load(tx: Connection, operation: int, *filters: ColumnElement[bool], limit: int) -> list[Held]:
@@ -276,7 +291,7 @@ async def _write_records(db: Database, tx: Connection, writing: Writing) -> None
 
 
 # What is sent with them, the ledger and the counts, is set too.
-_FLUSH = update(chunks).where(*_OURS).values(version=chunks.c.version + 1)
+_FLUSH = update(chunks).where(*_AS_KNOWN).values(version=chunks.c.version + 1)
 _LET_GO = _FLUSH.where(chunks.c.mail == bindparam("seen_mail")).values(owner=None)
 _CLOSE = _LET_GO.values(is_open=0)
 _NEW_LINES = insert(history)
@@ -290,7 +305,7 @@ async def lock(tx: Connection, held: Held) -> int:
     return int((await tx.send(_MAIL_OF, {"the_chunk": held.id})).one()[0])
 
 
-_LOCK = update(chunks).where(*_OURS).values(fence=chunks.c.fence)
+_LOCK = update(chunks).where(*_AS_KNOWN).values(fence=chunks.c.fence)
 _MAIL_OF = select(chunks.c.mail).where(chunks.c.id == bindparam("the_chunk"))
 
 
@@ -333,7 +348,7 @@ async def _let_go(tx: Connection, statement: Update, held: Held, **values: Any) 
 async def _write(tx: Connection, held: Held, *guards: ColumnElement[bool], **values: Any) -> None:
     done = await tx.execute(
         update(chunks)
-        .where(chunks.c.id == held.id, chunks.c.fence == held.fence, *guards)
+        .where(chunks.c.id == held.id, chunks.c.fence == held.fence, chunks.c.version == held.version, *guards)
         .values(version=chunks.c.version + 1, **values)
     )
     if done.rowcount != 1:
@@ -341,11 +356,12 @@ async def _write(tx: Connection, held: Held, *guards: ColumnElement[bool], **val
 
 
 async def _refused(tx: Connection, held: Held) -> None:
-    """Why a guarded write changed nothing: word has come, or the chunk has another owner."""
-    fence = (await tx.execute(select(chunks.c.fence).where(chunks.c.id == held.id))).scalar()
-    if fence == held.fence:
+    """Why a guarded write changed nothing: word has come, or the chunk is no longer as we know it."""
+    query = select(chunks.c.fence, chunks.c.version).where(chunks.c.id == held.id)
+    found = (await tx.execute(query)).one_or_none()
+    if found is not None and tuple(found) == (held.fence, held.version):
         raise NewMail
-    raise Lost(f"chunk {held.id} at fence {held.fence}")
+    raise Lost(f"chunk {held.id} at fence {held.fence}, version {held.version}")
 
 
 def _upsert_stories(db: Database) -> Insert:

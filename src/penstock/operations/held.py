@@ -135,6 +135,11 @@ class Held:
     lines: list[dict[str, Any]] = field(default_factory=list)  # history not yet written
     begun: Begun = Begun()  # as of our last write
 
+    @property
+    def is_validated(self) -> bool:
+        """Whether no row is left to be validated."""
+        return PENDING not in self.ledger.tracks[0].state
+
     def told(self, i: int, place: int) -> Story | None:
         """The record of row i's step, if it has one."""
         return self.stories.get((self.first_row + i, place - 1))

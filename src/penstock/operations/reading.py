@@ -47,6 +47,7 @@ _READ_ON = (
     .where(
         operations.c.number == bindparam("the_operation"),
         operations.c.fence == bindparam("the_fence"),
+        operations.c.rows_read == bindparam("read_before"),
         operations.c.state == "Validating",
     )
     .values(
@@ -270,7 +271,8 @@ class Reading:
             raise FileRejected(f"stopped while validating: {reason}", code="too_many_errors")
 
     async def _append(self, drafts: Sequence[Draft], columns: tuple[str, ...] | None) -> None:
-        end, finished = drafts[-1].end, [draft.finished() for draft in drafts]
+        before, end = drafts[0].start.row - 1, drafts[-1].end
+        finished = [draft.finished() for draft in drafts]
         # These rows are cleared; the others that are suspect go on being checked as carefully as before.
         crashes = min(self.crashes, ONE_BY_ONE) if end.row < self.suspect_until else 0
 
@@ -285,8 +287,8 @@ class Reading:
                 "suspect_row": None,
                 "suspect_until": self.suspect_until if crashes else None,
             }
-            place = {"the_operation": self.head.number, "the_fence": self.head.fence}
-            # First: whoever has taken over may have stored these very chunks.
+            place = {"the_operation": self.head.number, "the_fence": self.head.fence, "read_before": before}
+            # First: whoever has taken over, or we, may have stored these very chunks.
             if (await tx.send(_READ_ON, {**read, **place})).matched != 1:
                 raise Interrupted
             for draft, each in zip(drafts, finished, strict=True):
@@ -296,7 +298,7 @@ class Reading:
             await self.db.ring(tx)
             return (await head_of(tx, self.head.number)).raw_chunks
 
-        self.raw_chunks = await self._persist(append, "append", lambda head: head.position == str(end)) or 0
+        self.raw_chunks = await self._persist(append, "append", lambda head: head.position == str(end))
         self.crashes = crashes
 
     async def _touch(self, tx: Connection, **values: Any) -> None:
@@ -306,7 +308,7 @@ class Reading:
 
     async def _persist(
         self, work: Callable[[Connection], Awaitable[T]], point: str, has_done: Callable[[Head], bool]
-    ) -> T | None:
+    ) -> T:
         async def has_happened() -> bool:
             async with self.db.read() as tx:
                 head = await head_of(tx, self.head.number)
@@ -348,6 +350,7 @@ class Reading:
                 self.head.number,
                 operations.c.fence == self.head.fence,
                 operations.c.state == "Validating",
+                operations.c.reading == "open",
                 reading="complete",
                 owner=None,
                 total_rows=operations.c.rows_read,
