@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcon
 from functools import partial
 from typing import Any, Self, TypeVar
 
-from sqlalchemy import ColumnElement, Executable, event
+from sqlalchemy import ColumnElement, Executable, event, select
 from sqlalchemy.exc import DBAPIError, InvalidRequestError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
@@ -110,6 +110,14 @@ class Database:
     def now(self) -> ColumnElement[int]:
         """Microseconds since 1970 on the database's clock, as SQL; the given clock's value when it is not real."""
         return self.dialect.now(self._clock)
+
+    async def clock_bounds(self) -> tuple[int, int]:
+        """By how many nanoseconds the database's clock is ahead of our ticks: at least, and at most."""
+        async with self.connection() as connection:
+            sent = self._clock.ticks_ns()
+            theirs_us = (await connection.execute(select(self.now()))).scalar_one()
+            received = self._clock.ticks_ns()
+        return theirs_us * 1000 - received, theirs_us * 1000 + 999 - sent
 
     async def transaction(self, work: Callable[[Connection], Awaitable[T]], point: str = "transaction") -> T:
         """Run `work` in a write transaction and commit; all of it is repeated when it collided with another.

@@ -118,18 +118,13 @@ class Watch:
         if worker.clock.monotonic() < self._next_sweep:
             return
         self._next_sweep = worker.clock.monotonic() + SWEEP_S
-        await self._follow_clock()
+        await self.follow_clock()
         await worker.executions.forget_settled(worker.working)
         worker.sources.close(but=worker.executions.numbers)
         if await bury(self._db, long_dead_s=LONG_DEAD_S) or await mailroom.sweep(self._db):
             worker.wake.set()
 
-    async def _follow_clock(self) -> None:
-        """Due times and deadlines are on the database's clock; ours may be off."""
-        clock = self._worker.clock
-        if self._db.dialect.is_file:
-            return
-        before = clock.now_us()
-        async with self._db.read() as tx:
-            theirs = (await tx.execute(select(self._db.now()))).scalar_one()
-        clock.follow(clock.ahead_us + theirs - (before + clock.now_us()) // 2)
+    async def follow_clock(self) -> None:
+        """Due times and deadlines are on the database's clock; the machine's may be off."""
+        if self._worker.clock.is_real:
+            self._worker.clock.follow(*await self._db.clock_bounds())

@@ -114,6 +114,7 @@ class Worker:
 
     async def __aenter__(self) -> Self:
         calm_collector()
+        await self._watch.follow_clock()
         await self.lease.begin()
         if self.clock.is_real:  # on any other clock nothing happens by itself
             self._heart = self._start_heart()
