@@ -27,9 +27,10 @@ from penstock.operations.queries import number_of
 from penstock.operations.rules import settling, spans
 from penstock.operations.rules.planning import next_due
 from penstock.operations.running import actor as acting
+from penstock.operations.running import lease as leasing
 from penstock.operations.running import mailroom
 from penstock.operations.running.actor import ChunkActor
-from penstock.operations.running.lease import Lease
+from penstock.operations.running.lease import FOREVER, StartLimit
 from penstock.operations.tables import chunks, operations
 from penstock.settings import Settings
 from penstock.testing import Engine, engine
@@ -373,10 +374,16 @@ async def test_user_code_without_an_intent_on_disk_is_caught(tmp_path, monkeypat
         assert (payments.paid[1] > 1) is weak
 
 
+class Unlimited(StartLimit):
+    """User code may always start."""
+
+    until_ns = property(lambda self: FOREVER, lambda self, until: None)
+
+
 @both
 async def test_a_start_without_a_look_at_the_lease_is_caught(tmp_path, monkeypatch, weak):
     if weak:
-        monkeypatch.setattr(Lease, "may_start", lambda lease: True)
+        monkeypatch.setattr(leasing, "StartLimit", Unlimited)
     begun: list[int] = []
     wall = Wall()
 

@@ -21,6 +21,7 @@ from penstock.operations.model import ErrorGroup, FileCheck, FileFault, RowError
 from penstock.operations.rules.thresholds import breach
 from penstock.operations.running.crew import Crew
 from penstock.operations.running.execution import Execution
+from penstock.operations.running.lease import FOREVER, StartLimit
 from penstock.operations.sheet import VALIDATION, fault_values
 from penstock.operations.validation import check_batch, validate
 from penstock.pipeline import Definition, Run
@@ -161,7 +162,7 @@ def _execution(
         clock=clock,
         jitter=random.Random(0),
         threads=threads,
-        may_start=lambda: False,
+        start_limit=StartLimit(clock, FOREVER),
     )
 
 

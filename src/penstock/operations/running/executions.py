@@ -14,6 +14,7 @@ from penstock.errors import InvalidInput, PenstockError
 from penstock.operations.running.crew import Crew, Spawn
 from penstock.operations.running.execution import Execution
 from penstock.operations.running.gates import Share
+from penstock.operations.running.lease import StartLimit
 from penstock.operations.states import OPERATION
 from penstock.operations.tables import operations
 from penstock.pipeline import Definition, Run
@@ -38,12 +39,12 @@ class Executions:
         clock: Clock,
         entropy: Entropy,
         spawn: Spawn,
-        may_start: Callable[[], bool],
+        start_limit: StartLimit,
         beat: Callable[[], None],
     ) -> None:
         self._beat = beat
         self._db, self._definitions, self._settings = db, definitions, settings
-        self._clock, self._entropy, self._spawn, self._may_start = clock, entropy, spawn, may_start
+        self._clock, self._entropy, self._spawn, self._start_limit = clock, entropy, spawn, start_limit
         self._made: dict[int, Execution] = {}
         self.share = Share()
         self._pipelines: dict[str, object] = {}
@@ -108,7 +109,7 @@ class Executions:
             clock=self._clock,
             jitter=self._entropy.jitter,
             threads=self._threads,
-            may_start=self._may_start,
+            start_limit=self._start_limit,
             output_bytes_max=self._settings.output_bytes_max,
         )
 

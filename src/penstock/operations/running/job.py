@@ -31,7 +31,11 @@ class RowsJob(ABC):
         self._hands: set[asyncio.Task[Any]] = set()
 
     async def pull(self) -> bool:
-        """Take and finish some of the rows; False when none was left to take."""
+        """Take and finish some of the rows; False when none was left to take. None begins when our lease is over."""
+        if not self.execution.may_start():
+            rest = self.withdraw()
+            self.desk.refuse(rest)
+            return bool(rest)
         hand = asyncio.current_task()
         assert hand is not None
         self._hands.add(hand)

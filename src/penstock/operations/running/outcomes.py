@@ -11,6 +11,7 @@ from penstock.operations.held import Held, StoredRows, Story
 from penstock.operations.ledger import COMPLETED, FAILED, INVALID, SKIPPED, STATES, Ledger
 from penstock.operations.rules.decide import Verdict, cut, describe, error_text, judge
 from penstock.operations.running.execution import Execution
+from penstock.operations.running.lease import LeaseOver
 from penstock.operations.states import ROW_STEP
 from penstock.operations.validation import Objection, faults_json
 from penstock.pipeline import Context
@@ -109,9 +110,11 @@ class Desk:
         return self._faults.get(i, []) if edited is None or edited.data is None else []
 
     def refuse(self, rows: Iterable[int]) -> None:
-        """These rows may not begin: no time is left in our lease."""
-        self.ledger.stand_down(rows)
+        """These rows may not begin what they stand at: no time is left in our lease."""
         self.was_refused = True
+        for i in rows:
+            self.ledger.stand_down((i,))
+            self._close_stories(i, self.ledger.at[i])
 
     # --- outputs
 
@@ -146,7 +149,10 @@ class Desk:
             self._close_stories(i, place)
 
     def raised(self, i: int, place: int, error: BaseException, began: int, *, isolate: bool = False) -> None:
-        """An attempt of row i's step raised."""
+        """An attempt of row i's step raised, or was refused because no time is left in our lease."""
+        if isinstance(error, LeaseOver):
+            self.refuse((i,))
+            return
         now = self._time(i, place, began)
         story = self.held.told(i, place)
         verdict = judge(

@@ -61,7 +61,7 @@ class Watch:
     async def look_round(self) -> None:
         """Tell actors of their mail and of operations that pause or stop; give up what is ours but not in hand."""
         worker, owner = self._worker, self._worker.lease.id
-        renewed_until = worker.lease.renewed_until
+        renewed_until_ns = worker.lease.renewed_until_ns
         held_before = {chunk for chunk, actor in worker.actors.items() if actor is not None}
         async with self._db.read() as tx:
             states = await tx.execute(
@@ -82,7 +82,7 @@ class Watch:
         for chunk, holder in worker.actors.items():
             if holder is not None and mine.get(chunk) != holder.held.fence and chunk in held_before:
                 holder.halt("lost")
-        worker.lease.confirm(renewed_until)
+        worker.lease.confirm(renewed_until_ns)
         for chunk, count, fence in mail:
             actor = worker.actors.get(chunk)
             if actor is not None and actor.held.fence == fence:

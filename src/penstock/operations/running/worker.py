@@ -84,7 +84,7 @@ class Worker:
             clock=self.clock,
             entropy=entropy,
             spawn=self._spawn,
-            may_start=self.lease.may_start,
+            start_limit=self.lease.start_limit,
             beat=self._is_alive,
         )
         self._limits = Limits(row_bytes_max=settings.row_bytes_max)
