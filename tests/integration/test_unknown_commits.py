@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from approvals import Calls, Paper, Wall, at_wall, clean, failures, history, papers, states, two_engines
+from approvals import Calls, Paper, Wall, approvals, at_wall, clean, failures, history, papers, states, two_engines
 from left_chunks import SMALL as LEFT
 from left_chunks import Bench, csv_of, raw_chunks, read_for_others
 
@@ -239,6 +239,34 @@ async def test_a_row_that_is_checked_with_care_is_checked_on(database_url, tmp_p
         async with lost_answer(monkeypatch, "suspect", outcome_here):
             await e.work_until_idle()
         assert (await e.operations.get(made.id)).status == "Completed"
+        assert await clean(e) == []
+
+
+@for_each_outcome
+async def test_a_signal_is_passed_on_to_the_next_row(database_url, tmp_path, monkeypatch, outcome_here):
+    kind = approvals(Calls(), key="desk-{row.desk}")
+    async with opened(kind, (database_url, tmp_path), chunk_rows=1) as e:
+        made = await e.create(kind, papers(2))
+        await e.work_until_idle()
+        async with lost_answer(monkeypatch, "pass_on", outcome_here):
+            for _ in range(2):
+                await e.penstock.signals.complete(made.id, "desk-front")
+            await e.work_until_idle()
+        assert (await e.operations.get(made.id)).status == "Completed"
+        assert await clean(e) == []
+
+
+@for_each_outcome
+async def test_an_operation_with_too_many_errors_is_stopped(database_url, tmp_path, monkeypatch, outcome_here):
+    kind = failures(Calls(), broken=lambda ctx, code: True, max_errors=0)
+    async with opened(kind, (database_url, tmp_path)) as e:
+        async with lost_answer(monkeypatch, "broke", outcome_here):
+            made = await e.create(kind, papers(4))
+            await e.work_until_idle()
+            await e.worker.look_round()
+            await e.work_until_idle()
+        assert (await e.operations.get(made.id)).status == "Failed"
+        assert [event.event for event in await e.operations.events(made.id)].count("broke") == 1
         assert await clean(e) == []
 
 

@@ -242,7 +242,7 @@ class ChunkActor:
         self.desk.refresh()
         keys = {found.signal.key for found in done.matches}
         if keys:
-            await self.db.transaction(partial(mailroom.wake, self.db, self.held.operation, keys), "pass_on")
+            await self._commit_again(partial(mailroom.wake, self.db, self.held.operation, keys), "pass_on")
 
     async def _close(self) -> bool:
         writing = self.held.writing()
@@ -305,16 +305,26 @@ class ChunkActor:
                 continue
 
     async def _commit(self, work: Callable[[Connection], Awaitable[T]], point: str) -> T:
-        """Commit once; `Lost` when the database was away for too long to know."""
+        """Write our chunk, once; `Lost` when the database was away for longer than our lease."""
+        return await self._persist(work, point, partial(store.is_written, self.db, self.held))
+
+    async def _commit_again(self, work: Callable[[Connection], Awaitable[T]], point: str) -> T:
+        """Write something else, which does no harm when it is written twice."""
+
+        async def has_happened() -> bool:
+            return False
+
+        return await self._persist(work, point, has_happened)
+
+    async def _persist(
+        self,
+        work: Callable[[Connection], Awaitable[T]],
+        point: str,
+        has_happened: Callable[[], Awaitable[bool]],
+    ) -> T:
+        clock, patience_s = self.execution.clock, self.tempo.patience_s
         try:
-            return await persist(
-                self.db,
-                work,
-                point,
-                has_happened=partial(store.is_written, self.db, self.held),
-                clock=self.execution.clock,
-                patience_s=self.tempo.patience_s,
-            )
+            return await persist(self.db, work, point, has_happened=has_happened, clock=clock, patience_s=patience_s)
         except Unavailable:
             raise Lost("the database was away for longer than our lease") from None
 
@@ -331,12 +341,12 @@ class ChunkActor:
             why = (lambda _: reason) if is_poisoned else self._stop_reason
             await break_if(self.db, tx, self.held.operation, why, actor=self.owner)
 
-        await self.db.transaction(stop, "broke")
+        await self._commit_again(stop, "broke")
 
     async def _break(self, reason: str) -> None:
         """Stop the operation, which cannot go on."""
         number = self.held.operation
-        await self.db.transaction(lambda tx: break_if(self.db, tx, number, lambda _: reason, actor=self.owner), "broke")
+        await self._commit_again(lambda tx: break_if(self.db, tx, number, lambda _: reason, actor=self.owner), "broke")
 
     def _has_new_failures(self) -> bool:
         """Whether rows have failed since we last looked, and that could stop the operation."""
