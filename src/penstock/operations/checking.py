@@ -75,7 +75,7 @@ async def check_file(
 
     Without good metadata the rows are checked by their model alone, because validators may ask for it.
     """
-    resolved = definition.with_overrides(overrides)
+    resolved = definition.for_run(overrides)
     meta, metadata_faults = await _check_metadata(resolved, pipeline, metadata, bytes_max=metadata_bytes_max)
     found, file_fault = _Findings(errors_max), None
     with ThreadPoolExecutor(1) as threads:

@@ -20,7 +20,7 @@ from penstock.operations.ledger import (
     compress,
     decompress,
 )
-from penstock.operations.rules.decide import error_group
+from penstock.operations.rules.decide import error_group, in_doubt
 from penstock.operations.states import ROW_STEP
 
 # A row that was lost with its worker runs in a small group, then alone; lost twice while alone, it is poison.
@@ -271,7 +271,7 @@ def _leave_in_doubt(held: Held, i: int, place: int, now: int) -> None:
     held.ledger.in_flight[i] = 0
     story = held.story(i, place, ROW_STEP.after("Running", "left_in_doubt"), now)
     story.due_at = None
-    story.tell("InDoubt", "the call was cut off, so it may or may not have taken effect")
+    story.tell("InDoubt", in_doubt("the call was cut off"))
 
 
 class Packer:

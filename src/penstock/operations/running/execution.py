@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from penstock.clock import Clock, from_micros
-from penstock.operations.rules.decide import AttemptTimedOut
+from penstock.operations.rules.decide import AttemptTimedOut, OutputLost, error_text
 from penstock.operations.rules.spans import Span, cut_spans
 from penstock.operations.running.crew import Crew
 from penstock.operations.running.gates import Gate, Pace, Share
@@ -67,8 +67,9 @@ class LiveStep:
         output_bytes_max: int,
     ) -> None:
         self.plan, self.bound, self._start_limit = plan, bound, start_limit
-        self.encode = partial(plan.output.encode, bytes_max=output_bytes_max)
         options = plan.options
+        encode: Callable[[Any], bytes | None] = partial(plan.output.encode, bytes_max=output_bytes_max)
+        self.encode = encode if options.delivery == "at_least_once" else _losing(encode)
         self._gate = Gate(options.concurrency) if options.concurrency else None
         self._pace = Pace(options.rate, clock.monotonic) if options.rate else None
         self.when = _awaitable(bound.when) if bound.when is not None else None
@@ -94,13 +95,16 @@ class LiveStep:
         async def asked(row: Any, ctx: Any) -> Any:
             if self.plan.options.timeout is not None:
                 ctx.deadline = self.deadline(clock.now_us())
-            if self.when is not None and not await self.when(row, ctx):
-                return Aside.SKIPPED
-            if self.key is not None:
+            try:
+                if self.when is not None and not await self.when(row, ctx):
+                    return Aside.SKIPPED
+                if self.key is not None:
+                    self._start_limit.check()
+                    ctx.signal_key = await self.key(row, ctx)
                 self._start_limit.check()
-                ctx.signal_key = await self.key(row, ctx)
-            self._start_limit.check()
-            output = await self.call(row, ctx)
+                output = await self.call(row, ctx)
+            finally:
+                ctx.deadline = None  # the row's next step may have none, and shares this context
             if not self.waits:
                 return output
             return output.output if isinstance(output, Done) else Aside.WAITING
@@ -141,6 +145,18 @@ def _on_thread(call: Call, threads: Executor, start_limit: StartLimit) -> Call:
         return await asyncio.get_running_loop().run_in_executor(threads, there, row, ctx)
 
     return hop
+
+
+def _losing(encode: Callable[[Any], bytes | None]) -> Callable[[Any], bytes | None]:
+    """The same, where an output that cannot be stored must not be taken for a call that failed."""
+
+    def encoded(output: Any) -> bytes | None:
+        try:
+            return encode(output)
+        except Exception as error:
+            raise OutputLost(error_text(error)) from error
+
+    return encoded
 
 
 def _timed(call: Call, seconds: float) -> Call:

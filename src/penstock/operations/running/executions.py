@@ -89,14 +89,10 @@ class Executions:
     async def _make(self, row: Row[tuple[object, ...]]) -> Execution:
         declared = self._definitions[row.name.casefold()]
         try:
-            definition = declared.with_overrides(row.plan["overrides"])
+            definition = declared.as_planned(row.plan)
             meta = definition.meta.load(row.metadata)
         except InvalidInput as error:
-            raise Broken(f"its options or metadata do not fit its declaration any more: {error}") from error
-        planned = [(step["attribute"], step["kind"]) for step in row.plan["steps"]]
-        if planned != [(step.attribute, step.kind) for step in definition.steps]:
-            before = ", ".join(name for name, _ in planned)
-            raise Broken(f"its steps were {before} when it was created, and are others now")
+            raise Broken(f"it does not fit its declaration any more: {error}") from error
         return Execution(
             number=row.number,
             file_format=row.file_format,

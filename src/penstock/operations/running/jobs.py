@@ -277,9 +277,10 @@ class BatchJob(RowsJob):
             return
         rows = [i for i, _ in wanted]
         contexts = [ctx for _, ctx in wanted]
+        together = BatchContext(self.execution.run, step.plan, contexts, max(ctx.attempt for ctx in contexts))
         try:
             self.execution.start_limit.check()
-            given = await step.call([desk.rows[i] for i in rows], BatchContext(self.execution.run, step.plan, contexts))
+            given = await step.call([desk.rows[i] for i in rows], together)
             answers = _per_row(given, len(rows))
         except BaseException as error:
             if is_ours(error):

@@ -9,7 +9,7 @@ from penstock.errors import Fault, StepFailed
 from penstock.formats import Batch
 from penstock.operations.held import Held, StoredRows, Story
 from penstock.operations.ledger import COMPLETED, FAILED, INVALID, SKIPPED, STATES, Ledger
-from penstock.operations.rules.decide import Verdict, cut, describe, error_text, judge
+from penstock.operations.rules.decide import Verdict, WrongLength, cut, describe, error_text, judge
 from penstock.operations.running.execution import Execution
 from penstock.operations.running.lease import LeaseOver
 from penstock.operations.states import ROW_STEP
@@ -21,10 +21,6 @@ __all__ = ["Desk", "WrongLength", "end_wait", "waited_out"]
 
 POLL_JITTER = 0.2
 NO_FAULTS: Mapping[int, list[Fault]] = {}
-
-
-class WrongLength(StepFailed):
-    """A batch step answered for another number of rows than it was given; a retry would not help."""
 
 
 class Desk:
