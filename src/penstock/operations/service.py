@@ -14,6 +14,7 @@ from penstock.clock import Clock, Entropy, operation_id
 from penstock.db.database import Database
 from penstock.errors import InvalidInput, NotFound
 from penstock.formats import Limits
+from penstock.journal.numbering import number_new
 from penstock.operations import control, intake, queries, retrying, stories, views
 from penstock.operations.checking import check_file, check_row
 from penstock.operations.editing import edited
@@ -136,7 +137,11 @@ class Operations:
             )
 
     async def events(self, operation: str | None = None, *, since: int = 0, limit: int = 100) -> builtins.list[Event]:
-        """Moves of one operation, or of all, oldest first."""
+        """Moves of one operation, or of all, behind the one numbered `since`.
+
+        Go on with the last number you saw: no move is missed, however late it was committed. Numbers rise, with gaps.
+        """
+        await number_new(self._db)
         async with self._db.read() as tx:
             return await queries.events(tx, operation=operation, since=since, limit=limit)
 
