@@ -136,9 +136,13 @@ async def retry_rows(
     actor: str,
     token: str,
     data: Mapping[int, Any] | None = None,
+    generations: Mapping[int, int] | None = None,
     confirm_doubt: bool = False,
 ) -> Retry:
-    """Ask for named failed rows to run again, with new data where given; also while other rows still run."""
+    """Ask for named failed rows to run again, with new data where given; also while other rows still run.
+
+    `generations` are those in which the caller has seen the rows: `Conflict` when one has been run again since.
+    """
     data = data or {}
     named = sorted(set(rows))
 
@@ -146,6 +150,7 @@ async def retry_rows(
         head = await _open_for_rows(db, tx, number, actor=actor)
         retry, asked = Retry(), []
         for held in await _chunks_of(tx, number, named):
+            _refuse_changed(held, generations or {})
             has_all = await _has_request_for_all(tx, held.id)
             for row in [n for n in named if held.first_row <= n < held.first_row + held.row_count]:
                 reason = refusal(
@@ -182,6 +187,14 @@ async def retry_rows(
         return await db.transaction(ask, "retry_rows")
     except IntegrityError:
         raise Conflict(f"a retry or edit of one of the rows {named[:10]} is on its way already") from None
+
+
+def _refuse_changed(held: Held, generations: Mapping[int, int]) -> None:
+    for row, seen in generations.items():
+        if held.first_row <= row < held.first_row + held.row_count:
+            now = held.ledger.generation[row - held.first_row]
+            if now != seen:
+                raise Conflict(f"row {row} was changed since (generation {now}, you saw {seen}); look at it again")
 
 
 async def _open_for_rows(db: Database, tx: Connection, number: int, *, actor: str) -> Head:

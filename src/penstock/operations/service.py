@@ -298,11 +298,18 @@ class Operations:
         return retry
 
     async def edit_row(
-        self, operation: str, row: int, changes: Mapping[str, Any], *, actor: str | None = None
+        self,
+        operation: str,
+        row: int,
+        changes: Mapping[str, Any],
+        *,
+        generation: int | None = None,
+        actor: str | None = None,
     ) -> Retry:
         """Correct fields of a failed or invalid row and run it again; it is validated first, and again by its worker.
 
         `RowInvalid` names every fault where this process knows the operation. The old value stays in the history.
+        `Conflict` when the row is not in the generation that you name as seen, or was changed while this call checks.
         """
         number = await self._number(operation)
         async with self._db.read() as tx:
@@ -321,6 +328,7 @@ class Operations:
             actor=actor or self._actor,
             token=operation_id(self._clock, self._entropy),
             data={row: raw},
+            generations={row: view.generation if generation is None else generation},
         )
         self._hint()
         return retry
