@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from approvals import Paper, Wall, at_wall, clean, requests_of, states
 
 from penstock import Context, Pipeline, StepFailed, operation, step
 from penstock.errors import Conflict
+from penstock.operations import chunks as store
+from penstock.operations import retrying
 from penstock.operations.model import Operation
+from penstock.operations.queries import number_of
+from penstock.operations.referee import touch
 from penstock.operations.retrying import NothingToRetry
 from penstock.settings import Settings
 from penstock.testing import Engine, engine
@@ -124,3 +129,73 @@ async def test_rows_of_an_operation_that_is_stopping_are_not_retried(e, gates):
     await e.worker.look_round()
     await e.work_until_idle()
     assert (await e.operations.get(made.id)).status == "Cancelled"
+
+
+def while_judging(monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[], Awaitable[Any]]) -> list[str]:
+    """Do something, once, when a retry of all rows looks at them; every look at some chunks is listed."""
+    looks: list[str] = []
+    load = store.load
+
+    async def load_and_do(*given: Any, **options: Any) -> Any:
+        looks.append("look")
+        if len(looks) == 1:
+            await meanwhile()
+        return await load(*given, **options)
+
+    monkeypatch.setattr(store, "load", load_and_do)
+    return looks
+
+
+async def test_while_a_retry_of_all_rows_looks_at_them_others_write_to_its_operation_and_to_others(e, monkeypatch):
+    made = await run(e, "bad", "p2", "bad")
+    async with e.penstock.db.read() as tx:
+        number = await number_of(tx, made.id)
+
+    async def write() -> None:
+        await e.create("file-papers", [{"code": "p1"}])
+        assert await e.penstock.db.transaction(lambda tx: touch(tx, number)) is not None
+
+    looks = while_judging(monkeypatch, write)
+    assert (await e.operations.retry(made.id)).submitted == 2
+    assert len(looks) > 2, "it has seen that the operation was written to, and looked at its only chunk again"
+    assert len(await requests_of(e, made)) == 1
+    await e.work_until_idle()
+
+
+async def test_a_retry_of_all_rows_leaves_out_those_that_came_right_while_it_looked(e, monkeypatch):
+    made = await run(e, "bad", "p2", "bad", "p4", "bad")
+
+    async def correct() -> None:
+        await e.operations.edit_row(made.id, 3, {"code": "p3"})
+        await e.work_until_idle()
+
+    while_judging(monkeypatch, correct)
+    assert (await e.operations.retry(made.id)).submitted == 2
+    now = await e.operations.get(made.id)
+    assert (now.status, now.retry_count, now.generation) == ("Retrying", 2, 2)
+    await e.work_until_idle()
+    assert [row.generation for row in (await e.operations.rows(made.id)).items] == [1, 0, 1, 0, 1]
+
+
+async def test_a_retry_of_all_rows_is_refused_when_another_was_accepted_while_it_looked(e, monkeypatch):
+    made = await run(e, "bad", "p2", "bad")
+
+    async def retry_one() -> None:
+        await e.operations.retry(made.id, rows=[1])
+
+    while_judging(monkeypatch, retry_one)
+    with pytest.raises(Conflict, match="the operation is Retrying"):
+        await e.operations.retry(made.id)
+    assert [request.row for request in await requests_of(e, made)] == [1]
+    await e.work_until_idle()
+    assert (await e.operations.get(made.id)).retry_count == 1
+
+
+async def test_many_chunks_are_opened_a_few_at_a_time(e, monkeypatch):
+    monkeypatch.setattr(retrying, "CHUNKS_OPENED_EACH", 2)
+    made = await run(e, *["bad"] * 14)
+    assert (await e.operations.retry(made.id)).submitted == 14
+    assert len(await requests_of(e, made)) == 5
+    assert await clean(e) == []
+    await e.work_until_idle()
+    assert {row.generation for row in (await e.operations.rows(made.id)).items} == {1}
