@@ -17,8 +17,10 @@ WORKER_POINTS = (
 )  # fmt: skip
 CLIENT_POINTS = ("cancel_requested", "create", "paused", "resumed", "retry", "retry_rows", "signal", "wake")
 # Only where the answer to a COMMIT was lost or the schema is made: seen now and then, never asked for.
-# A log is folded only when it is long.
-UNKILLED = frozenset({"fold", "give_up", "late_result", "transaction"})
+# A log is folded only when it is long; events are numbered when the oracle reads them; nothing is purged there.
+UNKILLED = frozenset(
+    {"fold", "give_up", "late_result", "number_events", "purge", "purge_begin", "purge_end", "transaction"}
+)
 
 Kind = Literal["point", "kill", "freeze", "stop", "none"]
 

@@ -20,12 +20,13 @@ from penstock.operations.ledger import (
     compress,
     decompress,
 )
-from penstock.operations.rules.decide import error_group, in_doubt
+from penstock.operations.rules.decide import cut, error_group, in_doubt
 from penstock.operations.states import ROW_STEP
 
 # A row that was lost with its worker runs in a small group, then alone; lost twice while alone, it is poison.
 POISON_LOST = 4
 BLOCK = 100  # rows that are stored and decoded together
+CHECKS_NOTED_MAX = 100  # of one wait; later ones are only counted, whatever they raise
 
 __all__ = [
     "POISON_LOST",
@@ -172,6 +173,25 @@ class Held:
             }
         )
 
+    def check_raised(self, story: Story, message: str, now: int) -> None:
+        """A poll's check could not tell: the first time gets a line in the row's history, and so does another error.
+
+        The rest is counted in the record, which also keeps the last message; there the next owner finds it.
+        """
+        before = story.error_group
+        story.tell("StepFailure", message)
+        story.errors += 1
+        if story.error_group != before and story.errors <= CHECKS_NOTED_MAX:
+            self.note(story, "check_raised", at=now)
+
+    def end_checks(self, i: int, place: int, now: int) -> None:
+        """Row i is about to wait no more: if several of its checks raised, a line says how many."""
+        story = self.told(i, place)
+        if story is None or story.state != "WaitingForCompletion" or story.message is None or story.errors < 2:
+            return
+        story.tell(story.error_type, cut(f"{story.errors:,} checks raised; the last: {story.message}"))
+        self.note(story, "check_raised", at=now)
+
     def writing(self) -> Writing:
         """All that is known now, to be written."""
         stories = {key: self._columns(key) for key in sorted(self.changed)}
@@ -225,6 +245,7 @@ def recover(held: Held, now: int) -> None:
 
 
 def _poison(held: Held, i: int, place: int, now: int, state: str) -> None:
+    held.end_checks(i, place, now)
     held.ledger.at[i] = place
     held.ledger.tracks[place].state[i] = INVALID if held.is_raw else FAILED
     story = held.story(i, place, ROW_STEP.after(state, "poisoned"), now)
@@ -246,6 +267,7 @@ def cancel_unfinished(held: Held, now: int) -> None:
         ledger.tracks[place].state[i] = CANCELLED
         ledger.in_flight[i] = 0
         if held.told(i, place) is not None:
+            held.end_checks(i, place, now)
             story = held.story(i, place, "Cancelled", now)
             story.due_at = None
             story.tell("Cancelled", "the operation was stopped")

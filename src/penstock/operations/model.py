@@ -225,7 +225,7 @@ class VerifyReport:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One move of an operation, from the transition log."""
+    """One move of an operation, from the transition log; `sequence` is its number in the feed."""
 
     sequence: int
     operation_id: str

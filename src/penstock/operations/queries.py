@@ -148,13 +148,14 @@ def _parse_cursor(cursor: str, *, is_number: bool) -> tuple[Any, int]:
 
 
 async def events(tx: Connection, *, operation: str | None = None, since: int = 0, limit: int = 100) -> list[Event]:
-    """The moves of one operation, or of all, after `since`, oldest first."""
+    """The numbered moves of one operation, or of all, after `since`, by number."""
     if operation is not None:
         number = await number_of(tx, operation)
         operation = (await tx.execute(select(operations.c.id).where(operations.c.number == number))).scalar_one()
-    found = await journal.entries(tx, machine=OPERATION.name, subject=operation, since=since, limit=limit)
+    found = await journal.feed(tx, machine=OPERATION.name, subject=operation, since=since, limit=limit)
     return [
-        Event(e.sequence, e.subject, e.source, e.event, e.target, from_micros(e.at), e.actor, e.cause) for e in found
+        Event(e.position or 0, e.subject, e.source, e.event, e.target, from_micros(e.at), e.actor, e.cause)
+        for e in found
     ]
 
 

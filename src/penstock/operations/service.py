@@ -14,6 +14,7 @@ from penstock.clock import Clock, Entropy, operation_id
 from penstock.db.database import Database
 from penstock.errors import InvalidInput, NotFound
 from penstock.formats import Limits
+from penstock.journal.numbering import number_new
 from penstock.operations import control, intake, queries, retrying, stories, views
 from penstock.operations.checking import check_file, check_row
 from penstock.operations.editing import edited
@@ -136,7 +137,11 @@ class Operations:
             )
 
     async def events(self, operation: str | None = None, *, since: int = 0, limit: int = 100) -> builtins.list[Event]:
-        """Moves of one operation, or of all, oldest first."""
+        """Moves of one operation, or of all, behind the one numbered `since`.
+
+        Go on with the last number you saw: no move is missed, however late it was committed. Numbers rise, with gaps.
+        """
+        await number_new(self._db)
         async with self._db.read() as tx:
             return await queries.events(tx, operation=operation, since=since, limit=limit)
 
@@ -293,11 +298,18 @@ class Operations:
         return retry
 
     async def edit_row(
-        self, operation: str, row: int, changes: Mapping[str, Any], *, actor: str | None = None
+        self,
+        operation: str,
+        row: int,
+        changes: Mapping[str, Any],
+        *,
+        generation: int | None = None,
+        actor: str | None = None,
     ) -> Retry:
         """Correct fields of a failed or invalid row and run it again; it is validated first, and again by its worker.
 
         `RowInvalid` names every fault where this process knows the operation. The old value stays in the history.
+        `Conflict` when the row is not in the generation that you name as seen, or was changed while this call checks.
         """
         number = await self._number(operation)
         async with self._db.read() as tx:
@@ -316,6 +328,7 @@ class Operations:
             actor=actor or self._actor,
             token=operation_id(self._clock, self._entropy),
             data={row: raw},
+            generations={row: view.generation if generation is None else generation},
         )
         self._hint()
         return retry

@@ -127,7 +127,7 @@ row_records = table(
     Column("state", Key(32), nullable=False),
     Column("generation", Integer, nullable=False, default=0),
     Column("attempt", Integer, nullable=False, default=0),
-    Column("errors", Integer, nullable=False, default=0),  # attempts that spent a retry
+    Column("errors", Integer, nullable=False, default=0),  # attempts that spent a retry; of a wait, checks that raised
     Column("row_key", Key(200)),
     Column("signal_key", Key(500)),
     Column("since", BigInteger),  # when the retry or edit that began this generation was accepted

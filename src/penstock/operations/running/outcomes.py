@@ -242,6 +242,7 @@ class Desk:
         self._close_stories(i, place)
         story = self._move(i, place, ROW_STEP.after("Running", "parked"), now)
         story.tell(None, None)
+        story.errors = 0  # from here on it counts checks that raise
         story.since = max((s.since or 0 for s in self._stories(i)), default=0) or None
         story.signal_key = signal_key
         story.deadline = now + round(options.timeout * 1e6)
@@ -262,9 +263,7 @@ class Desk:
             return
         story = self.held.told(i, place)
         assert story is not None
-        story.tell("StepFailure", error_text(error))
-        self.held.note(story, "check_raised")
-        story.tell(None, None)
+        self.held.check_raised(story, error_text(error), self.execution.clock.now_us())
         self.ask_again(i, place)
 
     def ask_again(self, i: int, place: int) -> None:
@@ -356,6 +355,7 @@ def end_wait(
     ledger.in_flight[i] = 0
     if track.state[i] == COMPLETED:
         ledger.at[i] = place + 1
+    held.end_checks(i, place, now)
     story = held.story(i, place, state, now)
     story.due_at = story.deadline = None
     story.tell(error_type, message)
