@@ -52,7 +52,7 @@ class Database:
         # Connections stay checked out of SQLAlchemy's pool: going in and out of it costs more than a statement.
         self._places = asyncio.Semaphore(pool_size)
         self._idle: list[Link] = []
-        self._clock = clock
+        self.clock, self._now = clock, dialect.now(clock)
         self._prepared: dict[Hashable, Any] = {}
         self._statements = Statements(engine.dialect)
         # SQLite has one writer; ours queue here in order instead of fighting over the file's lock.
@@ -109,15 +109,16 @@ class Database:
 
     def now(self) -> ColumnElement[int]:
         """Microseconds since 1970 on the database's clock, as SQL; the given clock's value when it is not real."""
-        return self.dialect.now(self._clock)
+        return self._now
 
     async def clock_bounds(self) -> tuple[int, int]:
         """By how many nanoseconds the database's clock is ahead of our ticks: at least, and at most."""
+        known = self.dialect.clock_ahead(self.clock)
         async with self.connection() as connection:
-            sent = self._clock.ticks_ns()
-            theirs_us = (await connection.execute(select(self.now()))).scalar_one()
-            received = self._clock.ticks_ns()
-        return theirs_us * 1000 - received, theirs_us * 1000 + 999 - sent
+            sent = self.clock.ticks_ns()
+            found = (await connection.execute(select(self.now() if known is None else known))).scalar_one() * 1000
+            received = self.clock.ticks_ns()
+        return (found - received, found + 999 - sent) if known is None else (found, found)
 
     async def transaction(self, work: Callable[[Connection], Awaitable[T]], point: str = "transaction") -> T:
         """Run `work` in a write transaction and commit; all of it is repeated when it collided with another.

@@ -31,6 +31,7 @@ from penstock.db.checkpoint import LOG_BYTES
 from penstock.db.onehop import ask, use_one_hop
 from penstock.db.prepared import Answer, Prepared
 from penstock.db.safety import Requirement, at_least, one_of
+from penstock.db.tables import clocks
 from penstock.errors import Unavailable
 
 __all__ = ["DIALECTS", "Dialect", "Trouble", "place_of"]
@@ -104,9 +105,13 @@ class Dialect(ABC):
     def clock_expression(self, clock: Clock) -> ColumnElement[int]:
         """Microseconds since 1970 on the database's own clock."""
 
+    def clock_ahead(self, clock: Clock) -> ColumnElement[int] | None:
+        """By how many microseconds the database's clock is ahead of our ticks, where it is known and not measured."""
+        return None
+
     def now(self, clock: Clock) -> ColumnElement[int]:
         """Microseconds since 1970: the database's clock, or the given one when that is not real."""
-        return self.clock_expression(clock) if clock.is_real else _told_by(clock)
+        return self.clock_expression(clock) if clock.is_real else _asked(clock.now_us)
 
     @abstractmethod
     def upsert(self, table: Table, *, key: Sequence[str], update: Sequence[str]) -> Insert:
@@ -120,9 +125,9 @@ class Dialect(ABC):
         return func.least(*values)
 
 
-def _told_by(clock: Clock) -> ColumnElement[int]:
-    """A clock of ours as SQL; it is asked when the statement is sent, not when it is built."""
-    return bindparam(None, callable_=clock.now_us, type_=BigInteger, unique=True)
+def _asked(ask: Callable[[], int]) -> ColumnElement[int]:
+    """A number as SQL that is asked for when the statement is sent, not when it is built."""
+    return bindparam(None, callable_=ask, type_=BigInteger, unique=True)
 
 
 class _StrictTypes(SQLiteTypeCompiler):
@@ -194,8 +199,15 @@ class Sqlite(Dialect):
         return "other"
 
     def clock_expression(self, clock: Clock) -> ColumnElement[int]:
-        # All processes of a file share a host, hence a clock; SQLite's own has milliseconds only.
-        return _told_by(clock)
+        # SQLite's own clock is the wall clock of whichever process asks, in milliseconds.
+        return self.clock_ahead(clock) + _asked(lambda: clock.ticks_ns() // 1000)
+
+    def clock_ahead(self, clock: Clock) -> ColumnElement[int]:
+        # All processes of a file share a host, hence ticks; see `shared_clock`. Until there is a row, the wall clock.
+        wall = _asked(lambda: clock.offset_ns // 1000)
+        if clock.boot is None:
+            return wall
+        return func.coalesce(select(clocks.c.ahead_us).where(clocks.c.boot == clock.boot).scalar_subquery(), wall)
 
     def upsert(self, table: Table, *, key: Sequence[str], update: Sequence[str]) -> Insert:
         insert = sqlite_insert(table)

@@ -7,22 +7,24 @@ from dataclasses import fields
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import RowMapping, func, select, tuple_
+from sqlalchemy import RowMapping, Select, exists, func, select, tuple_, union_all
 
 from penstock.clock import from_micros, micros
 from penstock.db.connection import Connection
+from penstock.db.database import Database
 from penstock.errors import InvalidInput, NotFound
 from penstock.journal import queries as journal
+from penstock.journal.tables import transitions
 from penstock.operations.keys import key_names
 from penstock.operations.ledger import Counts
 from penstock.operations.model import Event, Operation, Page
 from penstock.operations.referee import sum_counts
 from penstock.operations.sheet import Outline
 from penstock.operations.states import OPERATION
-from penstock.operations.tables import chunks, operations
+from penstock.operations.tables import chunks, operations, workers
 from penstock.pipeline import Definition
 
-__all__ = ["SORTS", "events", "get", "list_operations", "number_of", "outline"]
+__all__ = ["SORTS", "events", "get", "has_live_workers", "latest_instant", "list_operations", "number_of", "outline"]
 
 SORTS = ("created_at", "name", "status", "total_rows")
 
@@ -32,6 +34,21 @@ _SORT_COLUMNS = {
     "status": operations.c.state,
     "total_rows": operations.c.total_rows,
 }
+
+
+def latest_instant(lease_s: float) -> Select[int | None]:
+    """The latest instant that is known to have passed: of the last move of an operation, or of a worker's last beat."""
+    last = select(func.max(transitions.c.sequence)).scalar_subquery()
+    seen = union_all(
+        select(transitions.c.at).where(transitions.c.sequence == last),
+        select(func.max(workers.c.lease_until) - round(lease_s * 1e6)),
+    ).subquery()
+    return select(func.max(seen.c.at))
+
+
+def has_live_workers(db: Database) -> Select[bool]:
+    """Whether any worker has a lease."""
+    return select(exists().where(workers.c.lease_until >= db.now()))
 
 
 async def get(tx: Connection, operation: str) -> Operation:
