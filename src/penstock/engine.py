@@ -181,7 +181,11 @@ async def _database_clock(db: Database, clock: Clock, settings: Settings) -> Clo
     """The clock that everything here goes by: the database's, whatever this machine's wall clock says."""
     if not clock.is_real:
         return clock
-    await share_clock(db, latest=latest_instant(settings.lease_s), is_in_use=has_live_workers(db))
+    await share_clock(
+        db,
+        latest=lambda tx: latest_instant(tx, settings.lease_s),
+        is_in_use=lambda tx: has_live_workers(tx, db),
+    )
     following = FollowingClock(clock)
     following.follow(*await db.clock_bounds())
     return following

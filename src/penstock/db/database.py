@@ -21,6 +21,7 @@ from penstock.db.dialects import Dialect, notice_partitions
 from penstock.db.onehop import run_there
 from penstock.db.prepared import Statements
 from penstock.db.safety import Finding, judge, refuse_unsafe
+from penstock.db.shared_clock import ahead_us
 from penstock.errors import DatabaseUnsafe, PenstockError, SettingsInvalid, Unavailable
 from penstock.failpoints import hit
 
@@ -113,12 +114,13 @@ class Database:
 
     async def clock_bounds(self) -> tuple[int, int]:
         """By how many nanoseconds the database's clock is ahead of our ticks: at least, and at most."""
-        known = self.dialect.clock_ahead(self.clock)
         async with self.connection() as connection:
+            if self.dialect.is_file:
+                exactly = await ahead_us(connection, self.clock) * 1000
+                return exactly, exactly
             sent = self.clock.ticks_ns()
-            found = (await connection.execute(select(self.now() if known is None else known))).scalar_one() * 1000
-            received = self.clock.ticks_ns()
-        return (found - received, found + 999 - sent) if known is None else (found, found)
+            theirs = (await connection.execute(select(self.now()))).scalar_one() * 1000
+            return theirs - self.clock.ticks_ns(), theirs + 999 - sent
 
     async def transaction(self, work: Callable[[Connection], Awaitable[T]], point: str = "transaction") -> T:
         """Run `work` in a write transaction and commit; all of it is repeated when it collided with another.

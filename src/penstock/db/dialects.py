@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, ClassVar, Literal
 
-from sqlalchemy import URL, BigInteger, ColumnElement, Integer, Table, bindparam, func, literal_column, select
+from sqlalchemy import URL, BigInteger, ColumnElement, Integer, Table, func, literal_column, select
 from sqlalchemy.dialects.mysql import insert as mariadb_insert
 from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
@@ -31,7 +31,7 @@ from penstock.db.checkpoint import LOG_BYTES
 from penstock.db.onehop import ask, use_one_hop
 from penstock.db.prepared import Answer, Prepared
 from penstock.db.safety import Requirement, at_least, one_of
-from penstock.db.tables import clocks
+from penstock.db.shared_clock import asked, shared_now
 from penstock.errors import Unavailable
 
 __all__ = ["DIALECTS", "Dialect", "Trouble", "place_of"]
@@ -105,13 +105,9 @@ class Dialect(ABC):
     def clock_expression(self, clock: Clock) -> ColumnElement[int]:
         """Microseconds since 1970 on the database's own clock."""
 
-    def clock_ahead(self, clock: Clock) -> ColumnElement[int] | None:
-        """By how many microseconds the database's clock is ahead of our ticks, where it is known and not measured."""
-        return None
-
     def now(self, clock: Clock) -> ColumnElement[int]:
         """Microseconds since 1970: the database's clock, or the given one when that is not real."""
-        return self.clock_expression(clock) if clock.is_real else _asked(clock.now_us)
+        return self.clock_expression(clock) if clock.is_real else asked(clock.now_us)
 
     @abstractmethod
     def upsert(self, table: Table, *, key: Sequence[str], update: Sequence[str]) -> Insert:
@@ -123,11 +119,6 @@ class Dialect(ABC):
     def least(self, *values: ColumnElement[int]) -> ColumnElement[int]:
         """The smallest of several numbers, none of them null."""
         return func.least(*values)
-
-
-def _asked(ask: Callable[[], int]) -> ColumnElement[int]:
-    """A number as SQL that is asked for when the statement is sent, not when it is built."""
-    return bindparam(None, callable_=ask, type_=BigInteger, unique=True)
 
 
 class _StrictTypes(SQLiteTypeCompiler):
@@ -200,14 +191,7 @@ class Sqlite(Dialect):
 
     def clock_expression(self, clock: Clock) -> ColumnElement[int]:
         # SQLite's own clock is the wall clock of whichever process asks, in milliseconds.
-        return self.clock_ahead(clock) + _asked(lambda: clock.ticks_ns() // 1000)
-
-    def clock_ahead(self, clock: Clock) -> ColumnElement[int]:
-        # All processes of a file share a host, hence ticks; see `shared_clock`. Until there is a row, the wall clock.
-        wall = _asked(lambda: clock.offset_ns // 1000)
-        if clock.boot is None:
-            return wall
-        return func.coalesce(select(clocks.c.ahead_us).where(clocks.c.boot == clock.boot).scalar_subquery(), wall)
+        return shared_now(clock)
 
     def upsert(self, table: Table, *, key: Sequence[str], update: Sequence[str]) -> Insert:
         insert = sqlite_insert(table)

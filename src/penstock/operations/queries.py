@@ -7,7 +7,7 @@ from dataclasses import fields
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import RowMapping, Select, exists, func, select, tuple_, union_all
+from sqlalchemy import RowMapping, exists, func, select, tuple_
 
 from penstock.clock import from_micros, micros
 from penstock.db.connection import Connection
@@ -36,19 +36,17 @@ _SORT_COLUMNS = {
 }
 
 
-def latest_instant(lease_s: float) -> Select[int | None]:
+async def latest_instant(tx: Connection, lease_s: float) -> int:
     """The latest instant that is known to have passed: of the last move of an operation, or of a worker's last beat."""
     last = select(func.max(transitions.c.sequence)).scalar_subquery()
-    seen = union_all(
-        select(transitions.c.at).where(transitions.c.sequence == last),
-        select(func.max(workers.c.lease_until) - round(lease_s * 1e6)),
-    ).subquery()
-    return select(func.max(seen.c.at))
+    moved = (await tx.execute(select(transitions.c.at).where(transitions.c.sequence == last))).scalar()
+    leased = (await tx.execute(select(func.max(workers.c.lease_until)))).scalar()
+    return max(moved or 0, (leased or 0) - round(lease_s * 1e6))
 
 
-def has_live_workers(db: Database) -> Select[bool]:
+async def has_live_workers(tx: Connection, db: Database) -> bool:
     """Whether any worker has a lease."""
-    return select(exists().where(workers.c.lease_until >= db.now()))
+    return bool((await tx.execute(select(exists().where(workers.c.lease_until >= db.now())))).scalar())
 
 
 async def get(tx: Connection, operation: str) -> Operation:
