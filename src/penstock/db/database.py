@@ -220,7 +220,10 @@ class Database:
             try:
                 yield connection
             except DBAPIError as error:
-                if self.dialect.trouble(error) != "unavailable":
+                trouble = self.dialect.trouble(error)
+                if trouble == "full":
+                    raise Unavailable(f"the disk of {self.dialect.name} is full: {error.orig}") from error
+                if trouble != "unavailable":
                     raise
                 await self._close_idle()  # they are no better
                 raise Unavailable(f"{self.dialect.name} is away: {error.orig}") from error

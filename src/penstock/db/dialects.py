@@ -45,7 +45,7 @@ CONNECT_S = 5
 # A silent partition is noticed after this: well under a lease of 10 s.
 PARTITION_S = 5
 
-Trouble = Literal["contended", "unavailable", "refused", "other"]
+Trouble = Literal["contended", "unavailable", "full", "refused", "other"]
 
 
 class Dialect(ABC):
@@ -99,7 +99,10 @@ class Dialect(ABC):
 
     @abstractmethod
     def trouble(self, error: DBAPIError) -> Trouble:
-        """What an error asks for: repeat the transaction, come back later, fix the settings, or none of these."""
+        """What an error asks for: repeat the transaction, come back later, make room, fix the settings, or nothing.
+
+        A disk is full by the database's own word, so a COMMIT that met it did not happen.
+        """
 
     @abstractmethod
     def clock_expression(self, clock: Clock) -> ColumnElement[int]:
@@ -183,7 +186,9 @@ class Sqlite(Dialect):
         match getattr(error.orig, "sqlite_errorcode", 0) & 0xFF:
             case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
                 return "contended"
-            case sqlite3.SQLITE_FULL | sqlite3.SQLITE_IOERR | sqlite3.SQLITE_READONLY | sqlite3.SQLITE_CANTOPEN:
+            case sqlite3.SQLITE_FULL:
+                return "full"
+            case sqlite3.SQLITE_IOERR | sqlite3.SQLITE_READONLY | sqlite3.SQLITE_CANTOPEN:
                 return "unavailable"
             case sqlite3.SQLITE_NOTADB:
                 return "refused"
@@ -277,6 +282,8 @@ class Postgresql(Dialect):
         # Serialization failure, deadlock, lock timeout.
         if code in {"40001", "40P01", "55P03"}:
             return "contended"
+        if code == "53100":
+            return "full"
         # Connection, resources, operator intervention, system; read only while it fails over.
         if error.connection_invalidated or code[:2] in {"08", "53", "57", "58"} or code == "25006":
             return "unavailable"
@@ -348,8 +355,10 @@ class Mariadb(Dialect):
         # Lock timeout, deadlock, record or table definition changed since the snapshot.
         if code in {1205, 1213, 1020, 1412}:
             return "contended"
-        # Too many connections, shutdown, disk full, killed, read only, idle transaction ended; 20xx are the client's.
-        if error.connection_invalidated or code in {1021, 1040, 1053, 1114, 1203, 1290, 1836, 1927, 1969}:
+        if code in {1021, 1114}:
+            return "full"
+        # Too many connections, shutdown, killed, read only, idle transaction ended; 20xx are the client's.
+        if error.connection_invalidated or code in {1040, 1053, 1203, 1290, 1836, 1927, 1969}:
             return "unavailable"
         if isinstance(code, int) and 2000 <= code < 2100:
             return "unavailable"
