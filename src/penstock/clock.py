@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import random
 import secrets
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from functools import partial
+from functools import cache, partial
 from time import time_ns
 from typing import Protocol
 
@@ -38,6 +40,10 @@ class Clock(Protocol):
 
     is_real: bool
 
+    @property
+    def boot(self) -> str | None:
+        """From when the ticks are counted: the same for all that can compare theirs. None when it cannot be told."""
+
     def ticks_ns(self) -> int:
         """Nanoseconds on a clock that never jumps and also counts suspend."""
 
@@ -63,6 +69,10 @@ class SystemClock:
     ticks_ns = staticmethod(partial(time.clock_gettime_ns, TICKS))
 
     @property
+    def boot(self) -> str | None:
+        return _boot()
+
+    @property
     def offset_ns(self) -> int:
         return self.now_ns() - self.ticks_ns()
 
@@ -80,7 +90,7 @@ class FollowingClock:
     """
 
     def __init__(self, clock: Clock) -> None:
-        self.is_real = clock.is_real
+        self.is_real, self.boot = clock.is_real, clock.boot
         self.ticks_ns, self.monotonic = clock.ticks_ns, clock.monotonic
         self.offset_ns = clock.offset_ns
         self._has_followed = False
@@ -105,6 +115,7 @@ class ManualClock:
     """A clock that moves only when told; for tests."""
 
     is_real = False
+    boot = None
     offset_ns = 0
 
     def __init__(self, start: datetime = datetime(2030, 1, 1, tzinfo=UTC)) -> None:
@@ -125,6 +136,19 @@ class ManualClock:
     def advance(self, seconds: float) -> None:
         """Move time forward."""
         self._us += round(seconds * 1e6)
+
+
+@cache
+def _boot() -> str | None:
+    """This boot of the machine; and this namespace of time, because each may count from another moment."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            boot = file.read().strip()
+    except OSError:
+        return None
+    with suppress(OSError):  # a kernel without namespaces of time
+        return f"{boot}/{os.readlink('/proc/self/ns/time')}"
+    return boot
 
 
 @dataclass(frozen=True)

@@ -403,6 +403,41 @@ async def test_a_start_without_a_look_at_the_lease_is_caught(tmp_path, monkeypat
 
 
 @both
+async def test_a_lease_counted_from_the_answer_to_its_beat_is_caught(tmp_path, monkeypatch, weak):
+    beat = Lease.beat
+
+    async def from_the_answer(lease: Lease, over: Any = None) -> bool:
+        is_known = await beat(lease, over)
+        lease._until = lease._renewed_until = lease._clock.monotonic() + lease._lease_s - lease._margin_s
+        return is_known
+
+    def answer_late(point: str) -> None:
+        if point == "beat:after":
+            e.clock.advance(Settings().lease_s + 1)
+
+    begun: list[int] = []
+    wall = Wall()
+
+    @operation("slow", max_row_concurrency=1)
+    async def slow(paper: Paper, ctx: Context) -> None:
+        begun.append(ctx.row_number)
+        if ctx.row_number == 1:
+            await wall.stop()
+
+    async with engine([slow], tmp_path=tmp_path) as e:
+        await e.create(slow, papers(2))
+        await at_wall(wall, e.work_until_idle())
+        if weak:
+            monkeypatch.setattr(Lease, "beat", from_the_answer)
+        with failpoints.armed(answer_late):
+            await e.worker.lease.beat()
+        await e.worker.look_round()  # all is still ours; but by now anybody may take it
+        wall.gone.set()
+        await a_moment()
+        assert (begun == [1, 2]) is weak
+
+
+@both
 async def test_a_write_without_the_fence_is_caught(tmp_path, monkeypatch, weak):
     any_fence = (chunks.c.id == bindparam("the_chunk"), chunks.c.fence != -bindparam("the_fence", type_=Integer))
     unfenced = update(chunks).where(*any_fence).values(version=chunks.c.version + 1)

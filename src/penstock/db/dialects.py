@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, ClassVar, Literal
 
-from sqlalchemy import URL, BigInteger, ColumnElement, Integer, Table, bindparam, func, literal_column, select
+from sqlalchemy import URL, BigInteger, ColumnElement, Integer, Table, func, literal_column, select
 from sqlalchemy.dialects.mysql import insert as mariadb_insert
 from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
@@ -31,6 +31,7 @@ from penstock.db.checkpoint import LOG_BYTES
 from penstock.db.onehop import ask, use_one_hop
 from penstock.db.prepared import Answer, Prepared
 from penstock.db.safety import Requirement, at_least, one_of
+from penstock.db.shared_clock import asked, shared_now
 from penstock.errors import Unavailable
 
 __all__ = ["DIALECTS", "Dialect", "Trouble", "place_of"]
@@ -44,7 +45,7 @@ CONNECT_S = 5
 # A silent partition is noticed after this: well under a lease of 10 s.
 PARTITION_S = 5
 
-Trouble = Literal["contended", "unavailable", "refused", "other"]
+Trouble = Literal["contended", "unavailable", "full", "refused", "other"]
 
 
 class Dialect(ABC):
@@ -98,7 +99,10 @@ class Dialect(ABC):
 
     @abstractmethod
     def trouble(self, error: DBAPIError) -> Trouble:
-        """What an error asks for: repeat the transaction, come back later, fix the settings, or none of these."""
+        """What an error asks for: repeat the transaction, come back later, make room, fix the settings, or nothing.
+
+        A disk is full by the database's own word, so a COMMIT that met it did not happen.
+        """
 
     @abstractmethod
     def clock_expression(self, clock: Clock) -> ColumnElement[int]:
@@ -106,7 +110,7 @@ class Dialect(ABC):
 
     def now(self, clock: Clock) -> ColumnElement[int]:
         """Microseconds since 1970: the database's clock, or the given one when that is not real."""
-        return self.clock_expression(clock) if clock.is_real else _told_by(clock)
+        return self.clock_expression(clock) if clock.is_real else asked(clock.now_us)
 
     @abstractmethod
     def upsert(self, table: Table, *, key: Sequence[str], update: Sequence[str]) -> Insert:
@@ -118,11 +122,6 @@ class Dialect(ABC):
     def least(self, *values: ColumnElement[int]) -> ColumnElement[int]:
         """The smallest of several numbers, none of them null."""
         return func.least(*values)
-
-
-def _told_by(clock: Clock) -> ColumnElement[int]:
-    """A clock of ours as SQL; it is asked when the statement is sent, not when it is built."""
-    return bindparam(None, callable_=clock.now_us, type_=BigInteger, unique=True)
 
 
 class _StrictTypes(SQLiteTypeCompiler):
@@ -187,15 +186,17 @@ class Sqlite(Dialect):
         match getattr(error.orig, "sqlite_errorcode", 0) & 0xFF:
             case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
                 return "contended"
-            case sqlite3.SQLITE_FULL | sqlite3.SQLITE_IOERR | sqlite3.SQLITE_READONLY | sqlite3.SQLITE_CANTOPEN:
+            case sqlite3.SQLITE_FULL:
+                return "full"
+            case sqlite3.SQLITE_IOERR | sqlite3.SQLITE_READONLY | sqlite3.SQLITE_CANTOPEN:
                 return "unavailable"
             case sqlite3.SQLITE_NOTADB:
                 return "refused"
         return "other"
 
     def clock_expression(self, clock: Clock) -> ColumnElement[int]:
-        # All processes of a file share a host, hence a clock; SQLite's own has milliseconds only.
-        return _told_by(clock)
+        # SQLite's own clock is the wall clock of whichever process asks, in milliseconds.
+        return shared_now(clock)
 
     def upsert(self, table: Table, *, key: Sequence[str], update: Sequence[str]) -> Insert:
         insert = sqlite_insert(table)
@@ -281,6 +282,8 @@ class Postgresql(Dialect):
         # Serialization failure, deadlock, lock timeout.
         if code in {"40001", "40P01", "55P03"}:
             return "contended"
+        if code == "53100":
+            return "full"
         # Connection, resources, operator intervention, system; read only while it fails over.
         if error.connection_invalidated or code[:2] in {"08", "53", "57", "58"} or code == "25006":
             return "unavailable"
@@ -352,8 +355,10 @@ class Mariadb(Dialect):
         # Lock timeout, deadlock, record or table definition changed since the snapshot.
         if code in {1205, 1213, 1020, 1412}:
             return "contended"
-        # Too many connections, shutdown, disk full, killed, read only, idle transaction ended; 20xx are the client's.
-        if error.connection_invalidated or code in {1021, 1040, 1053, 1114, 1203, 1290, 1836, 1927, 1969}:
+        if code in {1021, 1114}:
+            return "full"
+        # Too many connections, shutdown, killed, read only, idle transaction ended; 20xx are the client's.
+        if error.connection_invalidated or code in {1040, 1053, 1203, 1290, 1836, 1927, 1969}:
             return "unavailable"
         if isinstance(code, int) and 2000 <= code < 2100:
             return "unavailable"

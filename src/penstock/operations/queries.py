@@ -7,22 +7,24 @@ from dataclasses import fields
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import RowMapping, func, select, tuple_
+from sqlalchemy import RowMapping, exists, func, select, tuple_
 
 from penstock.clock import from_micros, micros
 from penstock.db.connection import Connection
+from penstock.db.database import Database
 from penstock.errors import InvalidInput, NotFound
 from penstock.journal import queries as journal
+from penstock.journal.tables import transitions
 from penstock.operations.keys import key_names
 from penstock.operations.ledger import Counts
 from penstock.operations.model import Event, Operation, Page
 from penstock.operations.referee import sum_counts
 from penstock.operations.sheet import Outline
 from penstock.operations.states import OPERATION
-from penstock.operations.tables import chunks, operations
+from penstock.operations.tables import chunks, operations, workers
 from penstock.pipeline import Definition
 
-__all__ = ["SORTS", "events", "get", "list_operations", "number_of", "outline"]
+__all__ = ["SORTS", "events", "get", "has_live_workers", "latest_instant", "list_operations", "number_of", "outline"]
 
 SORTS = ("created_at", "name", "status", "total_rows")
 
@@ -32,6 +34,19 @@ _SORT_COLUMNS = {
     "status": operations.c.state,
     "total_rows": operations.c.total_rows,
 }
+
+
+async def latest_instant(tx: Connection, lease_s: float) -> int:
+    """The latest instant that is known to have passed: of the last move of an operation, or of a worker's last beat."""
+    last = select(func.max(transitions.c.sequence)).scalar_subquery()
+    moved = (await tx.execute(select(transitions.c.at).where(transitions.c.sequence == last))).scalar()
+    leased = (await tx.execute(select(func.max(workers.c.lease_until)))).scalar()
+    return max(moved or 0, (leased or 0) - round(lease_s * 1e6))
+
+
+async def has_live_workers(tx: Connection, db: Database) -> bool:
+    """Whether any worker has a lease."""
+    return bool((await tx.execute(select(exists().where(workers.c.lease_until >= db.now())))).scalar())
 
 
 async def get(tx: Connection, operation: str) -> Operation:

@@ -156,11 +156,14 @@ def clocks_agree(facts: Facts) -> Iterator[Symptom]:
     """This machine's clock and the database's agree."""
     ahead_s = facts.clock_ahead_us / 1e6
     if abs(ahead_s) > SKEW_MAX_S:
+        remedy = "synchronise both clocks (NTP)"
+        if facts.database == "sqlite":  # its clock is in the file, and only moved forward
+            remedy += "; the file's is set forward when it is opened while no worker runs, and never back"
         yield Symptom(
             "clocks_agree",
             f"the database's clock is {abs(ahead_s):,.1f} s {'ahead of' if ahead_s > 0 else 'behind'} this machine's",
-            "times that this machine writes and shows are off by as much; leases and deadlines are not affected",
-            "synchronise both clocks (NTP)",
+            "times that are stored and shown are the database's; leases and deadlines are not affected",
+            remedy,
         )
 
 
