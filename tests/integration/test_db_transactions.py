@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from typing import Any
 
 import pytest
 import servers
@@ -123,6 +125,31 @@ async def test_callers_cancelled_in_the_middle_of_a_statement_leave_no_broken_co
             await task
     await asyncio.gather(*(db.transaction(lambda tx: pay(tx, 1)) for _ in range(20)))
     assert await amounts(db) == [20, 0]
+
+
+@pytest.mark.databases("sqlite")
+async def test_a_caller_cancelled_while_its_file_is_opened_leaves_no_open_file(database_url, monkeypatch):
+    loop, connect = asyncio.get_running_loop(), sqlite3.connect
+    opening, go_on, files = asyncio.Event(), threading.Event(), []
+
+    def connect_when_told(*given: Any, **options: Any) -> sqlite3.Connection:
+        loop.call_soon_threadsafe(opening.set)
+        go_on.wait()
+        files.append(connect(*given, **(options | {"check_same_thread": False})))
+        return files[0]
+
+    monkeypatch.setattr(sqlite3, "connect", connect_when_told)
+    database = Database.connect(database_url, clock=SystemClock())
+    task = asyncio.create_task(database.findings())
+    await opening.wait()
+    task.cancel()
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await database.close()
+    (file,) = files
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        file.execute("SELECT 1")
 
 
 async def test_a_cancel_that_a_driver_loses_while_it_connects_is_a_cancel_all_the_same(db, database_url, monkeypatch):

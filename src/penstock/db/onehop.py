@@ -86,8 +86,30 @@ def use_one_hop(engine: AsyncEngine) -> None:
 
     @event.listens_for(engine.sync_engine, "do_connect")
     def connect(dialect: Any, _record: Any, args: Any, options: Any) -> _OneHopConnection:
-        stock = dialect.loaded_dbapi.connect(*args, **options)
-        return _OneHopConnection(dialect.loaded_dbapi, stock._connection)
+        connection = dialect.loaded_dbapi.aiosqlite.connect(*args, **options)
+        await_(_open(connection))
+        return _OneHopConnection(dialect.loaded_dbapi, connection)
+
+
+async def _open(connection: Any) -> None:
+    """Start a connection's thread and open its file there; a caller that is cancelled leaves it closed.
+
+    The stock way remembers the file only when the caller has heard of it, and so never closes one that was opened for
+    a caller that had gone.
+    """
+
+    def there() -> None:
+        connection._connection = connection._connector()
+
+    opened = asyncio.get_running_loop().create_future()
+    connection._thread.daemon = True  # a process may end without waiting for it
+    connection._thread.start()
+    connection._tx.put_nowait((opened, there))
+    try:
+        await opened
+    except BaseException:
+        await connection.stop()  # it comes after the opening, on the same thread
+        raise
 
 
 def ask(connection: sqlite3.Connection, prepared: Prepared, parameters: list[Any]) -> Answer:
