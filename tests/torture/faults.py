@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
-__all__ = ["CLIENT_POINTS", "UNKILLED", "WORKER_POINTS", "Fault", "Menu", "both_sides"]
+__all__ = ["CLIENT_POINTS", "UNKILLED", "WORKER_POINTS", "Fault", "Menu", "Switches", "both_sides"]
 
 # Every transaction of the engine, by who makes it.
 WORKER_POINTS = (
@@ -26,6 +26,19 @@ Kind = Literal["point", "kill", "freeze", "stop", "none"]
 def both_sides(names: tuple[str, ...]) -> list[str]:
     """The points before and after each COMMIT."""
     return [f"{name}:{side}" for name in names for side in ("before", "after")]
+
+
+@dataclass(frozen=True)
+class Switches:
+    """The sorts of trouble that a campaign makes beside deaths and freezes; each can be left out."""
+
+    pauses: bool = True  # operations are paused and workers stopped in the middle of validation
+    proofs: bool = True  # `verify` while work goes on
+
+    @classmethod
+    def names(cls) -> list[str]:
+        """All of them."""
+        return [each.name for each in fields(cls)]
 
 
 @dataclass(frozen=True)
@@ -50,13 +63,14 @@ class Menu:
     kills: int
     freezes: int
     stops: int
+    stop_share: int = 1
     asked: Counter[str] = field(default_factory=Counter)
 
     def for_worker(self) -> Fault:
         """The fate of the next worker."""
         fates = ["point"] * 6 + ["kill"] * 3 if self.kills > 0 else ["none"]
         fates += ["freeze"] if self.freezes > 0 else []
-        fates += ["stop"] if self.stops > 0 else []
+        fates += ["stop"] * self.stop_share if self.stops > 0 else []
         match self.rng.choice(fates):
             case "point":
                 return Fault("point", self._point(WORKER_POINTS), after_s=2.0)

@@ -49,10 +49,12 @@ class Observer:
     penstock: Penstock
     died_at: Callable[[str], float | None]  # when the worker with this lease id died, if it did
     moment: Callable[[], float] = time.monotonic
+    validates: Callable[[str], None] = lambda lease: None  # told who validates a chunk that another left to it
     every_s: float = 0.1
     sightings: dict[str, Sightings] = field(default_factory=dict)
     takeovers: list[float] = field(default_factory=list)
     looks: int = 0
+    _open: set[int] = field(default_factory=set)  # operations that were unsettled at the last look
     _versions: dict[int, int] = field(default_factory=dict)
     _owners: dict[int, tuple[str, int]] = field(default_factory=dict)  # by chunk: owner and fence
 
@@ -64,18 +66,22 @@ class Observer:
             await asyncio.sleep(self.every_s)
 
     async def look(self) -> None:
-        """One look at all that goes on."""
+        """One look at all that goes on, and at what has ended since the last one."""
+        goes_on = operations.c.state.not_in(tuple(OPERATION.settled))
         query = (
             select(chunks, operations.c.id.label("name"), operations.c.state, operations.c.plan)
             .join(operations, operations.c.number == chunks.c.operation)
-            .where(operations.c.state.not_in(tuple(OPERATION.settled)))
+            .where(goes_on | operations.c.number.in_(self._open))
         )
         async with self.penstock.db.read() as tx:
             found = (await tx.execute(query)).all()
         t = self.moment()
         self.looks += 1
+        self._open = {chunk.operation for chunk in found if not OPERATION.is_settled(chunk.state)}
         for chunk in found:
             self._watch_owner(chunk.id, chunk.owner, chunk.fence, is_paused=chunk.state == "Paused", t=t)
+            if chunk.is_raw and chunk.owner is not None:
+                self.validates(chunk.owner)
             if self._versions.get(chunk.id) != chunk.version and chunk.ledger:
                 self._versions[chunk.id] = chunk.version
                 steps = len(chunk.plan["steps"])

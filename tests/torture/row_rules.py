@@ -10,7 +10,8 @@ from pydantic import ValidationError
 from penstock.operations.model import RowView, StepView
 
 from .facts import Evidence
-from .ordeal import ONCE, POLL_TIMEOUT_S, SIGNAL_TIMEOUT_S, Parcel, is_stubborn, is_wanted, worth
+from .kinds import fails_until, is_barred
+from .ordeal import ONCE, POLL_TIMEOUT_S, SIGNAL_TIMEOUT_S, Parcel, is_wanted, worth
 
 __all__ = ["rows_are_conserved", "verdicts_follow_from_the_data"]
 
@@ -54,6 +55,8 @@ def _objection(evidence: Evidence, row: RowView) -> str | None:
         parcel = Parcel.model_validate(row.data)
     except ValidationError:
         return None if row.state in ("Invalid", "Cancelled") else "its data is not valid"
+    if is_barred(evidence.operation.name, parcel):
+        return None if row.state in ("Invalid", "Cancelled") else "its validation refuses it"
     if row.state == "Completed":
         return _wrong_outputs(evidence, row, parcel)
     if row.state == "TimedOut":
@@ -101,7 +104,7 @@ def _unexplained(evidence: Evidence, row: RowView, parcel: Parcel, step: StepVie
         case "Invalid", "Poison":
             is_explained = "validator" in message  # its readers were killed again and again at this very row
         case "Failed", "StepFailure" if "stubborn" in message:
-            is_explained = is_stubborn(parcel) and row.generation == 0
+            is_explained = row.generation < fails_until(evidence.operation.name, parcel)
         case "Failed", "StepFailure":
             # Earlier outputs are of the data before the edit.
             is_explained = step.name == "finish" and _was_edited(evidence, row.number)

@@ -11,11 +11,11 @@ import signal
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .faults import Fault, Menu
+from .faults import Fault, Menu, Switches
 from .journal import Began, read_all
 from .nursery import Child, Nursery
 from .oracle import Finding
@@ -28,6 +28,7 @@ WORKERS, CLIENTS = 3, 2
 OPERATIONS_EACH = 3
 LEAVE_S = 12.0
 AGAIN_S = 0.3  # before the next one, when one gave up
+STOPPED = 0.15  # how often a worker is stopped when it is seen to validate a chunk that was left to it
 
 
 @dataclass
@@ -47,6 +48,10 @@ class Round:
             self._who |= {line.lease: line.who for line in read_all(self.folder) if isinstance(line, Began)}
         return self._who.setdefault(lease, "")
 
+    def can_run(self, lease: str, _name: str) -> bool:
+        """Whether the worker with this lease can run operations of this name."""
+        return bool(self.holder(lease))
+
 
 @dataclass
 class Storm:
@@ -59,12 +64,15 @@ class Storm:
     rng: random.Random
     restart: Callable[[], None] | None
     restarts_max: int
+    switches: Switches
     back_at: float = 0.0  # when the database answered again
+    _is_raging: bool = False
     _born: int = 0
 
     async def rage(self, now: Round, seconds: float) -> None:
         """For so long."""
         end = time.monotonic() + seconds
+        self._is_raging = True
         async with asyncio.TaskGroup() as group:
             for _ in range(WORKERS):
                 group.create_task(self._keep(now, "worker", end, self.menu.for_worker))
@@ -72,6 +80,7 @@ class Storm:
                 group.create_task(self._keep(now, "client", end, self.menu.for_client))
             if self.restart is not None:
                 group.create_task(self._keep_restarting(self.restart, end))
+        self._is_raging = False
 
     async def serve(self, now: Round, over: asyncio.Event) -> None:
         """Keep one worker that nothing befalls, until it is over."""
@@ -83,6 +92,13 @@ class Storm:
                 end.cancel()
             await self._stop(now, worker)
             self._count_death(now, worker)
+
+    def stop_while_validating(self, who: str) -> None:
+        """Ask a worker to leave in the middle of what it validates, now and then."""
+        child = self.nursery.children.get(who)
+        if child is not None and child.is_alive and self._is_raging and self.rng.random() < STOPPED:
+            self.nursery.signal(child, signal.SIGTERM)
+            self.tally.stops += 1
 
     async def _keep(self, now: Round, role: str, end: float, choose: Callable[[], Fault]) -> None:
         """One place that is never empty: when its process ends, the next one begins."""
@@ -107,6 +123,7 @@ class Storm:
             point=fault.point,
             seed=self.rng.random(),
             operations=OPERATIONS_EACH,
+            switches=asdict(self.switches),
         )
 
     async def _befall(self, now: Round, child: Child, fault: Fault, end: float) -> None:

@@ -24,6 +24,8 @@ class Tally:
     rows: int = 0
     starts: int = 0
     signals: int = 0
+    pauses: int = 0
+    proofs: int = 0
     late_starts: int = 0
     verdicts: Counter[str] = field(default_factory=Counter)
     hits: Counter[str] = field(default_factory=Counter)
@@ -77,12 +79,20 @@ class Tally:
 
     def summary(self) -> str:
         """One line."""
-        return (
-            f"{self.kills} kills ({self.deaths.total()} at points), {self.freezes} freezes, "
-            f"{self.stops} graceful stops, {self.restarts} database restarts, {self.operations} operations, "
-            f"{self.rows} rows, {self.starts} step starts, {self.signals} acknowledged signals, "
-            f"{self.late_starts} late starts"
-        )
+        done = {
+            f"kills ({self.deaths.total()} at points)": self.kills,
+            "freezes": self.freezes,
+            "graceful stops": self.stops,
+            "server kills": self.restarts,
+            "pauses": self.pauses,
+            "signals": self.signals,
+            "operations": self.operations,
+            "rows": self.rows,
+            "step starts": self.starts,
+            "late starts": self.late_starts,
+            "proofs": self.proofs,
+        }
+        return ", ".join(f"{many} {what}" for what, many in done.items())
 
 
 def _spread(values: Sequence[float]) -> str:

@@ -18,7 +18,8 @@ from penstock.errors import Unavailable
 from penstock.settings import Settings
 
 from .journal import Began, FileJournal, Journal
-from .ordeal import OPERATIONS, set_witness
+from .kinds import OPERATIONS
+from .ordeal import set_witness
 
 __all__ = ["GAVE_UP", "live", "prepared"]
 
