@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from .. import servers
-from . import client_main, worker_main
+from . import client_main, proxy, worker_main
 from .campaign import Campaign, Wanted
 from .faults import Switches
 from .nursery import Nursery
@@ -28,7 +28,7 @@ def main() -> int:
     wanted = Wanted(given.kills, given.freezes, given.restarts, given.signals, given.seconds, given.round_s)
     folder = Path(tempfile.mkdtemp(prefix="penstock-torture-", dir=given.folder))
     # Before any loop, thread or server handle exists that a fork could inherit.
-    nursery = Nursery({"worker": worker_main.live, "client": client_main.live})
+    nursery = Nursery({"worker": worker_main.live, "client": client_main.live, "proxy": proxy.live})
     print(f"seed {seed}, {given.db}, journals in {folder}", flush=True)
     with _database(given.db, folder) as (url, restart):
         switches = Switches(**{name: getattr(given, name) for name in Switches.names()})

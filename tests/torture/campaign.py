@@ -141,6 +141,8 @@ class Campaign:
         watchers = [observer.run(), stillness.run(), *([proofs.run()] if self.switches.proofs else [])]
         watching = [asyncio.create_task(watcher) for watcher in watchers]
         try:
+            if self._has_server and self.switches.cuts:
+                await self.storm.put_proxy(now)
             await self.storm.rage(now, seconds)
             now.findings += await self._calm(penstock, now)
         finally:
@@ -207,7 +209,7 @@ class Campaign:
 
     async def _judge(self, penstock: Penstock, now: Round, observer: Observer) -> list[Finding]:
         lines = read_all(now.folder)
-        self.tally.count_points(lines)
+        self.tally.count(lines)
         effects: dict[str, list[Effect]] = defaultdict(list)
         said: dict[str, list[Said]] = defaultdict(list)
         for line in lines:

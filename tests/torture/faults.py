@@ -20,6 +20,8 @@ CLIENT_POINTS = ("cancel_requested", "create", "paused", "resumed", "retry", "re
 # A log is folded only when it is long.
 UNKILLED = frozenset({"fold", "give_up", "late_result", "transaction"})
 
+GENTLE_S = (2.0, 12.0)
+
 Kind = Literal["point", "kill", "freeze", "stop", "none"]
 
 
@@ -33,6 +35,7 @@ class Switches:
     """The sorts of trouble that a campaign makes beside deaths and freezes; each can be left out."""
 
     pauses: bool = True  # operations are paused and workers stopped in the middle of validation
+    cuts: bool = True  # connections break at COMMIT, where there is a server
     proofs: bool = True  # `verify` while work goes on
 
     @classmethod
@@ -64,13 +67,17 @@ class Menu:
     freezes: int
     stops: int
     stop_share: int = 1
+    is_gentle: bool = False  # workers live for seconds, so that what else is done to them has its effect
     asked: Counter[str] = field(default_factory=Counter)
 
     def for_worker(self) -> Fault:
         """The fate of the next worker."""
-        fates = ["point"] * 6 + ["kill"] * 3 if self.kills > 0 else ["none"]
+        fates: list[Kind] = ["point"] * 6 + ["kill"] * 3 if self.kills > 0 else ["none"]
         fates += ["freeze"] if self.freezes > 0 else []
         fates += ["stop"] * self.stop_share if self.stops > 0 else []
+        if self.is_gentle:
+            fate = self.rng.choice([fate for fate in fates if fate != "point"])
+            return Fault(fate, after_s=self.rng.uniform(*GENTLE_S), for_s=self.lease_s * self.rng.uniform(0.8, 2))
         match self.rng.choice(fates):
             case "point":
                 return Fault("point", self._point(WORKER_POINTS), after_s=2.0)

@@ -17,11 +17,12 @@ import msgspec
 
 from penstock import Context
 
-__all__ = ["Began", "Effect", "FileJournal", "Hit", "Journal", "Line", "Said", "What", "read_all"]
+__all__ = ["Began", "Cut", "Effect", "FileJournal", "Hit", "How", "Journal", "Line", "Said", "What", "read_all"]
 
 LINE_BYTES_MAX = 4096
 
 What = Literal["start", "end", "check"]
+How = Literal["unsent", "unanswered", "late", "slow"]
 
 
 class Began(msgspec.Struct, frozen=True, tag="began"):
@@ -77,7 +78,15 @@ class Said(msgspec.Struct, frozen=True, tag="said", kw_only=True):
         return self.answer is not None
 
 
-Line = Began | Effect | Hit | Said
+class Cut(msgspec.Struct, frozen=True, tag="cut"):
+    """The proxy meddled with a COMMIT: it was never sent, or sent (at once or late) and never answered, or slowly."""
+
+    t: float
+    who: str
+    how: How
+
+
+Line = Began | Cut | Effect | Hit | Said
 
 
 class Journal(ABC):

@@ -8,6 +8,7 @@ import os
 import random
 import re
 import signal
+import socket
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -15,10 +16,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sqlalchemy import make_url
+
 from .faults import Fault, Menu, Switches
 from .journal import Began, read_all
 from .nursery import Child, Nursery
 from .oracle import Finding
+from .proxy import HOST
 from .tally import Tally
 from .worker_main import GAVE_UP
 
@@ -26,7 +30,9 @@ __all__ = ["Round", "Storm"]
 
 WORKERS, CLIENTS = 3, 2
 OPERATIONS_EACH = 3
-LEAVE_S = 12.0
+GENTLE = 0.5  # of all rounds
+LEAVE_S = 20.0  # an answer that comes late holds up a leave, too
+LOOK_S = 0.02
 AGAIN_S = 0.3  # before the next one, when one gave up
 STOPPED = 0.15  # how often a worker is stopped when it is seen to validate a chunk that was left to it
 
@@ -40,6 +46,7 @@ class Round:
     thawed: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     faults: list[str] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
+    proxy_url: str | None = None  # where the storm finds the database
     _who: dict[str, str] = field(default_factory=dict)  # process by lease id
 
     def holder(self, lease: str) -> str:
@@ -72,7 +79,7 @@ class Storm:
     async def rage(self, now: Round, seconds: float) -> None:
         """For so long."""
         end = time.monotonic() + seconds
-        self._is_raging = True
+        self._is_raging, self.menu.is_gentle = True, self.rng.random() < GENTLE
         async with asyncio.TaskGroup() as group:
             for _ in range(WORKERS):
                 group.create_task(self._keep(now, "worker", end, self.menu.for_worker))
@@ -85,13 +92,15 @@ class Storm:
     async def serve(self, now: Round, over: asyncio.Event) -> None:
         """Keep one worker that nothing befalls, until it is over."""
         while not over.is_set():
-            worker = self._spawn(now, "worker", Fault("none"))
+            worker = self._spawn(now, "worker", Fault("none"), is_direct=True)
             ends = [asyncio.ensure_future(event.wait()) for event in (over, worker.dead)]
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             for end in ends:
                 end.cancel()
             await self._stop(now, worker)
             self._count_death(now, worker)
+            if not over.is_set():
+                await asyncio.sleep(AGAIN_S)
 
     def stop_while_validating(self, who: str) -> None:
         """Ask a worker to leave in the middle of what it validates, now and then."""
@@ -111,20 +120,35 @@ class Storm:
             if child.exit_code == os.EX_TEMPFAIL:
                 await asyncio.sleep(AGAIN_S)
 
-    def _spawn(self, now: Round, role: str, fault: Fault) -> Child:
-        self._born += 1
-        who = f"{role[0]}{self._born}"
-        return self.nursery.spawn(
-            who,
+    async def put_proxy(self, now: Round) -> None:
+        """Let this round's storm reach the database through a proxy; the calm does not."""
+        url = make_url(self.settings["database_url"])
+        with socket.create_server((HOST, 0)) as probe:
+            port = probe.getsockname()[1]
+        self._begin(now, "proxy", port=port, server_port=url.port, kind=url.get_backend_name())
+        while True:
+            with contextlib.suppress(OSError):
+                (await asyncio.open_connection(HOST, port))[1].close()
+                break
+            await asyncio.sleep(LOOK_S)
+        now.proxy_url = url.set(port=port).render_as_string(hide_password=False)
+
+    def _spawn(self, now: Round, role: str, fault: Fault, *, is_direct: bool = False) -> Child:
+        way = {"database_url": now.proxy_url} if now.proxy_url and not is_direct else {}
+        return self._begin(
+            now,
             role,
-            now.folder / f"{who}.err",
-            folder=str(now.folder),
-            settings=self.settings,
+            settings={**self.settings, **way},
             point=fault.point,
-            seed=self.rng.random(),
             operations=OPERATIONS_EACH,
             switches=asdict(self.switches),
         )
+
+    def _begin(self, now: Round, role: str, **given: Any) -> Child:
+        self._born += 1
+        who = f"{role[0]}{self._born}"
+        place = {"folder": str(now.folder), "seed": self.rng.random()}
+        return self.nursery.spawn(who, role, now.folder / f"{who}.err", **place, **given)
 
     async def _befall(self, now: Round, child: Child, fault: Fault, end: float) -> None:
         """Let the fault happen, and return when the process is dead."""
@@ -174,7 +198,7 @@ class Storm:
 
     async def _keep_restarting(self, restart: Callable[[], None], end: float) -> None:
         while self.tally.restarts < self.restarts_max:
-            await asyncio.sleep(1 + self.rng.random() * 4)
+            await asyncio.sleep(self.rng.uniform(8, 20) if self.menu.is_gentle else self.rng.uniform(1, 6))
             if time.monotonic() > end - 2:
                 return
             began = time.monotonic()
