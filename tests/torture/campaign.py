@@ -234,6 +234,7 @@ class Campaign:
             self.tally.rows += len(evidence.rows)
             self.tally.starts += len(starts(evidence))
             self.tally.signals += len(evidence.acknowledged("signal"))
+            self.tally.repeats += sum(line.detail["nth"] > 0 for line in evidence.acknowledged("signal"))
             self.tally.pauses += len(evidence.acknowledged("pause"))
             self.tally.late_starts += late_starts(evidence)
             self.tally.verdicts.update(row.state for row in evidence.rows.values())

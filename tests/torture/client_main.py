@@ -20,6 +20,7 @@ from .inspectors import tend_inspection
 from .journal import Journal, Said
 from .kinds import OPERATIONS
 from .ordeal import SIGNAL_TIMEOUT_S, Brittle, Ordeal, csv_of, make_rows
+from .senders import TIMES_MAX, tend_approval
 from .worker_main import prepared
 
 __all__ = ["Client", "live"]
@@ -29,7 +30,7 @@ AWAY_S = 0.2
 SETTLE_S = 15.0
 ROWS_MAX = 18
 PLAIN = Switches(**dict.fromkeys(Switches.names(), False))
-INSPECTIONS = 0.25  # of all operations
+INSPECTIONS, APPROVALS = 0.25, 0.25  # of all operations
 
 
 def live(given: Mapping[str, Any]) -> None:
@@ -79,6 +80,9 @@ class Client:
         """One operation from its creation to its end, with all that callers do meanwhile."""
         if self.switches.pauses and rng.random() < INSPECTIONS:
             await tend_inspection(self, rng)
+            return
+        if self.switches.repeats and rng.random() < APPROVALS:
+            await tend_approval(self, rng)
             return
         rows = make_rows(rng, rng.randint(1, self.rows_max), shared=self.shared)
         kind = Brittle if rng.random() < 0.1 else Ordeal
@@ -143,16 +147,23 @@ class Client:
         for number, gate in enumerate(gates):
             await asyncio.sleep(rng.random() * spread / len(gates))
             fails, token = rng.random() < 0.1, f"{self.journal.who}-{number}-{rng.randrange(1_000_000)}"
-            post = partial(self._post, operation, gate, token, fails=fails)
-            for _ in range(rng.choice((1, 1, 1, 2))):
-                await self.call("signal", operation, post, tries=TRIES_MAX, key=gate, id=token, fails=fails)
+            known_as = token
+            if self.switches.repeats:
+                known_as, times = rng.choice((token, None)), rng.randint(1, TIMES_MAX)
+            else:
+                times = rng.choice((1, 1, 1, 2))
+            post = partial(self.post, operation, gate, token, known_as=known_as, fails=fails)
+            for nth in range(times):
+                detail: dict[str, Any] = {"key": gate, "id": known_as, "fails": fails, "nth": nth}
+                await self.call("signal", operation, post, tries=TRIES_MAX, **detail)
 
-    async def _post(self, operation: str, gate: str, token: str, *, fails: bool) -> dict[str, Any]:
+    async def post(self, operation: str, gate: str, token: str, *, known_as: str | None, fails: bool) -> dict[str, Any]:
+        """Send a signal; the token tells it from others, and is its id when it has one."""
         signals = self.penstock.signals
         if fails:
-            receipt = await signals.fail(operation, gate, f"refused by {token}", id=token)
+            receipt = await signals.fail(operation, gate, f"refused by {token}", id=known_as)
         else:
-            receipt = await signals.complete(operation, gate, payload=token, id=token)
+            receipt = await signals.complete(operation, gate, payload=token, id=known_as)
         return {"outcome": receipt.outcome, "id": receipt.id}
 
     # --- control
@@ -194,7 +205,7 @@ class Client:
         operations, numbers = self.penstock.operations, [row["id"] for row in rows]
         how = rng.choice(("all", "all", "rows", "edit"))
         if how == "all":
-            return await self._retry(operation, "retry", lambda: operations.retry(operation))
+            return await self.retry_all(operation)
         if how == "rows":
             named = rng.sample(numbers, min(3, len(numbers)))
             confirm = rng.random() < 0.3
@@ -209,6 +220,10 @@ class Client:
         return await self._retry(
             operation, "edit", lambda: operations.edit_row(operation, number, {"qty": qty}), rows=[number], qty=qty
         )
+
+    async def retry_all(self, operation: str) -> bool:
+        """Ask for all that failed to run again."""
+        return await self._retry(operation, "retry", lambda: self.penstock.operations.retry(operation))
 
     async def _retry(self, operation: str, verb: str, ask: Callable[[], Awaitable[Any]], **detail: Any) -> bool:
         async def submitted() -> int:

@@ -35,6 +35,7 @@ class Switches:
     """The sorts of trouble that a campaign makes beside deaths and freezes; each can be left out."""
 
     pauses: bool = True  # operations are paused and workers stopped in the middle of validation
+    repeats: bool = True  # signals are sent several times, also of earlier generations, and by the thousand
     cuts: bool = True  # connections break at COMMIT, where there is a server
     proofs: bool = True  # `verify` while work goes on
 
@@ -91,9 +92,9 @@ class Menu:
 
     def for_client(self) -> Fault:
         """The fate of the next client."""
-        if self.kills > 0 and self.rng.random() < 0.6:
+        if self.kills > 0 and self.rng.random() < (0.3 if self.is_gentle else 0.6):
             return Fault("point", self._point(CLIENT_POINTS), after_s=10.0)
-        return Fault("kill", after_s=10.0) if self.kills > 0 else Fault("none")
+        return Fault("kill", after_s=25.0 if self.is_gentle else 10.0) if self.kills > 0 else Fault("none")
 
     def _point(self, names: tuple[str, ...]) -> str:
         points = [point for point in both_sides(names) if point.partition(":")[0] not in UNKILLED]

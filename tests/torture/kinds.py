@@ -11,9 +11,9 @@ from typing import Any
 
 from penstock import Context, Pipeline, operation, step
 
-from .ordeal import Brittle, Ordeal, Parcel, is_stubborn, labour, note
+from .ordeal import SIGNAL_TIMEOUT_S, Brittle, Ordeal, Parcel, is_stubborn, labour, note
 
-__all__ = ["BARRED", "OPERATIONS", "Inspection", "fails_until", "inspection_rows", "is_barred"]
+__all__ = ["BARRED", "OPERATIONS", "Approval", "Inspection", "fails_until", "inspection_rows", "is_barred"]
 
 INSPECT_S, REFUSE_S = 0.04, 0.12  # refusing takes longer, so that more is done to chunks that are refused
 BARRED = "barred"  # the gate of rows that are not let in
@@ -47,7 +47,17 @@ class Inspection(Pipeline[Parcel]):
         return output
 
 
-OPERATIONS = (Ordeal, Brittle, Inspection)
+@operation("approval", row_key="id", max_retry_attempts=0)
+class Approval(Pipeline[Parcel]):
+    """Every row waits for a signal, and for nothing else."""
+
+    @step.signal(key="{row.gate}", timeout=SIGNAL_TIMEOUT_S)
+    async def approve(self, parcel: Parcel, ctx: Context) -> None:
+        note("start", ctx)
+        note("end", ctx)
+
+
+OPERATIONS = (Ordeal, Brittle, Inspection, Approval)
 
 
 def inspection_rows(rng: random.Random, chunk_rows: int) -> list[dict[str, Any]]:

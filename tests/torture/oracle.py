@@ -18,6 +18,7 @@ from .row_rules import rows_are_conserved, verdicts_follow_from_the_data
 from .signal_rules import (
     acknowledged_signals_are_kept,
     consumed_signals_ended_a_wait,
+    delivered_signals_are_consumed,
     lower_rows_are_served_first,
     no_wait_times_out_beside_a_signal,
     signals_are_heard_at_once,
@@ -38,6 +39,7 @@ RULES: Sequence[Rule] = (
     cancel_binds,
     acknowledged_signals_are_kept,
     consumed_signals_ended_a_wait,
+    delivered_signals_are_consumed,
     lower_rows_are_served_first,
     no_wait_times_out_beside_a_signal,
     signals_are_heard_at_once,

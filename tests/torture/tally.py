@@ -26,6 +26,7 @@ class Tally:
     signals: int = 0
     cuts: Counter[str] = field(default_factory=Counter)
     pauses: int = 0
+    repeats: int = 0
     proofs: int = 0
     late_starts: int = 0
     verdicts: Counter[str] = field(default_factory=Counter)
@@ -93,6 +94,7 @@ class Tally:
             "cut commits": self.cuts.total(),
             "pauses": self.pauses,
             "signals": self.signals,
+            "repeats": self.repeats,
             "operations": self.operations,
             "rows": self.rows,
             "step starts": self.starts,
