@@ -37,6 +37,7 @@ class Switches:
     pauses: bool = True  # operations are paused and workers stopped in the middle of validation
     repeats: bool = True  # signals are sent several times, also of earlier generations, and by the thousand
     cuts: bool = True  # connections break at COMMIT, where there is a server
+    clocks: bool = True  # wall clocks are an hour off, and jump
     proofs: bool = True  # `verify` while work goes on
 
     @classmethod

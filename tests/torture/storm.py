@@ -18,6 +18,7 @@ from typing import Any
 
 from sqlalchemy import make_url
 
+from . import clocks
 from .faults import Fault, Menu, Switches
 from .journal import Began, read_all
 from .nursery import Child, Nursery
@@ -30,7 +31,8 @@ __all__ = ["Round", "Storm"]
 
 WORKERS, CLIENTS = 3, 2
 OPERATIONS_EACH = 3
-GENTLE = 0.5  # of all rounds
+GENTLE, ODD_CLOCKS = 0.5, 0.5  # of all rounds
+JUMPING_S = 60.0
 LEAVE_S = 20.0  # an answer that comes late holds up a leave, too
 LOOK_S = 0.02
 AGAIN_S = 0.3  # before the next one, when one gave up
@@ -46,6 +48,7 @@ class Round:
     thawed: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     faults: list[str] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
+    clock: clocks.Plan | None = None  # of the host, where all processes share one with the database
     proxy_url: str | None = None  # where the storm finds the database
     _who: dict[str, str] = field(default_factory=dict)  # process by lease id
 
@@ -74,12 +77,16 @@ class Storm:
     switches: Switches
     back_at: float = 0.0  # when the database answered again
     _is_raging: bool = False
+    _has_odd_clocks: bool = False  # in this storm
     _born: int = 0
 
     async def rage(self, now: Round, seconds: float) -> None:
         """For so long."""
         end = time.monotonic() + seconds
         self._is_raging, self.menu.is_gentle = True, self.rng.random() < GENTLE
+        self._has_odd_clocks = self.switches.clocks and self.rng.random() < ODD_CLOCKS
+        if self._has_odd_clocks and self.restart is None:
+            now.clock = clocks.jumps(self.rng, time.monotonic(), end)
         async with asyncio.TaskGroup() as group:
             for _ in range(WORKERS):
                 group.create_task(self._keep(now, "worker", end, self.menu.for_worker))
@@ -87,7 +94,8 @@ class Storm:
                 group.create_task(self._keep(now, "client", end, self.menu.for_client))
             if self.restart is not None:
                 group.create_task(self._keep_restarting(self.restart, end))
-        self._is_raging = False
+        self._is_raging = self._has_odd_clocks = False
+        now.clock = None
 
     async def serve(self, now: Round, over: asyncio.Event) -> None:
         """Keep one worker that nothing befalls, until it is over."""
@@ -140,9 +148,18 @@ class Storm:
             role,
             settings={**self.settings, **way},
             point=fault.point,
+            clock=now.clock or self._odd_clock(role),
             operations=OPERATIONS_EACH,
             switches=asdict(self.switches),
         )
+
+    def _odd_clock(self, role: str) -> clocks.Plan | None:
+        """The wall clock of one worker beside a server, whose own is right."""
+        if not self._has_odd_clocks or self.restart is None or role != "worker":
+            return None
+        since = time.monotonic()
+        kinds = (None, clocks.steady(self.rng, since), clocks.jumps(self.rng, since, since + JUMPING_S))
+        return self.rng.choice(kinds)
 
     def _begin(self, now: Round, role: str, **given: Any) -> Child:
         self._born += 1
