@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
-__all__ = ["CLIENT_POINTS", "UNKILLED", "WORKER_POINTS", "Fault", "Menu", "both_sides"]
+__all__ = ["CLIENT_POINTS", "UNKILLED", "WORKER_POINTS", "Fault", "Menu", "Switches", "both_sides"]
 
 # Every transaction of the engine, by who makes it.
 WORKER_POINTS = (
@@ -22,12 +22,30 @@ UNKILLED = frozenset(
     {"fold", "give_up", "late_result", "number_events", "purge", "purge_begin", "purge_end", "transaction"}
 )
 
+GENTLE_S = (2.0, 12.0)
+
 Kind = Literal["point", "kill", "freeze", "stop", "none"]
 
 
 def both_sides(names: tuple[str, ...]) -> list[str]:
     """The points before and after each COMMIT."""
     return [f"{name}:{side}" for name in names for side in ("before", "after")]
+
+
+@dataclass(frozen=True)
+class Switches:
+    """The sorts of trouble that a campaign makes beside deaths and freezes; each can be left out."""
+
+    pauses: bool = True  # operations are paused and workers stopped in the middle of validation
+    repeats: bool = True  # signals are sent several times, also of earlier generations, and by the thousand
+    cuts: bool = True  # connections break at COMMIT, where there is a server
+    clocks: bool = True  # wall clocks are an hour off, and jump
+    proofs: bool = True  # `verify` while work goes on
+
+    @classmethod
+    def names(cls) -> list[str]:
+        """All of them."""
+        return [each.name for each in fields(cls)]
 
 
 @dataclass(frozen=True)
@@ -52,13 +70,18 @@ class Menu:
     kills: int
     freezes: int
     stops: int
+    stop_share: int = 1
+    is_gentle: bool = False  # workers live for seconds, so that what else is done to them has its effect
     asked: Counter[str] = field(default_factory=Counter)
 
     def for_worker(self) -> Fault:
         """The fate of the next worker."""
-        fates = ["point"] * 6 + ["kill"] * 3 if self.kills > 0 else ["none"]
+        fates: list[Kind] = ["point"] * 6 + ["kill"] * 3 if self.kills > 0 else ["none"]
         fates += ["freeze"] if self.freezes > 0 else []
-        fates += ["stop"] if self.stops > 0 else []
+        fates += ["stop"] * self.stop_share if self.stops > 0 else []
+        if self.is_gentle:
+            fate = self.rng.choice([fate for fate in fates if fate != "point"])
+            return Fault(fate, after_s=self.rng.uniform(*GENTLE_S), for_s=self.lease_s * self.rng.uniform(0.8, 2))
         match self.rng.choice(fates):
             case "point":
                 return Fault("point", self._point(WORKER_POINTS), after_s=2.0)
@@ -72,9 +95,9 @@ class Menu:
 
     def for_client(self) -> Fault:
         """The fate of the next client."""
-        if self.kills > 0 and self.rng.random() < 0.6:
+        if self.kills > 0 and self.rng.random() < (0.3 if self.is_gentle else 0.6):
             return Fault("point", self._point(CLIENT_POINTS), after_s=10.0)
-        return Fault("kill", after_s=10.0) if self.kills > 0 else Fault("none")
+        return Fault("kill", after_s=25.0 if self.is_gentle else 10.0) if self.kills > 0 else Fault("none")
 
     def _point(self, names: tuple[str, ...]) -> str:
         points = [point for point in both_sides(names) if point.partition(":")[0] not in UNKILLED]

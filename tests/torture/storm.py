@@ -8,17 +8,22 @@ import os
 import random
 import re
 import signal
+import socket
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .faults import Fault, Menu
+from sqlalchemy import make_url
+
+from . import clocks
+from .faults import Fault, Menu, Switches
 from .journal import Began, read_all
 from .nursery import Child, Nursery
 from .oracle import Finding
+from .proxy import HOST
 from .tally import Tally
 from .worker_main import GAVE_UP
 
@@ -26,8 +31,12 @@ __all__ = ["Round", "Storm"]
 
 WORKERS, CLIENTS = 3, 2
 OPERATIONS_EACH = 3
-LEAVE_S = 12.0
+GENTLE, ODD_CLOCKS = 0.5, 0.5  # of all rounds
+JUMPING_S = 60.0
+LEAVE_S = 20.0  # an answer that comes late holds up a leave, too
+LOOK_S = 0.02
 AGAIN_S = 0.3  # before the next one, when one gave up
+STOPPED = 0.15  # how often a worker is stopped when it is seen to validate a chunk that was left to it
 
 
 @dataclass
@@ -39,6 +48,8 @@ class Round:
     thawed: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     faults: list[str] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
+    clock: clocks.Plan | None = None  # of the host, where all processes share one with the database
+    proxy_url: str | None = None  # where the storm finds the database
     _who: dict[str, str] = field(default_factory=dict)  # process by lease id
 
     def holder(self, lease: str) -> str:
@@ -46,6 +57,10 @@ class Round:
         if lease not in self._who:
             self._who |= {line.lease: line.who for line in read_all(self.folder) if isinstance(line, Began)}
         return self._who.setdefault(lease, "")
+
+    def can_run(self, lease: str, _name: str) -> bool:
+        """Whether the worker with this lease can run operations of this name."""
+        return bool(self.holder(lease))
 
 
 @dataclass
@@ -59,12 +74,19 @@ class Storm:
     rng: random.Random
     restart: Callable[[], None] | None
     restarts_max: int
+    switches: Switches
     back_at: float = 0.0  # when the database answered again
+    _is_raging: bool = False
+    _has_odd_clocks: bool = False  # in this storm
     _born: int = 0
 
     async def rage(self, now: Round, seconds: float) -> None:
         """For so long."""
         end = time.monotonic() + seconds
+        self._is_raging, self.menu.is_gentle = True, self.rng.random() < GENTLE
+        self._has_odd_clocks = self.switches.clocks and self.rng.random() < ODD_CLOCKS
+        if self._has_odd_clocks and self.restart is None:
+            now.clock = clocks.jumps(self.rng, time.monotonic(), end)
         async with asyncio.TaskGroup() as group:
             for _ in range(WORKERS):
                 group.create_task(self._keep(now, "worker", end, self.menu.for_worker))
@@ -72,17 +94,28 @@ class Storm:
                 group.create_task(self._keep(now, "client", end, self.menu.for_client))
             if self.restart is not None:
                 group.create_task(self._keep_restarting(self.restart, end))
+        self._is_raging = self._has_odd_clocks = False
+        now.clock = None
 
     async def serve(self, now: Round, over: asyncio.Event) -> None:
         """Keep one worker that nothing befalls, until it is over."""
         while not over.is_set():
-            worker = self._spawn(now, "worker", Fault("none"))
+            worker = self._spawn(now, "worker", Fault("none"), is_direct=True)
             ends = [asyncio.ensure_future(event.wait()) for event in (over, worker.dead)]
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             for end in ends:
                 end.cancel()
             await self._stop(now, worker)
             self._count_death(now, worker)
+            if not over.is_set():
+                await asyncio.sleep(AGAIN_S)
+
+    def stop_while_validating(self, who: str) -> None:
+        """Ask a worker to leave in the middle of what it validates, now and then."""
+        child = self.nursery.children.get(who)
+        if child is not None and child.is_alive and self._is_raging and self.rng.random() < STOPPED:
+            self.nursery.signal(child, signal.SIGTERM)
+            self.tally.stops += 1
 
     async def _keep(self, now: Round, role: str, end: float, choose: Callable[[], Fault]) -> None:
         """One place that is never empty: when its process ends, the next one begins."""
@@ -95,19 +128,44 @@ class Storm:
             if child.exit_code == os.EX_TEMPFAIL:
                 await asyncio.sleep(AGAIN_S)
 
-    def _spawn(self, now: Round, role: str, fault: Fault) -> Child:
+    async def put_proxy(self, now: Round) -> None:
+        """Let this round's storm reach the database through a proxy; the calm does not."""
+        url = make_url(self.settings["database_url"])
+        with socket.create_server((HOST, 0)) as probe:
+            port = probe.getsockname()[1]
+        self._begin(now, "proxy", port=port, server_port=url.port, kind=url.get_backend_name())
+        while True:
+            with contextlib.suppress(OSError):
+                (await asyncio.open_connection(HOST, port))[1].close()
+                break
+            await asyncio.sleep(LOOK_S)
+        now.proxy_url = url.set(port=port).render_as_string(hide_password=False)
+
+    def _spawn(self, now: Round, role: str, fault: Fault, *, is_direct: bool = False) -> Child:
+        way = {"database_url": now.proxy_url} if now.proxy_url and not is_direct else {}
+        return self._begin(
+            now,
+            role,
+            settings={**self.settings, **way},
+            point=fault.point,
+            clock=now.clock or self._odd_clock(role),
+            operations=OPERATIONS_EACH,
+            switches=asdict(self.switches),
+        )
+
+    def _odd_clock(self, role: str) -> clocks.Plan | None:
+        """The wall clock of one worker beside a server, whose own is right."""
+        if not self._has_odd_clocks or self.restart is None or role != "worker":
+            return None
+        since = time.monotonic()
+        kinds = (None, clocks.steady(self.rng, since), clocks.jumps(self.rng, since, since + JUMPING_S))
+        return self.rng.choice(kinds)
+
+    def _begin(self, now: Round, role: str, **given: Any) -> Child:
         self._born += 1
         who = f"{role[0]}{self._born}"
-        return self.nursery.spawn(
-            who,
-            role,
-            now.folder / f"{who}.err",
-            folder=str(now.folder),
-            settings=self.settings,
-            point=fault.point,
-            seed=self.rng.random(),
-            operations=OPERATIONS_EACH,
-        )
+        place = {"folder": str(now.folder), "seed": self.rng.random()}
+        return self.nursery.spawn(who, role, now.folder / f"{who}.err", **place, **given)
 
     async def _befall(self, now: Round, child: Child, fault: Fault, end: float) -> None:
         """Let the fault happen, and return when the process is dead."""
@@ -157,7 +215,7 @@ class Storm:
 
     async def _keep_restarting(self, restart: Callable[[], None], end: float) -> None:
         while self.tally.restarts < self.restarts_max:
-            await asyncio.sleep(1 + self.rng.random() * 4)
+            await asyncio.sleep(self.rng.uniform(8, 20) if self.menu.is_gentle else self.rng.uniform(1, 6))
             if time.monotonic() > end - 2:
                 return
             began = time.monotonic()

@@ -17,8 +17,10 @@ from penstock import Penstock, failpoints
 from penstock.errors import Unavailable
 from penstock.settings import Settings
 
+from . import clocks
 from .journal import Began, FileJournal, Journal
-from .ordeal import OPERATIONS, set_witness
+from .kinds import OPERATIONS
+from .ordeal import set_witness
 
 __all__ = ["GAVE_UP", "live", "prepared"]
 
@@ -37,6 +39,8 @@ def prepared(given: Mapping[str, Any]) -> Iterator[Journal]:
     """What every forked process begins with: a journal, chance of its own, and its failpoint armed."""
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(asctime)s %(name)s: %(message)s")
     random.seed()
+    if given["clock"]:
+        clocks.follow(given["clock"])
     journal = FileJournal(Path(given["folder"]), given["who"])
     point = given.get("point")
     if point:

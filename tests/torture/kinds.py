@@ -1,0 +1,71 @@
+"""Operations that each invite one sort of trouble, beside the ordeal, which has every kind of step.
+
+Here too a row's verdict is a pure function of its data and its generation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+from penstock import Context, Pipeline, operation, step
+
+from .ordeal import SIGNAL_TIMEOUT_S, Brittle, Ordeal, Parcel, is_stubborn, labour, note
+
+__all__ = ["BARRED", "OPERATIONS", "Approval", "Inspection", "fails_until", "inspection_rows", "is_barred"]
+
+INSPECT_S, REFUSE_S = 0.04, 0.12  # refusing takes longer, so that more is done to chunks that are refused
+BARRED = "barred"  # the gate of rows that are not let in
+
+
+def is_barred(name: str, parcel: Parcel) -> bool:
+    """Whether an operation's own validation refuses the row."""
+    return name == "inspection" and parcel.gate == BARRED
+
+
+def fails_until(name: str, parcel: Parcel) -> int:
+    """The generation from which on the row no longer fails by itself."""
+    return int(name in ("ordeal", "brittle") and is_stubborn(parcel))
+
+
+@operation("inspection", row_key="id", max_row_concurrency=6)
+class Inspection(Pipeline[Parcel]):
+    """Validation takes its time and refuses whole chunks, so much that is done to it finds it validating."""
+
+    async def validate_row(self, parcel: Parcel, meta: None, /) -> None:
+        is_refused = is_barred("inspection", parcel)
+        await asyncio.sleep((REFUSE_S if is_refused else INSPECT_S) * random.random())
+        if is_refused:
+            raise ValueError("not let in")
+
+    @step
+    async def store(self, parcel: Parcel, ctx: Context) -> int:
+        note("start", ctx)
+        output = await labour("store", parcel)
+        note("end", ctx)
+        return output
+
+
+@operation("approval", row_key="id", max_retry_attempts=0)
+class Approval(Pipeline[Parcel]):
+    """Every row waits for a signal, and for nothing else."""
+
+    @step.signal(key="{row.gate}", timeout=SIGNAL_TIMEOUT_S)
+    async def approve(self, parcel: Parcel, ctx: Context) -> None:
+        note("start", ctx)
+        note("end", ctx)
+
+
+OPERATIONS = (Ordeal, Brittle, Inspection, Approval)
+
+
+def inspection_rows(rng: random.Random, chunk_rows: int) -> list[dict[str, Any]]:
+    """Chunk by chunk: all refused, all let in, or some of each."""
+    rows: list[dict[str, Any]] = []
+    for _ in range(rng.randint(3, 10)):
+        barred = rng.choice((1.0, 1.0, 0.0, 0.5))
+        for _ in range(chunk_rows):
+            gate = BARRED if rng.random() < barred else "open"
+            rows.append({"id": len(rows) + 1, "qty": rng.randrange(1000), "gate": gate})
+    return rows
