@@ -30,7 +30,7 @@ from penstock.operations.running import actor as acting
 from penstock.operations.running import lease as leasing
 from penstock.operations.running import mailroom
 from penstock.operations.running.actor import ChunkActor
-from penstock.operations.running.lease import FOREVER, StartLimit
+from penstock.operations.running.lease import FOREVER, Lease, StartLimit
 from penstock.operations.tables import chunks, operations
 from penstock.settings import Settings
 from penstock.testing import Engine, engine
@@ -408,7 +408,7 @@ async def test_a_lease_counted_from_the_answer_to_its_beat_is_caught(tmp_path, m
 
     async def from_the_answer(lease: Lease, over: Any = None) -> bool:
         is_known = await beat(lease, over)
-        lease._until = lease._renewed_until = lease._clock.monotonic() + lease._lease_s - lease._margin_s
+        lease.start_limit.until_ns = lease._clock.ticks_ns() + lease._start_ns
         return is_known
 
     def answer_late(point: str) -> None:
