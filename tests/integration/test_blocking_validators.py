@@ -17,7 +17,7 @@ from stored import records_of
 from penstock import Context, Penstock, Pipeline, RowInvalid, failpoints, operation, step
 from penstock.operations.running.lease import Heart
 from penstock.settings import Settings
-from penstock.testing import engine, json_lines
+from penstock.testing import Engine, engine, json_lines
 
 DONE = "Completed"
 PATIENCE_S = 20  # nobody waits so long, unless the loop stands still
@@ -72,6 +72,16 @@ class Gate:
         return found
 
 
+async def killed(gate: Gate, e: Engine) -> None:
+    """Work until a validator is blocked, kill the worker there, and start another."""
+    working = asyncio.create_task(e.work_until_idle())
+    await gate.is_reached()
+    working.cancel()
+    await asyncio.gather(working, return_exceptions=True)
+    await e.crash()
+    gate.reached.clear()
+
+
 def gated(count: int, *at: int) -> list[dict[str, str]]:
     rows = papers(count)
     for row in at:
@@ -114,12 +124,7 @@ async def test_the_loop_goes_on_while_a_validator_blocks_for_rows_that_are_read_
     async with two_engines(gate.kind, url=database_url, folder=tmp_path, settings=SMALL) as (reader, other):
         made = await reader.create(gate.kind, gated(8, 6))
         await read_for_others(reader)
-        working = asyncio.create_task(other.work_until_idle())
-        await gate.is_reached()
-        working.cancel()
-        await asyncio.gather(working, return_exceptions=True)
-        await other.crash()
-        gate.reached.clear()
+        await killed(gate, other)
         await gate.beside(other.work_until_idle())
         assert (await other.operations.get(made.id)).status == DONE
         assert await clean(other) == []
@@ -235,6 +240,35 @@ async def test_no_row_of_the_file_is_checked_once_the_lease_is_over(database_url
         assert asked == ["p1", "p2", "p3"]
         assert (await e.operations.get(made.id)).status == DONE
         assert await clean(e) == []
+
+
+@pytest.mark.covers("I-14")
+@pytest.mark.parametrize("deaths", [0, 1], ids=["as it is read", "when it is read again"])
+async def test_no_row_of_a_chunk_that_was_left_is_checked_once_the_lease_is_over(
+    database_url: str, tmp_path: Path, deaths: int
+):
+    gate, asked = Gate(), list[str]()
+
+    def note(point: str) -> None:
+        if point == "give_back:before":
+            asked.extend(gate.asked)
+
+    async with two_engines(gate.kind, url=database_url, folder=tmp_path, settings=SMALL) as (reader, other):
+        made = await reader.create(gate.kind, gated(8, 6))
+        await read_for_others(reader)
+        for _ in range(deaths):
+            await killed(gate, other)
+        gate.asked.clear()
+
+        async def lapse() -> None:
+            other.clock.advance(other.penstock.settings.lease_s - 1)
+
+        with failpoints.armed(note):
+            await halted(gate, other.work_until_idle(), lapse)
+        assert asked == ["p5", "p6"]
+        assert sorted(gate.asked) == ["p5", "p6", "p7", "p8"], "what was judged in time counts"
+        assert (await other.operations.get(made.id)).status == DONE
+        assert await clean(other) == []
 
 
 async def test_a_validator_that_outlives_its_worker_is_asked_about_no_other_row(database_url: str, tmp_path: Path):
