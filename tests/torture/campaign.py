@@ -181,9 +181,13 @@ class Campaign:
     # --- the calm
 
     async def _calm(self, penstock: Penstock, now: Round) -> list[Finding]:
-        """Nobody interferes: two workers, replaced if they end by themselves, must bring everything to its end."""
+        """Nobody interferes: two workers, replaced if they end by themselves, must bring everything to its end.
+
+        A third one cannot run every operation, and must not stand in the way."""
         over = asyncio.Event()
         workers = [asyncio.create_task(self.storm.serve(now, over)) for _ in range(2)]
+        if self.switches.lifespans:
+            workers.append(asyncio.create_task(self.storm.serve(now, over, {"local": 1.0})))
         try:
             async with asyncio.timeout(CALM_S):
                 while open_ones := await self._unsettled(penstock):

@@ -18,7 +18,7 @@ from penstock.settings import Settings
 from .faults import Switches
 from .inspectors import tend_inspection
 from .journal import Journal, Said
-from .kinds import OPERATIONS
+from .kinds import OPERATIONS, Connected, Local
 from .ordeal import SIGNAL_TIMEOUT_S, Brittle, Ordeal, csv_of, make_rows
 from .senders import TIMES_MAX, tend_approval
 from .worker_main import prepared
@@ -30,7 +30,7 @@ AWAY_S = 0.2
 SETTLE_S = 15.0
 ROWS_MAX = 18
 PLAIN = Switches(**dict.fromkeys(Switches.names(), False))
-INSPECTIONS, APPROVALS = 0.25, 0.25  # of all operations
+INSPECTIONS, APPROVALS, LIFESPANS = 0.25, 0.25, 0.2  # of all operations that are left
 
 
 def live(given: Mapping[str, Any]) -> None:
@@ -84,6 +84,9 @@ class Client:
         if self.switches.repeats and rng.random() < APPROVALS:
             await tend_approval(self, rng)
             return
+        if self.switches.lifespans and rng.random() < LIFESPANS:
+            await self._tend_plainly(rng.choice((Connected, Local)), rng)
+            return
         rows = make_rows(rng, rng.randint(1, self.rows_max), shared=self.shared)
         kind = Brittle if rng.random() < 0.1 else Ordeal
         file = csv_of(rows) if rng.random() < 0.95 else b"id,colour\n1,red\n"
@@ -98,6 +101,13 @@ class Client:
                 group.create_task(self.await_end(made))
             if not await self._again(made, rows, rng):
                 return
+
+    async def _tend_plainly(self, kind: type, rng: random.Random) -> None:
+        """An operation that has trouble enough of its own."""
+        rows = make_rows(rng, rng.randint(1, self.rows_max))
+        made = await self.create(kind, csv_of(rows), len(rows))
+        if made is not None:
+            await self.await_end(made)
 
     async def call(
         self, verb: str, operation: str | None, ask: Callable[[], Awaitable[Any]], *, tries: int = 1, **detail: Any

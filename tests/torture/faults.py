@@ -38,6 +38,7 @@ class Switches:
     repeats: bool = True  # signals are sent several times, also of earlier generations, and by the thousand
     cuts: bool = True  # connections break at COMMIT, where there is a server
     clocks: bool = True  # wall clocks are an hour off, and jump
+    lifespans: bool = True  # lifespans fail, in some workers now and then, in some always
     proofs: bool = True  # `verify` while work goes on
 
     @classmethod

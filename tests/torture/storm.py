@@ -11,9 +11,10 @@ import signal
 import socket
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from sqlalchemy import make_url
@@ -33,6 +34,8 @@ WORKERS, CLIENTS = 3, 2
 OPERATIONS_EACH = 3
 GENTLE, ODD_CLOCKS = 0.5, 0.5  # of all rounds
 JUMPING_S = 60.0
+ALL_WELL: Mapping[str, float] = MappingProxyType({})
+LUCK: Sequence[Mapping[str, float]] = (ALL_WELL, ALL_WELL, {"connected": 0.5}, {"local": 1.0})
 LEAVE_S = 20.0  # an answer that comes late holds up a leave, too
 LOOK_S = 0.02
 AGAIN_S = 0.3  # before the next one, when one gave up
@@ -49,6 +52,7 @@ class Round:
     faults: list[str] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     clock: clocks.Plan | None = None  # of the host, where all processes share one with the database
+    unable: dict[str, Collection[str]] = field(default_factory=dict)  # by process: whose lifespan fails there
     proxy_url: str | None = None  # where the storm finds the database
     _who: dict[str, str] = field(default_factory=dict)  # process by lease id
 
@@ -58,9 +62,10 @@ class Round:
             self._who |= {line.lease: line.who for line in read_all(self.folder) if isinstance(line, Began)}
         return self._who.setdefault(lease, "")
 
-    def can_run(self, lease: str, _name: str) -> bool:
+    def can_run(self, lease: str, name: str) -> bool:
         """Whether the worker with this lease can run operations of this name."""
-        return bool(self.holder(lease))
+        who = self.holder(lease)
+        return bool(who) and name not in self.unable.get(who, ())
 
 
 @dataclass
@@ -97,10 +102,10 @@ class Storm:
         self._is_raging = self._has_odd_clocks = False
         now.clock = None
 
-    async def serve(self, now: Round, over: asyncio.Event) -> None:
+    async def serve(self, now: Round, over: asyncio.Event, failing: Mapping[str, float] = ALL_WELL) -> None:
         """Keep one worker that nothing befalls, until it is over."""
         while not over.is_set():
-            worker = self._spawn(now, "worker", Fault("none"), is_direct=True)
+            worker = self._spawn(now, "worker", Fault("none"), failing=failing, is_direct=True)
             ends = [asyncio.ensure_future(event.wait()) for event in (over, worker.dead)]
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             for end in ends:
@@ -121,7 +126,8 @@ class Storm:
         """One place that is never empty: when its process ends, the next one begins."""
         while time.monotonic() < end:
             fault = choose()
-            child = self._spawn(now, role, fault)
+            is_odd = role == "worker" and self.switches.lifespans
+            child = self._spawn(now, role, fault, failing=self.rng.choice(LUCK) if is_odd else ALL_WELL)
             now.faults.append(f"{child.who}: {fault}")
             await self._befall(now, child, fault, end)
             self._count_death(now, child)
@@ -141,17 +147,22 @@ class Storm:
             await asyncio.sleep(LOOK_S)
         now.proxy_url = url.set(port=port).render_as_string(hide_password=False)
 
-    def _spawn(self, now: Round, role: str, fault: Fault, *, is_direct: bool = False) -> Child:
+    def _spawn(
+        self, now: Round, role: str, fault: Fault, *, failing: Mapping[str, float] = ALL_WELL, is_direct: bool = False
+    ) -> Child:
         way = {"database_url": now.proxy_url} if now.proxy_url and not is_direct else {}
-        return self._begin(
+        child = self._begin(
             now,
             role,
             settings={**self.settings, **way},
             point=fault.point,
             clock=now.clock or self._odd_clock(role),
+            failing=dict(failing),
             operations=OPERATIONS_EACH,
             switches=asdict(self.switches),
         )
+        now.unable[child.who] = failing.keys()
+        return child
 
     def _odd_clock(self, role: str) -> clocks.Plan | None:
         """The wall clock of one worker beside a server, whose own is right."""
