@@ -42,7 +42,7 @@ from .tally import Tally
 __all__ = ["Campaign", "Wanted"]
 
 LEASE_S = 1.5
-TAKEOVER_S = LEASE_S + 10
+TAKEOVER_S = LEASE_S + 30
 CALM_S = 90.0
 SAID_MAX = 3  # findings of one rule that are printed for a round
 _MOVING = sorted(set(OPERATION.states) - set(OPERATION.settled))
@@ -239,6 +239,8 @@ class Campaign:
             self.tally.starts += len(starts(evidence))
             self.tally.signals += len(evidence.acknowledged("signal"))
             self.tally.repeats += sum(line.detail["nth"] > 0 for line in evidence.acknowledged("signal"))
+            self.tally.edits += len(evidence.acknowledged("edit"))
+            self.tally.retries += len(evidence.acknowledged("retry"))
             self.tally.pauses += len(evidence.acknowledged("pause"))
             self.tally.late_starts += late_starts(evidence)
             self.tally.verdicts.update(row.state for row in evidence.rows.values())

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Self
 
-from penstock import Context, Pipeline, operation, step
+from penstock import Context, Pipeline, StepFailed, operation, step
 
 from .ordeal import PACE_S, SIGNAL_TIMEOUT_S, Brittle, Ordeal, Parcel, is_stubborn, labour, note
 
@@ -22,13 +22,16 @@ __all__ = [
     "Connected",
     "Inspection",
     "Local",
+    "Revision",
     "fails_until",
     "inspection_rows",
     "is_barred",
     "let_lifespans_fail",
+    "revision_rows",
 ]
 
 INSPECT_S, REFUSE_S = 0.04, 0.12  # refusing takes longer, so that more is done to chunks that are refused
+CHECK_S = (0.0, 0.0, 0.1, 1.0)
 BARRED = "barred"  # the gate of rows that are not let in
 
 
@@ -39,6 +42,8 @@ def is_barred(name: str, parcel: Parcel) -> bool:
 
 def fails_until(name: str, parcel: Parcel) -> int:
     """The generation from which on the row no longer fails by itself."""
+    if name == "revision":
+        return parcel.qty
     return int(name in ("ordeal", "brittle") and is_stubborn(parcel))
 
 
@@ -121,7 +126,30 @@ class Local(Pipeline[Parcel]):
         return output
 
 
-OPERATIONS = (Ordeal, Brittle, Inspection, Approval, Connected, Local)
+@operation("revision", row_key="id", max_retry_attempts=0)
+class Revision(Pipeline[Parcel]):
+    """Rows fail for several generations; checking them takes now and then so long that others come between."""
+
+    async def validate_row(self, parcel: Parcel, meta: None, /) -> None:
+        await asyncio.sleep(random.choice(CHECK_S) * random.random())
+
+    @step
+    async def revise(self, parcel: Parcel, ctx: Context) -> int:
+        note("start", ctx)
+        output = await labour("revise", parcel)
+        note("end", ctx)
+        if ctx.generation < parcel.qty:
+            raise StepFailed("stubborn")
+        return output
+
+
+OPERATIONS = (Ordeal, Brittle, Inspection, Approval, Connected, Local, Revision)
+
+
+def revision_rows(rng: random.Random) -> list[dict[str, Any]]:
+    """A few rows that fail a few times each."""
+    few = range(1, rng.randint(2, 6))
+    return [{"id": i, "qty": rng.randint(1, 6), "gate": "open", "note": "-", "tag": "-"} for i in few]
 
 
 def inspection_rows(rng: random.Random, chunk_rows: int) -> list[dict[str, Any]]:
