@@ -221,8 +221,9 @@ class Storm:
         elif child.exit_code == os.EX_TEMPFAIL:
             self.tally.gave_up[_last_words(now.folder / f"{child.who}.err")] += 1
         elif child.exit_code != 0 and not child.was_told_too_early:
-            trace = (now.folder / f"{child.who}.err").read_text()
-            now.findings.append(Finding("crash", f"{child.who} ended with {child.status}: {trace[-1500:]}"))
+            stderr = now.folder / f"{child.who}.err"
+            message = f"{child.who} ended with {child.status}: {_last_error(stderr)}; see {stderr}"
+            now.findings.append(Finding("crash", message))
 
     async def _keep_restarting(self, restart: Callable[[], None], end: float) -> None:
         while self.tally.restarts < self.restarts_max:
@@ -239,6 +240,12 @@ class Storm:
 def _last_words(stderr: Path) -> str:
     lines = [line for line in stderr.read_text().splitlines() if line.startswith(GAVE_UP)]
     return re.sub(r"\d+", "#", lines[-1].removeprefix(GAVE_UP))[:100] if lines else "silently"
+
+
+def _last_error(stderr: Path) -> str:
+    """The last line of the last trace that names an exception."""
+    named = [line for line in stderr.read_text().splitlines() if re.match(r"[A-Za-z_][\w.]*(: |$)", line)]
+    return named[-1][:500] if named else "without a word"
 
 
 async def _dies(child: Child, within_s: float) -> bool:
