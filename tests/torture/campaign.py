@@ -42,7 +42,7 @@ from .tally import Tally
 __all__ = ["Campaign", "Wanted"]
 
 LEASE_S = 1.5
-TAKEOVER_S = LEASE_S + 10
+TAKEOVER_S = LEASE_S + 30
 CALM_S = 90.0
 SAID_MAX = 3  # findings of one rule that are printed for a round
 _MOVING = sorted(set(OPERATION.states) - set(OPERATION.settled))
@@ -181,9 +181,13 @@ class Campaign:
     # --- the calm
 
     async def _calm(self, penstock: Penstock, now: Round) -> list[Finding]:
-        """Nobody interferes: two workers, replaced if they end by themselves, must bring everything to its end."""
+        """Nobody interferes: two workers, replaced if they end by themselves, must bring everything to its end.
+
+        A third one cannot run every operation, and must not stand in the way."""
         over = asyncio.Event()
         workers = [asyncio.create_task(self.storm.serve(now, over)) for _ in range(2)]
+        if self.switches.lifespans:
+            workers.append(asyncio.create_task(self.storm.serve(now, over, {"local": 1.0})))
         try:
             async with asyncio.timeout(CALM_S):
                 while open_ones := await self._unsettled(penstock):
@@ -235,6 +239,8 @@ class Campaign:
             self.tally.starts += len(starts(evidence))
             self.tally.signals += len(evidence.acknowledged("signal"))
             self.tally.repeats += sum(line.detail["nth"] > 0 for line in evidence.acknowledged("signal"))
+            self.tally.edits += len(evidence.acknowledged("edit"))
+            self.tally.retries += len(evidence.acknowledged("retry"))
             self.tally.pauses += len(evidence.acknowledged("pause"))
             self.tally.late_starts += late_starts(evidence)
             self.tally.verdicts.update(row.state for row in evidence.rows.values())

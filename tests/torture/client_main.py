@@ -15,10 +15,11 @@ from penstock import Penstock
 from penstock.errors import PenstockError, Unavailable
 from penstock.settings import Settings
 
+from .editors import edit_others, tend_revision
 from .faults import Switches
 from .inspectors import tend_inspection
 from .journal import Journal, Said
-from .kinds import OPERATIONS
+from .kinds import OPERATIONS, Connected, Local
 from .ordeal import SIGNAL_TIMEOUT_S, Brittle, Ordeal, csv_of, make_rows
 from .senders import TIMES_MAX, tend_approval
 from .worker_main import prepared
@@ -30,7 +31,7 @@ AWAY_S = 0.2
 SETTLE_S = 15.0
 ROWS_MAX = 18
 PLAIN = Switches(**dict.fromkeys(Switches.names(), False))
-INSPECTIONS, APPROVALS = 0.25, 0.25  # of all operations
+INSPECTIONS, APPROVALS, LIFESPANS, REVISIONS = 0.25, 0.25, 0.2, 0.2  # of the operations that are left, in this order
 
 
 def live(given: Mapping[str, Any]) -> None:
@@ -51,6 +52,8 @@ async def _serve(journal: Journal, settings: Settings, switches: Switches, rng: 
             async with asyncio.TaskGroup() as group:
                 for _ in range(operations):
                     group.create_task(client.tend_for_ever(random.Random(rng.random())))
+                if switches.edits:
+                    group.create_task(edit_others(client, random.Random(rng.random())))
 
 
 class Client:
@@ -84,6 +87,12 @@ class Client:
         if self.switches.repeats and rng.random() < APPROVALS:
             await tend_approval(self, rng)
             return
+        if self.switches.lifespans and rng.random() < LIFESPANS:
+            await self._tend_plainly(rng.choice((Connected, Local)), rng)
+            return
+        if self.switches.edits and rng.random() < REVISIONS:
+            await tend_revision(self, rng)
+            return
         rows = make_rows(rng, rng.randint(1, self.rows_max), shared=self.shared)
         kind = Brittle if rng.random() < 0.1 else Ordeal
         file = csv_of(rows) if rng.random() < 0.95 else b"id,colour\n1,red\n"
@@ -98,6 +107,13 @@ class Client:
                 group.create_task(self.await_end(made))
             if not await self._again(made, rows, rng):
                 return
+
+    async def _tend_plainly(self, kind: type, rng: random.Random) -> None:
+        """An operation that has trouble enough of its own."""
+        rows = make_rows(rng, rng.randint(1, self.rows_max))
+        made = await self.create(kind, csv_of(rows), len(rows))
+        if made is not None:
+            await self.await_end(made)
 
     async def call(
         self, verb: str, operation: str | None, ask: Callable[[], Awaitable[Any]], *, tries: int = 1, **detail: Any
@@ -224,6 +240,17 @@ class Client:
     async def retry_all(self, operation: str) -> bool:
         """Ask for all that failed to run again."""
         return await self._retry(operation, "retry", lambda: self.penstock.operations.retry(operation))
+
+    async def retry_row(self, operation: str, row: int) -> bool:
+        """Ask for one row to run again."""
+        ask = partial(self.penstock.operations.retry, operation, rows=[row])
+        return await self._retry(operation, "retry", ask, rows=[row])
+
+    async def edit(self, operation: str, row: int, field: str, rng: random.Random) -> bool:
+        """Give a field of a row a value that nobody else gives it."""
+        value = f"{self.journal.who}-{rng.getrandbits(40):x}"
+        ask = partial(self.penstock.operations.edit_row, operation, row, {field: value})
+        return await self._retry(operation, "edit", ask, rows=[row], field=field, value=value)
 
     async def _retry(self, operation: str, verb: str, ask: Callable[[], Awaitable[Any]], **detail: Any) -> bool:
         async def submitted() -> int:

@@ -19,7 +19,7 @@ __all__ = ["TRUE_NS", "Plan", "follow", "jumps", "steady"]
 TRUE_NS = time.time_ns
 _TRUE_S, _TRUE_GET_S, _TRUE_GET_NS = time.time, time.clock_gettime, time.clock_gettime_ns
 OFF_S = (3600.0, -3600.0, 3600.0, -3600.0, 45.0, -45.0)
-JUMP_S = (1.0, 6.0)
+JUMP_S = (0.5, 4.0)
 
 Plan = Sequence[tuple[float, float]]
 """Pairs of a moment on the monotonic clock and by how many seconds the wall clock is ahead from then on."""

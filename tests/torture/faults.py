@@ -37,9 +37,11 @@ class Switches:
     """The sorts of trouble that a campaign makes beside deaths and freezes; each can be left out."""
 
     pauses: bool = True  # operations are paused and workers stopped in the middle of validation
+    edits: bool = True  # several callers correct and retry the same rows at once
     repeats: bool = True  # signals are sent several times, also of earlier generations, and by the thousand
     cuts: bool = True  # connections break at COMMIT, where there is a server
     clocks: bool = True  # wall clocks are an hour off, and jump
+    lifespans: bool = True  # lifespans fail, in some workers now and then, in some always
     proofs: bool = True  # `verify` while work goes on
 
     @classmethod

@@ -13,6 +13,7 @@ from .attempt_rules import (
     once_is_once,
     steps_come_in_order,
 )
+from .edit_rules import accepted_edits_are_kept
 from .facts import Evidence
 from .row_rules import rows_are_conserved, verdicts_follow_from_the_data, waits_last_their_time
 from .signal_rules import (
@@ -38,6 +39,7 @@ RULES: Sequence[Rule] = (
     effect_keys_are_stable,
     steps_come_in_order,
     cancel_binds,
+    accepted_edits_are_kept,
     acknowledged_signals_are_kept,
     consumed_signals_ended_a_wait,
     delivered_signals_are_consumed,

@@ -66,6 +66,8 @@ class Parcel(BaseModel):
     id: int
     qty: int = Field(ge=0)
     gate: str
+    note: str = ""
+    tag: str = ""
 
 
 def worth(step: str, parcel: Parcel) -> int:

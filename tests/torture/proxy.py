@@ -19,10 +19,10 @@ HOST = "127.0.0.1"
 # A simple query of PostgreSQL, a COM_QUERY of MariaDB.
 COMMITS = {"postgresql": b"Q\x00\x00\x00\x0bCOMMIT\x00", "mariadb": b"\x07\x00\x00\x00\x03COMMIT"}
 READ_BYTES = 1 << 18
-SHARE = 0.08  # of all COMMITs
+SHARE = 0.15  # of all COMMITs
 LATE_S = 3.0
 ANSWER_S = 10.0
-HOWS: tuple[How, ...] = ("unsent", "unanswered", "late", "slow")
+HOWS: tuple[How, ...] = ("unsent", "unanswered", "late", "late", "late", "slow")
 
 
 def live(given: Mapping[str, Any]) -> None:

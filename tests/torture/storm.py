@@ -11,9 +11,10 @@ import signal
 import socket
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from sqlalchemy import make_url
@@ -33,6 +34,8 @@ WORKERS, CLIENTS = 3, 2
 OPERATIONS_EACH = 3
 GENTLE, ODD_CLOCKS = 0.5, 0.5  # of all rounds
 JUMPING_S = 60.0
+ALL_WELL: Mapping[str, float] = MappingProxyType({})
+LUCK: Sequence[Mapping[str, float]] = (ALL_WELL, ALL_WELL, {"connected": 0.5}, {"local": 1.0})
 LEAVE_S = 20.0  # an answer that comes late holds up a leave, too
 LOOK_S = 0.02
 AGAIN_S = 0.3  # before the next one, when one gave up
@@ -49,6 +52,7 @@ class Round:
     faults: list[str] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     clock: clocks.Plan | None = None  # of the host, where all processes share one with the database
+    unable: dict[str, Collection[str]] = field(default_factory=dict)  # by process: whose lifespan fails there
     proxy_url: str | None = None  # where the storm finds the database
     _who: dict[str, str] = field(default_factory=dict)  # process by lease id
 
@@ -58,9 +62,10 @@ class Round:
             self._who |= {line.lease: line.who for line in read_all(self.folder) if isinstance(line, Began)}
         return self._who.setdefault(lease, "")
 
-    def can_run(self, lease: str, _name: str) -> bool:
+    def can_run(self, lease: str, name: str) -> bool:
         """Whether the worker with this lease can run operations of this name."""
-        return bool(self.holder(lease))
+        who = self.holder(lease)
+        return bool(who) and name not in self.unable.get(who, ())
 
 
 @dataclass
@@ -92,15 +97,15 @@ class Storm:
                 group.create_task(self._keep(now, "worker", end, self.menu.for_worker))
             for _ in range(CLIENTS):
                 group.create_task(self._keep(now, "client", end, self.menu.for_client))
-            if self.restart is not None:
+            if self.restart is not None and not self._has_odd_clocks:  # a server that is away hides what they lead to
                 group.create_task(self._keep_restarting(self.restart, end))
         self._is_raging = self._has_odd_clocks = False
         now.clock = None
 
-    async def serve(self, now: Round, over: asyncio.Event) -> None:
+    async def serve(self, now: Round, over: asyncio.Event, failing: Mapping[str, float] = ALL_WELL) -> None:
         """Keep one worker that nothing befalls, until it is over."""
         while not over.is_set():
-            worker = self._spawn(now, "worker", Fault("none"), is_direct=True)
+            worker = self._spawn(now, "worker", Fault("none"), failing=failing, is_direct=True)
             ends = [asyncio.ensure_future(event.wait()) for event in (over, worker.dead)]
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             for end in ends:
@@ -121,7 +126,8 @@ class Storm:
         """One place that is never empty: when its process ends, the next one begins."""
         while time.monotonic() < end:
             fault = choose()
-            child = self._spawn(now, role, fault)
+            is_odd = role == "worker" and self.switches.lifespans
+            child = self._spawn(now, role, fault, failing=self.rng.choice(LUCK) if is_odd else ALL_WELL)
             now.faults.append(f"{child.who}: {fault}")
             await self._befall(now, child, fault, end)
             self._count_death(now, child)
@@ -141,17 +147,22 @@ class Storm:
             await asyncio.sleep(LOOK_S)
         now.proxy_url = url.set(port=port).render_as_string(hide_password=False)
 
-    def _spawn(self, now: Round, role: str, fault: Fault, *, is_direct: bool = False) -> Child:
+    def _spawn(
+        self, now: Round, role: str, fault: Fault, *, failing: Mapping[str, float] = ALL_WELL, is_direct: bool = False
+    ) -> Child:
         way = {"database_url": now.proxy_url} if now.proxy_url and not is_direct else {}
-        return self._begin(
+        child = self._begin(
             now,
             role,
             settings={**self.settings, **way},
             point=fault.point,
             clock=now.clock or self._odd_clock(role),
+            failing=dict(failing),
             operations=OPERATIONS_EACH,
             switches=asdict(self.switches),
         )
+        now.unable[child.who] = failing.keys()
+        return child
 
     def _odd_clock(self, role: str) -> clocks.Plan | None:
         """The wall clock of one worker beside a server, whose own is right."""
@@ -210,8 +221,9 @@ class Storm:
         elif child.exit_code == os.EX_TEMPFAIL:
             self.tally.gave_up[_last_words(now.folder / f"{child.who}.err")] += 1
         elif child.exit_code != 0 and not child.was_told_too_early:
-            trace = (now.folder / f"{child.who}.err").read_text()
-            now.findings.append(Finding("crash", f"{child.who} ended with {child.status}: {trace[-1500:]}"))
+            stderr = now.folder / f"{child.who}.err"
+            message = f"{child.who} ended with {child.status}: {_last_error(stderr)}; see {stderr}"
+            now.findings.append(Finding("crash", message))
 
     async def _keep_restarting(self, restart: Callable[[], None], end: float) -> None:
         while self.tally.restarts < self.restarts_max:
@@ -228,6 +240,12 @@ class Storm:
 def _last_words(stderr: Path) -> str:
     lines = [line for line in stderr.read_text().splitlines() if line.startswith(GAVE_UP)]
     return re.sub(r"\d+", "#", lines[-1].removeprefix(GAVE_UP))[:100] if lines else "silently"
+
+
+def _last_error(stderr: Path) -> str:
+    """The last line of the last trace that names an exception."""
+    named = [line for line in stderr.read_text().splitlines() if re.match(r"[A-Za-z_][\w.]*(: |$)", line)]
+    return named[-1][:500] if named else "without a word"
 
 
 async def _dies(child: Child, within_s: float) -> bool:

@@ -26,6 +26,8 @@ class Tally:
     signals: int = 0
     cuts: Counter[str] = field(default_factory=Counter)
     pauses: int = 0
+    edits: int = 0
+    retries: int = 0
     repeats: int = 0
     proofs: int = 0
     late_starts: int = 0
@@ -93,6 +95,8 @@ class Tally:
             "server kills": self.restarts,
             "cut commits": self.cuts.total(),
             "pauses": self.pauses,
+            "edits": self.edits,
+            "retries": self.retries,
             "signals": self.signals,
             "repeats": self.repeats,
             "operations": self.operations,

@@ -19,7 +19,7 @@ from penstock.settings import Settings
 
 from . import clocks
 from .journal import Began, FileJournal, Journal
-from .kinds import OPERATIONS
+from .kinds import OPERATIONS, let_lifespans_fail
 from .ordeal import set_witness
 
 __all__ = ["GAVE_UP", "live", "prepared"]
@@ -31,6 +31,7 @@ def live(given: Mapping[str, Any]) -> None:
     """The life of a worker: `given` names it, its journal's folder, its settings and its point of death."""
     with prepared(given) as journal:
         set_witness(journal.note)
+        let_lifespans_fail(given["failing"])
         asyncio.run(_work(journal, Settings(**given["settings"])))
 
 
