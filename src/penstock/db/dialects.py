@@ -38,6 +38,8 @@ __all__ = ["DIALECTS", "Dialect", "Trouble", "place_of"]
 
 # How long a statement waits for a lock; below the 2 s margin in which a worker starts nothing before its lease ends.
 LOCK_WAIT_S = 1.5
+# How long a change of the schema waits for a table.
+CHANGE_WAIT_S = 1.2
 HEAR_S = 0.05
 # A frozen process must not hold row locks for ever.
 IDLE_TRANSACTION_S = 30
@@ -61,8 +63,11 @@ class Dialect(ABC):
     begin_write: ClassVar[tuple[str, ...]]
     begin_read: ClassVar[tuple[str, ...]]
     on_connect: ClassVar[tuple[str, ...]] = ()
-    upgrade_lock: ClassVar[tuple[str, ...]] = ()
-    upgrade_unlock: ClassVar[tuple[str, ...]] = ()
+    # Asks to be the only one who upgrades the schema: 1 or 0. It does not wait: who waits in PostgreSQL has a snapshot,
+    # and an index that is built beside others is not ready while there is an old one.
+    upgrade_lock: ClassVar[str] = ""
+    # What a connection is told before it changes a table.
+    before_change: ClassVar[tuple[str, ...]] = ()
     # What to send in a transaction to wake those who `listen`; where there is nothing, they look by themselves.
     ring: ClassVar[str] = ""
     # Whether `listen` hears of what others do; and whether it cannot tell it from what we do.
@@ -218,8 +223,10 @@ class Postgresql(Dialect):
 
     begin_write = ("BEGIN ISOLATION LEVEL READ COMMITTED",)
     begin_read = ("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY",)
-    # The number is ours alone; the lock ends with the transaction.
-    upgrade_lock = ("SET LOCAL lock_timeout = '60s'", "SELECT pg_advisory_xact_lock(7308324469)")
+    # Those who queue behind a change wait for LOCK_WAIT_S; an autovacuum makes way after a second.
+    before_change = ("SET statement_timeout = 0", f"SET lock_timeout = '{round(CHANGE_WAIT_S * 1000)}ms'")
+    # The number is ours alone; the lock ends with the connection.
+    upgrade_lock = "SELECT CAST(pg_try_advisory_lock(7308324469) AS INTEGER)"
     ring = "SELECT pg_notify('penstock', '')"
     hears = True
     facts = (
@@ -323,8 +330,9 @@ class Mariadb(Dialect):
         f" innodb_lock_wait_timeout = {round(LOCK_WAIT_S)}, idle_transaction_timeout = {IDLE_TRANSACTION_S}",
     )
     # A named lock belongs to the whole server, hence the name of the database; DDL commits, so no row lock would do.
-    upgrade_lock = ("SELECT GET_LOCK(CONCAT('penstock.', DATABASE()), 60)",)
-    upgrade_unlock = ("SELECT RELEASE_LOCK(CONCAT('penstock.', DATABASE()))",)
+    upgrade_lock = "SELECT GET_LOCK(CONCAT('penstock.', DATABASE()), 0)"
+    # Its default is a day, and whole seconds are all it knows.
+    before_change = (f"SET SESSION lock_wait_timeout = {round(CHANGE_WAIT_S)}",)
     facts = (
         "SELECT VERSION() AS version, @@innodb_flush_log_at_trx_commit AS innodb_flush_log_at_trx_commit,"
         " @@innodb_doublewrite AS innodb_doublewrite, IF(@@log_bin, @@sync_binlog, 1) AS sync_binlog"
