@@ -19,6 +19,7 @@ __all__ = [
     "HistoryEntry",
     "Operation",
     "Page",
+    "Purged",
     "RowError",
     "RowView",
     "StepView",
@@ -221,6 +222,19 @@ class VerifyReport:
     def is_clean(self) -> bool:
         """Whether everything stored follows from the records."""
         return not self.differences
+
+
+@dataclass(slots=True)
+class Purged:
+    """What a purge removed: operations with their rows, and the bytes of their files.
+
+    `files_left` counts files for a later purge: they could not be removed, or were stored within the last hour.
+    """
+
+    operations: int = 0
+    rows: int = 0
+    file_bytes: int = 0
+    files_left: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from penstock.operations.model import Event, Operation, Page
 from penstock.operations.referee import sum_counts
 from penstock.operations.sheet import Outline
 from penstock.operations.states import OPERATION
-from penstock.operations.tables import chunks, operations, workers
+from penstock.operations.tables import REMOVED, chunks, operations, workers
 from penstock.pipeline import Definition
 
 __all__ = ["SORTS", "events", "get", "has_live_workers", "latest_instant", "list_operations", "number_of", "outline"]
@@ -34,6 +34,9 @@ _SORT_COLUMNS = {
     "status": operations.c.state,
     "total_rows": operations.c.total_rows,
 }
+
+# One of which a purge has only left remains is not there any more.
+_IS_THERE = operations.c.stop_outcome.is_distinct_from(REMOVED)
 
 
 async def latest_instant(tx: Connection, lease_s: float) -> int:
@@ -59,7 +62,7 @@ async def get(tx: Connection, operation: str) -> Operation:
 async def outline(tx: Connection, operation: str, definitions: Mapping[str, Definition]) -> Outline:
     """What it takes to read the operation's rows; `definitions`, where it is among them, know its key's other names."""
     query = select(*(operations.c[name] for name in ("number", "id", "name", "rows_read", "columns", "plan")))
-    row = (await tx.execute(query.where(operations.c.id == operation))).one_or_none()
+    row = (await tx.execute(query.where(operations.c.id == operation, _IS_THERE))).one_or_none()
     if row is None:
         number = await number_of(tx, operation)
         row = (await tx.execute(query.where(operations.c.number == number))).one()
@@ -77,11 +80,12 @@ async def outline(tx: Connection, operation: str, definitions: Mapping[str, Defi
 
 async def number_of(tx: Connection, operation: str) -> int:
     """The inner number of an operation, by its id or an unambiguous beginning of it (8 characters or more)."""
-    found = (await tx.execute(select(operations.c.number).where(operations.c.id == operation))).scalar()
+    exact = select(operations.c.number).where(operations.c.id == operation, _IS_THERE)
+    found = (await tx.execute(exact)).scalar()
     if found is None and 8 <= len(operation) < 36:
         near = await tx.execute(
             select(operations.c.number)
-            .where(operations.c.id >= operation, operations.c.id < operation + "\x7f")
+            .where(operations.c.id >= operation, operations.c.id < operation + "\x7f", _IS_THERE)
             .limit(2)
         )
         numbers = near.scalars().all()
@@ -107,7 +111,7 @@ async def list_operations(
     """Operations that match every filter given; names and creators match when they contain the text, ignoring case."""
     if sort not in _SORT_COLUMNS:
         raise InvalidInput(f"operations cannot be sorted by {sort!r}; they can by: {', '.join(SORTS)}")
-    query = select(operations)
+    query = select(operations).where(_IS_THERE)
     if name is not None:
         query = query.where(func.lower(operations.c.name).contains(name.lower(), autoescape=True))
     if created_by is not None:

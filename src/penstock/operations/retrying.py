@@ -19,9 +19,9 @@ from penstock.db.database import Database
 from penstock.errors import Conflict, NotFound
 from penstock.operations import chunks as store
 from penstock.operations.held import Held
-from penstock.operations.referee import Head, head_of, move, touch
+from penstock.operations.referee import Head, move, touch
 from penstock.operations.rules.settling import refusal
-from penstock.operations.tables import chunks, operations, requests
+from penstock.operations.tables import REMOVED, chunks, operations, requests
 
 __all__ = ["Eligibility", "Retry", "can_retry", "retry_all", "retry_rows"]
 
@@ -75,7 +75,10 @@ async def can_retry(db: Database, number: int) -> Eligibility:
 
 
 async def _operation(tx: Connection, number: int) -> RowMapping:
-    return (await tx.execute(select(operations).where(operations.c.number == number))).one()._mapping
+    row = (await tx.execute(select(operations).where(operations.c.number == number))).one_or_none()
+    if row is None or row.stop_outcome == REMOVED:
+        raise NotFound("the operation has been purged")
+    return row._mapping
 
 
 def _objections(row: RowMapping) -> list[str]:
@@ -223,10 +226,9 @@ async def _open_for_rows(db: Database, tx: Connection, number: int, *, actor: st
     if head is None:
         running = operations.c.state.in_(("Running", "Retrying", "Paused"))
         head = await touch(tx, number, operations.c.reading == "complete", running)
-    if head is None:
-        found = await head_of(tx, number)
-        raise Conflict(f"rows of an operation that is {found.state} cannot be retried")
     row = await _operation(tx, number)
+    if head is None:
+        raise Conflict(f"rows of an operation that is {row['state']} cannot be retried")
     options = row["plan"]["options"]
     if not options["retryable"]:
         raise Conflict(f"operation {head.id} is declared as not retryable")

@@ -10,12 +10,12 @@ from datetime import datetime
 from typing import Any
 
 from penstock.blobs.store import FileStore
-from penstock.clock import Clock, Entropy, operation_id
+from penstock.clock import Clock, Entropy, micros, operation_id
 from penstock.db.database import Database
 from penstock.errors import InvalidInput, NotFound
 from penstock.formats import Limits
 from penstock.journal.numbering import number_new
-from penstock.operations import control, intake, queries, retrying, stories, views
+from penstock.operations import control, intake, purging, queries, retrying, stories, views
 from penstock.operations.checking import check_file, check_row
 from penstock.operations.editing import edited
 from penstock.operations.intake import Source
@@ -26,12 +26,15 @@ from penstock.operations.model import (
     HistoryEntry,
     Operation,
     Page,
+    Purged,
     RowError,
     RowView,
     VerifyReport,
 )
 from penstock.operations.proof.verify import verify
 from penstock.operations.retrying import Eligibility, Retry
+from penstock.operations.running.lease import bury
+from penstock.operations.running.watch import LONG_DEAD_S
 from penstock.operations.sheet import verdict_codes
 from penstock.pipeline import Definition, definition_of
 from penstock.settings import Settings
@@ -332,6 +335,18 @@ class Operations:
         )
         self._hint()
         return retry
+
+    async def purge(self, before: datetime, *, dry_run: bool = False) -> Purged:
+        """Remove operations that settled before an instant for good: records, events, files. Or only say what would go.
+
+        Transactions are short, so that work goes on meanwhile; what a crash leaves half done, the next purge finishes.
+        """
+        if before.tzinfo is None:
+            raise InvalidInput("purge takes an instant with its time zone, such as datetime.now(UTC)")
+        if dry_run:
+            return await purging.purgeable(self._db, micros(before))
+        await bury(self._db, long_dead_s=LONG_DEAD_S)
+        return await purging.purge(self._db, self._files, micros(before))
 
     async def _number(self, operation: str) -> int:
         async with self._db.read() as tx:

@@ -115,14 +115,14 @@ class Executions:
         return self._pipelines[definition.name]
 
     async def forget_settled(self, working: Collection[int]) -> None:
-        """Operations that have ended need no place in memory."""
+        """Operations that have ended, or were purged, need no place in memory."""
         idle = set(self._made) - set(working)
         if not idle:
             return
         async with self._db.read() as tx:
-            is_over = operations.c.number.in_(idle) & operations.c.state.in_(OPERATION.settled)
-            settled = (await tx.execute(select(operations.c.number).where(is_over))).scalars().all()
-        for number in settled:
+            is_open = operations.c.number.in_(idle) & operations.c.state.not_in(OPERATION.settled)
+            opened = (await tx.execute(select(operations.c.number).where(is_open))).scalars().all()
+        for number in idle - set(opened):
             del self._made[number]
 
     def set_cancelled(self, number: int) -> None:

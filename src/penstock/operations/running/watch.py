@@ -13,6 +13,7 @@ from sqlalchemy import select, update
 
 from penstock.db.connection import Connection
 from penstock.errors import Unavailable
+from penstock.operations.purging import Retention
 from penstock.operations.referee import touch
 from penstock.operations.running import mailroom
 from penstock.operations.running.actor import Halt
@@ -35,6 +36,7 @@ class Watch:
     def __init__(self, worker: Worker) -> None:
         self._worker, self._db = worker, worker.db
         self._next_sweep = 0.0
+        self._retention = Retention(worker.db, worker.files, worker.clock, days=worker.settings.retention_days)
 
     async def run(self, heart: Heart) -> None:
         """Look round for as long as the worker lives; that we can is also the sign that its loop is not stuck."""
@@ -119,6 +121,7 @@ class Watch:
             return
         self._next_sweep = worker.clock.monotonic() + SWEEP_S
         await self.follow_clock()
+        await self._retention.tick()
         await worker.executions.forget_settled(worker.working)
         worker.sources.close(but=worker.executions.numbers)
         if await bury(self._db, long_dead_s=LONG_DEAD_S) or await mailroom.sweep(self._db):
