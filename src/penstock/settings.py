@@ -56,7 +56,7 @@ class Settings(BaseModel):
         default=10, ge=0, description="rows that may kill their worker before the operation stops"
     )
     cancel_grace_s: float = Field(default=5.0, ge=0, description="how long a running step may go on after a cancel")
-    sync_threads: int = Field(default=16, ge=1, description="threads for steps declared with plain def")
+    sync_threads: int = Field(default=16, ge=1, description="threads for steps and validators declared with plain def")
     row_bytes_max: int = Field(default=MIB, ge=1, description="the largest row a reader accepts")
     output_bytes_max: int = Field(default=64 * 1024, ge=1, description="the largest output a step may return")
     metadata_bytes_max: int = Field(default=MIB, ge=1, description="the largest metadata an operation may have")

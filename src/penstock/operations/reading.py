@@ -30,7 +30,7 @@ from penstock.operations.running.draining import abandon
 from penstock.operations.running.execution import Execution
 from penstock.operations.running.persist import persist
 from penstock.operations.tables import chunk_rows, chunks, operations, row_records
-from penstock.operations.validation import check_batch, killed_its_validator
+from penstock.operations.validation import MayNotStart, check_batch, killed_its_validator
 
 __all__ = ["Reading", "take"]
 
@@ -141,7 +141,7 @@ class Reading:
         self.rows_read = head.rows_read
 
     def halt(self) -> None:
-        """Stop behind the batch in hand and give the operation back."""
+        """Check no further row, and give the operation back."""
         self.is_halted = True
 
     async def run(self, source: BinaryIO) -> None:
@@ -229,8 +229,11 @@ class Reading:
         self.raw_chunks += draft is not None and draft.is_raw
         return [] if draft is None else [draft]
 
+    def _may_go_on(self) -> bool:
+        return not self.is_halted and self.execution.may_start()
+
     def _raise_when_halted(self) -> None:
-        if self.is_halted or not self.execution.may_start():
+        if not self._may_go_on():
             raise Interrupted
 
     def _next_size(self, start: Position | None) -> int:
@@ -249,8 +252,7 @@ class Reading:
     async def _check(self, batch: Batch) -> list[Story]:
         """Judge a batch; where readers have died, say so first, so that another death here is known to be its doing."""
         if not self.crashes:
-            async with self.turn(False):
-                return await check_batch(self.execution, batch)
+            return await self._judge(batch)
         if self.crashes >= CRASHES_MAX and len(batch.rows) == 1:
             return killed_its_validator(self.execution, batch, self.crashes)
 
@@ -258,8 +260,14 @@ class Reading:
             await self._touch(tx, suspect_row=batch.start.row)
 
         await self._persist(suspect, "suspect", lambda _: False)
-        async with self.turn(True):
-            return await check_batch(self.execution, batch)
+        return await self._judge(batch, is_alone=True)
+
+    async def _judge(self, batch: Batch, *, is_alone: bool = False) -> list[Story]:
+        try:
+            async with self.turn(is_alone):
+                return await check_batch(self.execution, batch, self._may_go_on)
+        except MayNotStart:
+            raise Interrupted from None
 
     def _raise_on_breach(self, drafts: Sequence[Draft]) -> None:
         for draft in drafts:

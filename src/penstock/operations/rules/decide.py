@@ -24,6 +24,7 @@ __all__ = [
     "error_text",
     "in_doubt",
     "judge",
+    "message_of",
 ]
 
 MESSAGE_MAX = 2000
@@ -105,13 +106,18 @@ def in_doubt(what: str) -> str:
 
 def error_text(error: BaseException) -> str:
     """What to show of an exception: its message, or its type when it has none; the type leads unless it is ours."""
-    try:
-        text = str(error)
-    except Exception:  # a user's exception may fail even at this
-        text = "(its text could not be made)"
+    text = message_of(error)
     if isinstance(error, StepFailed | RetryLater | AttemptTimedOut | OutputLost):
         return cut(text or type(error).__name__)
     return cut(f"{type(error).__name__}: {text}" if text else type(error).__name__)
+
+
+def message_of(error: BaseException) -> str:
+    """An exception's own text, which may be empty."""
+    try:
+        return str(error)
+    except Exception:  # a user's exception may fail even at this
+        return "(its text could not be made)"
 
 
 def cut(text: str, limit: int = MESSAGE_MAX) -> str:

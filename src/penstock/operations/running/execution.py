@@ -18,7 +18,7 @@ from penstock.operations.rules.decide import AttemptTimedOut, OutputLost, error_
 from penstock.operations.rules.spans import Span, cut_spans
 from penstock.operations.running.crew import Crew
 from penstock.operations.running.gates import Gate, Pace, Share
-from penstock.pipeline import BoundStep, Definition, Done, Run, StepPlan
+from penstock.pipeline import BoundStep, Definition, Done, Hook, Run, StepPlan
 from penstock.pipeline.outputs import OUTPUT_BYTES_MAX
 
 __all__ = ["Aside", "Execution", "LiveStep"]
@@ -194,7 +194,9 @@ class Execution:
         self.check = row.checker(self.columns)
 
 
-def _validators(definition: Definition, pipeline: object) -> tuple[Callable[[Any, Any], Any], ...]:
-    composed = tuple(hook.call for hook in definition.validators)
+def _validators(definition: Definition, pipeline: object) -> tuple[Hook, ...]:
+    """The operation's own checks of a row and the metadata, in the order in which they are asked."""
     own = definition.validate_row
-    return composed if own is None else (*composed, partial(own.call, pipeline))
+    if own is None:
+        return definition.validators
+    return (*definition.validators, Hook(partial(own.call, pipeline), own.is_async))
