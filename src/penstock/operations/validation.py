@@ -14,7 +14,6 @@ from penstock.operations.held import Story
 from penstock.operations.rules.decide import cut, describe, error_text, message_of
 from penstock.operations.running.crew import SLICE_NS, is_ours
 from penstock.operations.running.execution import Execution
-from penstock.pipeline import Hook
 
 __all__ = [
     "Findings",
@@ -55,9 +54,12 @@ class Findings:
 
 
 async def validate(execution: Execution, raw: Any) -> Objection | None:
-    """What is wrong with one row; `MayNotStart`."""
+    """What is wrong with one row."""
     row, objection = parse(execution, raw)
-    return objection or await _ask(execution, execution.validators, row, execution.may_start)
+    if objection is not None:
+        return objection
+    judged = await ask_validators(execution, {0: row}, execution.may_start)
+    return judged[0]
 
 
 def parse(execution: Execution, raw: Any) -> tuple[Any, Objection | None]:
@@ -101,98 +103,80 @@ async def find_objections(execution: Execution, batch: Batch, may_start: MayStar
 
 
 async def ask_validators(execution: Execution, rows: Mapping[int, Any], may_start: MayStart) -> Judged:
-    """What the operation's own validators have against rows that fit their model; the first to object decides.
+    """What the operation's own validators have against rows that fit their model; of each, the first to object decides.
 
-    Row after row. Plain functions run on threads, where they may block: many rows to a hop, as many as fit into a
-    slice. Where some validators are awaited on the loop, the others have a hop for each row.
+    Validator after validator is asked about all rows to which none has objected so far: many rows can go to a thread
+    together, where plain functions run, because they may block.
     """
-    if not execution.validators:
-        return dict.fromkeys(rows)
-    if any(validator.is_async for validator in execution.validators):
-        return await _ask_on_loop(execution, rows, may_start)
-    return await _ask_on_threads(execution, rows, may_start)
-
-
-async def _ask_on_loop(execution: Execution, rows: Mapping[int, Any], may_start: MayStart) -> Judged:
     judged: Judged = {}
-    now = execution.clock.now_ns
+    left = rows
+    for validator in execution.validators:
+        if not left:
+            break
+        ask = _ask_on_loop if validator.is_async else _ask_on_threads
+        answers = await ask(execution, validator.call, left, may_start)
+        judged |= {i: objection for i, objection in answers.items() if objection is not None}
+        is_halted = len(answers) < len(left)
+        left = {i: rows[i] for i, objection in answers.items() if objection is None}
+        if is_halted and validator is not execution.validators[-1]:
+            return judged  # those to which nobody objects may still meet an objection
+    return judged | dict.fromkeys(left)
+
+
+async def _ask_on_loop(
+    execution: Execution, validator: Callable[..., Any], rows: Mapping[int, Any], may_start: MayStart
+) -> Judged:
+    answers: Judged = {}
+    now, meta = execution.clock.now_ns, execution.run.meta
     until = now() + SLICE_NS
     for i, row in rows.items():
-        try:
-            judged[i] = await _ask(execution, execution.validators, row, may_start)
-        except MayNotStart:
+        if not may_start():
             break
+        answers[i] = await _objection_of(validator, row, meta)
         if now() > until:  # others get a turn
             await asyncio.sleep(0)
             until = now() + SLICE_NS
-    return judged
+    return answers
 
 
-async def _ask(execution: Execution, validators: Sequence[Hook], row: Any, may_start: MayStart) -> Objection | None:
-    """What these validators have against one row."""
-    meta = execution.run.meta
-    for validator in validators:
-        if not may_start():
-            raise MayNotStart
-        if validator.is_async:
-            objection = await _objection_of(validator.call, row, meta)
-        else:
-            loop = asyncio.get_running_loop()
-            answer = await loop.run_in_executor(execution.threads, _answer, validator.call, row, meta)
-            objection = await _settled(answer)
-        if objection is not None:
-            return objection
-    return None
-
-
-async def _ask_on_threads(execution: Execution, rows: Mapping[int, Any], may_start: MayStart) -> Judged:
-    judged: Judged = {}
+async def _ask_on_threads(
+    execution: Execution, validator: Callable[..., Any], rows: Mapping[int, Any], may_start: MayStart
+) -> Judged:
+    answers: Judged = {}
     loop, todo = asyncio.get_running_loop(), iter([*rows.items()])
     try:
-        while hop := await loop.run_in_executor(execution.threads, _hop, execution, todo, may_start):
-            for i, asked, answer in hop:
-                objection = await _settled(answer)
-                judged[i] = objection or await _ask(execution, execution.validators[asked:], rows[i], may_start)
-    except MayNotStart:
-        pass
+        while hop := await loop.run_in_executor(execution.threads, _hop, execution, validator, todo, may_start):
+            for i, answer in hop:
+                is_pending = inspect.isawaitable(answer)  # a plain function may give a coroutine
+                answers[i] = await _objection_of(_given, answer) if is_pending else answer
     finally:
         list(todo)  # if we are cut off, the thread is not: it shall begin no other row
-    return judged
+    return answers
 
 
-def _hop(execution: Execution, todo: Iterator[tuple[int, Any]], may_start: MayStart) -> list[tuple[int, int, Any]]:
-    """Ask about the next rows, on a thread: of each its index, how many validators were asked, and the last answer."""
-    now, meta, validators = execution.clock.now_ns, execution.run.meta, execution.validators
+def _hop(
+    execution: Execution, validator: Callable[..., Any], todo: Iterator[tuple[int, Any]], may_start: MayStart
+) -> list[tuple[int, Any]]:
+    """Ask about the next rows, on a thread, as many as fit into a slice: what was objected, or a coroutine, or None."""
+    now, meta = execution.clock.now_ns, execution.run.meta
     until = now() + SLICE_NS
-    hop: list[tuple[int, int, Any]] = []
+    answers: list[tuple[int, Any]] = []
     for i, row in todo:
-        answer, asked = None, 0
-        while answer is None and asked < len(validators):
-            if not may_start():
-                list(todo)  # nor may the others
-                return hop
-            answer = _answer(validators[asked].call, row, meta)
-            asked += 1
-        hop.append((i, asked, answer))
+        if not may_start():
+            list(todo)  # nor may the others
+            break
+        try:
+            answer = validator(row, meta)
+            answers.append((i, answer if inspect.isawaitable(answer) else None))
+        except BaseException as error:  # a validator may raise anything; it is this row's alone
+            answers.append((i, _objection(error)))
         if now() > until:
             break
-    return hop
+    return answers
 
 
-def _answer(validator: Callable[..., Any], row: Any, meta: Any) -> Objection | Awaitable[Any] | None:
-    """What a plain function has against a row; if it gives a coroutine, that is to be awaited on the loop."""
-    try:
-        answer = validator(row, meta)
-    except BaseException as error:  # a validator may raise anything; it is this row's alone
-        return _objection(error)
-    return answer if inspect.isawaitable(answer) else None
-
-
-async def _settled(answer: Objection | Awaitable[Any] | None) -> Objection | None:
-    if answer is None or isinstance(answer, Objection):
-        return answer
-    given = answer
-    return await _objection_of(lambda: given)
+def _given(answer: Awaitable[Any]) -> Awaitable[Any]:
+    return answer
 
 
 async def _objection_of(validator: Callable[..., Awaitable[Any]], *given: Any) -> Objection | None:
