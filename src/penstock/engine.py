@@ -15,6 +15,7 @@ from penstock.clock import Clock, Entropy, SystemClock
 from penstock.db.database import Database
 from penstock.errors import DeclarationError, Unavailable
 from penstock.operations.intake import Source
+from penstock.operations.lifespans import Lifespans
 from penstock.operations.model import Operation
 from penstock.operations.running.worker import Worker
 from penstock.operations.service import Operations
@@ -41,10 +42,19 @@ class Penstock:
         self.db, self.settings, self.definitions = db, settings, definitions
         self.clock, self.entropy = clock, entropy
         self.files = FileStore(settings.storage_folder)
+        self.lifespans = Lifespans()
         self._workers: set[Worker] = set()
         actor = _user()
         self.operations = Operations(
-            db, self.files, settings, definitions, clock=clock, entropy=entropy, actor=actor, hint=self.hint
+            db,
+            self.files,
+            settings,
+            definitions,
+            self.lifespans,
+            clock=clock,
+            entropy=entropy,
+            actor=actor,
+            hint=self.hint,
         )
         self.signals = Signals(db, clock=clock, entropy=entropy, actor=actor, hint=self.hint)
 
@@ -74,13 +84,23 @@ class Penstock:
         try:
             yield penstock
         finally:
-            await penstock.operations.close()
-            await db.close()
+            try:
+                await penstock.lifespans.close()
+            finally:
+                await db.close()
 
     @asynccontextmanager
     async def worker(self) -> AsyncIterator[Worker]:
         """A worker in this process."""
-        worker = Worker(self.db, self.files, self.definitions, self.settings, clock=self.clock, entropy=self.entropy)
+        worker = Worker(
+            self.db,
+            self.files,
+            self.definitions,
+            self.settings,
+            self.lifespans,
+            clock=self.clock,
+            entropy=self.entropy,
+        )
         async with worker:
             self._workers.add(worker)
             try:

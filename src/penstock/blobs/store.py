@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
+import secrets
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from penstock.errors import NotFound
+from penstock.errors import FileUnreadable, NotFound
 
 __all__ = ["FileStore", "Stored"]
 
@@ -35,7 +35,7 @@ class FileStore:
         """Store a stream; returns once the bytes would outlive a crash. The same bytes are kept once."""
         self._folder.mkdir(parents=True, exist_ok=True)
         digest, size = hashlib.sha256(), 0
-        descriptor, staged = tempfile.mkstemp(prefix="staged-", dir=self._folder)
+        descriptor, staged = self._stage()
         try:
             with os.fdopen(descriptor, "wb") as target:
                 while block := source.read(_BLOCK_BYTES):
@@ -46,17 +46,26 @@ class FileStore:
             key = digest.hexdigest()
             os.replace(staged, self._folder / key)
         except BaseException:
-            Path(staged).unlink(missing_ok=True)
+            staged.unlink(missing_ok=True)
             raise
         self._sync_folder()
         return Stored(key, size, key)
 
     def open(self, key: str) -> BinaryIO:
-        """The stored bytes, seekable."""
+        """The stored bytes, seekable; `NotFound` when they are gone, `FileUnreadable` when only we cannot have them."""
         try:
             return (self._folder / key).open("rb")
         except FileNotFoundError:
-            raise NotFound(f"the stored file {key[:12]}… is gone from the storage folder") from None
+            if self._folder.is_dir():
+                raise NotFound(f"the stored file {key[:12]}… is gone from the storage folder") from None
+            raise FileUnreadable(f"the storage folder {self._folder} is not there") from None
+        except OSError as error:
+            raise FileUnreadable(f"the stored file {key[:12]}… cannot be read: {error.strerror}") from error
+
+    def _stage(self) -> tuple[int, Path]:
+        """A new file that whoever the umask admits can read: other workers may run as other users."""
+        staged = self._folder / f"staged-{secrets.token_hex(8)}"
+        return os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), staged
 
     def _sync_folder(self) -> None:
         descriptor = os.open(self._folder, os.O_RDONLY)

@@ -38,7 +38,8 @@ from penstock.operations.tables import chunks
 __all__ = ["ChunkActor", "Halt", "Tempo", "working_state"]
 
 T = TypeVar("T")
-Halt = Literal["Stopping", "Paused", "shutdown", "lost"]
+Halt = Literal["Paused", "shutdown", "Stopping", "lost"]
+HALTS: tuple[Halt, ...] = ("Paused", "shutdown", "Stopping", "lost")  # each overrules those before it
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,7 @@ class ChunkActor:
 
     def halt(self, why: Halt) -> None:
         """Begin nothing more; let go when the running rows have ended."""
-        if self._halt not in {why, "lost"}:
+        if self._halt is None or HALTS.index(why) > HALTS.index(self._halt):
             self._halt = why
             self._word.set()
 
@@ -247,7 +248,7 @@ class ChunkActor:
         self.desk.refresh()
         keys = {found.signal.key for found in done.matches}
         if keys:
-            await self.db.transaction(partial(mailroom.wake, self.db, self.held.operation, keys), "pass_on")
+            await self._commit(partial(mailroom.wake, self.db, self.held.operation, keys), "pass_on")
 
     async def _close(self) -> bool:
         writing = self.held.writing()
@@ -336,12 +337,12 @@ class ChunkActor:
             why = (lambda _: reason) if is_poisoned else self._stop_reason
             await break_if(self.db, tx, self.held.operation, why, actor=self.owner)
 
-        await self.db.transaction(stop, "broke")
+        await self._commit(stop, "broke")
 
     async def _break(self, reason: str) -> None:
         """Stop the operation, which cannot go on."""
         number = self.held.operation
-        await self.db.transaction(lambda tx: break_if(self.db, tx, number, lambda _: reason, actor=self.owner), "broke")
+        await self._commit(lambda tx: break_if(self.db, tx, number, lambda _: reason, actor=self.owner), "broke")
 
     def _has_new_failures(self) -> bool:
         """Whether rows have failed since we last looked, and that could stop the operation."""

@@ -17,7 +17,7 @@ from penstock.operations.running import mailroom
 from penstock.operations.running.mailroom import Overtaken
 from penstock.operations.tables import operations
 
-__all__ = ["abandon_readings", "drain_chunk"]
+__all__ = ["abandon_readings", "drain_chunk", "give_back_reading"]
 
 
 async def drain_chunk(db: Database, held: Held, *, owner: str, clock: Clock) -> bool:
@@ -68,3 +68,13 @@ async def abandon(db: Database, head: Head, tx: Connection, *, actor: str) -> He
         open_chunks=operations.c.open_chunks - 1,
     )
     return None if now is None else await finish_if_over(db, tx, now, actor=actor)
+
+
+async def give_back_reading(db: Database, head: Head, *, actor: str) -> None:
+    """Let somebody else go on reading, or nobody when the operation is stopping."""
+
+    async def give_back(tx: Connection) -> None:
+        if await abandon(db, head, tx, actor=actor) is None:
+            await touch(tx, head.number, operations.c.fence == head.fence, owner=None)
+
+    await db.transaction(give_back, "give_back_reading")

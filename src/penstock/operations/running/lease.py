@@ -73,7 +73,8 @@ class Lease:
         sent = self._clock.monotonic()
         is_known = await db.transaction(renew, "beat")
         if is_known:
-            has_lapsed = sent > self._until
+            # Now, not when it was sent: the database may have been slow to hear of it.
+            has_lapsed = self._clock.monotonic() > self._until
             self._renewed_until = sent + self._lease_s - self._margin_s
             # While it was over, others may have taken what we hold: see `confirm`.
             self._until = 0.0 if has_lapsed else self._renewed_until
