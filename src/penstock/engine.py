@@ -16,6 +16,7 @@ from penstock.db.database import Database
 from penstock.db.shared_clock import share_clock
 from penstock.errors import DeclarationError, Unavailable
 from penstock.operations.intake import Source
+from penstock.operations.lifespans import Lifespans
 from penstock.operations.model import Operation
 from penstock.operations.queries import has_live_workers, latest_instant
 from penstock.operations.running.worker import Worker
@@ -43,10 +44,19 @@ class Penstock:
         self.db, self.settings, self.definitions = db, settings, definitions
         self.clock, self.entropy = clock, entropy
         self.files = FileStore(settings.storage_folder)
+        self.lifespans = Lifespans()
         self._workers: set[Worker] = set()
         actor = _user()
         self.operations = Operations(
-            db, self.files, settings, definitions, clock=clock, entropy=entropy, actor=actor, hint=self.hint
+            db,
+            self.files,
+            settings,
+            definitions,
+            self.lifespans,
+            clock=clock,
+            entropy=entropy,
+            actor=actor,
+            hint=self.hint,
         )
         self.signals = Signals(db, clock=clock, entropy=entropy, actor=actor, hint=self.hint)
 
@@ -78,14 +88,22 @@ class Penstock:
             try:
                 yield penstock
             finally:
-                await penstock.operations.close()
+                await penstock.lifespans.close()
         finally:
             await db.close()
 
     @asynccontextmanager
     async def worker(self) -> AsyncIterator[Worker]:
         """A worker in this process."""
-        worker = Worker(self.db, self.files, self.definitions, self.settings, clock=self.clock, entropy=self.entropy)
+        worker = Worker(
+            self.db,
+            self.files,
+            self.definitions,
+            self.settings,
+            self.lifespans,
+            clock=self.clock,
+            entropy=self.entropy,
+        )
         async with worker:
             self._workers.add(worker)
             try:

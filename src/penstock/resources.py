@@ -128,6 +128,7 @@ def operation(found: Operation) -> Document:
         "generation": found.generation,
         "retryCount": found.retry_count,
         "errorMessage": found.error,
+        "trouble": found.trouble,
         "metadata": found.metadata,
         "fileName": found.file_name,
         "fileSize": found.file_bytes,

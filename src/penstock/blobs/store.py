@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import os
+import secrets
 import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from penstock.errors import NotFound
+from penstock.errors import FileUnreadable, NotFound
 
 __all__ = ["FileStore", "Stored"]
 
@@ -42,7 +43,7 @@ class FileStore:
         digest, size = hashlib.sha256(), 0
         if not self._has_looked:  # once is enough: who left something behind is not there any more
             self.remove_stale()
-        descriptor, staged = tempfile.mkstemp(prefix=_STAGED, dir=self._folder)
+        descriptor, staged = self._stage()
         try:
             with os.fdopen(descriptor, "wb") as target:
                 while block := source.read(_BLOCK_BYTES):
@@ -53,17 +54,26 @@ class FileStore:
             key = digest.hexdigest()
             os.replace(staged, self._folder / key)
         except BaseException:
-            Path(staged).unlink(missing_ok=True)
+            staged.unlink(missing_ok=True)
             raise
         self._sync_folder()
         return Stored(key, size, key)
 
     def open(self, key: str) -> BinaryIO:
-        """The stored bytes, seekable."""
+        """The stored bytes, seekable; `NotFound` when they are gone, `FileUnreadable` when only we cannot have them."""
         try:
             return (self._folder / key).open("rb")
         except FileNotFoundError:
-            raise NotFound(f"the stored file {key[:12]}… is gone from the storage folder") from None
+            if self._folder.is_dir():
+                raise NotFound(f"the stored file {key[:12]}… is gone from the storage folder") from None
+            raise FileUnreadable(f"the storage folder {self._folder} is not there") from None
+        except OSError as error:
+            raise FileUnreadable(f"the stored file {key[:12]}… cannot be read: {error.strerror}") from error
+
+    def _stage(self) -> tuple[int, Path]:
+        """A new file that whoever the umask admits can read: other workers may run as other users."""
+        staged = self._folder / f"{_STAGED}{secrets.token_hex(8)}"
+        return os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), staged
 
     def remove(self, key: str) -> int | None:
         """Remove a file that no operation uses; how many bytes it had, or None when it was stored lately, and stays.

@@ -91,6 +91,7 @@ async def candidates(
     limit: int,
     skip: Collection[int] = (),
     reading: Collection[int] = (),
+    aside: Collection[int] = (),
     operation: int | None = None,
     rank: int = 0,
     workers: int = 1,
@@ -98,21 +99,24 @@ async def candidates(
     """Chunks that could be claimed now, longest due first; a plain read, so each may be gone by the time we try.
 
     Chunks of a stopping operation can be drained by anyone; the others only by who has the operation's code, and those
-    to be validated not by who still reads the file and left them. Of several workers each looks at a part of the chunks
-    of its own first, so that they do not all try for the same ones.
+    to be validated not by who still reads the file and left them. Operations that are set aside do not stand in the
+    way of others. Of several workers each looks at a part of the chunks of its own first, so that they do not all try
+    for the same ones.
     """
     if not limit:
         return []
-    # Room for a few more, so that the statement is the same for a while; no chunk has the number 0.
+    # Room for a few more, so that the statement is the same for a while; no chunk or operation has the number 0.
     skipped = [*skip, *[0] * (SKIPPED_EACH - len(skip) % SKIPPED_EACH)]
+    left = [*aside, *[0] * (-len(aside) % SKIPPED_EACH)]
     asked = {"many": limit, "of": operation, "rank": rank, "workers": workers}
     read = [*reading, *[0] * (READINGS_MAX - len(reading))]
-    asked |= _numbered("skip", skipped) | _numbered("name", names) | _numbered("read", read)
+    asked |= _numbered("skip", skipped) | _numbered("name", names) | _numbered("read", read) | _numbered("aside", left)
+    sizes = len(skipped), len(names), len(left)
     found = (await tx.send(db.prepared(_draining, len(skipped), operation is not None), asked)).rows
     if names and len(found) < limit and workers > 1:
-        found += (await tx.send(db.prepared(_runnable, len(skipped), len(names), True), asked)).rows
+        found += (await tx.send(db.prepared(_runnable, *sizes, True), asked)).rows
     if names and not found:
-        found = (await tx.send(db.prepared(_runnable, len(skipped), len(names)), asked)).rows
+        found = (await tx.send(db.prepared(_runnable, *sizes), asked)).rows
     return [_held(dict(zip(_CANDIDATE.keys(), row, strict=True))) for row in found[:limit]]
 
 
@@ -130,6 +134,7 @@ _CANDIDATE = {
     "data": chunk_rows.c.data,
     "operation_state": operations.c.state,
     "plan": operations.c.plan,
+    "trouble": operations.c.trouble,
 }
 
 
@@ -148,7 +153,7 @@ def _draining(db: Database, skipped: int, is_of_one: bool) -> Select[*tuple[Any,
     return _claimable(db, skipped, is_of_one).where(operations.c.state == "Stopping").order_by(chunks.c.id)
 
 
-def _runnable(db: Database, skipped: int, names: int, is_part: bool = False) -> Select[*tuple[Any, ...]]:
+def _runnable(db: Database, skipped: int, names: int, left: int, is_part: bool = False) -> Select[*tuple[Any, ...]]:
     is_read = _one_of(operations.c.number, "read", READINGS_MAX)
     is_to_validate = (operations.c.state == "Validating") & (chunks.c.is_raw == 1) & ~is_read
     is_due = (
@@ -157,6 +162,8 @@ def _runnable(db: Database, skipped: int, names: int, is_part: bool = False) -> 
         chunks.c.due_at <= db.now(),
     )
     query = _claimable(db, skipped, is_of_one=False).where(*is_due).order_by(chunks.c.due_at, chunks.c.id)
+    if left:
+        query = query.where(~_one_of(operations.c.number, "aside", left))
     return query.where(chunks.c.id % bindparam("workers") == bindparam("rank")) if is_part else query
 
 
@@ -178,6 +185,7 @@ def _held(row: Mapping[str, Any]) -> Held:
         mail=row["mail"],
         ledger=Ledger.decode(row["ledger"], rows=row["row_count"], steps=steps, base=0),
         data=row["data"],
+        has_trouble=row.get("trouble") is not None,
     )
     if held.is_raw and not row["ledger"]:
         held.ledger.await_validation()

@@ -130,6 +130,7 @@ class Held:
     mail: int
     ledger: Ledger
     data: bytes | None
+    has_trouble: bool = False  # somebody could not go on with the operation
     unstored: Mapping[str, bytes | None] | None = None  # the rows, to be stored with our next write
     stories: dict[tuple[int, int], Story] = field(default_factory=dict)  # by (row number, step)
     changed: set[tuple[int, int]] = field(default_factory=set)

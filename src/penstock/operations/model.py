@@ -57,6 +57,7 @@ class Operation:
     finished_at: datetime | None
     steps: tuple[str, ...]
     options: Mapping[str, Any] = field(repr=False)
+    trouble: str | None = None  # why the worker that tried last could not go on with it; nothing once one does
 
     @property
     def processed_rows(self) -> int:

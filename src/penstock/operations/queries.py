@@ -208,4 +208,5 @@ def _operation(row: RowMapping, counts: Counts) -> Operation:
         finished_at=instant("finished_at"),
         steps=tuple(step["name"] for step in plan["steps"]),
         options=plan["options"],
+        trouble=None if OPERATION.is_settled(row["state"]) else row["trouble"],
     )

@@ -26,7 +26,7 @@ from penstock.operations.referee import Head, end_validation, head_of, move, sum
 from penstock.operations.rules.decide import cut
 from penstock.operations.rules.planning import SUSPECT_ROWS_MAX, chunk_size, largest_chunk, piece_size
 from penstock.operations.rules.thresholds import breach
-from penstock.operations.running.draining import abandon
+from penstock.operations.running.draining import give_back_reading
 from penstock.operations.running.execution import Execution
 from penstock.operations.running.persist import persist
 from penstock.operations.tables import chunk_rows, chunks, operations, row_records
@@ -165,16 +165,7 @@ class Reading:
                 await self._reject(str(error))
         except Interrupted:
             with contextlib.suppress(Unavailable):
-                await self._give_back()
-
-    async def _give_back(self) -> None:
-        """Somebody else may go on reading, or nobody when the operation is stopping."""
-
-        async def give_back(tx: Connection) -> None:
-            if await abandon(self.db, self.head, tx, actor=self.owner) is None:
-                await touch(tx, self.head.number, operations.c.fence == self.head.fence, owner=None)
-
-        await self.db.transaction(give_back, "give_back_reading")
+                await give_back_reading(self.db, self.head, actor=self.owner)
 
     async def _read(self, reader: Reader) -> None:
         pending: asyncio.Task[None] | None = None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import builtins
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack
 from datetime import datetime
 from typing import Any
 
@@ -19,6 +18,7 @@ from penstock.operations import control, intake, purging, queries, retrying, sto
 from penstock.operations.checking import check_file, check_row
 from penstock.operations.editing import edited
 from penstock.operations.intake import Source
+from penstock.operations.lifespans import Lifespans
 from penstock.operations.model import (
     ErrorGroup,
     Event,
@@ -53,6 +53,7 @@ class Operations:
         files: FileStore,
         settings: Settings,
         definitions: Mapping[str, Definition],
+        lifespans: Lifespans,
         *,
         clock: Clock,
         entropy: Entropy,
@@ -61,12 +62,7 @@ class Operations:
     ) -> None:
         self._db, self._files, self._settings, self._definitions = db, files, settings, definitions
         self._clock, self._entropy, self._actor, self._hint = clock, entropy, actor, hint
-        self._pipelines: dict[str, object] = {}
-        self._stack = AsyncExitStack()
-
-    async def close(self) -> None:
-        """Close what the pipelines hold open."""
-        await self._stack.aclose()
+        self._pipeline = lifespans.pipeline
 
     async def create(
         self,
@@ -392,8 +388,3 @@ class Operations:
         if limit < 1:
             raise InvalidInput(f"limit is {limit}; a page has at least 1 entry")
         return min(limit, self._settings.page_max)
-
-    async def _pipeline(self, definition: Definition) -> object:
-        if definition.name not in self._pipelines:
-            self._pipelines[definition.name] = await self._stack.enter_async_context(definition.lifespan())
-        return self._pipelines[definition.name]

@@ -20,7 +20,7 @@ from sqlalchemy import ColumnElement, Row, Select, exists, select
 from penstock.blobs.store import FileStore
 from penstock.db.connection import Connection
 from penstock.db.database import Database
-from penstock.errors import NotFound
+from penstock.errors import FileUnreadable, NotFound
 from penstock.journal import queries as journal
 from penstock.operations.held import Story, unpack_rows
 from penstock.operations.ledger import Counts, Ledger
@@ -289,7 +289,7 @@ def _file_findings(files: FileStore, operation: Row[Any], deep: bool) -> list[Fi
                 while block := stream.read(HASH_BYTES):
                     digest.update(block)
             size = stream.seek(0, 2)
-    except NotFound as error:
+    except (NotFound, FileUnreadable) as error:
         return [(None, str(error))]
     found: list[Finding] = []
     if size != operation.file_bytes:

@@ -35,7 +35,8 @@ from penstock.operations.running.persist import persist
 __all__ = ["ChunkActor", "Halt", "Tempo", "working_state"]
 
 T = TypeVar("T")
-Halt = Literal["Stopping", "Paused", "shutdown", "lost"]
+Halt = Literal["Paused", "shutdown", "Stopping", "lost"]
+HALTS: tuple[Halt, ...] = ("Paused", "shutdown", "Stopping", "lost")  # each overrules those before it
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,7 @@ class ChunkActor:
 
     def halt(self, why: Halt) -> None:
         """Begin nothing more; let go when the running rows have ended."""
-        if self._halt not in {why, "lost"}:
+        if self._halt is None or HALTS.index(why) > HALTS.index(self._halt):
             self._halt = why
             self._word.set()
 

@@ -19,7 +19,7 @@ from penstock.operations.running.owning import own
 from penstock.operations.running.persist import persist
 from penstock.operations.tables import operations
 
-__all__ = ["abandon_readings", "drain_chunk"]
+__all__ = ["abandon_readings", "drain_chunk", "give_back_reading"]
 
 DRAIN_PATIENCE_S = 1.0  # a chunk that was claimed and not drained is another's when our lease is over
 
@@ -78,3 +78,13 @@ async def abandon(db: Database, head: Head, tx: Connection, *, actor: str) -> He
         open_chunks=operations.c.open_chunks - 1,
     )
     return None if now is None else await finish_if_over(db, tx, now, actor=actor)
+
+
+async def give_back_reading(db: Database, head: Head, *, actor: str) -> None:
+    """Let somebody else go on reading, or nobody when the operation is stopping."""
+
+    async def give_back(tx: Connection) -> None:
+        if await abandon(db, head, tx, actor=actor) is None:
+            await touch(tx, head.number, operations.c.fence == head.fence, owner=None)
+
+    await db.transaction(give_back, "give_back_reading")

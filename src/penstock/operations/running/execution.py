@@ -6,7 +6,7 @@ import asyncio
 import enum
 import inspect
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import nullcontext
 from datetime import datetime
@@ -17,7 +17,7 @@ from penstock.clock import Clock, from_micros
 from penstock.operations.rules.decide import AttemptTimedOut, OutputLost, error_text
 from penstock.operations.rules.spans import Span, cut_spans
 from penstock.operations.running.crew import Crew
-from penstock.operations.running.gates import Gate, Pace, Share
+from penstock.operations.running.gates import Gate, Limiter, Pace
 from penstock.operations.running.lease import StartLimit
 from penstock.pipeline import BoundStep, Definition, Done, Hook, Run, StepPlan
 from penstock.pipeline.outputs import OUTPUT_BYTES_MAX
@@ -128,12 +128,12 @@ class LiveStep:
         assert self.plan.options.timeout is not None
         return from_micros(began + round(self.plan.options.timeout * 1e6))
 
-    def take_share(self, share: Share) -> None:
-        """Hold our part of the step's limits; the other live workers hold theirs."""
+    def limiters(self) -> Iterator[tuple[str, Limiter]]:
+        """What its calls pass through, by the names of its limits."""
         if self._gate is not None:
-            self._gate.take_share(share)
+            yield f"{self.plan.attribute}.concurrency", self._gate
         if self._pace is not None:
-            self._pace.take_share(share)
+            yield f"{self.plan.attribute}.rate", self._pace
 
 
 def _on_thread(call: Call, threads: Executor, start_limit: StartLimit) -> Call:
@@ -218,6 +218,7 @@ class Execution:
             )
             for step in definition.steps
         )
+        self.limiters = dict(limiter for step in self.steps for limiter in step.limiters())
         self.validators = _validators(definition, pipeline)
         self.use_columns(columns)
         self.is_cancelled = False

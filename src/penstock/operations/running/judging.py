@@ -113,8 +113,11 @@ class ReadJob(JudgeJob):
             return bool(rest)
         try:
             piece = next(self._pieces, None)
-        except Broken as error:
-            self.desk.trouble = str(error)
+        except (Broken, OSError) as error:
+            if isinstance(error, OSError):
+                self.desk.unreadable = error
+            else:
+                self.desk.trouble = str(error)
             self.desk.refuse(self.withdraw())
             return True
         if piece is None:

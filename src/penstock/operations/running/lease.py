@@ -19,6 +19,7 @@ from penstock.clock import Clock, Entropy
 from penstock.db.connection import Connection
 from penstock.db.database import Database
 from penstock.errors import PenstockError, Unavailable
+from penstock.operations.running.gates import Refused
 from penstock.operations.tables import workers
 
 __all__ = ["FOREVER", "Heart", "Lease", "LeaseOver", "StartLimit", "bury", "host_name", "is_process_alive"]
@@ -28,7 +29,7 @@ log = logging.getLogger("penstock.worker")
 FOREVER = 2**63
 
 
-class LeaseOver(Exception):
+class LeaseOver(Refused):
     """No time is left in our lease: user code may not start."""
 
 
@@ -102,7 +103,8 @@ class Lease:
         sent = self._clock.ticks_ns()
         is_known = await db.transaction(renew, "beat")
         if is_known:
-            has_lapsed = sent > self.start_limit.until_ns
+            # Now, not when it was sent: the database may have been slow to hear of it.
+            has_lapsed = self._clock.ticks_ns() > self.start_limit.until_ns
             self._renewed_until_ns = sent + self._start_ns
             # While it was over, others may have taken what we hold: see `confirm`.
             self.start_limit.until_ns = 0 if has_lapsed else self._renewed_until_ns

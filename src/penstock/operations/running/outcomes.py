@@ -11,7 +11,7 @@ from penstock.operations.held import Held, StoredRows, Story
 from penstock.operations.ledger import COMPLETED, FAILED, INVALID, SKIPPED, STATES, Ledger
 from penstock.operations.rules.decide import Verdict, WrongLength, cut, describe, error_text, judge
 from penstock.operations.running.execution import Execution
-from penstock.operations.running.lease import LeaseOver
+from penstock.operations.running.gates import Refused
 from penstock.operations.states import ROW_STEP
 from penstock.operations.validation import Objection, faults_json
 from penstock.pipeline import Context
@@ -38,6 +38,7 @@ class Desk:
         "rows",
         "trouble",
         "unread",
+        "unreadable",
         "was_refused",
     )
 
@@ -52,6 +53,7 @@ class Desk:
         self.has_moved = False
         self.was_refused = False
         self.trouble: str | None = None  # why the operation cannot go on
+        self.unreadable: OSError | None = None  # why this worker cannot read its file
         self.refresh()
 
     def refresh(self) -> None:
@@ -106,7 +108,7 @@ class Desk:
         return self._faults.get(i, []) if edited is None or edited.data is None else []
 
     def refuse(self, rows: Iterable[int]) -> None:
-        """These rows may not begin what they stand at: no time is left in our lease."""
+        """These rows may not begin what they stand at: no time is left in our lease, or our part of a limit is gone."""
         self.was_refused = True
         for i in rows:
             self.ledger.stand_down((i,))
@@ -145,8 +147,8 @@ class Desk:
             self._close_stories(i, place)
 
     def raised(self, i: int, place: int, error: BaseException, began: int, *, isolate: bool = False) -> None:
-        """An attempt of row i's step raised, or was refused because no time is left in our lease."""
-        if isinstance(error, LeaseOver):
+        """An attempt of row i's step raised, or could not begin."""
+        if isinstance(error, Refused):
             self.refuse((i,))
             return
         now = self._time(i, place, began)
