@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field, fields
 from typing import Literal
 
-__all__ = ["CLIENT_POINTS", "UNKILLED", "WORKER_POINTS", "Fault", "Menu", "Switches", "both_sides"]
+__all__ = ["CLIENT_POINTS", "MOODS", "UNKILLED", "WORKER_POINTS", "Fault", "Menu", "Switches", "both_sides"]
 
 # Every transaction of the engine, by who makes it.
 WORKER_POINTS = (
@@ -22,6 +22,10 @@ UNKILLED = frozenset({"fold", "give_up", "late_result", "transaction"})
 
 GENTLE_S = (2.0, 12.0)
 
+# Where workers die within a second, what else is done to them has little effect: so some rounds let them live longer,
+# and in some nobody dies but by the other faults.
+Mood = Literal["rough", "gentle", "quiet"]
+MOODS: tuple[Mood, ...] = ("rough", "rough", "gentle", "quiet")
 Kind = Literal["point", "kill", "freeze", "stop", "none"]
 
 
@@ -71,7 +75,7 @@ class Menu:
     freezes: int
     stops: int
     stop_share: int = 1
-    is_gentle: bool = False  # workers live for seconds, so that what else is done to them has its effect
+    mood: Mood = "rough"
     asked: Counter[str] = field(default_factory=Counter)
 
     def for_worker(self) -> Fault:
@@ -79,7 +83,9 @@ class Menu:
         fates: list[Kind] = ["point"] * 6 + ["kill"] * 3 if self.kills > 0 else ["none"]
         fates += ["freeze"] if self.freezes > 0 else []
         fates += ["stop"] * self.stop_share if self.stops > 0 else []
-        if self.is_gentle:
+        if self.mood == "quiet":
+            return Fault("none")
+        if self.mood == "gentle":
             fate = self.rng.choice([fate for fate in fates if fate != "point"])
             return Fault(fate, after_s=self.rng.uniform(*GENTLE_S), for_s=self.lease_s * self.rng.uniform(0.8, 2))
         match self.rng.choice(fates):
@@ -95,9 +101,11 @@ class Menu:
 
     def for_client(self) -> Fault:
         """The fate of the next client."""
-        if self.kills > 0 and self.rng.random() < (0.3 if self.is_gentle else 0.6):
+        if self.mood == "quiet" or self.kills <= 0:
+            return Fault("none")
+        if self.rng.random() < (0.3 if self.mood == "gentle" else 0.6):
             return Fault("point", self._point(CLIENT_POINTS), after_s=10.0)
-        return Fault("kill", after_s=25.0 if self.is_gentle else 10.0) if self.kills > 0 else Fault("none")
+        return Fault("kill", after_s=25.0 if self.mood == "gentle" else 10.0)
 
     def _point(self, names: tuple[str, ...]) -> str:
         points = [point for point in both_sides(names) if point.partition(":")[0] not in UNKILLED]
