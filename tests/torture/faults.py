@@ -84,20 +84,25 @@ class Menu:
         fates += ["freeze"] if self.freezes > 0 else []
         fates += ["stop"] * self.stop_share if self.stops > 0 else []
         if self.mood == "quiet":
-            return Fault("none")
+            fates = ["none"]
+        elif self.mood == "gentle":
+            fates = [fate for fate in fates if fate != "point"]
+        kind, for_s = self.rng.choice(fates), self.lease_s * self.rng.uniform(0.8, 2)
+        point = self._point(WORKER_POINTS) if kind == "point" else None
+        return Fault(kind, point, self._after_s(kind), for_s)
+
+    def _after_s(self, kind: Kind) -> float:
+        """How long a worker lives before something happens to it."""
         if self.mood == "gentle":
-            fate = self.rng.choice([fate for fate in fates if fate != "point"])
-            return Fault(fate, after_s=self.rng.uniform(*GENTLE_S), for_s=self.lease_s * self.rng.uniform(0.8, 2))
-        match self.rng.choice(fates):
-            case "point":
-                return Fault("point", self._point(WORKER_POINTS), after_s=2.0)
+            return self.rng.uniform(*GENTLE_S)
+        match kind:
             case "kill":
-                return Fault("kill", after_s=self.rng.expovariate(1.2))
+                return self.rng.expovariate(1.2)
             case "freeze":
-                return Fault("freeze", after_s=0.3 + self.rng.random(), for_s=self.lease_s * self.rng.uniform(0.8, 2))
+                return 0.3 + self.rng.random()
             case "stop":
-                return Fault("stop", after_s=0.2 + self.rng.random() * 1.5)
-        return Fault("none")
+                return 0.2 + self.rng.random() * 1.5
+        return 2.0  # to come to its point
 
     def for_client(self) -> Fault:
         """The fate of the next client."""

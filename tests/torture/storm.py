@@ -88,7 +88,7 @@ class Storm:
     async def rage(self, now: Round, seconds: float) -> None:
         """For so long."""
         end = time.monotonic() + seconds
-        self._is_raging, self.menu.mood = True, self.rng.choice(MOODS)
+        self._is_raging, self.menu.mood = True, self.rng.choice(MOODS) if now.number > 1 else "rough"
         now.faults.append(f"the round is {self.menu.mood}")
         self._has_odd_clocks = self.switches.clocks and self.rng.random() < ODD_CLOCKS
         if self._has_odd_clocks and self.restart is None:
