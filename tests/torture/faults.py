@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field, fields
 from typing import Literal
 
-__all__ = ["CLIENT_POINTS", "UNKILLED", "WORKER_POINTS", "Fault", "Menu", "Switches", "both_sides"]
+__all__ = ["CLIENT_POINTS", "MOODS", "UNKILLED", "WORKER_POINTS", "Fault", "Menu", "Switches", "both_sides"]
 
 # Every transaction of the engine, by who makes it.
 WORKER_POINTS = (
@@ -24,6 +24,10 @@ UNKILLED = frozenset(
 
 GENTLE_S = (2.0, 12.0)
 
+# Where workers die within a second, what else is done to them has little effect: so some rounds let them live longer,
+# and in some nobody dies but by the other faults.
+Mood = Literal["rough", "gentle", "quiet"]
+MOODS: tuple[Mood, ...] = ("rough", "rough", "gentle", "quiet")
 Kind = Literal["point", "kill", "freeze", "stop", "none"]
 
 
@@ -73,7 +77,7 @@ class Menu:
     freezes: int
     stops: int
     stop_share: int = 1
-    is_gentle: bool = False  # workers live for seconds, so that what else is done to them has its effect
+    mood: Mood = "rough"
     asked: Counter[str] = field(default_factory=Counter)
 
     def for_worker(self) -> Fault:
@@ -81,25 +85,34 @@ class Menu:
         fates: list[Kind] = ["point"] * 6 + ["kill"] * 3 if self.kills > 0 else ["none"]
         fates += ["freeze"] if self.freezes > 0 else []
         fates += ["stop"] * self.stop_share if self.stops > 0 else []
-        if self.is_gentle:
-            fate = self.rng.choice([fate for fate in fates if fate != "point"])
-            return Fault(fate, after_s=self.rng.uniform(*GENTLE_S), for_s=self.lease_s * self.rng.uniform(0.8, 2))
-        match self.rng.choice(fates):
-            case "point":
-                return Fault("point", self._point(WORKER_POINTS), after_s=2.0)
+        if self.mood == "quiet":
+            fates = ["none"]
+        elif self.mood == "gentle":
+            fates = [fate for fate in fates if fate != "point"]
+        kind, for_s = self.rng.choice(fates), self.lease_s * self.rng.uniform(0.8, 2)
+        point = self._point(WORKER_POINTS) if kind == "point" else None
+        return Fault(kind, point, self._after_s(kind), for_s)
+
+    def _after_s(self, kind: Kind) -> float:
+        """How long a worker lives before something happens to it."""
+        if self.mood == "gentle":
+            return self.rng.uniform(*GENTLE_S)
+        match kind:
             case "kill":
-                return Fault("kill", after_s=self.rng.expovariate(1.2))
+                return self.rng.expovariate(1.2)
             case "freeze":
-                return Fault("freeze", after_s=0.3 + self.rng.random(), for_s=self.lease_s * self.rng.uniform(0.8, 2))
+                return 0.3 + self.rng.random()
             case "stop":
-                return Fault("stop", after_s=0.2 + self.rng.random() * 1.5)
-        return Fault("none")
+                return 0.2 + self.rng.random() * 1.5
+        return 2.0  # to come to its point
 
     def for_client(self) -> Fault:
         """The fate of the next client."""
-        if self.kills > 0 and self.rng.random() < (0.3 if self.is_gentle else 0.6):
+        if self.mood == "quiet" or self.kills <= 0:
+            return Fault("none")
+        if self.rng.random() < (0.3 if self.mood == "gentle" else 0.6):
             return Fault("point", self._point(CLIENT_POINTS), after_s=10.0)
-        return Fault("kill", after_s=25.0 if self.is_gentle else 10.0) if self.kills > 0 else Fault("none")
+        return Fault("kill", after_s=25.0 if self.mood == "gentle" else 10.0)
 
     def _point(self, names: tuple[str, ...]) -> str:
         points = [point for point in both_sides(names) if point.partition(":")[0] not in UNKILLED]

@@ -20,7 +20,7 @@ from typing import Any
 from sqlalchemy import make_url
 
 from . import clocks
-from .faults import Fault, Menu, Switches
+from .faults import MOODS, Fault, Menu, Switches
 from .journal import Began, read_all
 from .nursery import Child, Nursery
 from .oracle import Finding
@@ -32,7 +32,7 @@ __all__ = ["Round", "Storm"]
 
 WORKERS, CLIENTS = 3, 2
 OPERATIONS_EACH = 3
-GENTLE, ODD_CLOCKS = 0.5, 0.5  # of all rounds
+ODD_CLOCKS = 0.5  # of all rounds
 JUMPING_S = 60.0
 ALL_WELL: Mapping[str, float] = MappingProxyType({})
 LUCK: Sequence[Mapping[str, float]] = (ALL_WELL, ALL_WELL, {"connected": 0.5}, {"local": 1.0})
@@ -88,7 +88,8 @@ class Storm:
     async def rage(self, now: Round, seconds: float) -> None:
         """For so long."""
         end = time.monotonic() + seconds
-        self._is_raging, self.menu.is_gentle = True, self.rng.random() < GENTLE
+        self._is_raging, self.menu.mood = True, self.rng.choice(MOODS) if now.number > 1 else "rough"
+        now.faults.append(f"the round is {self.menu.mood}")
         self._has_odd_clocks = self.switches.clocks and self.rng.random() < ODD_CLOCKS
         if self._has_odd_clocks and self.restart is None:
             now.clock = clocks.jumps(self.rng, time.monotonic(), end)
@@ -97,7 +98,8 @@ class Storm:
                 group.create_task(self._keep(now, "worker", end, self.menu.for_worker))
             for _ in range(CLIENTS):
                 group.create_task(self._keep(now, "client", end, self.menu.for_client))
-            if self.restart is not None and not self._has_odd_clocks:  # a server that is away hides what they lead to
+            # A server that is away hides what odd clocks lead to.
+            if self.restart is not None and not self._has_odd_clocks and self.menu.mood != "quiet":
                 group.create_task(self._keep_restarting(self.restart, end))
         self._is_raging = self._has_odd_clocks = False
         now.clock = None
@@ -227,7 +229,7 @@ class Storm:
 
     async def _keep_restarting(self, restart: Callable[[], None], end: float) -> None:
         while self.tally.restarts < self.restarts_max:
-            await asyncio.sleep(self.rng.uniform(8, 20) if self.menu.is_gentle else self.rng.uniform(1, 6))
+            await asyncio.sleep(self.rng.uniform(1, 6) if self.menu.mood == "rough" else self.rng.uniform(8, 20))
             if time.monotonic() > end - 2:
                 return
             began = time.monotonic()
