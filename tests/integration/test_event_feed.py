@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from approvals import Paper, papers
-from sqlalchemy import delete, select, update
+from sqlalchemy import delete, literal, select, update
 
 from penstock import Context, operation
+from penstock.db.database import Database
 from penstock.journal import numbering
+from penstock.journal.queries import record
 from penstock.journal.tables import transitions
 from penstock.operations.model import Event
 from penstock.operations.queries import number_of
@@ -53,6 +57,34 @@ async def test_a_move_that_commits_after_a_later_one_was_read_is_not_missed(e):
     assert told(later) == [(slow.id, "picked_up")]
     assert told(await e.operations.events()) == told([*seen, *later])
     assert await e.operations.events(since=later[-1].sequence) == []
+
+
+@pytest.mark.databases("postgresql", "mariadb")
+async def test_moves_of_one_operation_that_commit_between_two_passes_keep_their_order(e, monkeypatch):
+    """Its first move was written before those of the first pass, its second one behind them; both come afterwards."""
+    monkeypatch.setattr(numbering, "NUMBERED_EACH", 2)
+    db, transaction, passes = e.penstock.db, Database.transaction, []
+    slow, *others = [await e.create(file_papers, papers(1)) for _ in range(4)]
+    await e.operations.events()
+    async with AsyncExitStack() as stack:
+        open_transaction = await stack.enter_async_context(db.write())
+        number = await number_of(open_transaction, slow.id)
+        await move(db, open_transaction, number, "picked_up", actor="ana")
+        for other in others:
+            await e.operations.cancel(other.id)
+
+        async def commit_before_the_second_pass(db: Database, work: Any, point: str = "") -> Any:
+            passes.append(point)
+            if passes.count("number_events") == 2 and passes[-1] == "number_events":
+                await stack.aclose()
+                await e.operations.pause(slow.id)
+            return await transaction(db, work, point)
+
+        monkeypatch.setattr(Database, "transaction", commit_before_the_second_pass)
+        await e.operations.events()
+    found = await e.operations.events(slow.id)
+    assert [event.event for event in found] == ["created", "picked_up", "paused"]
+    assert [event.sequence for event in found] == sorted(event.sequence for event in found)
 
 
 async def test_readers_at_once_give_no_number_out_twice_and_all_read_the_same(e, monkeypatch):
@@ -126,3 +158,21 @@ async def test_numbers_are_not_given_out_again_when_the_last_moves_are_gone(e):
     await e.penstock.db.transaction(forget)
     made = await e.create(file_papers, papers(1))
     assert told(await e.operations.events(since=last.sequence)) == [(made.id, "created")]
+
+
+async def test_moves_of_other_machines_are_no_events_and_hide_none(e):
+    async def move_blobs(tx):
+        for _ in range(3):
+            await record(
+                tx, machine="blob", subject="b", source=None, event="x", target="y", at=literal(0), actor="ana"
+            )
+
+    first = await e.create(file_papers, papers(1))
+    await e.penstock.db.transaction(move_blobs)
+    second = await e.create(file_papers, papers(1))
+    (seen,) = await e.operations.events(limit=1)
+    assert told([seen, *await e.operations.events(since=seen.sequence, limit=1)]) == [
+        (first.id, "created"),
+        (second.id, "created"),
+    ]
+    assert len(await e.operations.events(limit=2)) == 2

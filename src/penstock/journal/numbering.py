@@ -16,21 +16,20 @@ from penstock.journal.tables import counters, transitions
 
 __all__ = ["number_new", "start_counter"]
 
-NUMBERED_EACH = 1000  # in one transaction
+NUMBERED_EACH = 5000  # in one transaction
 
 _EVENTS = counters.c.name == "events"
 _NEW = select(transitions.c.sequence).where(transitions.c.position.is_(None))
-# In the order of the index, so that PostgreSQL does not search the table for what it believes to be frequent.
-_ANY_NEW = _NEW.order_by(transitions.c.position).limit(1)
+# In the order of the index: PostgreSQL would otherwise search the table for what it believes to be frequent.
+_SOME_NEW = _NEW.order_by(transitions.c.position)
 
 
 async def number_new(db: Database) -> None:
     """Number every move that is committed and has no number yet, in the order in which they were written."""
     async with db.read() as tx:
-        is_new = (await tx.execute(_ANY_NEW)).first() is not None
-    last: int | None = 0 if is_new else None
-    while last is not None:
-        last = await db.transaction(partial(_number_some, db, last), "number_events")
+        is_more = (await tx.execute(_SOME_NEW.limit(1))).first() is not None
+    while is_more:
+        is_more = await db.transaction(partial(_number_some, db), "number_events")
 
 
 async def start_counter(db: Database, tx: Connection) -> None:
@@ -40,19 +39,28 @@ async def start_counter(db: Database, tx: Connection) -> None:
     await tx.execute(made, [{"name": "events", "value": last}])
 
 
-async def _number_some(db: Database, after: int, tx: Connection) -> int | None:
-    """Number moves written behind `after`; where the next pass goes on, or None when this was the last."""
+async def _number_some(db: Database, tx: Connection) -> bool:
+    """Number the moves that were written first; whether there may be more."""
     number = await _lock_counter(db, tx)
-    # Read without locks, then changed by their keys: MariaDB would wait here for moves that are not committed.
-    some = _NEW.where(transitions.c.sequence > after).order_by(transitions.c.sequence).limit(NUMBERED_EACH)
-    found = (await tx.execute(some)).scalars().all()
+    found = await _first_new(tx)
     if found:
         # Between two of them may be others that are not committed yet: numbers rise, and some are left out.
         ahead = number + 1 - found[0]
         numbered = update(transitions).where(transitions.c.sequence.in_(found))
         await tx.execute(numbered.values(position=transitions.c.sequence + ahead))
         await tx.execute(update(counters).where(_EVENTS).values(value=found[-1] + ahead))
-    return found[-1] if len(found) == NUMBERED_EACH else None
+    return len(found) == NUMBERED_EACH
+
+
+async def _first_new(tx: Connection) -> list[int]:
+    """The first moves without a number, as one statement sees them: what came before one of them is among them.
+
+    Read without locks and then changed by their keys: MariaDB would wait here for moves that are not committed.
+    """
+    found = (await tx.execute(_SOME_NEW.limit(NUMBERED_EACH))).scalars().all()
+    if len(found) == NUMBERED_EACH:  # there are others, which may come before these
+        found = (await tx.execute(_NEW.order_by(transitions.c.sequence).limit(NUMBERED_EACH))).scalars().all()
+    return sorted(found)
 
 
 async def _lock_counter(db: Database, tx: Connection) -> int:

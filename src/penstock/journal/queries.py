@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, insert, select
+from sqlalchemy import ColumnElement, bindparam, insert, select
 
 from penstock.db.connection import Connection
 from penstock.journal.tables import transitions
@@ -75,12 +75,20 @@ async def feed(
     tx: Connection, *, machine: str, subject: str | None = None, since: int = 0, limit: int = 100
 ) -> Sequence[Entry]:
     """Moves that have a number (see `numbering`) above `since`, by number; of one subject or of all."""
-    query = _ENTRIES.where(transitions.c.machine == machine, transitions.c.position > since).limit(limit)
-    if subject is None:
-        query = query.order_by(transitions.c.position)
-    else:  # they are numbered in the order in which they were made
-        query = query.where(transitions.c.subject == subject).order_by(transitions.c.sequence)
-    return [Entry(**row._mapping) for row in await tx.execute(query)]
+    if subject is not None:  # they are numbered in the order in which they were made
+        mine = _ENTRIES.where(transitions.c.machine == machine, transitions.c.subject == subject)
+        query = mine.where(transitions.c.position > since).order_by(transitions.c.sequence).limit(limit)
+        return [Entry(**row._mapping) for row in await tx.execute(query)]
+    # Nothing but the number is asked for: with more to go by, SQLite and PostgreSQL read and sort the whole log.
+    query = _ENTRIES.where(transitions.c.position > bindparam("since")).order_by(transitions.c.position).limit(limit)
+    found: list[Entry] = []
+    while len(found) < limit:
+        some = [Entry(**row._mapping) for row in await tx.execute(query, {"since": since})]
+        found += [entry for entry in some if entry.machine == machine]
+        if len(some) < limit:
+            break
+        since = some[-1].position or since
+    return found[:limit]
 
 
 _ENTRIES = select(*(transitions.c[name] for name in Entry.__dataclass_fields__))

@@ -44,7 +44,7 @@ OPERATIONS_EACH = 100  # emptied before their files are looked at and their rows
 ROWS_EACH = 5000  # in one transaction, with their records; at least one chunk
 RECORDS_EACH = 1000  # of each other table, in one transaction
 PASS_OPERATIONS = 10  # by a worker at a time, for it has more to do
-PASS_TRANSACTIONS = 20
+PASS_TRANSACTIONS = 10
 LOOK_AGAIN_S = 3600.0
 DAY_US = 86_400_000_000
 
