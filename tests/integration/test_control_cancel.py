@@ -28,6 +28,7 @@ from penstock import Context, Pipeline, operation, step
 from penstock.errors import IllegalMove
 from penstock.operations import control
 from penstock.operations.model import Operation
+from penstock.operations.queries import number_of
 from penstock.operations.running import mailroom
 from penstock.settings import Settings
 from penstock.testing import Engine, engine
@@ -59,6 +60,32 @@ class Office:
                     office.asked_to_stop.append(ctx.cancelled)
 
         self.kind = Kind
+
+
+async def test_a_row_that_is_retried_after_a_cancel_is_not_asked_to_stop(database_url, tmp_path):
+    wall, asked_to_stop = Wall(), []
+
+    @operation("again", max_row_concurrency=1)
+    class Again(Pipeline[Paper]):
+        @step
+        async def work(self, paper: Paper, ctx: Context) -> None:
+            if not asked_to_stop:
+                await wall.stop()
+            asked_to_stop.append(ctx.cancelled)
+
+    async with engine([Again], url=database_url, tmp_path=tmp_path, settings=SMALL) as e:
+        made = await e.create(Again, papers(2))
+        await at_wall(wall, e.work_until_idle())
+        async with e.penstock.db.read() as tx:
+            number = await number_of(tx, made.id)
+        await control.cancel(e.penstock.db, number, actor="ana")
+        await e.worker.look_round()
+        wall.gone.set()
+        await e.work_until_idle()
+        assert ((await e.operations.get(made.id)).status, asked_to_stop) == ("Cancelled", [True])
+        await e.operations.retry(made.id)
+        await e.work_until_idle()
+        assert ((await e.operations.get(made.id)).status, asked_to_stop) == ("Completed", [True, False])
 
 
 @pytest.fixture

@@ -264,6 +264,28 @@ async def test_a_worker_that_is_stopped_cuts_off_what_does_not_end_and_nothing_c
         assert await clean(e) == []
 
 
+async def test_a_worker_that_is_stopped_waits_no_longer_because_the_operation_is_paused_too(database_url, tmp_path):
+    """A pause lets rows end however long they take; the end of the worker does not."""
+    wall = Wall()
+
+    @operation("stuck")
+    class Stuck(Pipeline[Paper]):
+        @step
+        async def work(self, paper: Paper, ctx: Context) -> None:
+            await wall.stop()
+
+    async with engine([Stuck], url=database_url, tmp_path=tmp_path, settings=Settings(shutdown_s=0.2)) as e:
+        made = await e.create(Stuck, papers(1))
+        await at_wall(wall, e.work_until_idle())
+        await e.operations.pause(made.id)
+        stopping = asyncio.create_task(e.worker.stop())
+        await asyncio.sleep(0)
+        await e.worker.look_round()
+        await stopping
+        assert [(h.event, h.error_type) for h in await history(e, made)] == [("interrupted", None)]
+        assert [(row.lost, row.in_flight) for row in await rows_of(e.penstock.db, made.id)] == [(0, 0)]
+
+
 async def test_a_stopped_worker_leaves_waits_as_they_are(e):
     made = await e.create("approvals", papers(2))
     await e.work_until_idle()

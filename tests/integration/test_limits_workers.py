@@ -6,14 +6,18 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from approvals import a_moment, chunks_of, clean, history
 from several import CALM, Item, Witness, engines, items, limited, shares_of, until
 from stored import rows_of
+from timers import Timers, most_within_a_second
 
 from penstock import BatchContext, Context, Pipeline, operation, step
 from penstock.operations.model import Operation
+from penstock.operations.running import gates
+from penstock.operations.running.limits import LimitShares
 from penstock.testing import Engine
 
 LEASE_S = CALM.lease_s
@@ -69,7 +73,7 @@ async def test_a_second_worker_takes_nothing_from_one_that_has_the_only_unit(dat
     witness = Witness()
     kind = limited(witness, concurrency=1)
     async with engines([kind], [kind], url=database_url, folder=tmp_path, numbers=numbers) as (one, other):
-        made = await one.create(kind, items(8))
+        made = await one.create(kind, items(24))
         async with working(one, other):
             await until(lambda: bool(witness.inside))
             for _ in range(3):
@@ -81,8 +85,8 @@ async def test_a_second_worker_takes_nothing_from_one_that_has_the_only_unit(dat
                 await until(lambda done=done: len(witness.calls) > done)
         witness.open()
         finished = await ends(made, one, other)
-        assert (finished.status, finished.successful_rows, witness.most) == ("Completed", 8, 1)
-        assert sorted(witness.calls) == list(range(1, 9))
+        assert (finished.status, finished.successful_rows, witness.most) == ("Completed", 24, 1)
+        assert sorted(witness.calls) == list(range(1, 25))
         assert await clean(one) == []
 
 
@@ -156,7 +160,7 @@ async def test_a_dead_workers_units_are_taken_when_its_lease_is_over(database_ur
     witness = Witness()
     kind = limited(witness, concurrency=1)
     async with engines([kind], [kind], url=database_url, folder=tmp_path) as (one, other):
-        made = await one.create(kind, items(6))
+        made = await one.create(kind, items(24))
         async with working(one):
             await until(lambda: bool(witness.inside))
         await one.worker.vanish()
@@ -170,7 +174,7 @@ async def test_a_dead_workers_units_are_taken_when_its_lease_is_over(database_ur
             assert list(await shares_of(other, made)) == [other.worker.lease.id]
         witness.open()
         done = await ends(made, other)
-        assert (done.status, done.successful_rows, witness.most) == ("Completed", 6, 1)
+        assert (done.status, done.successful_rows, witness.most) == ("Completed", 24, 1)
 
 
 async def test_workers_that_do_not_run_the_operation_have_no_part_in_its_limits(database_url, tmp_path):
@@ -213,7 +217,7 @@ async def test_a_worker_leaves_the_others_all_units_when_it_has_nothing_to_run(d
     witness = Witness()
     kind = limited(witness, concurrency=2)
     async with engines([kind], [kind], url=database_url, folder=tmp_path) as (one, other):
-        made = await one.create(kind, items(12))
+        made = await one.create(kind, items(24))
         async with working(one):
             await until(lambda: len(witness.inside) == 2)
             await other.work_until_idle()
@@ -308,6 +312,49 @@ async def test_a_worker_that_comes_back_in_time_goes_on_with_its_units(database_
         assert (await ends(made, one)).status == "Completed"
 
 
+@pytest.mark.databases("postgresql", "mariadb")
+async def test_a_worker_that_comes_back_waits_for_who_is_just_taking_its_units(database_url, tmp_path):
+    """Whoever saw its lease over takes its units in a transaction that may not be committed yet."""
+    witness = Witness()
+    kind = limited(witness, concurrency=1)
+    async with engines([kind], [kind], url=database_url, folder=tmp_path) as (one, other):
+        made = await one.create(kind, items(2))
+        async with working(one):
+            await until(lambda: witness.rows == [1])
+        await pass_time(LEASE_S + 1, other)
+        (chunk,) = await chunks_of(one, made)
+        async with other.penstock.db.write() as tx:
+            limits = {"call.concurrency": 1}
+            taken, *_ = await other.worker.limit_shares._change(chunk.operation, limits, {"call.concurrency": 0}, tx)
+            await one.worker.lease.beat()
+            coming_back = asyncio.create_task(one.worker.look_round())
+            await asyncio.wait({coming_back}, timeout=0.3)
+            assert (taken, coming_back.done()) == ({"call.concurrency": 1}, False)
+            assert not one.worker.lease.may_start()
+        await coming_back
+        assert units(await shares_of(one, made)) == [1, 0]
+        witness.let_go()
+        await one.work_until_idle()
+        assert witness.calls == [1]
+
+
+async def test_nothing_may_start_until_a_worker_that_comes_back_has_seen_its_units(database_url, tmp_path, monkeypatch):
+    witness, could_start = Witness(is_open=True), []
+    kind, look_round = limited(witness, concurrency=1), LimitShares.look_round
+    async with engines([kind], url=database_url, folder=tmp_path) as (one,):
+        await one.run(kind, items(2))
+
+        async def noting(self: LimitShares, running: Any, *, has_lapsed: bool) -> None:
+            could_start.append(one.worker.lease.may_start())
+            await look_round(self, running, has_lapsed=has_lapsed)
+            could_start.append(one.worker.lease.may_start())
+
+        monkeypatch.setattr(LimitShares, "look_round", noting)
+        await pass_time(LEASE_S + 1, one)
+        await look(one)
+        assert (could_start, one.worker.lease.may_start()) == ([False, False], True)
+
+
 async def test_the_shares_of_the_dead_are_removed_although_nobody_shares_with_them(database_url, tmp_path):
     witness = Witness(is_open=True)
     kind = limited(witness, concurrency=3)
@@ -396,3 +443,48 @@ async def test_a_limit_holds_whatever_happens_to_three_workers(database_url, tmp
         assert (done.successful_rows, done.failed_rows) == (60, 0)
         assert witness.most <= limit
         assert await clean(them[0]) == []
+
+
+async def test_a_rate_holds_over_workers_that_join_and_leave(database_url, tmp_path, monkeypatch):
+    calls: list[tuple[float, str]] = []
+
+    def paced(who: str) -> type:
+        @operation("paced", max_row_concurrency=8)
+        class Paced(Pipeline[Item]):
+            @step(rate="10/s")
+            async def call(self, row: Item, ctx: Context) -> None:
+                calls.append((one.clock.monotonic(), who))
+
+        return Paced
+
+    kinds = [paced("one")], [paced("other")]
+    async with engines(*kinds, url=database_url, folder=tmp_path) as (one, other):
+        timers = Timers(one.clock)
+        monkeypatch.setattr(gates, "happens_within", timers.happens_within)
+
+        async def go_on(number: int, *them: Engine) -> None:
+            """So many calls more; all look round each second."""
+            wanted, looked = len(calls) + number, one.clock.monotonic()
+            while len(calls) < wanted:
+                await until(lambda: bool(timers.waits))
+                await timers.next()
+                if one.clock.monotonic() >= looked + 1:
+                    looked = one.clock.monotonic()
+                    await pass_time(0, *them)
+                    await look(*them)
+
+        made = await one.create(kinds[0][0], items(200))
+        async with working(one):
+            await go_on(35, one)
+            async with working(other):
+                await go_on(70, one, other)
+                assert units(await shares_of(one, made), "call.rate") == [5, 5]
+                await one.worker.stop()
+                await go_on(40, other)
+                assert units(await shares_of(other, made), "call.rate") == [10]
+        by_one = [start for start, who in calls if who == "one"]
+        by_other = [start for start, who in calls if who == "other"]
+        assert most_within_a_second([start for start, _ in calls]) <= 10
+        assert by_other[0] < by_one[-1] < by_other[-1], "they worked at the same time, and then one alone"
+        last_second = [start for start in by_other if start > by_other[-1] - 0.9999]
+        assert len(last_second) == 10, "and it has all of the rate in the end"

@@ -65,6 +65,19 @@ async def test_anybody_is_offered_the_chunks_of_an_operation_that_stops(db):
     assert await offered(db, names=[], operation=number + 1) == []
 
 
+@pytest.mark.parametrize("many", [1, 7, 8, 9])
+async def test_chunks_of_operations_that_are_set_aside_are_not_offered_unless_they_stop(db, many):
+    ids = await ids_of(db)
+    async with db.read() as tx:
+        number = await tx.scalar(select(operations.c.number))
+    others = range(number + 1, number + many)
+    assert await offered(db, aside=[*others]) == ids
+    assert await offered(db, aside=[*others, number]) == []
+    assert await offered(db, aside=[*others, number], rank=0, workers=3) == []
+    await db.transaction(lambda tx: tx.execute(update(operations).values(state="Stopping", stop_outcome="Cancelled")))
+    assert await offered(db, aside=[*others, number]) == ids
+
+
 async def test_several_workers_look_at_different_chunks_first(db):
     ids = await ids_of(db)
     parts = [await offered(db, rank=rank, workers=3) for rank in range(3)]

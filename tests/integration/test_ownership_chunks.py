@@ -21,10 +21,11 @@ from approvals import (
     states,
     two_engines,
 )
-from sqlalchemy import delete
+from sqlalchemy import delete, update
 from stored import rows_of
 
 from penstock import Context, Pipeline, operation, step
+from penstock.db.database import Database
 from penstock.operations import chunks as store
 from penstock.operations import control
 from penstock.operations.chunks import Lost
@@ -33,7 +34,7 @@ from penstock.operations.queries import number_of
 from penstock.operations.reading import Interrupted, Reading
 from penstock.operations.referee import head_of
 from penstock.operations.running import mailroom
-from penstock.operations.tables import workers
+from penstock.operations.tables import chunks, workers
 from penstock.settings import Settings
 from penstock.testing import Engine, engine
 
@@ -327,6 +328,81 @@ async def test_a_claim_whose_answer_was_lost_is_given_back_by_its_own_worker(dat
         await e.worker.look_round()
         await e.work_until_idle()
         assert (await e.operations.get(made.id)).status == "Completed"
+
+
+@pytest.mark.parametrize("meanwhile", ["another claims it", "we claim it again", "it was let go"])
+async def test_a_chunk_is_given_up_only_as_it_was_when_we_saw_that_it_is_not_in_hand(
+    database_url, tmp_path, monkeypatch, meanwhile
+):
+    """Between the look and the write it may change hands, also to ours."""
+    shop = Shop()
+    transaction = Database.transaction
+    async with engine([shop.kind], url=database_url, tmp_path=tmp_path) as e:
+        made = await e.create(shop.kind, papers(2))
+        await e.worker.tick()
+        while e.worker.readings:
+            await e.worker.wake.wait()
+        await held_by(e, made.id, e.worker.lease.id)
+        before: list[Any] = []
+
+        async def change_first(self: Database, work: Any, point: str = "") -> Any:
+            if point == "give_up":
+                monkeypatch.undo()
+                await let_go(e)
+                if meanwhile != "it was let go":
+                    await held_by(e, made.id, "another" if meanwhile == "another claims it" else e.worker.lease.id)
+                before.extend(await chunks_of(e, made))
+            return await transaction(self, work, point)
+
+        monkeypatch.setattr(Database, "transaction", change_first)
+        await e.worker.look_round()
+        assert before
+        assert await chunks_of(e, made) == before
+
+
+async def let_go(e: Engine) -> None:
+    async def write(tx: Any) -> None:
+        await tx.execute(update(chunks).values(owner=None))
+
+    await e.penstock.db.transaction(write)
+
+
+async def test_giving_a_chunk_up_is_a_write_of_its_owner(database_url, tmp_path):
+    """Whoever looked at the chunk before must look again before it claims it."""
+    shop = Shop()
+    async with engine([shop.kind], url=database_url, tmp_path=tmp_path) as e:
+        made = await e.create(shop.kind, papers(2))
+        await e.worker.tick()
+        while e.worker.readings:
+            await e.worker.wake.wait()
+        held = await held_by(e, made.id, e.worker.lease.id)
+        await e.worker.look_round()
+        (chunk,) = await chunks_of(e, made)
+        assert (chunk.owner, chunk.fence, chunk.version) == (None, held.fence, held.version + 1)
+
+
+@pytest.mark.covers("I-17")
+async def test_a_lease_that_the_database_renewed_too_late_counts_when_it_is_seen_what_is_still_ours(
+    database_url, tmp_path, monkeypatch
+):
+    """The beat was sent in time, but the database was slow: others may have taken what we hold."""
+    shop = Shop()
+    transaction = Database.transaction
+    async with engine([shop.kind], url=database_url, tmp_path=tmp_path) as e:
+
+        async def slowly(self: Database, work: Any, point: str = "") -> Any:
+            if point == "beat":
+                e.clock.advance(LEASE_S)
+            return await transaction(self, work, point)
+
+        monkeypatch.setattr(Database, "transaction", slowly)
+        await e.worker.lease.beat()
+        monkeypatch.undo()
+        assert e.worker.lease.has_lapsed
+        assert not e.worker.lease.may_start()
+        await e.worker.lease.beat()
+        await e.worker.look_round()
+        assert e.worker.lease.may_start()
 
 
 @pytest.mark.covers("I-17")

@@ -1,82 +1,62 @@
-"""The store of uploaded files: removing them, and what uploads that were cut off have left behind."""
+"""Stored files: whole or not at all, readable for other workers, and an error of ours when they are not."""
 
 from __future__ import annotations
 
 import io
 import os
+import stat
 from pathlib import Path
 
 import pytest
 
 from penstock.blobs.store import FileStore
-
-HOUR_S, DAY_S = 3600, 86_400
-
-
-def age(path: Path, seconds: float) -> None:
-    then = path.stat().st_mtime - seconds
-    os.utime(path, (then, then))
+from penstock.errors import FileUnreadable, NotFound, Unavailable
 
 
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
+def stored(folder: Path) -> Path:
+    key = FileStore(folder).put(io.BytesIO(b"some bytes")).key
+    return folder / key
 
 
-def cut_off(folder: Path, name: str, seconds: float) -> None:
-    """An upload that wrote its last byte so long ago, and never ended."""
-    folder.mkdir(exist_ok=True)
-    (folder / name).write_bytes(b"half")
-    age(folder / name, seconds)
+@pytest.mark.parametrize("umask, mode", [(0o022, 0o644), (0o027, 0o640), (0o077, 0o600)])
+def test_whoever_the_umask_admits_can_read_a_stored_file(tmp_path: Path, umask: int, mode: int):
+    before = os.umask(umask)
+    try:
+        file = stored(tmp_path)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(file.stat().st_mode) == mode
 
 
-def test_uploads_that_were_cut_off_more_than_a_day_ago_are_removed_with_the_next_file(tmp_path: Path):
-    cut_off(tmp_path, "staged-old", DAY_S + 60)
-    cut_off(tmp_path, "staged-young", DAY_S - 60)
-    cut_off(tmp_path, "not-ours", 9 * DAY_S)
-    stored = FileStore(tmp_path).put(io.BytesIO(b"rows"))
-    assert names(tmp_path) == sorted([stored.key, "staged-young", "not-ours"])
+def test_a_stream_that_breaks_off_leaves_nothing_behind(tmp_path: Path):
+    class Broken(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            raise ConnectionResetError("gone")
+
+    with pytest.raises(ConnectionResetError):
+        FileStore(tmp_path).put(Broken())
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_a_process_looks_for_what_was_left_behind_once_and_whenever_it_is_told(tmp_path: Path):
-    files = FileStore(tmp_path)
-    files.remove_stale()
-    first = files.put(io.BytesIO(b"one"))
-    cut_off(tmp_path, "staged-old", DAY_S + 60)
-    second = files.put(io.BytesIO(b"two"))
-    assert names(tmp_path) == sorted([first.key, second.key, "staged-old"])
-    files.remove_stale()
-    assert names(tmp_path) == sorted([first.key, second.key])
+def test_a_file_that_is_gone_is_not_found(tmp_path: Path):
+    stored(tmp_path).unlink()
+    with pytest.raises(NotFound, match="is gone from the storage folder"):
+        FileStore(tmp_path).open("0" * 64)
 
 
-def test_a_folder_that_is_not_there_has_nothing_to_remove(tmp_path: Path):
-    files = FileStore(tmp_path / "none")
-    files.remove_stale()
-    assert files.remove("0" * 64) == 0
-    assert not (tmp_path / "none").exists()
+def test_a_file_that_is_there_but_cannot_be_read_is_no_reason_to_give_up(tmp_path: Path, monkeypatch):
+    file = stored(tmp_path)
+
+    def refuse(self: Path, mode: str) -> io.BytesIO:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(FileUnreadable, match="Permission denied") as raised:
+        FileStore(tmp_path).open(file.name)
+    assert isinstance(raised.value, Unavailable)
+    assert isinstance(raised.value.__cause__, PermissionError)
 
 
-def test_a_file_that_was_stored_lately_is_not_removed(tmp_path: Path):
-    files = FileStore(tmp_path)
-    key = files.put(io.BytesIO(b"rows")).key
-    assert files.remove(key) is None
-    age(tmp_path / key, HOUR_S + 60)
-    assert files.remove(key) == 4
-    assert files.remove(key) == 0
-    assert names(tmp_path) == []
-
-
-def test_a_file_stored_again_while_it_is_removed_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """It is old when it is looked at, and a new one of the same bytes when it is taken away."""
-    files = FileStore(tmp_path)
-    key = files.put(io.BytesIO(b"rows")).key
-    age(tmp_path / key, HOUR_S + 60)
-    replace, others = os.replace, [FileStore(tmp_path)]
-
-    def store_again_first(source: Path, target: Path) -> None:
-        while others:
-            others.pop().put(io.BytesIO(b"rows"))
-        replace(source, target)
-
-    monkeypatch.setattr("penstock.blobs.store.os.replace", store_again_first)
-    assert files.remove(key) is None
-    assert names(tmp_path) == [key]
+def test_a_folder_that_is_not_there_says_nothing_about_its_files(tmp_path: Path):
+    with pytest.raises(FileUnreadable, match="is not there"):
+        FileStore(tmp_path / "unmounted").open("0" * 64)

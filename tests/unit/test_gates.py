@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 
 import pytest
+from timers import Timers, most_within_a_second, turn
 
 from penstock.clock import ManualClock
 from penstock.operations.running import gates
@@ -37,12 +38,6 @@ class Callers:
         for _ in range(number):
             self.leave.release()
         await turn()
-
-
-async def turn() -> None:
-    """Let everybody do what it can."""
-    for _ in range(20):
-        await asyncio.sleep(0)
 
 
 def gate_with(units: int) -> Gate:
@@ -106,39 +101,6 @@ async def test_a_place_is_not_lost_when_whoever_was_let_in_is_cancelled():
 # --- pace
 
 
-class Timers:
-    """Waits on a manual clock: time moves to the end of the wait that ends first."""
-
-    def __init__(self, clock: ManualClock) -> None:
-        self.clock = clock
-        self.waits: list[tuple[float, asyncio.Event]] = []
-
-    async def happens_within(self, event: asyncio.Event, seconds: float) -> bool:
-        over = asyncio.Event()
-        wait = (self.clock.monotonic() + seconds, over)
-        self.waits.append(wait)
-        tasks = [asyncio.ensure_future(over.wait()), asyncio.ensure_future(event.wait())]
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in tasks:
-                task.cancel()
-            if wait in self.waits:
-                self.waits.remove(wait)
-        return event.is_set()
-
-    async def run(self, until: float) -> None:
-        """Let time pass."""
-        await turn()
-        while self.waits and min(self.waits, key=lambda wait: wait[0])[0] <= until:
-            end, over = min(self.waits, key=lambda wait: wait[0])
-            self.clock.advance(max(0.0, end - self.clock.monotonic()) + 2e-6)  # it counts whole microseconds
-            self.waits.remove((end, over))
-            over.set()
-            await turn()
-        self.clock.advance(max(0.0, until - self.clock.monotonic()))
-
-
 @pytest.fixture
 def timers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Timers]:
     made = Timers(ManualClock())
@@ -163,11 +125,6 @@ class Runner:
         while True:
             await self.pace.wait()
             self._starts.append(self._timers.clock.monotonic() - self.began)
-
-
-def most_within_a_second(starts: list[float]) -> int:
-    starts = sorted(starts)
-    return max(sum(start <= other < start + 0.9999 for other in starts) for start in starts)
 
 
 async def test_calls_are_spaced_evenly_and_a_pause_earns_no_burst():

@@ -48,6 +48,11 @@ def test_what_is_well_has_no_symptom():
         ("work_has_workers", "no live worker: 0199", {"workers": ()}),
         ("work_has_workers", "no live worker: 0199", {"workers": (), "operations": open_operation("Pending")}),
         ("work_is_known", "work of prices is due", {"operations": open_operation(overdue_chunks=2)}),
+        (
+            "work_goes_on",
+            "1 operation set aside by a worker: its lifespan raised OSError: 0199",
+            {"operations": (replace(*open_operation(overdue_chunks=2), trouble="its lifespan raised OSError"),)},
+        ),
         ("nothing_is_lost", "2 chunks are held by workers", {"operations": open_operation(lost_chunks=2)}),
         ("signals_are_heard", "1 row waits beside", {"operations": open_operation(overdue_signals=1)}),
         ("deadlines_are_kept", "3 rows wait past", {"operations": open_operation(overdue_waits=3)}),
