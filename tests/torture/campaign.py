@@ -66,6 +66,7 @@ class Wanted:
     signals: int
     seconds: float
     round_s: float
+    patience: float  # how many times slower than usual everything may be
 
 
 class Campaign:
@@ -89,7 +90,7 @@ class Campaign:
         self.findings: list[Finding] = []
         rng = random.Random(seed)
         menu = Menu(rng, LEASE_S, wanted.kills, wanted.freezes, stops=max(10, wanted.kills // 20))
-        self.storm = Storm(nursery, self.settings, menu, self.tally, rng, restart, wanted.restarts)
+        self.storm = Storm(nursery, self.settings, menu, self.tally, rng, restart, wanted.restarts, wanted.patience)
 
     async def run(self) -> None:
         """The whole campaign."""
@@ -141,16 +142,16 @@ class Campaign:
 
     async def _calm(self, penstock: Penstock, now: Round) -> list[Finding]:
         """Nobody interferes: two workers, replaced if they end by themselves, must bring everything to its end."""
-        over = asyncio.Event()
+        over, calm_s = asyncio.Event(), CALM_S * self.wanted.patience
         workers = [asyncio.create_task(self.storm.serve(now, over)) for _ in range(2)]
         try:
-            async with asyncio.timeout(CALM_S):
+            async with asyncio.timeout(calm_s):
                 while open_ones := await _unsettled(penstock):
                     await _resume_paused(penstock, open_ones)
                     await asyncio.sleep(0.2)
         except TimeoutError:
             return [
-                Finding("hangs", f"it is still {status} after {CALM_S:g} s of calm", operation)
+                Finding("hangs", f"it is still {status} after {calm_s:g} s of calm", operation)
                 for operation, status in await _unsettled(penstock)
             ]
         finally:
@@ -177,6 +178,7 @@ class Campaign:
                     said=words,
                     sightings=observer.sightings.get(operation, Sightings()),
                     thawed=now.thawed,
+                    patience=self.wanted.patience,
                 )
             except PenstockError as error:
                 found.append(Finding("lost_operation", f"acknowledged, but: {error}", operation))
@@ -195,7 +197,7 @@ class Campaign:
         found += [
             Finding("takeover", f"a dead worker's chunk was taken over after {s:.1f} s")
             for s in observer.takeovers
-            if s > TAKEOVER_S
+            if s > TAKEOVER_S * self.wanted.patience
         ]
         return found
 
