@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import random
 import secrets
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import cache, partial
 from time import time_ns
 from typing import Protocol
 
 __all__ = ["Clock", "Entropy", "FollowingClock", "ManualClock", "SystemClock", "from_micros", "micros", "operation_id"]
 
-NEGLIGIBLE_US = 20_000
+NEGLIGIBLE_NS = 20_000_000
+# Linux alone has a clock of this name; elsewhere the monotonic one counts suspend, or there is none that does.
+TICKS = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -28,9 +33,23 @@ def from_micros(value: int) -> datetime:
 
 
 class Clock(Protocol):
-    """Where the time comes from; `is_real` says whether the database may use its own clock instead."""
+    """Where the time comes from; `is_real` says whether the database may use its own clock instead.
+
+    Instants are `now`; what must not jump, such as a lease or a pause, is counted in ticks.
+    """
 
     is_real: bool
+
+    @property
+    def boot(self) -> str | None:
+        """From when the ticks are counted: the same for all that can compare theirs. None when it cannot be told."""
+
+    def ticks_ns(self) -> int:
+        """Nanoseconds on a clock that never jumps and also counts suspend."""
+
+    @property
+    def offset_ns(self) -> int:
+        """What makes an instant of ticks: `now_ns() == ticks_ns() + offset_ns`."""
 
     def now_ns(self) -> int:
         """Nanoseconds since 1970."""
@@ -39,7 +58,7 @@ class Clock(Protocol):
         """Microseconds since 1970."""
 
     def monotonic(self) -> float:
-        """Seconds on a clock that never jumps and also counts suspend."""
+        """The ticks in seconds."""
 
 
 class SystemClock:
@@ -47,44 +66,63 @@ class SystemClock:
 
     is_real = True
     now_ns = staticmethod(time_ns)
+    ticks_ns = staticmethod(partial(time.clock_gettime_ns, TICKS))
+
+    @property
+    def boot(self) -> str | None:
+        return _boot()
+
+    @property
+    def offset_ns(self) -> int:
+        return self.now_ns() - self.ticks_ns()
 
     def now_us(self) -> int:
-        return time_ns() // 1000
+        return self.now_ns() // 1000
 
     def monotonic(self) -> float:
-        return time.clock_gettime(time.CLOCK_BOOTTIME)
+        return time.clock_gettime(TICKS)
 
 
 class FollowingClock:
-    """The machine's clock, corrected by how far the database's is ahead of it."""
+    """Ticks and an offset that follows the database's clock; what becomes of the machine's wall clock is nothing to it.
+
+    Until it has followed, the offset is that of the given clock.
+    """
 
     def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self.is_real = clock.is_real
-        self.monotonic = clock.monotonic
-        self.follow(0)
+        self.is_real, self.boot = clock.is_real, clock.boot
+        self.ticks_ns, self.monotonic = clock.ticks_ns, clock.monotonic
+        self.offset_ns = clock.offset_ns
+        self._has_followed = False
 
-    def follow(self, ahead_us: int) -> None:
-        """The database's clock is so far ahead; differences too small to matter cost nothing."""
-        clock = self._clock
-        self.ahead_us = ahead_us if abs(ahead_us) > NEGLIGIBLE_US else 0
-        self.now_ns = self._ahead_ns if self.ahead_us else clock.now_ns
-        self.now_us = self._ahead_us if self.ahead_us else clock.now_us
+    def follow(self, least_ns: int, most_ns: int) -> None:
+        """The database's clock is ahead of our ticks by something from `least_ns` to `most_ns`.
 
-    def _ahead_ns(self) -> int:
-        return self._clock.now_ns() + self.ahead_us * 1000
+        Of what is possible the least is taken, so a finer measurement later moves our time forward, never back. It goes
+        back only when it is ahead of all that is possible by more than the noise of clocks.
+        """
+        if not (self._has_followed and least_ns <= self.offset_ns <= most_ns + NEGLIGIBLE_NS):
+            self.offset_ns, self._has_followed = least_ns, True
 
-    def _ahead_us(self) -> int:
-        return self._clock.now_us() + self.ahead_us
+    def now_ns(self) -> int:
+        return self.ticks_ns() + self.offset_ns
+
+    def now_us(self) -> int:
+        return (self.ticks_ns() + self.offset_ns) // 1000
 
 
 class ManualClock:
     """A clock that moves only when told; for tests."""
 
     is_real = False
+    boot = None
+    offset_ns = 0
 
     def __init__(self, start: datetime = datetime(2030, 1, 1, tzinfo=UTC)) -> None:
         self._us = micros(start)
+
+    def ticks_ns(self) -> int:
+        return self._us * 1000
 
     def now_ns(self) -> int:
         return self._us * 1000
@@ -98,6 +136,19 @@ class ManualClock:
     def advance(self, seconds: float) -> None:
         """Move time forward."""
         self._us += round(seconds * 1e6)
+
+
+@cache
+def _boot() -> str | None:
+    """This boot of the machine; and this namespace of time, because each may count from another moment."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            boot = file.read().strip()
+    except OSError:
+        return None
+    with suppress(OSError):  # a kernel without namespaces of time
+        return f"{boot}/{os.readlink('/proc/self/ns/time')}"
+    return boot
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,14 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from penstock.blobs.store import FileStore
-from penstock.clock import Clock, Entropy, SystemClock
+from penstock.clock import Clock, Entropy, FollowingClock, SystemClock
 from penstock.db.database import Database
+from penstock.db.shared_clock import share_clock
 from penstock.errors import DeclarationError, Unavailable
 from penstock.operations.intake import Source
+from penstock.operations.lifespans import Lifespans
 from penstock.operations.model import Operation
+from penstock.operations.queries import has_live_workers, latest_instant
 from penstock.operations.running.worker import Worker
 from penstock.operations.service import Operations
 from penstock.operations.signals import Signals
@@ -41,10 +44,19 @@ class Penstock:
         self.db, self.settings, self.definitions = db, settings, definitions
         self.clock, self.entropy = clock, entropy
         self.files = FileStore(settings.storage_folder)
+        self.lifespans = Lifespans()
         self._workers: set[Worker] = set()
         actor = _user()
         self.operations = Operations(
-            db, self.files, settings, definitions, clock=clock, entropy=entropy, actor=actor, hint=self.hint
+            db,
+            self.files,
+            settings,
+            definitions,
+            self.lifespans,
+            clock=clock,
+            entropy=entropy,
+            actor=actor,
+            hint=self.hint,
         )
         self.signals = Signals(db, clock=clock, entropy=entropy, actor=actor, hint=self.hint)
 
@@ -70,17 +82,28 @@ class Penstock:
         definitions = by_name(operations)
         clock = clock or SystemClock()
         db = await Database.open(settings.database_url, clock=clock)
-        penstock = cls(db, settings, definitions, clock=clock, entropy=entropy or Entropy())
         try:
-            yield penstock
+            clock = await _database_clock(db, clock, settings)
+            penstock = cls(db, settings, definitions, clock=clock, entropy=entropy or Entropy())
+            try:
+                yield penstock
+            finally:
+                await penstock.lifespans.close()
         finally:
-            await penstock.operations.close()
             await db.close()
 
     @asynccontextmanager
     async def worker(self) -> AsyncIterator[Worker]:
         """A worker in this process."""
-        worker = Worker(self.db, self.files, self.definitions, self.settings, clock=self.clock, entropy=self.entropy)
+        worker = Worker(
+            self.db,
+            self.files,
+            self.definitions,
+            self.settings,
+            self.lifespans,
+            clock=self.clock,
+            entropy=self.entropy,
+        )
         async with worker:
             self._workers.add(worker)
             try:
@@ -170,6 +193,20 @@ def by_name(operations: Iterable[object]) -> dict[str, Definition]:
                 f"two operations are called {twin.name!r} and {definition.name!r}; names ignore case"
             )
     return found
+
+
+async def _database_clock(db: Database, clock: Clock, settings: Settings) -> Clock:
+    """The clock that everything here goes by: the database's, whatever this machine's wall clock says."""
+    if not clock.is_real:
+        return clock
+    await share_clock(
+        db,
+        latest=lambda tx: latest_instant(tx, settings.lease_s),
+        is_in_use=lambda tx: has_live_workers(tx, db),
+    )
+    following = FollowingClock(clock)
+    following.follow(*await db.clock_bounds())
+    return following
 
 
 def _user() -> str:

@@ -13,7 +13,9 @@ PenstockError
 │   └── IllegalMove         a machine's table does not list that move
 ├── Unavailable             retry later
 │   ├── DatabaseUnready     the schema needs `penstock db upgrade`
-│   └── DatabaseUnsafe      the server's settings could lose commits
+│   ├── DatabaseUnsafe      the server's settings could lose commits
+│   ├── FileUnreadable      this process cannot read a stored file
+│   └── OperationUnready    an operation's lifespan raises
 ├── StepFailed              raised by your steps: this row cannot succeed
 └── RetryLater              raised by your steps: ask again after a while
 """
@@ -31,11 +33,13 @@ __all__ = [
     "DeclarationError",
     "Fault",
     "FileRejected",
+    "FileUnreadable",
     "IllegalMove",
     "InvalidInput",
     "MetadataInvalid",
     "NoSuchWait",
     "NotFound",
+    "OperationUnready",
     "PenstockError",
     "RetryLater",
     "RowInvalid",
@@ -144,6 +148,14 @@ class DatabaseUnready(Unavailable):
 
 class DatabaseUnsafe(Unavailable):
     """The database's settings would lose commits that Penstock calls durable."""
+
+
+class FileUnreadable(Unavailable):
+    """A stored file is there, but this process may not or cannot read it; another may."""
+
+
+class OperationUnready(Unavailable):
+    """An operation's lifespan raises, so that nothing of its code can be called here now."""
 
 
 class StepFailed(PenstockError):

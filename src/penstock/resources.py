@@ -30,6 +30,7 @@ from penstock.operations.model import (
     FileCheck,
     HistoryEntry,
     Operation,
+    Purged,
     RowError,
     RowView,
     StepView,
@@ -127,6 +128,7 @@ def operation(found: Operation) -> Document:
         "generation": found.generation,
         "retryCount": found.retry_count,
         "errorMessage": found.error,
+        "trouble": found.trouble,
         "metadata": found.metadata,
         "fileName": found.file_name,
         "fileSize": found.file_bytes,
@@ -261,6 +263,17 @@ def eligibility(operation_id: str, found: Eligibility) -> Document:
         "reason": "; ".join(found.reasons) or None,
         "reasons": list(found.reasons),
         "eligibleRows": found.rows,
+    }
+
+
+def purged(found: Purged, *, is_dry_run: bool) -> Document:
+    """What a purge removed, or would remove."""
+    return {
+        "isDryRun": is_dry_run,
+        "operations": found.operations,
+        "rows": found.rows,
+        "fileBytes": found.file_bytes,
+        "filesLeft": found.files_left,
     }
 
 

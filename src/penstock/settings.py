@@ -56,10 +56,13 @@ class Settings(BaseModel):
         default=10, ge=0, description="rows that may kill their worker before the operation stops"
     )
     cancel_grace_s: float = Field(default=5.0, ge=0, description="how long a running step may go on after a cancel")
-    sync_threads: int = Field(default=16, ge=1, description="threads for steps declared with plain def")
+    sync_threads: int = Field(default=16, ge=1, description="threads for steps and validators declared with plain def")
     row_bytes_max: int = Field(default=MIB, ge=1, description="the largest row a reader accepts")
     output_bytes_max: int = Field(default=64 * 1024, ge=1, description="the largest output a step may return")
     metadata_bytes_max: int = Field(default=MIB, ge=1, description="the largest metadata an operation may have")
+    retention_days: float = Field(
+        default=0, ge=0, description="how long workers keep operations that have ended; for ever if 0"
+    )
     page_max: int = Field(default=1000, ge=1, description="the longest page a query returns")
     log_level: LogLevel = Field(default="info", description="how much is logged")
     operations: dict[str, dict[str, Any]] = Field(default_factory=dict, description="options by operation and step")

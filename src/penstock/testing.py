@@ -174,8 +174,10 @@ class Engine:
             due = (await tx.execute(select(func.min(chunks.c.due_at)).where(*mine))).scalar()
         wait_us = 0 if due is None else due - self.clock.now_us()
         if wait_us <= 0:
+            trouble = (await self.operations.get(operation.id)).trouble
             raise AssertionError(
                 f"operation {operation.id} is {operation.status}, and this engine cannot go on with it"
+                + (f": {trouble}" if trouble else "")
             )
         return wait_us / 1e6
 

@@ -124,6 +124,10 @@ def test_signals_that_nobody_could_wait_for_are_refused(town: Town):
         ("ops", "fix", "00000000", "3"),
         ("ops", "fix", "00000000", "3", "name"),
         ("ops", "fix", "00000000", "3", "age:=thirty"),
+        ("ops", "fix", "00000000", "3", "age=30", "--generation", "-1"),
+        ("ops", "purge"),
+        ("ops", "purge", "--older-than", "90"),
+        ("ops", "purge", "--older-than", "tomorrow"),
     ],
 )
 def test_wrong_usage_is_exit_2_and_says_what_would_be_right(town: Town, words: tuple[str, ...]):
@@ -286,6 +290,36 @@ def test_a_row_is_fixed_and_runs_again(town: Town):
     assert town.until_settled(operation)["status"] == "Completed"
     row = town.ask("ops", "show", operation, "--row", "1")
     assert (row["rowId"], row["rowData"]) == ("Anna", {"name": "Anna", "age": "30"})
+
+
+@on_sqlite
+def test_a_fix_of_a_row_that_was_changed_since_it_was_seen_is_refused(town: Town):
+    (town.folder / "citizens.csv").write_text("name,age\nAnn,thirty\n")
+    town.call("run", "visit", "citizens.csv", "--app", APP)
+    operation = town.ask("ops", "list")["items"][0]["id"]
+    code, _, err = town.call("ops", "fix", operation, "1", "age=30", "--generation", "1")
+    assert (code, err) == (1, "penstock: row 1 was changed since (generation 0, you saw 1); look at it again\n")
+    assert town.call("ops", "fix", operation, "1", "age=30", "--generation", "0")[0] == 0
+
+
+# --- purge
+
+
+@on_both
+def test_a_purge_removes_what_ended_long_ago_and_says_how_much(town: Town):
+    (town.folder / "citizens.csv").write_text("name,age\nAnn,30\nBea,31\n")
+    town.call("run", "visit", "citizens.csv", "--app", APP)
+    waiting = town.create("permit")
+    assert town.call("ops", "purge", "--older-than", "1d")[:2] == (
+        0, "Removed 0 operations with 0 rows and 0 bytes of files.\n",
+    )  # fmt: skip
+    would = town.ask("ops", "purge", "--older-than", "0s", "--dry-run")
+    assert would == {"isDryRun": True, "operations": 1, "rows": 2, "fileBytes": 23, "filesLeft": 0}
+    code, out, _ = town.call("ops", "purge", "--older-than", "0s")
+    assert (code, out.splitlines()[0]) == (0, "Removed 1 operation with 2 rows and 0 bytes of files.")
+    assert "1 file left for a later purge: " in out
+    assert [found["id"] for found in town.ask("ops", "list")["items"]] == [waiting]
+    assert town.call("verify")[0] == 0
 
 
 # --- watch

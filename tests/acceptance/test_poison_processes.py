@@ -47,8 +47,8 @@ def meet(fate: str) -> None:
 @operation("fatal")
 class Fatal(Pipeline[Row]):
     async def validate_row(self, row: Row, meta: None, /) -> None:
-        place, _, fate = row.fate.partition(" ")
-        if place == "checked:":
+        place, _, fate = row.fate.rpartition(" ")
+        if place in ("checked:", "checked on a thread:"):
             meet(fate)
 
     @step(retries=1, backoff=0.01)
@@ -100,7 +100,8 @@ def kill_when_large(process: subprocess.Popen[str]) -> None:
 
 def rows_of_which_one(folder: Path, fate: str) -> None:
     """Sixty rows; one of them has a fate."""
-    (folder / "app.py").write_text(APP)
+    on_thread = fate.startswith("checked on a thread:")
+    (folder / "app.py").write_text(APP.replace("async def validate_row", "def validate_row") if on_thread else APP)
     lines = [f"{n},{fate if n == 30 else ''}" for n in range(1, 61)]
     (folder / "rows.csv").write_text("\n".join(["n,fate", *lines]) + "\n")
 
@@ -119,6 +120,8 @@ def errors(folder: Path, operation: str) -> list[dict[str, Any]]:
         ("spin", os.EX_TEMPFAIL),
         ("hoard", -signal.SIGKILL),
         ("checked: hoard", -signal.SIGKILL),
+        ("checked on a thread: exit", 9),
+        ("checked on a thread: segfault", -signal.SIGSEGV),
     ],
 )
 def test_a_row_that_kills_its_process_fails_alone_and_its_neighbours_complete(tmp_path: Path, fate: str, code: int):
@@ -138,7 +141,8 @@ def test_a_row_that_kills_its_process_fails_alone_and_its_neighbours_complete(tm
 
 
 @pytest.mark.parametrize(
-    "fate, error_type, attempts", [("greed", "StepFailure", 2), ("checked: greed", "Processing", 1)]
+    "fate, error_type, attempts",
+    [("greed", "StepFailure", 2), ("checked: greed", "Processing", 1), ("checked on a thread: greed", "Processing", 1)],
 )
 def test_a_row_for_which_there_is_not_enough_memory_fails_like_any_other(
     tmp_path: Path, fate: str, error_type: str, attempts: int

@@ -17,8 +17,9 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from penstock.clock import SystemClock
-from penstock.db.connection import Connection, Link
+from penstock.db.connection import Connection, Link, raise_known
 from penstock.db.database import CommitUnknown, Database
+from penstock.db.onehop import Direct
 from penstock.db.schema import table_options
 from penstock.errors import Unavailable
 
@@ -379,6 +380,45 @@ async def test_a_connection_lost_before_commit_is_unavailable_and_nothing_happen
         await database.transaction(work)
     assert not isinstance(caught.value, CommitUnknown)
     assert await amounts(database) == [0, 0]
+
+
+@pytest.mark.databases("sqlite")
+async def test_a_write_for_which_the_disk_has_no_room_is_undone_and_says_so(database_url):
+    database = await Database.open(database_url, clock=SystemClock(), pool_size=1)
+    await create_accounts(database)
+    async with database.connection() as connection:
+        await connection.exec_driver_sql("PRAGMA max_page_count = 1")  # no more than there are
+
+    async def work(tx: AsyncConnection) -> None:
+        await pay(tx, 1)
+        await tx.execute(insert(accounts), [{"id": n, "amount": 0} for n in range(3, 10_000)])
+
+    with pytest.raises(Unavailable, match="the disk of sqlite is full"):
+        await database.transaction(work)
+    await database.transaction(lambda tx: pay(tx, 2))
+    assert await amounts(database) == [0, 1]
+    await database.close()
+
+
+@pytest.mark.databases("sqlite")
+async def test_a_commit_for_which_the_disk_has_no_room_has_not_happened(db, monkeypatch):
+    tell = Direct.tell
+
+    async def tell_full(connection: Direct, text: str) -> None:
+        if text == "COMMIT":  # SQLite undoes the transaction by itself, then says why
+            monkeypatch.undo()
+            await tell(connection, "ROLLBACK")
+            error = sqlite3.OperationalError("database or disk is full")
+            error.sqlite_errorcode = sqlite3.SQLITE_FULL
+            raise_known(error, text, (), connection._sync)
+        await tell(connection, text)
+
+    monkeypatch.setattr(Direct, "tell", tell_full)
+    with pytest.raises(Unavailable, match="the disk of sqlite is full") as caught:
+        await db.transaction(lambda tx: pay(tx, 1))
+    assert not isinstance(caught.value, CommitUnknown)
+    await db.transaction(lambda tx: pay(tx, 2))
+    assert await amounts(db) == [0, 1]
 
 
 @pytest.mark.covers("F05")

@@ -33,7 +33,6 @@ from penstock.operations.queries import number_of
 from penstock.operations.reading import Interrupted, Reading
 from penstock.operations.referee import head_of
 from penstock.operations.running import mailroom
-from penstock.operations.running.lease import Lease
 from penstock.operations.tables import workers
 from penstock.settings import Settings
 from penstock.testing import Engine, engine
@@ -235,11 +234,8 @@ async def test_a_chunk_that_is_lost_while_it_is_drained_does_not_end_its_worker(
 
 
 @pytest.mark.covers("I-14")
-async def test_rows_that_find_no_time_in_the_lease_run_later_and_are_not_lost(database_url, tmp_path, monkeypatch):
-    refusals, runs = [], Counter[int]()
-
-    def may_start(self: Lease) -> bool:
-        return not refusals or bool(refusals.pop())
+async def test_rows_that_find_no_time_in_the_lease_run_later_and_are_not_lost(database_url, tmp_path):
+    runs = Counter[int]()
 
     @operation("late", max_row_concurrency=1)
     class Late(Pipeline[Paper]):
@@ -247,11 +243,10 @@ async def test_rows_that_find_no_time_in_the_lease_run_later_and_are_not_lost(da
         async def work(self, paper: Paper, ctx: Context) -> None:
             runs[ctx.row_number] += 1
             if ctx.row_number == 1:
-                refusals.extend([False, False])  # the next two rows come too late
+                e.worker.lease.start_limit.until_ns = 0  # the next rows come too late
 
     async with engine([Late], url=database_url, tmp_path=tmp_path) as e:
         made = await e.create(Late, papers(4))
-        monkeypatch.setattr(Lease, "may_start", may_start)
         await e.work_until_idle()
         stored = await rows_of(e.penstock.db, made.id)
         assert await states(e, made) == [DONE] * 4

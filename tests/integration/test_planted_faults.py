@@ -27,9 +27,10 @@ from penstock.operations.queries import number_of
 from penstock.operations.rules import settling, spans
 from penstock.operations.rules.planning import next_due
 from penstock.operations.running import actor as acting
+from penstock.operations.running import lease as leasing
 from penstock.operations.running import mailroom
 from penstock.operations.running.actor import ChunkActor
-from penstock.operations.running.lease import Lease
+from penstock.operations.running.lease import FOREVER, Lease, StartLimit
 from penstock.operations.tables import chunks, operations
 from penstock.settings import Settings
 from penstock.testing import Engine, engine
@@ -373,10 +374,16 @@ async def test_user_code_without_an_intent_on_disk_is_caught(tmp_path, monkeypat
         assert (payments.paid[1] > 1) is weak
 
 
+class Unlimited(StartLimit):
+    """User code may always start."""
+
+    until_ns = property(lambda self: FOREVER, lambda self, until: None)
+
+
 @both
 async def test_a_start_without_a_look_at_the_lease_is_caught(tmp_path, monkeypatch, weak):
     if weak:
-        monkeypatch.setattr(Lease, "may_start", lambda lease: True)
+        monkeypatch.setattr(leasing, "StartLimit", Unlimited)
     begun: list[int] = []
     wall = Wall()
 
@@ -390,6 +397,41 @@ async def test_a_start_without_a_look_at_the_lease_is_caught(tmp_path, monkeypat
         await e.create(slow, papers(2))
         await at_wall(wall, e.work_until_idle())
         e.clock.advance(Settings().lease_s + 1)
+        wall.gone.set()
+        await a_moment()
+        assert (begun == [1, 2]) is weak
+
+
+@both
+async def test_a_lease_counted_from_the_answer_to_its_beat_is_caught(tmp_path, monkeypatch, weak):
+    beat = Lease.beat
+
+    async def from_the_answer(lease: Lease, over: Any = None) -> bool:
+        is_known = await beat(lease, over)
+        lease.start_limit.until_ns = lease._clock.ticks_ns() + lease._start_ns
+        return is_known
+
+    def answer_late(point: str) -> None:
+        if point == "beat:after":
+            e.clock.advance(Settings().lease_s + 1)
+
+    begun: list[int] = []
+    wall = Wall()
+
+    @operation("slow", max_row_concurrency=1)
+    async def slow(paper: Paper, ctx: Context) -> None:
+        begun.append(ctx.row_number)
+        if ctx.row_number == 1:
+            await wall.stop()
+
+    async with engine([slow], tmp_path=tmp_path) as e:
+        await e.create(slow, papers(2))
+        await at_wall(wall, e.work_until_idle())
+        if weak:
+            monkeypatch.setattr(Lease, "beat", from_the_answer)
+        with failpoints.armed(answer_late):
+            await e.worker.lease.beat()
+        await e.worker.look_round()  # all is still ours; but by now anybody may take it
         wall.gone.set()
         await a_moment()
         assert (begun == [1, 2]) is weak

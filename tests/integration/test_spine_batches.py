@@ -115,6 +115,25 @@ async def test_a_raised_error_is_retried_for_the_whole_batch(database_url: str, 
     assert {tuple(row.attempts) for row in stored} == {(3,)}
 
 
+async def test_a_batch_is_told_which_attempt_it_is_the_highest_where_its_rows_differ(database_url: str, tmp_path: Path):
+    seen: list[tuple[int, list[int]]] = []
+
+    @operation("counted")
+    class Counted(Pipeline[Item]):
+        @step.batch(size=4)
+        async def send(self, rows: list[Item], ctx: BatchContext) -> list[Exception | None]:
+            seen.append((ctx.attempt, [c.attempt for c in ctx.rows]))
+            # Row 1 is put off twice, row 2 once, for as long: then they come together.
+            later = {(1, 1): 10, (1, 2): 20, (2, 1): 30}
+            waits = [later.get((c.row_number, c.attempt)) for c in ctx.rows]
+            return [None if wait is None else RetryLater(after=wait) for wait in waits]
+
+    async with engine([Counted], url=database_url, tmp_path=tmp_path) as e:
+        done = await e.run(Counted, items(3))
+    assert done.status == "Completed"
+    assert seen == [(1, [1, 1, 1]), (2, [2]), (3, [3, 2])]
+
+
 @pytest.mark.parametrize("guilty", [{1}, {7}, {16}, {3, 4}, {1, 8, 16}, set(range(1, 17))], ids=str)
 async def test_past_the_retries_a_batch_is_halved_until_the_guilty_rows_are_alone(
     database_url: str, tmp_path: Path, guilty: set[int]

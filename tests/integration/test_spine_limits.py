@@ -12,8 +12,7 @@ from pydantic import BaseModel
 from stored import count_of, rows_of
 
 from penstock import BatchContext, Context, Pipeline, operation, step
-from penstock.clock import ManualClock
-from penstock.operations.running.gates import Pace
+from penstock.operations.running import gates
 from penstock.settings import Settings
 from penstock.testing import engine
 
@@ -75,26 +74,21 @@ async def test_at_most_concurrency_calls_of_a_step_are_under_way(database_url: s
     assert (done.successful_rows, meter.peak) == (20, 2)
 
 
-def test_a_rate_spaces_calls_evenly_and_a_pause_earns_no_burst():
-    clock = ManualClock()
-    pace = Pace(10, clock.monotonic)
-    assert [pace.reserve() for _ in range(3)] == pytest.approx([0, 0.1, 0.2], abs=1e-5)
-    clock.advance(60)
-    assert [pace.reserve() for _ in range(3)] == pytest.approx([0, 0.1, 0.2], abs=1e-5)
-    clock.advance(0.25)
-    assert pace.reserve() == pytest.approx(0.05, abs=1e-5)
+@pytest.fixture
+def waited(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """How long each call waited for its turn; the waits are over at once."""
+    waits: list[float] = []
+
+    async def happens_within(event: asyncio.Event, seconds: float) -> bool:
+        waits.append(seconds)
+        return False
+
+    monkeypatch.setattr(gates, "happens_within", happens_within)
+    return waits
 
 
-async def test_a_batch_takes_one_place_however_many_rows_it_has(
-    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+async def test_a_batch_takes_one_place_however_many_rows_it_has(database_url: str, tmp_path: Path, waited: list[float]):
     """A rate is of calls: many rows in one call are what batches are for."""
-    waited: list[float] = []
-
-    async def wait(self: Pace) -> None:
-        waited.append(self.reserve())
-
-    monkeypatch.setattr(Pace, "wait", wait)
 
     @operation("batched")
     class Batched(Pipeline[Item]):
@@ -104,17 +98,10 @@ async def test_a_batch_takes_one_place_however_many_rows_it_has(
     async with engine([Batched], url=database_url, tmp_path=tmp_path) as e:
         done = await e.run(Batched, items(12))
     assert done.successful_rows == 12
-    assert waited == pytest.approx([0, 0.05, 0.1])
+    assert waited == pytest.approx([0.05] * 3, abs=1e-5)
 
 
-async def test_a_rate_limited_step_waits_its_turn(database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    waited: list[float] = []
-
-    async def wait(self: Pace) -> None:
-        waited.append(self.reserve())
-
-    monkeypatch.setattr(Pace, "wait", wait)
-
+async def test_a_rate_limited_step_waits_its_turn(database_url: str, tmp_path: Path, waited: list[float]):
     @operation("paced")
     class Paced(Pipeline[Item]):
         @step(rate="20/s")
@@ -123,7 +110,7 @@ async def test_a_rate_limited_step_waits_its_turn(database_url: str, tmp_path: P
     async with engine([Paced], url=database_url, tmp_path=tmp_path) as e:
         done = await e.run(Paced, items(5))
     assert done.successful_rows == 5
-    assert waited == pytest.approx([0, 0.05, 0.1, 0.15, 0.2])
+    assert waited == pytest.approx([0.05] * 5, abs=1e-5)
 
 
 @pytest.mark.covers("SM-008")

@@ -336,39 +336,6 @@ async def everything(e: Engine, operation_id: str) -> list[Any]:
         return [*head, *parts]
 
 
-@pytest.mark.covers("SM-008")
-@pytest.mark.parametrize("when", ["before reading", "after reading"])
-async def test_an_operation_whose_steps_were_changed_meanwhile_breaks_with_the_reason(
-    database_url: str, tmp_path: Path, when: str
-):
-    wall = Wall(1)
-
-    @operation("moving")
-    class Old(Pipeline[Item]):
-        @step
-        async def one(self, row: Item, ctx: Context) -> None:
-            await wall.at(row.id)
-
-    @operation("moving")
-    class New(Pipeline[Item]):
-        @step
-        async def two(self, row: Item, ctx: Context) -> None: ...
-
-    clock = ManualClock()
-    async with engine([Old], url=database_url, tmp_path=tmp_path, settings=SMALL, clock=clock) as first:
-        made = await first.create(Old, items(3))
-        if when == "after reading":
-            await until_stuck(first, wall)
-    async with engine([New], url=database_url, tmp_path=tmp_path, clock=clock) as second:
-        await second.work_until_idle()
-        done = await second.operations.get(made.id)
-        events = await second.operations.events(made.id)
-    assert done.status == "Failed"
-    assert "one" in (done.error or "")
-    assert [m.event for m in events][-2:] == ["broke", "failed"]
-    assert done.successful_rows + done.cancelled_rows == done.total_rows
-
-
 async def test_a_worker_leaves_operations_it_does_not_know_alone(database_url: str, tmp_path: Path):
     @operation("mine")
     async def mine(row: Item, ctx: Context) -> None: ...

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from datetime import date
+from datetime import date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from stored import records_of, rows_of
 
 from penstock import BatchContext, Context, Pipeline, StepFailed, operation, step
+from penstock.clock import from_micros
 from penstock.pipeline import StepObject
 from penstock.settings import Settings
 from penstock.testing import engine
@@ -263,6 +264,41 @@ async def test_sync_steps_run_on_threads_and_leave_the_loop_free(database_url: s
         done = await e.run(Sync, items(5))
     assert done.successful_rows == 5
     assert threading.main_thread() not in threads
+
+
+@pytest.mark.parametrize("is_skipped", [False, True], ids=["after one that ran", "after one that was skipped"])
+async def test_a_step_without_a_timeout_has_no_deadline_whatever_came_before(
+    database_url: str, tmp_path: Path, is_skipped: bool
+):
+    deadlines: list[tuple[str, datetime | None]] = []
+
+    @operation("deadlines")
+    class Deadlines(Pipeline[Item]):
+        @step(timeout=60)
+        async def timed(self, row: Item, ctx: Context) -> None:
+            deadlines.append((ctx.step_name, ctx.deadline))
+
+        @timed.when
+        async def is_wanted(self, row: Item, ctx: Context) -> bool:
+            return not is_skipped
+
+        @step
+        async def bare(self, row: Item, ctx: Context) -> None:
+            deadlines.append((ctx.step_name, ctx.deadline))
+
+        @step
+        async def asked(self, row: Item, ctx: Context) -> None:
+            deadlines.append((ctx.step_name, ctx.deadline))
+
+        @asked.when
+        async def is_asked(self, row: Item, ctx: Context) -> bool:
+            return True
+
+    async with engine([Deadlines], url=database_url, tmp_path=tmp_path) as e:
+        until = from_micros(e.clock.now_us()) + timedelta(seconds=60)
+        await e.run(Deadlines, items(1))
+    ran = [] if is_skipped else [("timed", until)]
+    assert deadlines == [*ran, ("bare", None), ("asked", None)]
 
 
 @pytest.mark.covers("SM-015")

@@ -13,6 +13,7 @@ from stored import records_of, rows_of
 
 from penstock import Context, Done, Pipeline, RetryLater, StepFailed, operation, step
 from penstock.clock import ManualClock
+from penstock.operations import held
 from penstock.operations.model import Operation
 from penstock.settings import Settings
 from penstock.testing import engine
@@ -122,12 +123,96 @@ async def test_a_check_that_raises_step_failed_fails_the_row_for_good(clock, tmp
 
 @pytest.mark.parametrize("answer", [ConnectionError("the line is down"), "maybe"])
 async def test_a_check_that_cannot_tell_is_recorded_and_asked_again(clock, tmp_path, answer):
-    remote = Remote(clock, answer, answer, True)
+    remote = Remote(clock, answer, True)
     done, (row,), past = await run(polled(remote), clock, tmp_path)
     assert (done.status, row.states) == ("Completed", ["Completed", "Completed"])
-    assert [(line.event, line.error_type) for line in past] == [("check_raised", "StepFailure")] * 2
+    assert [(line.event, line.error_type) for line in past] == [("check_raised", "StepFailure")]
     assert all(("the line is down" in line.message) or ("'maybe'" in line.message) for line in past)
     assert all(EVERY_S <= gap <= EVERY_S * JITTER for gap in gaps(remote.checks))
+
+
+def down(port: int) -> ConnectionError:
+    return ConnectionError(f"no answer from port {port}")
+
+
+async def test_checks_that_raise_the_same_leave_one_line_and_their_number_when_the_wait_ends(clock, tmp_path):
+    remote = Remote(clock, *map(down, range(6)), False, down(7), True)
+    done, _, past = await run(polled(remote), clock, tmp_path)
+    assert done.status == "Completed"
+    assert [(line.event, line.message) for line in past] == [
+        ("check_raised", "ConnectionError: no answer from port 0"),
+        ("check_raised", "7 checks raised; the last: ConnectionError: no answer from port 7"),
+    ]
+    assert past[0].at < past[1].at
+
+
+async def test_a_check_that_raises_something_else_gets_a_line_of_its_own(clock, tmp_path):
+    remote = Remote(clock, down(1), down(2), TypeError("no such field"), down(3), StepFailed("the device is gone"))
+    done, _, past = await run(polled(remote), clock, tmp_path)
+    assert done.failed_rows == 1
+    assert [line.message for line in past] == [
+        "ConnectionError: no answer from port 1",
+        "TypeError: no such field",
+        "ConnectionError: no answer from port 3",
+        "4 checks raised; the last: ConnectionError: no answer from port 3",
+    ]
+
+
+async def test_errors_that_take_turns_leave_no_line_for_each_check(clock, tmp_path, monkeypatch):
+    monkeypatch.setattr(held, "CHECKS_NOTED_MAX", 3)
+    remote = Remote(clock, *[down(1), TypeError("no such field")] * 4, True)
+    _, _, past = await run(polled(remote), clock, tmp_path)
+    assert len(past) == 4
+    assert past[-1].message == "8 checks raised; the last: TypeError: no such field"
+
+
+async def test_the_record_of_a_wait_tells_what_its_last_check_raised_and_no_error_when_it_ended_well(clock, tmp_path):
+    remote = Remote(clock, down(1), down(2), False, True)
+    async with engine([kind := polled(remote)], tmp_path=tmp_path, clock=clock) as e:
+        made = await e.create(kind, papers(1))
+        await e.work_until_idle()
+        for _ in range(2):
+            await e.skip_wait(made)
+            await e.work_until_idle()
+        waiting = (await e.operations.row(made.id, 1)).steps[-1]
+        assert (waiting.state, waiting.error_type) == ("WaitingForCompletion", "StepFailure")
+        assert waiting.message == "ConnectionError: no answer from port 2"
+        assert (await e.operations.errors(made.id)).items == []
+        await e.skip_wait(made)
+        await e.work_until_idle()
+        step = next(s for s in (await e.operations.row(made.id, 1)).steps if s.name == "push")
+        assert (step.state, step.error_type, step.message) == ("Completed", None, None)
+        assert await clean(e) == []
+
+
+@pytest.mark.parametrize("how", ["restart", "crash"])
+async def test_the_next_owner_goes_on_counting_the_checks_that_raised(clock, database_url, tmp_path, how):
+    remote = Remote(clock, *map(down, range(4)), True)
+    async with engine([kind := polled(remote)], url=database_url, tmp_path=tmp_path, clock=clock) as e:
+        made = await e.create(kind, papers(1))
+        await e.work_until_idle()
+        await getattr(e, how)()
+        await e.work_until_idle()
+        while not (done := await e.operations.get(made.id)).is_settled:
+            await e.skip_wait(done)
+            await e.work_until_idle()
+        assert [line.message for line in await history(e, made)] == [
+            "ConnectionError: no answer from port 0",
+            "4 checks raised; the last: ConnectionError: no answer from port 3",
+        ]
+
+
+async def test_a_wait_that_is_cancelled_tells_how_many_of_its_checks_raised(clock, tmp_path):
+    remote = Remote(clock, *map(down, range(9)))
+    async with engine([kind := polled(remote)], tmp_path=tmp_path, clock=clock) as e:
+        made = await e.create(kind, papers(1))
+        await e.work_until_idle()
+        await e.skip_wait(made)
+        await e.work_until_idle()
+        await e.operations.cancel(made.id)
+        lines = [line.message for line in await history(e, made)]
+        assert lines[1:] == ["2 checks raised; the last: ConnectionError: no answer from port 1"]
+        assert await clean(e) == []
 
 
 @pytest.mark.covers("SM-058", "SM-034", "SM-030")

@@ -13,8 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from .. import servers
-from . import client_main, worker_main
+from . import client_main, proxy, worker_main
 from .campaign import Campaign, Wanted
+from .faults import Switches
 from .nursery import Nursery
 
 DATABASES = ("sqlite", *servers.KINDS)
@@ -29,10 +30,11 @@ def main() -> int:
     )
     folder = Path(tempfile.mkdtemp(prefix="penstock-torture-", dir=given.folder))
     # Before any loop, thread or server handle exists that a fork could inherit.
-    nursery = Nursery({"worker": worker_main.live, "client": client_main.live})
+    nursery = Nursery({"worker": worker_main.live, "client": client_main.live, "proxy": proxy.live})
     print(f"seed {seed}, {given.db}, journals in {folder}", flush=True)
     with _database(given.db, folder) as (url, restart):
-        campaign = Campaign(nursery, folder, url, wanted, seed, restart=restart, say=_say)
+        switches = Switches(**{name: getattr(given, name) for name in Switches.names()})
+        campaign = Campaign(nursery, folder, url, wanted, seed, restart=restart, say=_say, switches=switches)
         asyncio.run(_run(campaign, nursery))
     tally = campaign.tally
     if not given.quiet:
@@ -88,6 +90,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--folder", type=Path, help="where journals go; they are kept when something was found")
     parser.add_argument("--keep", action="store_true", help="keep the journals in any case")
     parser.add_argument("--quiet", action="store_true", help="findings and the summary only")
+    for name in Switches.names():
+        parser.add_argument(f"--{name}", action=argparse.BooleanOptionalAction, default=True)
     return parser.parse_args()
 
 

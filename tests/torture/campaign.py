@@ -10,11 +10,13 @@ import asyncio
 import contextlib
 import random
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from sqlalchemy.exc import NoResultFound
 
 from penstock import Penstock
 from penstock.clock import SystemClock
@@ -24,21 +26,25 @@ from penstock.operations.states import OPERATION
 from penstock.settings import Settings
 
 from .attempt_rules import cancel_latency_s, late_starts, starts
+from .dump import dump
 from .facts import gather
-from .faults import Menu
+from .faults import Menu, Switches
 from .journal import Effect, Line, Said, read_all
+from .kinds import OPERATIONS
 from .nursery import Nursery
 from .observer import Observer, Sightings
 from .oracle import Finding, judge
-from .ordeal import OPERATIONS
+from .proofs import Proofs
+from .stillness import Stillness
 from .storm import Round, Storm
 from .tally import Tally
 
 __all__ = ["Campaign", "Wanted"]
 
 LEASE_S = 1.5
-TAKEOVER_S = LEASE_S + 10
-CALM_S = 60.0
+TAKEOVER_S = LEASE_S + 30
+CALM_S = 90.0
+SAID_MAX = 3  # findings of one rule that are printed for a round
 _MOVING = sorted(set(OPERATION.states) - set(OPERATION.settled))
 
 PACE: dict[str, Any] = {
@@ -82,15 +88,26 @@ class Campaign:
         *,
         restart: Callable[[], None] | None,
         say: Callable[[str], None],
+        switches: Switches,
     ) -> None:
         self.nursery, self.folder, self.wanted, self.seed = nursery, folder, wanted, seed
-        self.say, self._has_server = say, restart is not None
+        self.say, self._has_server, self.switches = say, restart is not None, switches
         self.settings = {**PACE, "database_url": url, "storage_url": str(folder / "files")}
         self.tally = Tally()
         self.findings: list[Finding] = []
-        rng = random.Random(seed)
-        menu = Menu(rng, LEASE_S, wanted.kills, wanted.freezes, stops=max(10, wanted.kills // 20))
-        self.storm = Storm(nursery, self.settings, menu, self.tally, rng, restart, wanted.restarts, wanted.patience)
+        self.rng = random.Random(seed)
+        self._still: set[str] = set()  # operations that stand still for good
+        menu = Menu(
+            self.rng,
+            LEASE_S,
+            wanted.kills,
+            wanted.freezes,
+            stops=max(10, wanted.kills // (3 if switches.pauses else 20)),
+            stop_share=4 if switches.pauses else 1,
+        )
+        self.storm = Storm(
+            nursery, self.settings, menu, self.tally, self.rng, restart, wanted.restarts, switches, wanted.patience
+        )
 
     async def run(self) -> None:
         """The whole campaign."""
@@ -119,19 +136,45 @@ class Campaign:
         folder.mkdir()
         now = Round(number, folder)
         observer = Observer(penstock, lambda lease: self._died_at(now.holder(lease)))
-        watching = asyncio.create_task(observer.run())
+        if self.switches.pauses:
+            observer.validates = lambda lease: self.storm.stop_while_validating(now.holder(lease))
+        stillness = Stillness(penstock, now.can_run, folder, found=self._still)
+        proofs = Proofs(penstock, self.rng)
+        await proofs.begin()
+        watchers = [observer.run(), stillness.run(), *([proofs.run()] if self.switches.proofs else [])]
+        watching = [asyncio.create_task(watcher) for watcher in watchers]
         try:
+            if self._has_server and self.switches.cuts:
+                await self.storm.put_proxy(now)
             await self.storm.rage(now, seconds)
             now.findings += await self._calm(penstock, now)
         finally:
-            watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
+            for task in watching:
+                task.cancel()
+            ended = await asyncio.gather(*watching, return_exceptions=True)
+        now.findings += [Finding("watcher", repr(error)) for error in ended if isinstance(error, Exception)]
+        now.findings += stillness.findings + proofs.findings
         now.findings += await self._judge(penstock, now, observer)
         self.findings += now.findings
+        self.tally.proofs += proofs.count
+        await self._tell(penstock, now)
+
+    async def _tell(self, penstock: Penstock, now: Round) -> None:
+        """Print what was found, of each rule a few, and keep all of it with what is stored of those operations."""
+        said = Counter[str]()
         for finding in now.findings:
-            self.say(f"FINDING seed {self.seed} round {number}: {finding}")
-        (folder / "faults.txt").write_text("\n".join(now.faults))
-        self.say(f"round {number}: {self.tally.summary()}, {len(self.findings)} findings")
+            said[finding.rule] += 1
+            if said[finding.rule] <= SAID_MAX:
+                self.say(f"FINDING seed {self.seed} round {now.number}: {finding}")
+        for rule, many in said.items():
+            if many > SAID_MAX:
+                self.say(f"FINDING seed {self.seed} round {now.number}: {rule}: {many - SAID_MAX} more")
+        for operation in {finding.operation for finding in now.findings if finding.operation is not None}:
+            with contextlib.suppress(PenstockError, NoResultFound):
+                await dump(penstock, operation, now.folder)
+        (now.folder / "faults.txt").write_text("\n".join(now.faults))
+        (now.folder / "findings.txt").write_text("\n".join(map(str, now.findings)))
+        self.say(f"round {now.number}: {self.tally.summary()}; {len(self.findings)} findings")
 
     def _died_at(self, who: str) -> float | None:
         """When a process died; nobody can take over while the database is away."""
@@ -141,29 +184,39 @@ class Campaign:
     # --- the calm
 
     async def _calm(self, penstock: Penstock, now: Round) -> list[Finding]:
-        """Nobody interferes: two workers, replaced if they end by themselves, must bring everything to its end."""
+        """Nobody interferes: two workers, replaced if they end by themselves, must bring everything to its end.
+
+        A third one cannot run every operation, and must not stand in the way."""
         over, calm_s = asyncio.Event(), CALM_S * self.wanted.patience
         workers = [asyncio.create_task(self.storm.serve(now, over)) for _ in range(2)]
+        if self.switches.lifespans:
+            workers.append(asyncio.create_task(self.storm.serve(now, over, {"local": 1.0})))
         try:
             async with asyncio.timeout(calm_s):
-                while open_ones := await _unsettled(penstock):
+                while open_ones := await self._unsettled(penstock):
                     await _resume_paused(penstock, open_ones)
                     await asyncio.sleep(0.2)
         except TimeoutError:
+            found = await self._unsettled(penstock)
+            self._still.update(operation for operation, _ in found)
             return [
                 Finding("hangs", f"it is still {status} after {calm_s:g} s of calm", operation)
-                for operation, status in await _unsettled(penstock)
+                for operation, status in found
             ]
         finally:
             over.set()
             await asyncio.gather(*workers)
         return []
 
+    async def _unsettled(self, penstock: Penstock) -> list[tuple[str, str]]:
+        """Operations that are not at rest, but for those that never will be."""
+        return [(operation, status) for operation, status in await _moving(penstock) if operation not in self._still]
+
     # --- the judgement
 
     async def _judge(self, penstock: Penstock, now: Round, observer: Observer) -> list[Finding]:
         lines = read_all(now.folder)
-        self.tally.count_points(lines)
+        self.tally.count(lines)
         effects: dict[str, list[Effect]] = defaultdict(list)
         said: dict[str, list[Said]] = defaultdict(list)
         for line in lines:
@@ -183,11 +236,16 @@ class Campaign:
             except PenstockError as error:
                 found.append(Finding("lost_operation", f"acknowledged, but: {error}", operation))
                 continue
-            found += judge(evidence)
+            if operation not in self._still:
+                found += judge(evidence)
             self.tally.operations += 1
             self.tally.rows += len(evidence.rows)
             self.tally.starts += len(starts(evidence))
             self.tally.signals += len(evidence.acknowledged("signal"))
+            self.tally.repeats += sum(line.detail["nth"] > 0 for line in evidence.acknowledged("signal"))
+            self.tally.edits += len(evidence.acknowledged("edit"))
+            self.tally.retries += len(evidence.acknowledged("retry"))
+            self.tally.pauses += len(evidence.acknowledged("pause"))
             self.tally.late_starts += late_starts(evidence)
             self.tally.verdicts.update(row.state for row in evidence.rows.values())
             latency = cancel_latency_s(evidence)
@@ -210,7 +268,7 @@ def _sort_in(line: Line, effects: dict[str, list[Effect]], said: dict[str, list[
             said[operation].append(line)
 
 
-async def _unsettled(penstock: Penstock) -> list[tuple[str, str]]:
+async def _moving(penstock: Penstock) -> list[tuple[str, str]]:
     """Operations that are not at rest; empty only when the database says so."""
     while True:
         with contextlib.suppress(Unavailable):

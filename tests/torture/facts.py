@@ -12,7 +12,7 @@ from penstock import Penstock
 from penstock.operations.ledger import Ledger
 from penstock.operations.model import Event, HistoryEntry, Operation, RowView
 from penstock.operations.queries import number_of
-from penstock.operations.tables import chunks, operations, row_records, signals
+from penstock.operations.tables import chunks, operations, requests, row_records, signals
 
 from .journal import Effect, Said
 from .observer import Sightings
@@ -41,6 +41,15 @@ class StoredSignal:
 
 
 @dataclass(frozen=True)
+class StoredRequest:
+    """A retry or an edit as it lies in the database; `values` are the cells that an edit asks for."""
+
+    row: int | None
+    values: Sequence[Any]
+    outcome: str | None
+
+
+@dataclass(frozen=True)
 class Wait:
     """How a row's wait for a signal ended, or that it goes on."""
 
@@ -61,6 +70,7 @@ class Evidence:
     lost: Mapping[int, int]
     signals: Sequence[StoredSignal]
     waits: Sequence[Wait]
+    requests: Sequence[StoredRequest]
     history: Sequence[HistoryEntry]
     events: Sequence[Event]
     effects: Sequence[Effect] = ()
@@ -105,6 +115,7 @@ async def gather(penstock: Penstock, operation: str, **journals: Any) -> Evidenc
         waits = await tx.execute(
             select(row_records).where(row_records.c.operation == number, row_records.c.signal_key.is_not(None))
         )
+        asked = await tx.execute(select(requests).where(requests.c.operation == number).order_by(requests.c.id))
         return Evidence(
             await found.get(operation),
             {row.number: row for row in rows},
@@ -124,7 +135,18 @@ async def gather(penstock: Penstock, operation: str, **journals: Any) -> Evidenc
                 for s in posted
             ],
             [Wait(w.row, w.signal_key, w.state, w.generation, w.since or 0, w.at) for w in waits],
+            [StoredRequest(r.row, _cells(r.data), r.outcome) for r in asked],
             lines,
             await found.events(operation, limit=1000),
             **journals,
         )
+
+
+def _cells(data: Any) -> Sequence[Any]:
+    """The values of an edited row: cells where the file has columns, else those of a record."""
+    match data:
+        case None:
+            return ()
+        case dict():
+            return list(data.values())
+    return list(data)

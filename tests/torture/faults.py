@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
-__all__ = ["CLIENT_POINTS", "UNKILLED", "WORKER_POINTS", "Fault", "Menu", "both_sides"]
+__all__ = ["CLIENT_POINTS", "MOODS", "UNKILLED", "WORKER_POINTS", "Fault", "Menu", "Switches", "both_sides"]
 
 # Every transaction of the engine, by who makes it.
 WORKER_POINTS = (
@@ -17,15 +17,41 @@ WORKER_POINTS = (
 )  # fmt: skip
 CLIENT_POINTS = ("cancel_requested", "create", "paused", "resumed", "retry", "retry_rows", "signal", "wake")
 # Only where the answer to a COMMIT was lost or the schema is made: seen now and then, never asked for.
-# A log is folded only when it is long.
-UNKILLED = frozenset({"fold", "give_up", "late_result", "transaction"})
+# A log is folded only when it is long; events are numbered when the oracle reads them; nothing is purged there.
+UNKILLED = frozenset(
+    {"fold", "give_up", "late_result", "number_events", "purge", "purge_begin", "purge_end", "transaction"}
+)
 
+GENTLE_S = (2.0, 12.0)
+
+# Where workers die within a second, what else is done to them has little effect: so some rounds let them live longer,
+# and in some nobody dies but by the other faults.
+Mood = Literal["rough", "gentle", "quiet"]
+MOODS: tuple[Mood, ...] = ("rough", "rough", "gentle", "quiet")
 Kind = Literal["point", "kill", "freeze", "stop", "none"]
 
 
 def both_sides(names: tuple[str, ...]) -> list[str]:
     """The points before and after each COMMIT."""
     return [f"{name}:{side}" for name in names for side in ("before", "after")]
+
+
+@dataclass(frozen=True)
+class Switches:
+    """The sorts of trouble that a campaign makes beside deaths and freezes; each can be left out."""
+
+    pauses: bool = True  # operations are paused and workers stopped in the middle of validation
+    edits: bool = True  # several callers correct and retry the same rows at once
+    repeats: bool = True  # signals are sent several times, also of earlier generations, and by the thousand
+    cuts: bool = True  # connections break at COMMIT, where there is a server
+    clocks: bool = True  # wall clocks are an hour off, and jump
+    lifespans: bool = True  # lifespans fail, in some workers now and then, in some always
+    proofs: bool = True  # `verify` while work goes on
+
+    @classmethod
+    def names(cls) -> list[str]:
+        """All of them."""
+        return [each.name for each in fields(cls)]
 
 
 @dataclass(frozen=True)
@@ -50,29 +76,43 @@ class Menu:
     kills: int
     freezes: int
     stops: int
+    stop_share: int = 1
+    mood: Mood = "rough"
     asked: Counter[str] = field(default_factory=Counter)
 
     def for_worker(self) -> Fault:
         """The fate of the next worker."""
-        fates = ["point"] * 6 + ["kill"] * 3 if self.kills > 0 else ["none"]
+        fates: list[Kind] = ["point"] * 6 + ["kill"] * 3 if self.kills > 0 else ["none"]
         fates += ["freeze"] if self.freezes > 0 else []
-        fates += ["stop"] if self.stops > 0 else []
-        match self.rng.choice(fates):
-            case "point":
-                return Fault("point", self._point(WORKER_POINTS), after_s=2.0)
+        fates += ["stop"] * self.stop_share if self.stops > 0 else []
+        if self.mood == "quiet":
+            fates = ["none"]
+        elif self.mood == "gentle":
+            fates = [fate for fate in fates if fate != "point"]
+        kind, for_s = self.rng.choice(fates), self.lease_s * self.rng.uniform(0.8, 2)
+        point = self._point(WORKER_POINTS) if kind == "point" else None
+        return Fault(kind, point, self._after_s(kind), for_s)
+
+    def _after_s(self, kind: Kind) -> float:
+        """How long a worker lives before something happens to it."""
+        if self.mood == "gentle":
+            return self.rng.uniform(*GENTLE_S)
+        match kind:
             case "kill":
-                return Fault("kill", after_s=self.rng.expovariate(1.2))
+                return self.rng.expovariate(1.2)
             case "freeze":
-                return Fault("freeze", after_s=0.3 + self.rng.random(), for_s=self.lease_s * self.rng.uniform(0.8, 2))
+                return 0.3 + self.rng.random()
             case "stop":
-                return Fault("stop", after_s=0.2 + self.rng.random() * 1.5)
-        return Fault("none")
+                return 0.2 + self.rng.random() * 1.5
+        return 2.0  # to come to its point
 
     def for_client(self) -> Fault:
         """The fate of the next client."""
-        if self.kills > 0 and self.rng.random() < 0.6:
+        if self.mood == "quiet" or self.kills <= 0:
+            return Fault("none")
+        if self.rng.random() < (0.3 if self.mood == "gentle" else 0.6):
             return Fault("point", self._point(CLIENT_POINTS), after_s=10.0)
-        return Fault("kill", after_s=10.0) if self.kills > 0 else Fault("none")
+        return Fault("kill", after_s=25.0 if self.mood == "gentle" else 10.0)
 
     def _point(self, names: tuple[str, ...]) -> str:
         points = [point for point in both_sides(names) if point.partition(":")[0] not in UNKILLED]

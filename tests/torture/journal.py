@@ -17,11 +17,14 @@ import msgspec
 
 from penstock import Context
 
-__all__ = ["Began", "Effect", "FileJournal", "Hit", "Journal", "Line", "Said", "What", "read_all"]
+from .clocks import TRUE_NS
+
+__all__ = ["Began", "Cut", "Effect", "FileJournal", "Hit", "How", "Journal", "Line", "Said", "What", "read_all"]
 
 LINE_BYTES_MAX = 4096
 
 What = Literal["start", "end", "check"]
+How = Literal["unsent", "unanswered", "late", "slow"]
 
 
 class Began(msgspec.Struct, frozen=True, tag="began"):
@@ -77,7 +80,15 @@ class Said(msgspec.Struct, frozen=True, tag="said", kw_only=True):
         return self.answer is not None
 
 
-Line = Began | Effect | Hit | Said
+class Cut(msgspec.Struct, frozen=True, tag="cut"):
+    """The proxy meddled with a COMMIT: it was never sent, or sent (at once or late) and never answered, or slowly."""
+
+    t: float
+    who: str
+    how: How
+
+
+Line = Began | Cut | Effect | Hit | Said
 
 
 class Journal(ABC):
@@ -95,8 +106,8 @@ class Journal(ABC):
         return time.monotonic()
 
     def wall_us(self) -> int:
-        """Now, on the clock of the database."""
-        return time.time_ns() // 1000
+        """Now, on the clock of the database, which is right."""
+        return TRUE_NS() // 1000
 
     def hit(self, point: str, *, kills: bool = False) -> None:
         """Note that a failpoint was passed."""

@@ -13,11 +13,13 @@ from .attempt_rules import (
     once_is_once,
     steps_come_in_order,
 )
+from .edit_rules import accepted_edits_are_kept
 from .facts import Evidence
-from .row_rules import rows_are_conserved, verdicts_follow_from_the_data
+from .row_rules import rows_are_conserved, verdicts_follow_from_the_data, waits_last_their_time
 from .signal_rules import (
     acknowledged_signals_are_kept,
     consumed_signals_ended_a_wait,
+    delivered_signals_are_consumed,
     lower_rows_are_served_first,
     no_wait_times_out_beside_a_signal,
     signals_are_heard_at_once,
@@ -30,14 +32,17 @@ Rule = Callable[[Evidence], Iterator[str]]
 RULES: Sequence[Rule] = (
     rows_are_conserved,
     verdicts_follow_from_the_data,
+    waits_last_their_time,
     no_step_starts_after_its_completion_was_seen,
     attempts_are_written_ahead,
     once_is_once,
     effect_keys_are_stable,
     steps_come_in_order,
     cancel_binds,
+    accepted_edits_are_kept,
     acknowledged_signals_are_kept,
     consumed_signals_ended_a_wait,
+    delivered_signals_are_consumed,
     lower_rows_are_served_first,
     no_wait_times_out_beside_a_signal,
     signals_are_heard_at_once,

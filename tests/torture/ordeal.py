@@ -21,7 +21,6 @@ from .journal import What
 __all__ = [
     "BARRIERS",
     "ONCE",
-    "OPERATIONS",
     "POLL_TIMEOUT_S",
     "SIGNAL_TIMEOUT_S",
     "STEPS",
@@ -31,7 +30,9 @@ __all__ = [
     "csv_of",
     "is_stubborn",
     "is_wanted",
+    "labour",
     "make_rows",
+    "note",
     "set_witness",
     "worth",
 ]
@@ -42,7 +43,8 @@ CALL_ERRORS = 3  # a row's calls fail so many times less one at most, within the
 PACE_S = 0.01
 
 STEPS = ("receive", "weigh", "enrich", "post", "pay", "call", "ship", "approve", "finish")
-BARRIERS = frozenset(STEPS) - {"weigh"}  # steps that begin a span: their attempt is on disk before they start
+# Steps that begin a span: their attempt is on disk before they start. Other operations' steps are among them.
+BARRIERS = frozenset({*STEPS, "store", "revise", "use"}) - {"weigh"}
 ONCE = frozenset({"pay"})
 
 Witness = Callable[[What, Context[Any]], None]
@@ -55,10 +57,17 @@ def set_witness(witness: Witness) -> None:
     _witness = witness
 
 
+def note(what: What, ctx: Context[Any]) -> None:
+    """Tell the witness."""
+    _witness(what, ctx)
+
+
 class Parcel(BaseModel):
     id: int
     qty: int = Field(ge=0)
     gate: str
+    note: str = ""
+    tag: str = ""
 
 
 def worth(step: str, parcel: Parcel) -> int:
@@ -81,7 +90,8 @@ def expected(step: str, parcel: Parcel) -> int | None:
     return None if step == "enrich" and not is_wanted(parcel) else worth(step, parcel)
 
 
-async def _labour(what: str, parcel: Parcel) -> int:
+async def labour(what: str, parcel: Parcel) -> int:
+    """A moment's work, and what it is worth."""
     await asyncio.sleep(PACE_S * random.random())
     return worth(what, parcel)
 
@@ -95,23 +105,23 @@ class Ordeal(Pipeline[Parcel]):
 
     @step
     async def receive(self, parcel: Parcel, ctx: Context) -> int:
-        _witness("start", ctx)
-        output = await _labour("receive", parcel)
-        _witness("end", ctx)
+        note("start", ctx)
+        output = await labour("receive", parcel)
+        note("end", ctx)
         return output
 
     @step
     def weigh(self, parcel: Parcel, ctx: Context) -> int:
-        _witness("start", ctx)
+        note("start", ctx)
         time.sleep(PACE_S / 10)
-        _witness("end", ctx)
+        note("end", ctx)
         return worth("weigh", parcel)
 
     @step(barrier=True)
     async def enrich(self, parcel: Parcel, ctx: Context) -> int:
-        _witness("start", ctx)
-        output = await _labour("enrich", parcel)
-        _witness("end", ctx)
+        note("start", ctx)
+        output = await labour("enrich", parcel)
+        note("end", ctx)
         if is_stubborn(parcel) and ctx.generation == 0:
             raise StepFailed("stubborn")
         return output
@@ -123,51 +133,51 @@ class Ordeal(Pipeline[Parcel]):
     @step.batch(size=3)
     async def post(self, parcels: list[Parcel], ctx: BatchContext) -> list[int]:
         for row in ctx.rows:
-            _witness("start", row)
+            note("start", row)
         await asyncio.sleep(PACE_S)
         for row in ctx.rows:
-            _witness("end", row)
+            note("end", row)
         return [worth("post", parcel) for parcel in parcels]
 
     @step(delivery="at_most_once")
     async def pay(self, parcel: Parcel, ctx: Context) -> int:
-        _witness("start", ctx)
-        output = await _labour("pay", parcel)
-        _witness("end", ctx)
+        note("start", ctx)
+        output = await labour("pay", parcel)
+        note("end", ctx)
         return output
 
     @step(retries=CALL_ERRORS, backoff=0.05)
     async def call(self, parcel: Parcel, ctx: Context) -> int:
-        _witness("start", ctx)
-        output = await _labour("call", parcel)
-        _witness("end", ctx)
+        note("start", ctx)
+        output = await labour("call", parcel)
+        note("end", ctx)
         if ctx.attempt <= parcel.id % CALL_ERRORS:
             raise OSError(f"attempt {ctx.attempt}")
         return output
 
     @step.poll(every=0.1, timeout=POLL_TIMEOUT_S)
     async def ship(self, parcel: Parcel, ctx: Context) -> None:
-        _witness("start", ctx)
-        await _labour("ship", parcel)
-        _witness("end", ctx)
+        note("start", ctx)
+        await labour("ship", parcel)
+        note("end", ctx)
 
     @ship.check
     async def has_arrived(self, parcel: Parcel, ctx: Context) -> bool | Done[int]:
-        _witness("check", ctx)
+        note("check", ctx)
         return Done(worth("ship", parcel)) if random.random() < 0.5 else False
 
     @step.signal(key="{row.gate}", timeout=SIGNAL_TIMEOUT_S)
     async def approve(self, parcel: Parcel, ctx: Context) -> None:
-        _witness("start", ctx)
-        await _labour("approve", parcel)
-        _witness("end", ctx)
+        note("start", ctx)
+        await labour("approve", parcel)
+        note("end", ctx)
 
     @step
     async def finish(self, parcel: Parcel, ctx: Context) -> int:
-        _witness("start", ctx)
+        note("start", ctx)
         found = {name: ctx.outputs.get(name) for name in STEPS[:7]}
         wanted = {name: expected(name, parcel) for name in STEPS[:7]}
-        _witness("end", ctx)
+        note("end", ctx)
         if found != wanted:
             raise StepFailed(f"earlier outputs are {found}, expected {wanted}")
         return worth("finish", parcel)
@@ -179,15 +189,12 @@ class Brittle(Pipeline[Parcel]):
 
     @step
     async def receive(self, parcel: Parcel, ctx: Context) -> int:
-        _witness("start", ctx)
-        output = await _labour("receive", parcel)
-        _witness("end", ctx)
+        note("start", ctx)
+        output = await labour("receive", parcel)
+        note("end", ctx)
         if is_stubborn(parcel) and ctx.generation == 0:
             raise StepFailed("stubborn")
         return output
-
-
-OPERATIONS = (Ordeal, Brittle)
 
 
 def make_rows(rng: random.Random, count: int, *, invalid: float = 0.05, shared: float = 0.2) -> list[dict[str, Any]]:
@@ -202,4 +209,5 @@ def make_rows(rng: random.Random, count: int, *, invalid: float = 0.05, shared: 
 
 def csv_of(rows: list[dict[str, Any]]) -> bytes:
     """The file of these rows."""
-    return b"id,qty,gate\n" + b"".join(f"{row['id']},{row['qty']},{row['gate']}\n".encode() for row in rows)
+    lines = [",".join(rows[0]), *(",".join(map(str, row.values())) for row in rows)]
+    return "".join(f"{line}\n" for line in lines).encode()

@@ -22,9 +22,10 @@ from penstock.operations.chunks import Lost
 from penstock.operations.ledger import CANCELLED
 from penstock.operations.rules import settling, spans
 from penstock.operations.rules.planning import next_due
+from penstock.operations.running import lease as leasing
 from penstock.operations.running import mailroom
 from penstock.operations.running.actor import ChunkActor
-from penstock.operations.running.lease import Lease
+from penstock.operations.running.lease import FOREVER, StartLimit
 from penstock.operations.tables import chunks, operations
 
 from .schedules import play
@@ -59,6 +60,12 @@ def caught(name: str, seeds: Iterable[int]) -> tuple[int, str] | None:
         if found:
             return seed, found[0]
     return None
+
+
+class Unlimited(StartLimit):
+    """User code may always start."""
+
+    until_ns = property(lambda self: FOREVER, lambda self, until: None)
 
 
 # --- closing and letting go
@@ -216,7 +223,7 @@ def _no_intent() -> Any:
 
 @fault("a start without a look at the lease")
 def _no_look_at_the_lease() -> Any:
-    return patch.object(Lease, "may_start", lambda lease: True)
+    return patch.object(leasing, "StartLimit", Unlimited)
 
 
 @fault("a write without the fence")

@@ -10,9 +10,10 @@ from pydantic import ValidationError
 from penstock.operations.model import RowView, StepView
 
 from .facts import Evidence
-from .ordeal import ONCE, POLL_TIMEOUT_S, SIGNAL_TIMEOUT_S, Parcel, is_stubborn, is_wanted, worth
+from .kinds import fails_until, is_barred
+from .ordeal import ONCE, POLL_TIMEOUT_S, SIGNAL_TIMEOUT_S, Parcel, is_wanted, worth
 
-__all__ = ["rows_are_conserved", "verdicts_follow_from_the_data"]
+__all__ = ["rows_are_conserved", "verdicts_follow_from_the_data", "waits_last_their_time"]
 
 CLOCK_S = 0.1
 POISON_LOST = 4
@@ -54,6 +55,8 @@ def _objection(evidence: Evidence, row: RowView) -> str | None:
         parcel = Parcel.model_validate(row.data)
     except ValidationError:
         return None if row.state in ("Invalid", "Cancelled") else "its data is not valid"
+    if is_barred(evidence.operation.name, parcel):
+        return None if row.state in ("Invalid", "Cancelled") else "its validation refuses it"
     if row.state == "Completed":
         return _wrong_outputs(evidence, row, parcel)
     if row.state == "TimedOut":
@@ -82,8 +85,22 @@ def _was_edited(evidence: Evidence, row: int) -> bool:
     return any(line.row == row and line.event == "edited" for line in evidence.history)
 
 
+def waits_last_their_time(evidence: Evidence) -> Iterator[str]:
+    """No wait times out before its time, as the witnesses' clock tells, which is nobody's wall clock."""
+    for row in evidence.rows.values():
+        step = row.steps[-1]
+        seen = evidence.sightings.settled.get((row.number, step.index, row.generation))
+        place = (row.number, step.name, row.generation, step.attempt, "end")
+        begun = [e.t for e in evidence.effects if (e.row, e.step, e.generation, e.attempt, e.what) == place]
+        if row.state == "TimedOut" and seen is not None and begun and seen - begun[-1] < _LIMITS[step.name] - CLOCK_S:
+            yield f"row {row.number} timed out within {seen - begun[-1]:.2f} s of {_LIMITS[step.name]:g} at {step.name}"
+
+
+_LIMITS = {"approve": SIGNAL_TIMEOUT_S, "ship": POLL_TIMEOUT_S}
+
+
 def _wrong_timeout(step: StepView) -> str | None:
-    limit = {"approve": SIGNAL_TIMEOUT_S, "ship": POLL_TIMEOUT_S}.get(step.name)
+    limit = _LIMITS.get(step.name)
     if limit is None:
         return "the step has no time limit"
     assert step.started_at is not None
@@ -101,7 +118,7 @@ def _unexplained(evidence: Evidence, row: RowView, parcel: Parcel, step: StepVie
         case "Invalid", "Poison":
             is_explained = "validator" in message  # its readers were killed again and again at this very row
         case "Failed", "StepFailure" if "stubborn" in message:
-            is_explained = is_stubborn(parcel) and row.generation == 0
+            is_explained = row.generation < fails_until(evidence.operation.name, parcel)
         case "Failed", "StepFailure":
             # Earlier outputs are of the data before the edit.
             is_explained = step.name == "finish" and _was_edited(evidence, row.number)

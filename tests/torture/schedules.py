@@ -32,9 +32,9 @@ from .client_main import Client
 from .facts import gather
 from .faults import CLIENT_POINTS, WORKER_POINTS, both_sides
 from .journal import Effect, Line, Said
+from .kinds import OPERATIONS
 from .observer import Observer, Sightings
 from .oracle import Finding, judge
-from .ordeal import OPERATIONS
 from .seeded_loop import SeededLoop, Stuck
 from .vessels import CURRENT, LATE_S, SLOW_S, MemoryJournal, Process, Sunk, Vessel, under_glass
 

@@ -10,6 +10,7 @@ from .facts import Evidence
 __all__ = [
     "acknowledged_signals_are_kept",
     "consumed_signals_ended_a_wait",
+    "delivered_signals_are_consumed",
     "lower_rows_are_served_first",
     "no_wait_times_out_beside_a_signal",
     "signals_are_heard_at_once",
@@ -17,6 +18,7 @@ __all__ = [
 
 # A lease, a late write and some looks round; far less than a wait's time limit, at which everything is heard at last.
 HEARD_S = 8.0
+CLOCK_US = 100_000  # clocks differ by less
 PARKED_S = 6.0  # after the end of its body a wait is surely on disk
 
 
@@ -26,11 +28,20 @@ def acknowledged_signals_are_kept(evidence: Evidence) -> Iterator[str]:
     by_id: dict[str, set[str]] = defaultdict(set)
     for line in evidence.acknowledged("signal"):
         if stored[line.answer["id"]] != 1:
-            yield f"signal {line.detail['id']} was acknowledged and is stored {stored[line.answer['id']]} times"
-        by_id[line.detail["id"]].add(line.answer["id"])
+            yield f"signal {line.answer['id']} was acknowledged and is stored {stored[line.answer['id']]} times"
+        if line.detail["id"] is not None:
+            by_id[line.detail["id"]].add(line.answer["id"])
     for token, answers in by_id.items():
         if len(answers) > 1:
             yield f"signal {token} was answered with {len(answers)} different ids"
+
+
+def delivered_signals_are_consumed(evidence: Evidence) -> Iterator[str]:
+    """A signal that was answered as delivered to a waiting row did end a wait."""
+    consumed = {signal.token for signal in evidence.signals if signal.is_consumed}
+    for line in evidence.acknowledged("signal"):
+        if line.answer["outcome"] == "delivered" and line.answer["id"] not in consumed:
+            yield f"signal {line.answer['id']} for {line.detail['key']} was answered as delivered, and no row took it"
 
 
 def consumed_signals_ended_a_wait(evidence: Evidence) -> Iterator[str]:
@@ -54,7 +65,8 @@ def no_wait_times_out_beside_a_signal(evidence: Evidence) -> Iterator[str]:
     lying = [signal for signal in evidence.signals if not signal.is_consumed and signal.token in told]
     for wait in evidence.waits:
         for signal in lying if wait.state == "TimedOut" else ():
-            if signal.key == wait.key and signal.accepted_at >= wait.since and told[signal.token] < wait.at:
+            is_for_it = signal.key == wait.key and signal.accepted_at >= wait.since
+            if is_for_it and told[signal.token] < wait.at - CLOCK_US:
                 late = (wait.at - told[signal.token]) / 1e6
                 yield f"row {wait.row} timed out {late:.3f} s after signal {signal.token} was acknowledged"
 

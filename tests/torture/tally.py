@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from .faults import CLIENT_POINTS, UNKILLED, WORKER_POINTS, both_sides
-from .journal import Hit, Line
+from .journal import Cut, Hit, Line
 
 __all__ = ["Tally"]
 
@@ -24,6 +24,12 @@ class Tally:
     rows: int = 0
     starts: int = 0
     signals: int = 0
+    cuts: Counter[str] = field(default_factory=Counter)
+    pauses: int = 0
+    edits: int = 0
+    retries: int = 0
+    repeats: int = 0
+    proofs: int = 0
     late_starts: int = 0
     verdicts: Counter[str] = field(default_factory=Counter)
     hits: Counter[str] = field(default_factory=Counter)
@@ -34,12 +40,15 @@ class Tally:
     shutdowns_s: list[float] = field(default_factory=list)
     restarts_s: list[float] = field(default_factory=list)
 
-    def count_points(self, lines: Sequence[Line]) -> None:
-        """Add the points that were passed, and those at which a process died."""
+    def count(self, lines: Sequence[Line]) -> None:
+        """Add the points that were passed, those at which a process died, and the COMMITs that were meddled with."""
         for line in lines:
-            if isinstance(line, Hit):
-                self.hits[line.point] += 1
-                self.deaths[line.point] += line.kills
+            match line:
+                case Hit(point=point, kills=kills):
+                    self.hits[point] += 1
+                    self.deaths[point] += kills
+                case Cut(how=how):
+                    self.cuts[how] += 1
 
     @property
     def unreached(self) -> list[str]:
@@ -71,18 +80,32 @@ class Tally:
         yield f"graceful stop: {_spread(self.shutdowns_s)}"
         if self.restarts_s:
             yield f"database away: {_spread(self.restarts_s)}"
+        if self.cuts:
+            yield f"cut commits: {', '.join(f'{many} {how}' for how, many in sorted(self.cuts.items()))}"
         for words, many in self.gave_up.most_common():
             yield f"gave up: {words} ({many})"
         yield f"verdicts: {', '.join(f'{name} {many}' for name, many in sorted(self.verdicts.items()))}"
 
     def summary(self) -> str:
         """One line."""
-        return (
-            f"{self.kills} kills ({self.deaths.total()} at points), {self.freezes} freezes, "
-            f"{self.stops} graceful stops, {self.restarts} database restarts, {self.operations} operations, "
-            f"{self.rows} rows, {self.starts} step starts, {self.signals} acknowledged signals, "
-            f"{self.late_starts} late starts"
-        )
+        done = {
+            f"kills ({self.deaths.total()} at points)": self.kills,
+            "freezes": self.freezes,
+            "graceful stops": self.stops,
+            "server kills": self.restarts,
+            "cut commits": self.cuts.total(),
+            "pauses": self.pauses,
+            "edits": self.edits,
+            "retries": self.retries,
+            "signals": self.signals,
+            "repeats": self.repeats,
+            "operations": self.operations,
+            "rows": self.rows,
+            "step starts": self.starts,
+            "late starts": self.late_starts,
+            "proofs": self.proofs,
+        }
+        return ", ".join(f"{many} {what}" for what, many in done.items())
 
 
 def _spread(values: Sequence[float]) -> str:

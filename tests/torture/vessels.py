@@ -107,7 +107,7 @@ class Vessel(Process):
         """Die where we stand."""
         self.is_sunk = True
         if self.worker is not None:
-            for task in list(self.worker._tasks):
+            for task in list(self.worker.tasks):
                 task.cancel()
         self.task.cancel()
         await self.ended()

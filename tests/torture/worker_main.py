@@ -17,8 +17,10 @@ from penstock import Penstock, failpoints
 from penstock.errors import Unavailable
 from penstock.settings import Settings
 
+from . import clocks
 from .journal import Began, FileJournal, Journal
-from .ordeal import OPERATIONS, set_witness
+from .kinds import OPERATIONS, let_lifespans_fail
+from .ordeal import set_witness
 
 __all__ = ["GAVE_UP", "live", "prepared"]
 
@@ -29,6 +31,7 @@ def live(given: Mapping[str, Any]) -> None:
     """The life of a worker: `given` names it, its journal's folder, its settings and its point of death."""
     with prepared(given) as journal:
         set_witness(journal.note)
+        let_lifespans_fail(given["failing"])
         asyncio.run(_work(journal, Settings(**given["settings"])))
 
 
@@ -37,6 +40,8 @@ def prepared(given: Mapping[str, Any]) -> Iterator[Journal]:
     """What every forked process begins with: a journal, chance of its own, and its failpoint armed."""
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(asctime)s %(name)s: %(message)s")
     random.seed()
+    if given["clock"]:
+        clocks.follow(given["clock"])
     journal = FileJournal(Path(given["folder"]), given["who"])
     point = given.get("point")
     if point:

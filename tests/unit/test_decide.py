@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 
 import pytest
@@ -13,7 +14,9 @@ from penstock.operations.rules.decide import (
     MESSAGE_MAX,
     RETRY_LATER_MAX_S,
     AttemptTimedOut,
+    OutputLost,
     Verdict,
+    WrongLength,
     cut,
     error_group,
     error_text,
@@ -150,3 +153,40 @@ def test_messages_that_differ_in_numbers_ids_and_quoted_values_share_a_group():
     assert error_group(same[0]) != error_group("no group 'ana' at 0xdeadbeef after 3 tries")
     ids = ["order 6f0e1d2c-0000-4000-8000-000000000001 is gone", "order 01900000-aaaa-7000-8000-00000000000f is gone"]
     assert error_group(ids[0]) == error_group(ids[1])
+
+
+CUT_OFF = [
+    AttemptTimedOut(2),
+    asyncio.CancelledError(),
+    KeyboardInterrupt(),
+    GeneratorExit(),
+    BaseExceptionGroup("several", [asyncio.CancelledError()]),
+    WrongLength("too few"),
+    OutputLost("too long"),
+]
+
+
+@pytest.mark.parametrize("error", CUT_OFF, ids=lambda error: type(error).__name__)
+def test_what_may_run_once_is_in_doubt_when_nobody_knows_what_became_of_it(error: BaseException):
+    verdict = judged(error, delivery="at_most_once")
+    assert (verdict.event, verdict.error_type, verdict.after) == ("left_in_doubt", "InDoubt", 0)
+    assert verdict.message.endswith(", so it may or may not have taken effect")
+    assert judged(error).error_type != "InDoubt"
+
+
+RAISED = [OSError(), StepFailed("no"), TimeoutError(), ExceptionGroup("several", [OSError()]), SystemExit()]
+
+
+@pytest.mark.parametrize("error", RAISED, ids=lambda error: type(error).__name__)
+def test_an_error_that_it_raised_itself_is_no_doubt(error: BaseException):
+    assert judged(error, delivery="at_most_once").event == "failed"
+
+
+def test_what_may_run_once_may_still_ask_to_be_called_later():
+    assert judged(RetryLater(after=5), delivery="at_most_once").event == "postponed"
+
+
+def test_a_doubt_is_told_however_long_the_reason_is():
+    verdict = judged(WrongLength("x" * 5000), delivery="at_most_once")
+    assert len(verdict.message) <= MESSAGE_MAX
+    assert verdict.message.endswith("characters), so it may or may not have taken effect")

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import os
+import secrets
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from penstock.errors import NotFound
+from penstock.errors import FileUnreadable, NotFound
 
 __all__ = ["FileStore", "Stored"]
 
 _BLOCK_BYTES = 1024 * 1024
+_STAGED = "staged-"
+STALE_S = 86_400.0  # an upload that wrote nothing for so long was cut off
+LATELY_S = 3600.0  # a file stored since then may belong to an operation that is about to be stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +35,15 @@ class FileStore:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._has_looked = False  # for what was left behind
 
     def put(self, source: BinaryIO) -> Stored:
         """Store a stream; returns once the bytes would outlive a crash. The same bytes are kept once."""
         self._folder.mkdir(parents=True, exist_ok=True)
         digest, size = hashlib.sha256(), 0
-        descriptor, staged = tempfile.mkstemp(prefix="staged-", dir=self._folder)
+        if not self._has_looked:  # once is enough: who left something behind is not there any more
+            self.remove_stale()
+        descriptor, staged = self._stage()
         try:
             with os.fdopen(descriptor, "wb") as target:
                 while block := source.read(_BLOCK_BYTES):
@@ -46,17 +54,63 @@ class FileStore:
             key = digest.hexdigest()
             os.replace(staged, self._folder / key)
         except BaseException:
-            Path(staged).unlink(missing_ok=True)
+            staged.unlink(missing_ok=True)
             raise
         self._sync_folder()
         return Stored(key, size, key)
 
     def open(self, key: str) -> BinaryIO:
-        """The stored bytes, seekable."""
+        """The stored bytes, seekable; `NotFound` when they are gone, `FileUnreadable` when only we cannot have them."""
         try:
             return (self._folder / key).open("rb")
         except FileNotFoundError:
-            raise NotFound(f"the stored file {key[:12]}… is gone from the storage folder") from None
+            if self._folder.is_dir():
+                raise NotFound(f"the stored file {key[:12]}… is gone from the storage folder") from None
+            raise FileUnreadable(f"the storage folder {self._folder} is not there") from None
+        except OSError as error:
+            raise FileUnreadable(f"the stored file {key[:12]}… cannot be read: {error.strerror}") from error
+
+    def _stage(self) -> tuple[int, Path]:
+        """A new file that whoever the umask admits can read: other workers may run as other users."""
+        staged = self._folder / f"{_STAGED}{secrets.token_hex(8)}"
+        return os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), staged
+
+    def remove(self, key: str) -> int | None:
+        """Remove a file that no operation uses; how many bytes it had, or None when it was stored lately, and stays.
+
+        Who takes a file in stores it first, and then the operation that uses it.
+        """
+        path, aside = self._folder / key, self._folder / f"{_STAGED}removed-{key}"
+        try:
+            lately = self._now() - LATELY_S
+            if path.stat().st_mtime > lately:
+                return None
+            os.replace(path, aside)
+        except FileNotFoundError:
+            return 0
+        # Looked at again when it is out of the way: who stores the same bytes from now on makes a new file.
+        found = aside.stat()
+        if found.st_mtime > lately:
+            os.replace(aside, path)
+            return None
+        aside.unlink()
+        self._sync_folder()
+        return found.st_size
+
+    def remove_stale(self) -> None:
+        """Remove what uploads and removals that were cut off have left here, after a day."""
+        self._has_looked = True
+        with suppress(OSError):  # no folder yet, or one that is not ours
+            stale = self._now() - STALE_S
+            for path in self._folder.glob(f"{_STAGED}*"):
+                with suppress(OSError):  # gone by now
+                    if path.stat().st_mtime < stale:
+                        path.unlink()
+
+    def _now(self) -> float:
+        """The time on the clock of the file system, which may be another machine's."""
+        with tempfile.NamedTemporaryFile(prefix=_STAGED, dir=self._folder) as probe:
+            return os.fstat(probe.fileno()).st_mtime
 
     def _sync_folder(self) -> None:
         descriptor = os.open(self._folder, os.O_RDONLY)

@@ -95,6 +95,15 @@ def fix(
         typer.Argument(metavar="FIELD=VALUE...", help="What is to change; FIELD:=JSON for a value that is not text."),
     ],
     *,
+    generation: Annotated[
+        int | None,
+        typer.Option(
+            "--generation",
+            min=0,
+            metavar="N",
+            help="Only if the row is still in this generation: 0 unless it was retried.",
+        ),
+    ] = None,
     db: Db = None,
     app: App = None,
     as_json: Json = False,
@@ -108,7 +117,7 @@ def fix(
     _ask_again(
         place,
         operation,
-        lambda penstock: penstock.operations.edit_row(operation, row, given),
+        lambda penstock: penstock.operations.edit_row(operation, row, given, generation=generation),
         definitions=place.definitions_if_named(),
         as_json=as_json,
     )

@@ -127,6 +127,7 @@ def operation(found: Operation) -> Table:
             "Id": found.id,
             "Status": state(found.status),
             "Reason": found.error,
+            "Trouble": Text(printable(found.trouble), style="red") if found.trouble else None,
             "Rows": f"{found.total_rows or found.rows_read:,}",
             "Successful": f"{found.successful_rows:,}",
             "Failed": f"{found.failed_rows:,}" + (f"  ({failed})" if failed else ""),

@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcon
 from functools import partial
 from typing import Any, Self, TypeVar
 
-from sqlalchemy import ColumnElement, Executable, event
+from sqlalchemy import ColumnElement, Executable, event, select
 from sqlalchemy.exc import DBAPIError, InvalidRequestError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
@@ -21,6 +21,7 @@ from penstock.db.dialects import Dialect, notice_partitions
 from penstock.db.onehop import run_there
 from penstock.db.prepared import Statements
 from penstock.db.safety import Finding, judge, refuse_unsafe
+from penstock.db.shared_clock import ahead_us
 from penstock.errors import DatabaseUnsafe, PenstockError, SettingsInvalid, Unavailable
 from penstock.failpoints import hit
 
@@ -52,7 +53,7 @@ class Database:
         # Connections stay checked out of SQLAlchemy's pool: going in and out of it costs more than a statement.
         self._places = asyncio.Semaphore(pool_size)
         self._idle: list[Link] = []
-        self._clock = clock
+        self.clock, self._now = clock, dialect.now(clock)
         self._prepared: dict[Hashable, Any] = {}
         self._statements = Statements(engine.dialect)
         # SQLite has one writer; ours queue here in order instead of fighting over the file's lock.
@@ -109,7 +110,17 @@ class Database:
 
     def now(self) -> ColumnElement[int]:
         """Microseconds since 1970 on the database's clock, as SQL; the given clock's value when it is not real."""
-        return self.dialect.now(self._clock)
+        return self._now
+
+    async def clock_bounds(self) -> tuple[int, int]:
+        """By how many nanoseconds the database's clock is ahead of our ticks: at least, and at most."""
+        async with self.connection() as connection:
+            if self.dialect.is_file:
+                exactly = await ahead_us(connection, self.clock) * 1000
+                return exactly, exactly
+            sent = self.clock.ticks_ns()
+            theirs = (await connection.execute(select(self.now()))).scalar_one() * 1000
+            return theirs - self.clock.ticks_ns(), theirs + 999 - sent
 
     async def transaction(self, work: Callable[[Connection], Awaitable[T]], point: str = "transaction") -> T:
         """Run `work` in a write transaction and commit; all of it is repeated when it collided with another.
@@ -209,7 +220,10 @@ class Database:
             try:
                 yield connection
             except DBAPIError as error:
-                if self.dialect.trouble(error) != "unavailable":
+                trouble = self.dialect.trouble(error)
+                if trouble == "full":
+                    raise Unavailable(f"the disk of {self.dialect.name} is full: {error.orig}") from error
+                if trouble != "unavailable":
                     raise
                 await self._close_idle()  # they are no better
                 raise Unavailable(f"{self.dialect.name} is away: {error.orig}") from error

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, ClassVar, Literal
 
-from sqlalchemy import URL, BigInteger, ColumnElement, Integer, Table, bindparam, func, literal_column, select
+from sqlalchemy import URL, BigInteger, ColumnElement, Integer, Table, func, literal_column, select
 from sqlalchemy.dialects.mysql import insert as mariadb_insert
 from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
@@ -31,12 +31,15 @@ from penstock.db.checkpoint import LOG_BYTES
 from penstock.db.onehop import ask, use_one_hop
 from penstock.db.prepared import Answer, Prepared
 from penstock.db.safety import Requirement, at_least, one_of
+from penstock.db.shared_clock import asked, shared_now
 from penstock.errors import Unavailable
 
 __all__ = ["DIALECTS", "Dialect", "Trouble", "place_of"]
 
 # How long a statement waits for a lock; below the 2 s margin in which a worker starts nothing before its lease ends.
 LOCK_WAIT_S = 1.5
+# How long a change of the schema waits for a table.
+CHANGE_WAIT_S = 1.2
 HEAR_S = 0.05
 # A frozen process must not hold row locks for ever.
 IDLE_TRANSACTION_S = 30
@@ -44,7 +47,7 @@ CONNECT_S = 5
 # A silent partition is noticed after this: well under a lease of 10 s.
 PARTITION_S = 5
 
-Trouble = Literal["contended", "unavailable", "refused", "other"]
+Trouble = Literal["contended", "unavailable", "full", "refused", "other"]
 
 
 class Dialect(ABC):
@@ -60,8 +63,11 @@ class Dialect(ABC):
     begin_write: ClassVar[tuple[str, ...]]
     begin_read: ClassVar[tuple[str, ...]]
     on_connect: ClassVar[tuple[str, ...]] = ()
-    upgrade_lock: ClassVar[tuple[str, ...]] = ()
-    upgrade_unlock: ClassVar[tuple[str, ...]] = ()
+    # Asks to be the only one who upgrades the schema: 1 or 0. It does not wait: who waits in PostgreSQL has a snapshot,
+    # and an index that is built beside others is not ready while there is an old one.
+    upgrade_lock: ClassVar[str] = ""
+    # What a connection is told before it changes a table.
+    before_change: ClassVar[tuple[str, ...]] = ()
     # What to send in a transaction to wake those who `listen`; where there is nothing, they look by themselves.
     ring: ClassVar[str] = ""
     # Whether `listen` hears of what others do; and whether it cannot tell it from what we do.
@@ -98,7 +104,10 @@ class Dialect(ABC):
 
     @abstractmethod
     def trouble(self, error: DBAPIError) -> Trouble:
-        """What an error asks for: repeat the transaction, come back later, fix the settings, or none of these."""
+        """What an error asks for: repeat the transaction, come back later, make room, fix the settings, or nothing.
+
+        A disk is full by the database's own word, so a COMMIT that met it did not happen.
+        """
 
     @abstractmethod
     def clock_expression(self, clock: Clock) -> ColumnElement[int]:
@@ -106,7 +115,7 @@ class Dialect(ABC):
 
     def now(self, clock: Clock) -> ColumnElement[int]:
         """Microseconds since 1970: the database's clock, or the given one when that is not real."""
-        return self.clock_expression(clock) if clock.is_real else _told_by(clock)
+        return self.clock_expression(clock) if clock.is_real else asked(clock.now_us)
 
     @abstractmethod
     def upsert(self, table: Table, *, key: Sequence[str], update: Sequence[str]) -> Insert:
@@ -118,11 +127,6 @@ class Dialect(ABC):
     def least(self, *values: ColumnElement[int]) -> ColumnElement[int]:
         """The smallest of several numbers, none of them null."""
         return func.least(*values)
-
-
-def _told_by(clock: Clock) -> ColumnElement[int]:
-    """A clock of ours as SQL; it is asked when the statement is sent, not when it is built."""
-    return bindparam(None, callable_=clock.now_us, type_=BigInteger, unique=True)
 
 
 class _StrictTypes(SQLiteTypeCompiler):
@@ -187,15 +191,17 @@ class Sqlite(Dialect):
         match getattr(error.orig, "sqlite_errorcode", 0) & 0xFF:
             case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
                 return "contended"
-            case sqlite3.SQLITE_FULL | sqlite3.SQLITE_IOERR | sqlite3.SQLITE_READONLY | sqlite3.SQLITE_CANTOPEN:
+            case sqlite3.SQLITE_FULL:
+                return "full"
+            case sqlite3.SQLITE_IOERR | sqlite3.SQLITE_READONLY | sqlite3.SQLITE_CANTOPEN:
                 return "unavailable"
             case sqlite3.SQLITE_NOTADB:
                 return "refused"
         return "other"
 
     def clock_expression(self, clock: Clock) -> ColumnElement[int]:
-        # All processes of a file share a host, hence a clock; SQLite's own has milliseconds only.
-        return _told_by(clock)
+        # SQLite's own clock is the wall clock of whichever process asks, in milliseconds.
+        return shared_now(clock)
 
     def upsert(self, table: Table, *, key: Sequence[str], update: Sequence[str]) -> Insert:
         insert = sqlite_insert(table)
@@ -217,8 +223,10 @@ class Postgresql(Dialect):
 
     begin_write = ("BEGIN ISOLATION LEVEL READ COMMITTED",)
     begin_read = ("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY",)
-    # The number is ours alone; the lock ends with the transaction.
-    upgrade_lock = ("SET LOCAL lock_timeout = '60s'", "SELECT pg_advisory_xact_lock(7308324469)")
+    # Those who queue behind a change wait for LOCK_WAIT_S; an autovacuum makes way after a second.
+    before_change = ("SET statement_timeout = 0", f"SET lock_timeout = '{round(CHANGE_WAIT_S * 1000)}ms'")
+    # The number is ours alone; the lock ends with the connection.
+    upgrade_lock = "SELECT CAST(pg_try_advisory_lock(7308324469) AS INTEGER)"
     ring = "SELECT pg_notify('penstock', '')"
     hears = True
     facts = (
@@ -281,6 +289,8 @@ class Postgresql(Dialect):
         # Serialization failure, deadlock, lock timeout.
         if code in {"40001", "40P01", "55P03"}:
             return "contended"
+        if code == "53100":
+            return "full"
         # Connection, resources, operator intervention, system; read only while it fails over.
         if error.connection_invalidated or code[:2] in {"08", "53", "57", "58"} or code == "25006":
             return "unavailable"
@@ -320,8 +330,9 @@ class Mariadb(Dialect):
         f" innodb_lock_wait_timeout = {round(LOCK_WAIT_S)}, idle_transaction_timeout = {IDLE_TRANSACTION_S}",
     )
     # A named lock belongs to the whole server, hence the name of the database; DDL commits, so no row lock would do.
-    upgrade_lock = ("SELECT GET_LOCK(CONCAT('penstock.', DATABASE()), 60)",)
-    upgrade_unlock = ("SELECT RELEASE_LOCK(CONCAT('penstock.', DATABASE()))",)
+    upgrade_lock = "SELECT GET_LOCK(CONCAT('penstock.', DATABASE()), 0)"
+    # Its default is a day, and whole seconds are all it knows.
+    before_change = (f"SET SESSION lock_wait_timeout = {round(CHANGE_WAIT_S)}",)
     facts = (
         "SELECT VERSION() AS version, @@innodb_flush_log_at_trx_commit AS innodb_flush_log_at_trx_commit,"
         " @@innodb_doublewrite AS innodb_doublewrite, IF(@@log_bin, @@sync_binlog, 1) AS sync_binlog"
@@ -352,8 +363,10 @@ class Mariadb(Dialect):
         # Lock timeout, deadlock, record or table definition changed since the snapshot.
         if code in {1205, 1213, 1020, 1412}:
             return "contended"
-        # Too many connections, shutdown, disk full, killed, read only, idle transaction ended; 20xx are the client's.
-        if error.connection_invalidated or code in {1021, 1040, 1053, 1114, 1203, 1290, 1836, 1927, 1969}:
+        if code in {1021, 1114}:
+            return "full"
+        # Too many connections, shutdown, killed, read only, idle transaction ended; 20xx are the client's.
+        if error.connection_invalidated or code in {1040, 1053, 1203, 1290, 1836, 1927, 1969}:
             return "unavailable"
         if isinstance(code, int) and 2000 <= code < 2100:
             return "unavailable"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +22,8 @@ __all__ = ["HEAD", "REVISIONS", "Report", "check", "prepare_schema", "revision_o
 REVISIONS = ("0001", "0002", "0003", "0004")
 HEAD = REVISIONS[-1]
 MIGRATIONS = Path(__file__).parent / "migrations"
+LOCK_PAUSE_S = 0.1
+LOCK_TRIES = 600
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,9 @@ async def prepare_schema(database: Database, *, upgrade: bool) -> str | None:
         return revision
     if not upgrade or not _is_older(revision):
         raise DatabaseUnready(_unready(revision))
-    return await database.transaction(lambda tx: _upgrade(database, tx))
+    if database.dialect.is_file:
+        return await database.transaction(_upgrade)
+    return await _upgrade_server(database)
 
 
 async def revision_of(tx: Connection) -> str | None:
@@ -89,25 +94,32 @@ def _unready(revision: str | None) -> str:
     return f"the schema {found}; this release needs {HEAD}: run `penstock db upgrade`"
 
 
-async def _upgrade(database: Database, tx: Connection) -> str | None:
-    """Upgrade under a lock, so that of several processes one works and the others find it done."""
-    await _lock(database, tx)
-    try:
-        revision = await revision_of(tx)
-        if revision != HEAD:
-            await tx.run_sync(_run_migrations)
-        return revision
-    finally:
-        if not tx.invalidated:  # a lock ends with its connection
-            for statement in database.dialect.upgrade_unlock:
-                await tx.exec_driver_sql(statement)
+async def _upgrade(tx: Connection) -> str | None:
+    revision = await revision_of(tx)
+    if revision != HEAD:
+        await tx.run_sync(_run_migrations)
+    return revision
 
 
-async def _lock(database: Database, tx: Connection) -> None:
-    for statement in database.dialect.upgrade_lock:
-        result = await tx.exec_driver_sql(statement)
-        if result.returns_rows and result.scalar() == 0:
-            raise Unavailable("another process has been upgrading the schema for a minute; try again")
+async def _upgrade_server(database: Database) -> str | None:
+    """Upgrade alone, so that of several processes one works and the others find it done.
+
+    Each statement commits by itself: in one transaction, all tables would stay locked until the last one is through.
+    """
+    async with database.connection() as connection:
+        try:
+            await _lock(database, connection)
+            return await _upgrade(connection)
+        finally:
+            await connection.invalidate()  # with it end the lock and what it was told
+
+
+async def _lock(database: Database, connection: Connection) -> None:
+    for _ in range(LOCK_TRIES):
+        if (await connection.exec_driver_sql(database.dialect.upgrade_lock)).scalar():
+            return
+        await asyncio.sleep(LOCK_PAUSE_S)
+    raise Unavailable("another process has been upgrading the schema for a minute; try again")
 
 
 def _run_migrations(connection: SyncConnection) -> None:

@@ -11,7 +11,7 @@ from sqlalchemy import ColumnElement, insert, select
 from penstock.db.connection import Connection
 from penstock.journal.tables import transitions
 
-__all__ = ["Entry", "entries", "record"]
+__all__ = ["Entry", "entries", "feed", "record"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,7 @@ class Entry:
     actor: str
     cause: str | None
     details: Mapping[str, Any] | None
+    position: int | None = None  # its number in the feed, once that was read
 
 
 async def record(
@@ -59,16 +60,27 @@ async def record(
     )
 
 
-async def entries(
-    tx: Connection, *, machine: str, subject: str | None = None, since: int = 0, limit: int = 100
-) -> Sequence[Entry]:
-    """Log lines after `since`, oldest first; of one subject or of all."""
+async def entries(tx: Connection, *, machine: str, subject: str, since: int = 0, limit: int = 100) -> Sequence[Entry]:
+    """Moves of one subject in the order they were made, behind the one written as `since`."""
     query = (
-        select(*(transitions.c[name] for name in Entry.__dataclass_fields__))
-        .where(transitions.c.machine == machine, transitions.c.sequence > since)
+        _ENTRIES.where(transitions.c.machine == machine, transitions.c.subject == subject)
+        .where(transitions.c.sequence > since)
         .order_by(transitions.c.sequence)
         .limit(limit)
     )
-    if subject is not None:
-        query = query.where(transitions.c.subject == subject)
     return [Entry(**row._mapping) for row in await tx.execute(query)]
+
+
+async def feed(
+    tx: Connection, *, machine: str, subject: str | None = None, since: int = 0, limit: int = 100
+) -> Sequence[Entry]:
+    """Moves that have a number (see `numbering`) above `since`, by number; of one subject or of all."""
+    query = _ENTRIES.where(transitions.c.machine == machine, transitions.c.position > since).limit(limit)
+    if subject is None:
+        query = query.order_by(transitions.c.position)
+    else:  # they are numbered in the order in which they were made
+        query = query.where(transitions.c.subject == subject).order_by(transitions.c.sequence)
+    return [Entry(**row._mapping) for row in await tx.execute(query)]
+
+
+_ENTRIES = select(*(transitions.c[name] for name in Entry.__dataclass_fields__))

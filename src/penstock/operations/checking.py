@@ -21,6 +21,7 @@ from penstock.operations.model import ErrorGroup, FileCheck, FileFault, RowError
 from penstock.operations.rules.thresholds import breach
 from penstock.operations.running.crew import Crew
 from penstock.operations.running.execution import Execution
+from penstock.operations.running.lease import FOREVER, StartLimit
 from penstock.operations.sheet import VALIDATION, fault_values
 from penstock.operations.validation import check_batch, validate
 from penstock.pipeline import Definition, Run
@@ -74,10 +75,10 @@ async def check_file(
 
     Without good metadata the rows are checked by their model alone, because validators may ask for it.
     """
-    resolved = definition.with_overrides(overrides)
+    resolved = definition.for_run(overrides)
     meta, metadata_faults = await _check_metadata(resolved, pipeline, metadata, bytes_max=metadata_bytes_max)
     found, file_fault = _Findings(errors_max), None
-    with ThreadPoolExecutor(1) as threads:
+    with _thread() as threads:
         execution = _execution(resolved, pipeline, meta, clock, threads)
         if metadata_faults:
             execution.validators = ()
@@ -109,10 +110,10 @@ async def check_row(
     clock: Clock,
 ) -> None:
     """Judge one row as validation would; `RowInvalid` names everything that is wrong with it."""
-    with ThreadPoolExecutor(1) as threads:
+    with _thread() as threads:
         execution = _execution(definition, pipeline, definition.meta.load(metadata), clock, threads)
         execution.use_columns(columns)
-        _, objection = await validate(execution, raw)
+        objection = await validate(execution, raw)
     if objection is not None:
         raise RowInvalid(faults=objection.faults)
 
@@ -138,7 +139,7 @@ async def _check_rows(
     execution.use_columns(reader.columns)
     batches = reader.batches(chunk_rows)
     while (batch := await asyncio.to_thread(next, batches, None)) is not None:
-        found.add(execution.definition, len(batch.rows), await check_batch(execution, batch))
+        found.add(execution.definition, len(batch.rows), await check_batch(execution, batch, execution.may_start))
 
 
 def _execution(
@@ -161,8 +162,18 @@ def _execution(
         clock=clock,
         jitter=random.Random(0),
         threads=threads,
-        may_start=lambda: False,
+        start_limit=StartLimit(clock, FOREVER),
     )
+
+
+@contextmanager
+def _thread() -> Iterator[ThreadPoolExecutor]:
+    """Where validators run that are plain functions. Whoever gives up does not wait for one that blocks."""
+    threads = ThreadPoolExecutor(1, thread_name_prefix="penstock-check")
+    try:
+        yield threads
+    finally:
+        threads.shutdown(wait=False, cancel_futures=True)
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Chunks are owned, rows are not: claiming, writing and letting go of a chunk.
 
-Every write of an owner carries its fence, so the ownership check and the write are one compare-and-set. When it
+Every write of an owner carries its fence and the version it was decided on, so the ownership check and the write are
+one compare-and-set, and a write that is repeated because nobody knows whether it happened cannot happen twice. When it
 matches no row, the chunk has a new owner: `Lost` ends the transaction and whatever we still meant to write.
 """
 
@@ -44,6 +45,7 @@ __all__ = [
     "flush",
     "hand_over",
     "is_free",
+    "is_written",
     "load",
     "load_stories",
     "lock",
@@ -68,7 +70,7 @@ class Stopped(Exception):
 
 
 class Lost(Exception):
-    """The chunk has another owner now: drop it, keep nothing."""
+    """The chunk has another owner now, or is not as we know it: drop it, keep nothing."""
 
 
 def is_dead(db: Database, owner: ColumnElement[Any]) -> ColumnElement[bool]:
@@ -89,6 +91,7 @@ async def candidates(
     limit: int,
     skip: Collection[int] = (),
     reading: Collection[int] = (),
+    aside: Collection[int] = (),
     operation: int | None = None,
     rank: int = 0,
     workers: int = 1,
@@ -96,21 +99,24 @@ async def candidates(
     """Chunks that could be claimed now, longest due first; a plain read, so each may be gone by the time we try.
 
     Chunks of a stopping operation can be drained by anyone; the others only by who has the operation's code, and those
-    to be validated not by who still reads the file and left them. Of several workers each looks at a part of the chunks
-    of its own first, so that they do not all try for the same ones.
+    to be validated not by who still reads the file and left them. Operations that are set aside do not stand in the
+    way of others. Of several workers each looks at a part of the chunks of its own first, so that they do not all try
+    for the same ones.
     """
     if not limit:
         return []
-    # Room for a few more, so that the statement is the same for a while; no chunk has the number 0.
+    # Room for a few more, so that the statement is the same for a while; no chunk or operation has the number 0.
     skipped = [*skip, *[0] * (SKIPPED_EACH - len(skip) % SKIPPED_EACH)]
+    left = [*aside, *[0] * (-len(aside) % SKIPPED_EACH)]
     asked = {"many": limit, "of": operation, "rank": rank, "workers": workers}
     read = [*reading, *[0] * (READINGS_MAX - len(reading))]
-    asked |= _numbered("skip", skipped) | _numbered("name", names) | _numbered("read", read)
+    asked |= _numbered("skip", skipped) | _numbered("name", names) | _numbered("read", read) | _numbered("aside", left)
+    sizes = len(skipped), len(names), len(left)
     found = (await tx.send(db.prepared(_draining, len(skipped), operation is not None), asked)).rows
     if names and len(found) < limit and workers > 1:
-        found += (await tx.send(db.prepared(_runnable, len(skipped), len(names), True), asked)).rows
+        found += (await tx.send(db.prepared(_runnable, *sizes, True), asked)).rows
     if names and not found:
-        found = (await tx.send(db.prepared(_runnable, len(skipped), len(names)), asked)).rows
+        found = (await tx.send(db.prepared(_runnable, *sizes), asked)).rows
     return [_held(dict(zip(_CANDIDATE.keys(), row, strict=True))) for row in found[:limit]]
 
 
@@ -128,6 +134,7 @@ _CANDIDATE = {
     "data": chunk_rows.c.data,
     "operation_state": operations.c.state,
     "plan": operations.c.plan,
+    "trouble": operations.c.trouble,
 }
 
 
@@ -146,7 +153,7 @@ def _draining(db: Database, skipped: int, is_of_one: bool) -> Select[*tuple[Any,
     return _claimable(db, skipped, is_of_one).where(operations.c.state == "Stopping").order_by(chunks.c.id)
 
 
-def _runnable(db: Database, skipped: int, names: int, is_part: bool = False) -> Select[*tuple[Any, ...]]:
+def _runnable(db: Database, skipped: int, names: int, left: int, is_part: bool = False) -> Select[*tuple[Any, ...]]:
     is_read = _one_of(operations.c.number, "read", READINGS_MAX)
     is_to_validate = (operations.c.state == "Validating") & (chunks.c.is_raw == 1) & ~is_read
     is_due = (
@@ -155,6 +162,8 @@ def _runnable(db: Database, skipped: int, names: int, is_part: bool = False) -> 
         chunks.c.due_at <= db.now(),
     )
     query = _claimable(db, skipped, is_of_one=False).where(*is_due).order_by(chunks.c.due_at, chunks.c.id)
+    if left:
+        query = query.where(~_one_of(operations.c.number, "aside", left))
     return query.where(chunks.c.id % bindparam("workers") == bindparam("rank")) if is_part else query
 
 
@@ -176,6 +185,7 @@ def _held(row: Mapping[str, Any]) -> Held:
         mail=row["mail"],
         ledger=Ledger.decode(row["ledger"], rows=row["row_count"], steps=steps, base=0),
         data=row["data"],
+        has_trouble=row.get("trouble") is not None,
     )
     if held.is_raw and not row["ledger"]:
         held.ledger.await_validation()
@@ -187,7 +197,7 @@ async def claim(db: Database, tx: Connection, held: Held, *, owner: str, write: 
 
     The caller raises the fence it holds once this is committed.
     """
-    values: dict[str, Any] = {"taker": owner, "seen_mail": held.mail, "seen_version": held.version}
+    values: dict[str, Any] = {"taker": owner, "seen_mail": held.mail}
     if write:
         values["intent"] = held.ledger.encode()
     done = await tx.send(db.prepared(_claim, write), {**values, **_place(held)})
@@ -201,21 +211,34 @@ def _claim(db: Database, write: bool) -> Update:
     return (
         update(chunks)
         .where(
-            *_OURS,
+            *_AS_KNOWN,  # an owner whose lease is over may have written since
             chunks.c.is_open == 1,
             chunks.c.mail == bindparam("seen_mail"),
-            chunks.c.version == bindparam("seen_version"),  # an owner whose lease is over may have written since
             is_free(db, chunks.c.owner),
         )
         .values(values)
     )
 
 
-_OURS = (chunks.c.id == bindparam("the_chunk"), chunks.c.fence == bindparam("the_fence"))
+_AS_KNOWN = (
+    chunks.c.id == bindparam("the_chunk"),
+    chunks.c.fence == bindparam("the_fence"),
+    chunks.c.version == bindparam("the_version"),
+)
 
 
 def _place(held: Held) -> dict[str, int]:
-    return {"the_chunk": held.id, "the_fence": held.fence}
+    return {"the_chunk": held.id, "the_fence": held.fence, "the_version": held.version}
+
+
+async def is_written(db: Database, held: Held) -> bool:
+    """Whether a write of ours whose answer was lost has happened; it may still be on its way. `Lost` when not ours."""
+    async with db.read() as tx:
+        query = select(chunks.c.fence, chunks.c.version).where(chunks.c.id == held.id)
+        found = (await tx.execute(query)).one_or_none()
+    if found is None or found.fence != held.fence:
+        raise Lost(f"chunk {held.id} at fence {held.fence}")
+    return bool(found.version > held.version)
 
 
 async def load(tx: Connection, operation: int, *filters: ColumnElement[bool], limit: int) -> list[Held]:
@@ -276,7 +299,7 @@ async def _write_records(db: Database, tx: Connection, writing: Writing) -> None
 
 
 # What is sent with them, the ledger and the counts, is set too.
-_FLUSH = update(chunks).where(*_OURS).values(version=chunks.c.version + 1)
+_FLUSH = update(chunks).where(*_AS_KNOWN).values(version=chunks.c.version + 1)
 _LET_GO = _FLUSH.where(chunks.c.mail == bindparam("seen_mail")).values(owner=None)
 _CLOSE = _LET_GO.values(is_open=0)
 _NEW_LINES = insert(history)
@@ -290,7 +313,7 @@ async def lock(tx: Connection, held: Held) -> int:
     return int((await tx.send(_MAIL_OF, {"the_chunk": held.id})).one()[0])
 
 
-_LOCK = update(chunks).where(*_OURS).values(fence=chunks.c.fence)
+_LOCK = update(chunks).where(*_AS_KNOWN).values(fence=chunks.c.fence)
 _MAIL_OF = select(chunks.c.mail).where(chunks.c.id == bindparam("the_chunk"))
 
 
@@ -333,7 +356,7 @@ async def _let_go(tx: Connection, statement: Update, held: Held, **values: Any) 
 async def _write(tx: Connection, held: Held, *guards: ColumnElement[bool], **values: Any) -> None:
     done = await tx.execute(
         update(chunks)
-        .where(chunks.c.id == held.id, chunks.c.fence == held.fence, *guards)
+        .where(chunks.c.id == held.id, chunks.c.fence == held.fence, chunks.c.version == held.version, *guards)
         .values(version=chunks.c.version + 1, **values)
     )
     if done.rowcount != 1:
@@ -341,11 +364,12 @@ async def _write(tx: Connection, held: Held, *guards: ColumnElement[bool], **val
 
 
 async def _refused(tx: Connection, held: Held) -> None:
-    """Why a guarded write changed nothing: word has come, or the chunk has another owner."""
-    fence = (await tx.execute(select(chunks.c.fence).where(chunks.c.id == held.id))).scalar()
-    if fence == held.fence:
+    """Why a guarded write changed nothing: word has come, or the chunk is no longer as we know it."""
+    query = select(chunks.c.fence, chunks.c.version).where(chunks.c.id == held.id)
+    found = (await tx.execute(query)).one_or_none()
+    if found is not None and tuple(found) == (held.fence, held.version):
         raise NewMail
-    raise Lost(f"chunk {held.id} at fence {held.fence}")
+    raise Lost(f"chunk {held.id} at fence {held.fence}, version {held.version}")
 
 
 def _upsert_stories(db: Database) -> Insert:

@@ -20,12 +20,13 @@ from penstock.operations.ledger import (
     compress,
     decompress,
 )
-from penstock.operations.rules.decide import error_group
+from penstock.operations.rules.decide import cut, error_group, in_doubt
 from penstock.operations.states import ROW_STEP
 
 # A row that was lost with its worker runs in a small group, then alone; lost twice while alone, it is poison.
 POISON_LOST = 4
 BLOCK = 100  # rows that are stored and decoded together
+CHECKS_NOTED_MAX = 100  # of one wait; later ones are only counted, whatever they raise
 
 __all__ = [
     "POISON_LOST",
@@ -129,11 +130,17 @@ class Held:
     mail: int
     ledger: Ledger
     data: bytes | None
+    has_trouble: bool = False  # somebody could not go on with the operation
     unstored: Mapping[str, bytes | None] | None = None  # the rows, to be stored with our next write
     stories: dict[tuple[int, int], Story] = field(default_factory=dict)  # by (row number, step)
     changed: set[tuple[int, int]] = field(default_factory=set)
     lines: list[dict[str, Any]] = field(default_factory=list)  # history not yet written
     begun: Begun = Begun()  # as of our last write
+
+    @property
+    def is_validated(self) -> bool:
+        """Whether no row is left to be validated."""
+        return PENDING not in self.ledger.tracks[0].state
 
     def told(self, i: int, place: int) -> Story | None:
         """The record of row i's step, if it has one."""
@@ -166,6 +173,25 @@ class Held:
                 "at": story.at if at is None else at,
             }
         )
+
+    def check_raised(self, story: Story, message: str, now: int) -> None:
+        """A poll's check could not tell: the first time gets a line in the row's history, and so does another error.
+
+        The rest is counted in the record, which also keeps the last message; there the next owner finds it.
+        """
+        before = story.error_group
+        story.tell("StepFailure", message)
+        story.errors += 1
+        if story.error_group != before and story.errors <= CHECKS_NOTED_MAX:
+            self.note(story, "check_raised", at=now)
+
+    def end_checks(self, i: int, place: int, now: int) -> None:
+        """Row i is about to wait no more: if several of its checks raised, a line says how many."""
+        story = self.told(i, place)
+        if story is None or story.state != "WaitingForCompletion" or story.message is None or story.errors < 2:
+            return
+        story.tell(story.error_type, cut(f"{story.errors:,} checks raised; the last: {story.message}"))
+        self.note(story, "check_raised", at=now)
 
     def writing(self) -> Writing:
         """All that is known now, to be written."""
@@ -220,6 +246,7 @@ def recover(held: Held, now: int) -> None:
 
 
 def _poison(held: Held, i: int, place: int, now: int, state: str) -> None:
+    held.end_checks(i, place, now)
     held.ledger.at[i] = place
     held.ledger.tracks[place].state[i] = INVALID if held.is_raw else FAILED
     story = held.story(i, place, ROW_STEP.after(state, "poisoned"), now)
@@ -241,6 +268,7 @@ def cancel_unfinished(held: Held, now: int) -> None:
         ledger.tracks[place].state[i] = CANCELLED
         ledger.in_flight[i] = 0
         if held.told(i, place) is not None:
+            held.end_checks(i, place, now)
             story = held.story(i, place, "Cancelled", now)
             story.due_at = None
             story.tell("Cancelled", "the operation was stopped")
@@ -266,7 +294,7 @@ def _leave_in_doubt(held: Held, i: int, place: int, now: int) -> None:
     held.ledger.in_flight[i] = 0
     story = held.story(i, place, ROW_STEP.after("Running", "left_in_doubt"), now)
     story.due_at = None
-    story.tell("InDoubt", "the call was cut off, so it may or may not have taken effect")
+    story.tell("InDoubt", in_doubt("the call was cut off"))
 
 
 class Packer:

@@ -47,7 +47,7 @@ async def create(
 
     Unknown formats, metadata that does not fit and unknown options are refused before anything is stored.
     """
-    resolved = definition.with_overrides(overrides)
+    resolved = definition.for_run(overrides)
     document = await metadata_document(resolved, pipeline, metadata, bytes_max=metadata_bytes_max)
     name = file_name or name_of(source)
     file_format = format_of(name)
@@ -61,7 +61,6 @@ async def create(
             file_name=name,
             file_format=file_format,
             metadata=document,
-            overrides=overrides,
             created_by=created_by,
         ),
         "create",
@@ -92,7 +91,6 @@ def _insertion(
     definition: Definition,
     stored: Stored,
     *,
-    overrides: Mapping[str, Any],
     created_by: str,
     **columns: Any,
 ) -> Any:
@@ -107,7 +105,7 @@ def _insertion(
                 file_key=stored.key,
                 file_bytes=stored.size_bytes,
                 file_sha256=stored.sha256,
-                plan=definition.plan_document() | {"overrides": dict(overrides)},
+                plan=definition.plan_document(),
                 created_by=created_by,
                 created_at=db.now(),
                 **columns,

@@ -19,6 +19,7 @@ __all__ = [
     "HistoryEntry",
     "Operation",
     "Page",
+    "Purged",
     "RowError",
     "RowView",
     "StepView",
@@ -56,6 +57,7 @@ class Operation:
     finished_at: datetime | None
     steps: tuple[str, ...]
     options: Mapping[str, Any] = field(repr=False)
+    trouble: str | None = None  # why the worker that tried last could not go on with it; nothing once one does
 
     @property
     def processed_rows(self) -> int:
@@ -223,9 +225,22 @@ class VerifyReport:
         return not self.differences
 
 
+@dataclass(slots=True)
+class Purged:
+    """What a purge removed: operations with their rows, and the bytes of their files.
+
+    `files_left` counts files for a later purge: they could not be removed, or were stored within the last hour.
+    """
+
+    operations: int = 0
+    rows: int = 0
+    file_bytes: int = 0
+    files_left: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One move of an operation, from the transition log."""
+    """One move of an operation, from the transition log; `sequence` is its number in the feed."""
 
     sequence: int
     operation_id: str

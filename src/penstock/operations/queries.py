@@ -7,22 +7,24 @@ from dataclasses import fields
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import RowMapping, func, select, tuple_
+from sqlalchemy import RowMapping, exists, func, select, tuple_
 
 from penstock.clock import from_micros, micros
 from penstock.db.connection import Connection
+from penstock.db.database import Database
 from penstock.errors import InvalidInput, NotFound
 from penstock.journal import queries as journal
+from penstock.journal.tables import transitions
 from penstock.operations.keys import key_names
 from penstock.operations.ledger import Counts
 from penstock.operations.model import Event, Operation, Page
 from penstock.operations.referee import sum_counts
 from penstock.operations.sheet import Outline
 from penstock.operations.states import OPERATION
-from penstock.operations.tables import chunks, operations
+from penstock.operations.tables import REMOVED, chunks, operations, workers
 from penstock.pipeline import Definition
 
-__all__ = ["SORTS", "events", "get", "list_operations", "number_of", "outline"]
+__all__ = ["SORTS", "events", "get", "has_live_workers", "latest_instant", "list_operations", "number_of", "outline"]
 
 SORTS = ("created_at", "name", "status", "total_rows")
 
@@ -32,6 +34,22 @@ _SORT_COLUMNS = {
     "status": operations.c.state,
     "total_rows": operations.c.total_rows,
 }
+
+# One of which a purge has only left remains is not there any more.
+_IS_THERE = operations.c.stop_outcome.is_distinct_from(REMOVED)
+
+
+async def latest_instant(tx: Connection, lease_s: float) -> int:
+    """The latest instant that is known to have passed: of the last move of an operation, or of a worker's last beat."""
+    last = select(func.max(transitions.c.sequence)).scalar_subquery()
+    moved = (await tx.execute(select(transitions.c.at).where(transitions.c.sequence == last))).scalar()
+    leased = (await tx.execute(select(func.max(workers.c.lease_until)))).scalar()
+    return max(moved or 0, (leased or 0) - round(lease_s * 1e6))
+
+
+async def has_live_workers(tx: Connection, db: Database) -> bool:
+    """Whether any worker has a lease."""
+    return bool((await tx.execute(select(exists().where(workers.c.lease_until >= db.now())))).scalar())
 
 
 async def get(tx: Connection, operation: str) -> Operation:
@@ -44,7 +62,7 @@ async def get(tx: Connection, operation: str) -> Operation:
 async def outline(tx: Connection, operation: str, definitions: Mapping[str, Definition]) -> Outline:
     """What it takes to read the operation's rows; `definitions`, where it is among them, know its key's other names."""
     query = select(*(operations.c[name] for name in ("number", "id", "name", "rows_read", "columns", "plan")))
-    row = (await tx.execute(query.where(operations.c.id == operation))).one_or_none()
+    row = (await tx.execute(query.where(operations.c.id == operation, _IS_THERE))).one_or_none()
     if row is None:
         number = await number_of(tx, operation)
         row = (await tx.execute(query.where(operations.c.number == number))).one()
@@ -62,11 +80,12 @@ async def outline(tx: Connection, operation: str, definitions: Mapping[str, Defi
 
 async def number_of(tx: Connection, operation: str) -> int:
     """The inner number of an operation, by its id or an unambiguous beginning of it (8 characters or more)."""
-    found = (await tx.execute(select(operations.c.number).where(operations.c.id == operation))).scalar()
+    exact = select(operations.c.number).where(operations.c.id == operation, _IS_THERE)
+    found = (await tx.execute(exact)).scalar()
     if found is None and 8 <= len(operation) < 36:
         near = await tx.execute(
             select(operations.c.number)
-            .where(operations.c.id >= operation, operations.c.id < operation + "\x7f")
+            .where(operations.c.id >= operation, operations.c.id < operation + "\x7f", _IS_THERE)
             .limit(2)
         )
         numbers = near.scalars().all()
@@ -92,7 +111,7 @@ async def list_operations(
     """Operations that match every filter given; names and creators match when they contain the text, ignoring case."""
     if sort not in _SORT_COLUMNS:
         raise InvalidInput(f"operations cannot be sorted by {sort!r}; they can by: {', '.join(SORTS)}")
-    query = select(operations)
+    query = select(operations).where(_IS_THERE)
     if name is not None:
         query = query.where(func.lower(operations.c.name).contains(name.lower(), autoescape=True))
     if created_by is not None:
@@ -148,13 +167,14 @@ def _parse_cursor(cursor: str, *, is_number: bool) -> tuple[Any, int]:
 
 
 async def events(tx: Connection, *, operation: str | None = None, since: int = 0, limit: int = 100) -> list[Event]:
-    """The moves of one operation, or of all, after `since`, oldest first."""
+    """The numbered moves of one operation, or of all, after `since`, by number."""
     if operation is not None:
         number = await number_of(tx, operation)
         operation = (await tx.execute(select(operations.c.id).where(operations.c.number == number))).scalar_one()
-    found = await journal.entries(tx, machine=OPERATION.name, subject=operation, since=since, limit=limit)
+    found = await journal.feed(tx, machine=OPERATION.name, subject=operation, since=since, limit=limit)
     return [
-        Event(e.sequence, e.subject, e.source, e.event, e.target, from_micros(e.at), e.actor, e.cause) for e in found
+        Event(e.position or 0, e.subject, e.source, e.event, e.target, from_micros(e.at), e.actor, e.cause)
+        for e in found
     ]
 
 
@@ -188,4 +208,5 @@ def _operation(row: RowMapping, counts: Counts) -> Operation:
         finished_at=instant("finished_at"),
         steps=tuple(step["name"] for step in plan["steps"]),
         options=plan["options"],
+        trouble=None if OPERATION.is_settled(row["state"]) else row["trouble"],
     )

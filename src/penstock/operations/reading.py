@@ -26,11 +26,11 @@ from penstock.operations.referee import Head, end_validation, head_of, move, sum
 from penstock.operations.rules.decide import cut
 from penstock.operations.rules.planning import SUSPECT_ROWS_MAX, chunk_size, largest_chunk, piece_size
 from penstock.operations.rules.thresholds import breach
-from penstock.operations.running.draining import abandon
+from penstock.operations.running.draining import give_back_reading
 from penstock.operations.running.execution import Execution
 from penstock.operations.running.persist import persist
 from penstock.operations.tables import chunk_rows, chunks, operations, row_records
-from penstock.operations.validation import check_batch, killed_its_validator
+from penstock.operations.validation import MayNotStart, check_batch, killed_its_validator
 
 __all__ = ["Reading", "take"]
 
@@ -47,6 +47,7 @@ _READ_ON = (
     .where(
         operations.c.number == bindparam("the_operation"),
         operations.c.fence == bindparam("the_fence"),
+        operations.c.rows_read == bindparam("read_before"),
         operations.c.state == "Validating",
     )
     .values(
@@ -141,7 +142,7 @@ class Reading:
         self.rows_read = head.rows_read
 
     def halt(self) -> None:
-        """Stop behind the batch in hand and give the operation back."""
+        """Check no further row, and give the operation back."""
         self.is_halted = True
 
     async def run(self, source: BinaryIO) -> None:
@@ -164,16 +165,7 @@ class Reading:
                 await self._reject(str(error))
         except Interrupted:
             with contextlib.suppress(Unavailable):
-                await self._give_back()
-
-    async def _give_back(self) -> None:
-        """Somebody else may go on reading, or nobody when the operation is stopping."""
-
-        async def give_back(tx: Connection) -> None:
-            if await abandon(self.db, self.head, tx, actor=self.owner) is None:
-                await touch(tx, self.head.number, operations.c.fence == self.head.fence, owner=None)
-
-        await self.db.transaction(give_back, "give_back_reading")
+                await give_back_reading(self.db, self.head, actor=self.owner)
 
     async def _read(self, reader: Reader) -> None:
         pending: asyncio.Task[None] | None = None
@@ -229,8 +221,11 @@ class Reading:
         self.raw_chunks += draft is not None and draft.is_raw
         return [] if draft is None else [draft]
 
+    def _may_go_on(self) -> bool:
+        return not self.is_halted and self.execution.may_start()
+
     def _raise_when_halted(self) -> None:
-        if self.is_halted or not self.execution.may_start():
+        if not self._may_go_on():
             raise Interrupted
 
     def _next_size(self, start: Position | None) -> int:
@@ -249,8 +244,7 @@ class Reading:
     async def _check(self, batch: Batch) -> list[Story]:
         """Judge a batch; where readers have died, say so first, so that another death here is known to be its doing."""
         if not self.crashes:
-            async with self.turn(False):
-                return await check_batch(self.execution, batch)
+            return await self._judge(batch)
         if self.crashes >= CRASHES_MAX and len(batch.rows) == 1:
             return killed_its_validator(self.execution, batch, self.crashes)
 
@@ -258,8 +252,14 @@ class Reading:
             await self._touch(tx, suspect_row=batch.start.row)
 
         await self._persist(suspect, "suspect", lambda _: False)
-        async with self.turn(True):
-            return await check_batch(self.execution, batch)
+        return await self._judge(batch, is_alone=True)
+
+    async def _judge(self, batch: Batch, *, is_alone: bool = False) -> list[Story]:
+        try:
+            async with self.turn(is_alone):
+                return await check_batch(self.execution, batch, self._may_go_on)
+        except MayNotStart:
+            raise Interrupted from None
 
     def _raise_on_breach(self, drafts: Sequence[Draft]) -> None:
         for draft in drafts:
@@ -270,7 +270,8 @@ class Reading:
             raise FileRejected(f"stopped while validating: {reason}", code="too_many_errors")
 
     async def _append(self, drafts: Sequence[Draft], columns: tuple[str, ...] | None) -> None:
-        end, finished = drafts[-1].end, [draft.finished() for draft in drafts]
+        before, end = drafts[0].start.row - 1, drafts[-1].end
+        finished = [draft.finished() for draft in drafts]
         # These rows are cleared; the others that are suspect go on being checked as carefully as before.
         crashes = min(self.crashes, ONE_BY_ONE) if end.row < self.suspect_until else 0
 
@@ -285,8 +286,8 @@ class Reading:
                 "suspect_row": None,
                 "suspect_until": self.suspect_until if crashes else None,
             }
-            place = {"the_operation": self.head.number, "the_fence": self.head.fence}
-            # First: whoever has taken over may have stored these very chunks.
+            place = {"the_operation": self.head.number, "the_fence": self.head.fence, "read_before": before}
+            # First: whoever has taken over, or we, may have stored these very chunks.
             if (await tx.send(_READ_ON, {**read, **place})).matched != 1:
                 raise Interrupted
             for draft, each in zip(drafts, finished, strict=True):
@@ -296,7 +297,7 @@ class Reading:
             await self.db.ring(tx)
             return (await head_of(tx, self.head.number)).raw_chunks
 
-        self.raw_chunks = await self._persist(append, "append", lambda head: head.position == str(end)) or 0
+        self.raw_chunks = await self._persist(append, "append", lambda head: head.position == str(end))
         self.crashes = crashes
 
     async def _touch(self, tx: Connection, **values: Any) -> None:
@@ -306,7 +307,7 @@ class Reading:
 
     async def _persist(
         self, work: Callable[[Connection], Awaitable[T]], point: str, has_done: Callable[[Head], bool]
-    ) -> T | None:
+    ) -> T:
         async def has_happened() -> bool:
             async with self.db.read() as tx:
                 head = await head_of(tx, self.head.number)
@@ -348,6 +349,7 @@ class Reading:
                 self.head.number,
                 operations.c.fence == self.head.fence,
                 operations.c.state == "Validating",
+                operations.c.reading == "open",
                 reading="complete",
                 owner=None,
                 total_rows=operations.c.rows_read,

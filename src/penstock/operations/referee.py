@@ -15,6 +15,7 @@ from sqlalchemy import ColumnElement, bindparam, case, func, select, update
 
 from penstock.db.connection import Connection
 from penstock.db.database import Database
+from penstock.errors import NotFound
 from penstock.journal import queries as journal
 from penstock.operations.ledger import Counts
 from penstock.operations.states import OPERATION
@@ -202,4 +203,7 @@ async def state_of(tx: Connection, number: int) -> str:
 
 async def head_of(tx: Connection, number: int) -> Head:
     """The head as this transaction sees it; a decision needs the UPDATE that comes before."""
-    return Head(*(await tx.send(_HEAD_OF, {"number": number})).one())
+    found = (await tx.send(_HEAD_OF, {"number": number})).rows
+    if not found:
+        raise NotFound("the operation has been purged")
+    return Head(*found[0])

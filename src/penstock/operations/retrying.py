@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from sqlalchemy import RowMapping, insert, select, update
+from sqlalchemy import ColumnElement, RowMapping, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from penstock.db.connection import Connection
@@ -18,13 +19,14 @@ from penstock.db.database import Database
 from penstock.errors import Conflict, NotFound
 from penstock.operations import chunks as store
 from penstock.operations.held import Held
-from penstock.operations.referee import Head, head_of, move, touch
+from penstock.operations.referee import Head, move, touch
 from penstock.operations.rules.settling import refusal
-from penstock.operations.tables import chunks, operations, requests
+from penstock.operations.tables import REMOVED, chunks, operations, requests
 
 __all__ = ["Eligibility", "Retry", "can_retry", "retry_all", "retry_rows"]
 
 CHUNKS_READ_MAX = 4  # with all their records in memory
+CHUNKS_OPENED_EACH = 1000  # by one statement
 SKIPPED_SHOWN_MAX = 1000
 _ENDED = ("CompletedWithErrors", "Failed", "Cancelled")
 
@@ -64,16 +66,19 @@ class NothingToRetry(Conflict):
 async def can_retry(db: Database, number: int) -> Eligibility:
     """Whether all failed rows could be retried now; every reason against it."""
     async with db.read() as tx:
-        row = (await tx.execute(select(operations).where(operations.c.number == number))).one()._mapping
-        reasons = _objections(row)
-        retry = Retry()
-        async for held in _failed_chunks(tx, number):
-            for _ in _eligible(held, retry):
-                retry.submitted += 1
+        reasons = _objections(await _operation(tx, number))
+        retry, _ = await _judge(tx, number)
     if not retry.submitted:
         why = f", {retry.skipped} cannot be: {next(iter(retry.reasons.values()))}" if retry.skipped else ""
         reasons.append(f"no failed row can be run again{why}")
     return Eligibility(not reasons, tuple(reasons), retry.submitted)
+
+
+async def _operation(tx: Connection, number: int) -> RowMapping:
+    row = (await tx.execute(select(operations).where(operations.c.number == number))).one_or_none()
+    if row is None or row.stop_outcome == REMOVED:
+        raise NotFound("the operation has been purged")
+    return row._mapping
 
 
 def _objections(row: RowMapping) -> list[str]:
@@ -92,40 +97,58 @@ def _objections(row: RowMapping) -> list[str]:
 
 
 async def retry_all(db: Database, number: int, *, actor: str, token: str) -> Retry:
-    """Ask for every eligible failed row of an ended operation to run again; `Conflict` says why it cannot."""
+    """Ask for every eligible failed row of an ended operation to run again; `Conflict` says why it cannot.
 
-    async def ask(tx: Connection) -> Retry:
-        head = await move(
-            db,
-            tx,
-            number,
-            "retry_requested",
-            operations.c.reading == "complete",
-            actor=actor,
-            generation=operations.c.generation + 1,
-            retry_count=operations.c.retry_count + 1,
-            stop_outcome=None,
-            error=None,
-        )
-        row = (await tx.execute(select(operations).where(operations.c.number == number))).one()._mapping
-        if head is None:
-            raise Conflict(f"operation {row['id']} cannot be retried: {'; '.join(_objections(row))}")
-        before = {**row, "state": head.previous_state, "retry_count": row["retry_count"] - 1}
-        if reasons := _objections(before):  # type: ignore[arg-type]
-            raise Conflict(f"operation {head.id} cannot be retried: {'; '.join(reasons)}")
-        retry, opened = Retry(), []
-        async for held in _failed_chunks(tx, number):
-            rows = sum(1 for _ in _eligible(held, retry))
-            if rows:
-                retry.submitted += rows
-                opened.append(held.id)
-        if not opened:
-            raise NothingToRetry(f"operation {head.id} has no failed row that can be run again: {_first(retry)}", retry)
-        await _request(db, tx, head, [(chunk, None, None) for chunk in opened], token=token, actor=actor)
-        await touch(tx, number, open_chunks=len(opened))
-        return retry
+    The rows are judged in a snapshot, which holds nobody up. The write after it is short, and it is made only if the
+    operation is as the snapshot showed it; otherwise we look again.
+    """
+    while True:
+        async with db.read() as tx:
+            row = await _operation(tx, number)
+            if reasons := _objections(row):
+                raise Conflict(f"operation {row['id']} cannot be retried: {'; '.join(reasons)}")
+            retry, found = await _judge(tx, number)
+        if not found:
+            raise NothingToRetry(
+                f"operation {row['id']} has no failed row that can be run again: {_first(retry)}", retry
+            )
+        ask = partial(_ask_for_all, db, number, found, row["revision"], actor=actor, token=token)
+        if await db.transaction(ask, "retry"):
+            return retry
 
-    return await db.transaction(ask, "retry")
+
+async def _ask_for_all(
+    db: Database, number: int, found: Sequence[int], revision: int, tx: Connection, *, actor: str, token: str
+) -> bool:
+    """Open these chunks for a retry of all their rows; False when the operation has changed since that revision.
+
+    A row of an ended operation changes only when its chunk is opened, and that raises the operation's revision.
+    """
+    head = await _begin_retry(db, tx, number, operations.c.revision == revision, actor=actor, open_chunks=len(found))
+    if head is None:
+        return False
+    await _request(db, tx, head, [(chunk, None, None) for chunk in found], token=token, actor=actor)
+    return True
+
+
+async def _begin_retry(
+    db: Database, tx: Connection, number: int, *guards: ColumnElement[bool], actor: str, **values: Any
+) -> Head | None:
+    """Move an operation that has ended, and whose file was read, to Retrying; None when it is not one."""
+    return await move(
+        db,
+        tx,
+        number,
+        "retry_requested",
+        operations.c.reading == "complete",
+        *guards,
+        actor=actor,
+        generation=operations.c.generation + 1,
+        retry_count=operations.c.retry_count + 1,
+        stop_outcome=None,
+        error=None,
+        **values,
+    )
 
 
 async def retry_rows(
@@ -136,9 +159,13 @@ async def retry_rows(
     actor: str,
     token: str,
     data: Mapping[int, Any] | None = None,
+    generations: Mapping[int, int] | None = None,
     confirm_doubt: bool = False,
 ) -> Retry:
-    """Ask for named failed rows to run again, with new data where given; also while other rows still run."""
+    """Ask for named failed rows to run again, with new data where given; also while other rows still run.
+
+    `generations` are those in which the caller has seen the rows: `Conflict` when one has been run again since.
+    """
     data = data or {}
     named = sorted(set(rows))
 
@@ -146,6 +173,7 @@ async def retry_rows(
         head = await _open_for_rows(db, tx, number, actor=actor)
         retry, asked = Retry(), []
         for held in await _chunks_of(tx, number, named):
+            _refuse_changed(held, generations or {})
             has_all = await _has_request_for_all(tx, held.id)
             for row in [n for n in named if held.first_row <= n < held.first_row + held.row_count]:
                 reason = refusal(
@@ -184,33 +212,28 @@ async def retry_rows(
         raise Conflict(f"a retry or edit of one of the rows {named[:10]} is on its way already") from None
 
 
+def _refuse_changed(held: Held, generations: Mapping[int, int]) -> None:
+    for row, seen in generations.items():
+        if held.first_row <= row < held.first_row + held.row_count:
+            now = held.ledger.generation[row - held.first_row]
+            if now != seen:
+                raise Conflict(f"row {row} was changed since (generation {now}, you saw {seen}); look at it again")
+
+
 async def _open_for_rows(db: Database, tx: Connection, number: int, *, actor: str) -> Head:
     """Lock the operation; one that has ended begins to retry."""
-    is_read = operations.c.reading == "complete"
-    head = await move(
-        db,
-        tx,
-        number,
-        "retry_requested",
-        is_read,
-        actor=actor,
-        generation=operations.c.generation + 1,
-        retry_count=operations.c.retry_count + 1,
-        stop_outcome=None,
-        error=None,
-    )
+    head = await _begin_retry(db, tx, number, actor=actor)
     if head is None:
         running = operations.c.state.in_(("Running", "Retrying", "Paused"))
-        head = await touch(tx, number, is_read, running)
+        head = await touch(tx, number, operations.c.reading == "complete", running)
+    row = await _operation(tx, number)
     if head is None:
-        found = await head_of(tx, number)
-        raise Conflict(f"rows of an operation that is {found.state} cannot be retried")
-    row = (await tx.execute(select(operations).where(operations.c.number == number))).one()
-    options = row.plan["options"]
+        raise Conflict(f"rows of an operation that is {row['state']} cannot be retried")
+    options = row["plan"]["options"]
     if not options["retryable"]:
         raise Conflict(f"operation {head.id} is declared as not retryable")
     limit = options["max_retry_attempts"]
-    if head.state == "Retrying" and head.previous_state in _ENDED and limit and row.retry_count > limit:
+    if head.state == "Retrying" and head.previous_state in _ENDED and limit and row["retry_count"] > limit:
         raise Conflict(f"operation {head.id} was retried {limit} times; max_retry_attempts is {limit}")
     return head
 
@@ -246,10 +269,27 @@ async def _request(
         ],
     )
     await db.ring(tx)
-    for chunk in sorted({chunk for chunk, _, _ in asked}):
-        await tx.execute(
-            update(chunks).where(chunks.c.id == chunk).values(is_open=1, mail=chunks.c.mail + 1, due_at=db.now())
-        )
+    await _open(db, tx, sorted({chunk for chunk, _, _ in asked}))
+
+
+async def _open(db: Database, tx: Connection, found: Sequence[int]) -> None:
+    """Open chunks, or leave word in those that are open, so many to a statement."""
+    for start in range(0, len(found), CHUNKS_OPENED_EACH):
+        mine = chunks.c.id.in_(found[start : start + CHUNKS_OPENED_EACH])
+        # An UPDATE of many would lock them in an order of its own.
+        await tx.execute(select(chunks.c.id).where(mine).order_by(chunks.c.id).with_for_update())
+        await tx.execute(update(chunks).where(mine).values(is_open=1, mail=chunks.c.mail + 1, due_at=db.now()))
+
+
+async def _judge(tx: Connection, number: int) -> tuple[Retry, list[int]]:
+    """How many rows of an operation can be run again and why the others cannot; the chunks that hold the first."""
+    retry, found = Retry(), []
+    async for held in _failed_chunks(tx, number):
+        rows = sum(1 for _ in _eligible(held, retry))
+        if rows:
+            retry.submitted += rows
+            found.append(held.id)
+    return retry, found
 
 
 def _eligible(held: Held, retry: Retry) -> Iterator[int]:

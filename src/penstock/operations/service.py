@@ -5,19 +5,20 @@ from __future__ import annotations
 import asyncio
 import builtins
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack
 from datetime import datetime
 from typing import Any
 
 from penstock.blobs.store import FileStore
-from penstock.clock import Clock, Entropy, operation_id
+from penstock.clock import Clock, Entropy, micros, operation_id
 from penstock.db.database import Database
 from penstock.errors import InvalidInput, NotFound
 from penstock.formats import Limits
-from penstock.operations import control, intake, queries, retrying, stories, views
+from penstock.journal.numbering import number_new
+from penstock.operations import control, intake, purging, queries, retrying, stories, views
 from penstock.operations.checking import check_file, check_row
 from penstock.operations.editing import edited
 from penstock.operations.intake import Source
+from penstock.operations.lifespans import Lifespans
 from penstock.operations.model import (
     ErrorGroup,
     Event,
@@ -25,12 +26,15 @@ from penstock.operations.model import (
     HistoryEntry,
     Operation,
     Page,
+    Purged,
     RowError,
     RowView,
     VerifyReport,
 )
 from penstock.operations.proof.verify import verify
 from penstock.operations.retrying import Eligibility, Retry
+from penstock.operations.running.lease import bury
+from penstock.operations.running.watch import LONG_DEAD_S
 from penstock.operations.sheet import verdict_codes
 from penstock.pipeline import Definition, definition_of
 from penstock.settings import Settings
@@ -49,6 +53,7 @@ class Operations:
         files: FileStore,
         settings: Settings,
         definitions: Mapping[str, Definition],
+        lifespans: Lifespans,
         *,
         clock: Clock,
         entropy: Entropy,
@@ -57,12 +62,7 @@ class Operations:
     ) -> None:
         self._db, self._files, self._settings, self._definitions = db, files, settings, definitions
         self._clock, self._entropy, self._actor, self._hint = clock, entropy, actor, hint
-        self._pipelines: dict[str, object] = {}
-        self._stack = AsyncExitStack()
-
-    async def close(self) -> None:
-        """Close what the pipelines hold open."""
-        await self._stack.aclose()
+        self._pipeline = lifespans.pipeline
 
     async def create(
         self,
@@ -136,7 +136,11 @@ class Operations:
             )
 
     async def events(self, operation: str | None = None, *, since: int = 0, limit: int = 100) -> builtins.list[Event]:
-        """Moves of one operation, or of all, oldest first."""
+        """Moves of one operation, or of all, behind the one numbered `since`.
+
+        Go on with the last number you saw: no move is missed, however late it was committed. Numbers rise, with gaps.
+        """
+        await number_new(self._db)
         async with self._db.read() as tx:
             return await queries.events(tx, operation=operation, since=since, limit=limit)
 
@@ -293,11 +297,18 @@ class Operations:
         return retry
 
     async def edit_row(
-        self, operation: str, row: int, changes: Mapping[str, Any], *, actor: str | None = None
+        self,
+        operation: str,
+        row: int,
+        changes: Mapping[str, Any],
+        *,
+        generation: int | None = None,
+        actor: str | None = None,
     ) -> Retry:
         """Correct fields of a failed or invalid row and run it again; it is validated first, and again by its worker.
 
         `RowInvalid` names every fault where this process knows the operation. The old value stays in the history.
+        `Conflict` when the row is not in the generation that you name as seen, or was changed while this call checks.
         """
         number = await self._number(operation)
         async with self._db.read() as tx:
@@ -316,9 +327,22 @@ class Operations:
             actor=actor or self._actor,
             token=operation_id(self._clock, self._entropy),
             data={row: raw},
+            generations={row: view.generation if generation is None else generation},
         )
         self._hint()
         return retry
+
+    async def purge(self, before: datetime, *, dry_run: bool = False) -> Purged:
+        """Remove operations that settled before an instant for good: records, events, files. Or only say what would go.
+
+        Transactions are short, so that work goes on meanwhile; what a crash leaves half done, the next purge finishes.
+        """
+        if before.tzinfo is None:
+            raise InvalidInput("purge takes an instant with its time zone, such as datetime.now(UTC)")
+        if dry_run:
+            return await purging.purgeable(self._db, micros(before))
+        await bury(self._db, long_dead_s=LONG_DEAD_S)
+        return await purging.purge(self._db, self._files, micros(before))
 
     async def _number(self, operation: str) -> int:
         async with self._db.read() as tx:
@@ -364,8 +388,3 @@ class Operations:
         if limit < 1:
             raise InvalidInput(f"limit is {limit}; a page has at least 1 entry")
         return min(limit, self._settings.page_max)
-
-    async def _pipeline(self, definition: Definition) -> object:
-        if definition.name not in self._pipelines:
-            self._pipelines[definition.name] = await self._stack.enter_async_context(definition.lifespan())
-        return self._pipelines[definition.name]

@@ -14,6 +14,7 @@ from penstock.machine import Machine
 from penstock.operations.states import OPERATION, ROW_STEP
 
 __all__ = [
+    "REMOVED",
     "chunk_rows",
     "chunks",
     "history",
@@ -24,6 +25,9 @@ __all__ = [
     "signals",
     "workers",
 ]
+
+
+REMOVED = "Removed"  # the `stop_outcome` of an operation of which only remains are left, for a purge to finish
 
 
 def _one_of(column: str, machine: Machine) -> CheckConstraint:
@@ -53,7 +57,7 @@ operations = table(
     Column("raw_chunks", Integer, nullable=False, default=0),
     Column("generation", Integer, nullable=False, default=0),
     Column("retry_count", Integer, nullable=False, default=0),
-    Column("stop_outcome", Key(32)),
+    Column("stop_outcome", Key(32)),  # Cancelled or Failed; Removed once its removal has begun
     Column("error", LongText),
     Column("owner", Key(40)),
     Column("fence", BigInteger, nullable=False, default=0),
@@ -127,7 +131,7 @@ row_records = table(
     Column("state", Key(32), nullable=False),
     Column("generation", Integer, nullable=False, default=0),
     Column("attempt", Integer, nullable=False, default=0),
-    Column("errors", Integer, nullable=False, default=0),  # attempts that spent a retry
+    Column("errors", Integer, nullable=False, default=0),  # attempts that spent a retry; of a wait, checks that raised
     Column("row_key", Key(200)),
     Column("signal_key", Key(500)),
     Column("since", BigInteger),  # when the retry or edit that began this generation was accepted

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import Fault, InvalidInput
 from penstock.formats import Batch
 from penstock.operations.held import Story
-from penstock.operations.rules.decide import cut, describe, error_text
+from penstock.operations.rules.decide import cut, describe, error_text, message_of
+from penstock.operations.running.crew import SLICE_NS, is_ours
 from penstock.operations.running.execution import Execution
 
 __all__ = [
+    "Findings",
+    "MayNotStart",
     "Objection",
     "ask_validators",
     "check_batch",
     "faults_json",
     "find_objections",
     "killed_its_validator",
+    "parse",
     "validate",
 ]
 
@@ -32,57 +37,166 @@ class Objection:
     error_type: str = "Validation"
 
 
-async def validate(execution: Execution, raw: Any) -> tuple[Any, Objection | None]:
-    """The parsed row, or what is wrong with it."""
+class MayNotStart(Exception):
+    """No validator may be called now, so that not all rows could be judged."""
+
+
+MayStart = Callable[[], bool]  # asked directly before each call of a validator
+Judged = dict[int, Objection | None]  # by index; a row that is missing was not judged, because nothing may start
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What is wrong with the rows of a batch, by index; only the first so many rows were judged."""
+
+    judged: int
+    objections: dict[int, Objection]
+
+
+async def validate(execution: Execution, raw: Any) -> Objection | None:
+    """What is wrong with one row."""
+    row, objection = parse(execution, raw)
+    if objection is not None:
+        return objection
+    judged = await ask_validators(execution, {0: row}, execution.may_start)
+    return judged[0]
+
+
+def parse(execution: Execution, raw: Any) -> tuple[Any, Objection | None]:
+    """The row as its model has it, or what the model has against it."""
     row_type = execution.definition.row
     try:
-        row = execution.parse(raw)
+        return execution.parse(raw), None
     except row_type.rejects as error:
         return None, Objection(row_type.faults(error))
-    return row, await ask_validators(execution, row)
 
 
-async def ask_validators(execution: Execution, row: Any) -> Objection | None:
-    """What the operation's own validators say of a row that fits its model; the first to object decides."""
+async def check_batch(execution: Execution, batch: Batch, may_start: MayStart) -> list[Story]:
+    """Judge every row of a batch: the reader's faults, then the model, then validators, then `validate_row`.
+
+    Answers with the records of the rows that are not right; `MayNotStart`.
+    """
+    found = await find_objections(execution, batch, may_start)
+    if found.judged < len(batch.rows):
+        raise MayNotStart
+    return [_rejected(execution, batch, i, objection) for i, objection in found.objections.items()]
+
+
+async def find_objections(execution: Execution, batch: Batch, may_start: MayStart) -> Findings:
+    """Judge the rows of a batch in their order, until nothing may start any more."""
+    known, rows = batch.faults, batch.rows
+    if not (known or execution.validators):
+        return Findings(len(rows), {i: Objection(faults) for i, faults in execution.check(rows).items()})
+    found = {i: Objection(faults) for i, faults in known.items()}
+    fitting: dict[int, Any] = {}
+    for i, raw in enumerate(rows):
+        if i not in known:
+            row, objection = parse(execution, raw)
+            if objection is None:
+                fitting[i] = row
+            else:
+                found[i] = objection
+    judged = await ask_validators(execution, fitting, may_start)
+    stop = next((i for i in fitting if i not in judged), len(rows))
+    found |= {i: objection for i, objection in judged.items() if objection is not None}
+    return Findings(stop, {i: objection for i, objection in sorted(found.items()) if i < stop})
+
+
+async def ask_validators(execution: Execution, rows: Mapping[int, Any], may_start: MayStart) -> Judged:
+    """What the operation's own validators have against rows that fit their model; of each, the first to object decides.
+
+    Validator after validator is asked about all rows to which none has objected so far: many rows can go to a thread
+    together, where plain functions run, because they may block.
+    """
+    judged: Judged = {}
+    left = rows
     for validator in execution.validators:
+        if not left:
+            break
+        ask = _ask_on_loop if validator.is_async else _ask_on_threads
+        answers = await ask(execution, validator.call, left, may_start)
+        judged |= {i: objection for i, objection in answers.items() if objection is not None}
+        is_halted = len(answers) < len(left)
+        left = {i: rows[i] for i, objection in answers.items() if objection is None}
+        if is_halted and validator is not execution.validators[-1]:
+            return judged  # those to which nobody objects may still meet an objection
+    return judged | dict.fromkeys(left)
+
+
+async def _ask_on_loop(
+    execution: Execution, validator: Callable[..., Any], rows: Mapping[int, Any], may_start: MayStart
+) -> Judged:
+    answers: Judged = {}
+    now, meta = execution.clock.now_ns, execution.run.meta
+    until = now() + SLICE_NS
+    for i, row in rows.items():
+        if not may_start():
+            break
+        answers[i] = await _objection_of(validator, row, meta)
+        if now() > until:  # others get a turn
+            await asyncio.sleep(0)
+            until = now() + SLICE_NS
+    return answers
+
+
+async def _ask_on_threads(
+    execution: Execution, validator: Callable[..., Any], rows: Mapping[int, Any], may_start: MayStart
+) -> Judged:
+    answers: Judged = {}
+    loop, todo = asyncio.get_running_loop(), iter([*rows.items()])
+    try:
+        while hop := await loop.run_in_executor(execution.threads, _hop, execution, validator, todo, may_start):
+            for i, answer in hop:
+                is_pending = inspect.isawaitable(answer)  # a plain function may give a coroutine
+                answers[i] = await _objection_of(_given, answer) if is_pending else answer
+    finally:
+        list(todo)  # if we are cut off, the thread is not: it shall begin no other row
+    return answers
+
+
+def _hop(
+    execution: Execution, validator: Callable[..., Any], todo: Iterator[tuple[int, Any]], may_start: MayStart
+) -> list[tuple[int, Any]]:
+    """Ask about the next rows, on a thread, as many as fit into a slice: what was objected, or a coroutine, or None."""
+    now, meta = execution.clock.now_ns, execution.run.meta
+    until = now() + SLICE_NS
+    answers: list[tuple[int, Any]] = []
+    for i, row in todo:
+        if not may_start():
+            list(todo)  # nor may the others
+            break
         try:
-            answer = validator(row, execution.run.meta)
-            if inspect.isawaitable(answer):
-                await answer
-        except Exception as error:
-            return _objection(error)
+            answer = validator(row, meta)
+            answers.append((i, answer if inspect.isawaitable(answer) else None))
+        except BaseException as error:  # a validator may raise anything; it is this row's alone
+            answers.append((i, _objection(error)))
+        if now() > until:
+            break
+    return answers
+
+
+def _given(answer: Awaitable[Any]) -> Awaitable[Any]:
+    return answer
+
+
+async def _objection_of(validator: Callable[..., Awaitable[Any]], *given: Any) -> Objection | None:
+    """What a validator that is awaited has against a row."""
+    try:
+        await validator(*given)
+    except BaseException as error:
+        if is_ours(error):
+            raise
+        return _objection(error)
     return None
 
 
-def _objection(error: Exception) -> Objection:
+def _objection(error: BaseException) -> Objection:
     """A validator's exception: a verdict on the row, or its own trouble."""
-    if isinstance(error, InvalidInput):
-        return Objection(list(error.faults) or [Fault(str(error) or type(error).__name__)])
-    if isinstance(error, ValueError | AssertionError):
-        return Objection([Fault(str(error) or type(error).__name__)])
+    if isinstance(error, InvalidInput) and error.faults:
+        return Objection(list(error.faults))
+    if isinstance(error, InvalidInput | ValueError | AssertionError):
+        return Objection([Fault(message_of(error) or type(error).__name__)])
     return Objection([Fault(error_text(error))], "Processing")
-
-
-async def check_batch(execution: Execution, batch: Batch) -> list[Story]:
-    """Judge every row of a batch: the reader's faults, then the model, then validators, then `validate_row`.
-
-    Answers with the records of the rows that are not right.
-    """
-    return [_rejected(execution, batch, i, found) for i, found in (await find_objections(execution, batch)).items()]
-
-
-async def find_objections(execution: Execution, batch: Batch) -> dict[int, Objection]:
-    """What is wrong with the rows of a batch, by index."""
-    known, rows = batch.faults, batch.rows
-    if not (known or execution.validators):
-        return {i: Objection(faults) for i, faults in execution.check(rows).items()}
-    found = {i: Objection(faults) for i, faults in known.items()}
-    for i, raw in enumerate(rows):
-        if i not in known:
-            _, objection = await validate(execution, raw)
-            if objection is not None:
-                found[i] = objection
-    return dict(sorted(found.items()))
 
 
 def killed_its_validator(execution: Execution, batch: Batch, deaths: int) -> list[Story]:

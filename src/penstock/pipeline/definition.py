@@ -15,7 +15,7 @@ from penstock.pipeline.keys import KeyTemplate
 from penstock.pipeline.metadata import MetaType
 from penstock.pipeline.options import OperationOptions, StepKind, StepOptions
 from penstock.pipeline.outputs import OutputType
-from penstock.pipeline.overrides import overridden
+from penstock.pipeline.overrides import overridden, overridden_for_run, planned
 from penstock.pipeline.rows import RowType
 from penstock.pipeline.signatures import is_async
 
@@ -126,7 +126,7 @@ def _template_key(template: KeyTemplate) -> Callable[[Any, Context[Any]], str]:
 
 @dataclass(frozen=True, eq=False)
 class Definition:
-    """An operation as declared, or as changed by `with_overrides`."""
+    """An operation as declared, as changed by `with_overrides`, or as stored (`as_planned`)."""
 
     name: str
     row: RowType
@@ -176,8 +176,20 @@ class Definition:
         """
         return overridden(self, overrides)
 
+    def for_run(self, overrides: Mapping[str, Any]) -> Definition:
+        """The same for one run, where they are stored: `retry_on` can be set in code only."""
+        return overridden_for_run(self, overrides)
+
+    def as_planned(self, plan: Mapping[str, Any]) -> Definition:
+        """This operation with every option of a stored `plan_document`, whatever the code says now.
+
+        Functions, models and exception classes (`retry_on`) cannot be stored: they are the code's. `InvalidInput` when
+        steps, fields or options of the plan do not fit the code any more.
+        """
+        return planned(self, plan)
+
     def plan_document(self) -> dict[str, Any]:
-        """What is stored with an operation, so that it can be shown without the code that declared it."""
+        """What is stored with an operation: its effective options, on which all workers agree, and its steps."""
         return {
             "operation": self.name,
             "row_key": self.row_key,

@@ -1,4 +1,4 @@
-"""Options that a deployment or a single run sets over those in the code."""
+"""Options set over those in the code: by a deployment or a single run, or by what was stored with an operation."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import DeclarationError, Fault, SettingsInvalid
 from penstock.pipeline.keys import KeyTemplate
-from penstock.pipeline.options import OPERATION_RULES, OperationOptions, StepOptions, step_options
+from penstock.pipeline.options import OPERATION_RULES, OperationOptions, operation_options, step_options
 from penstock.pipeline.rows import RowType
 from penstock.pipeline.rules import checked, optional, text
 
 if TYPE_CHECKING:
     from penstock.pipeline.definition import Definition, StepPlan
 
-__all__ = ["overridden"]
+__all__ = ["overridden", "overridden_for_run", "planned"]
 
 Changes = dict[str, Any]
 
@@ -28,13 +28,48 @@ def overridden(definition: Definition, overrides: Mapping[str, Any]) -> Definiti
     own, by_step, faults = _sorted_out(definition, overrides)
     kept, wrong = checked(RULES, own)
     faults += wrong
-    row = _rekeyed(definition.row, kept, faults)
+    row = _rekeyed(definition.row, kept.pop("row_key", definition.row_key), faults)
     steps = tuple(_changed(definition, step, by_step.get(step.index, {}), faults) for step in definition.steps)
+    _raise_any(definition, faults)
+    options: OperationOptions = replace(definition.options, **kept)
+    return replace(definition, row=row, options=options, steps=steps)
+
+
+def overridden_for_run(definition: Definition, overrides: Mapping[str, Any]) -> Definition:
+    """The same, where all options are to be stored: of exception classes only the names could be."""
+    changed = overridden(definition, overrides)
+    unstorable = "holds exception classes, which can be set in code only"
+    _raise_any(
+        definition,
+        [
+            Fault(unstorable, f"{step.attribute}.retry_on")
+            for step, declared in zip(changed.steps, definition.steps, strict=True)
+            if step.options.retry_on != declared.options.retry_on
+        ],
+    )
+    return changed
+
+
+def planned(definition: Definition, plan: Mapping[str, Any]) -> Definition:
+    """The definition with all options of a stored plan; `InvalidInput` when the plan does not fit it."""
+    before = [(step["attribute"], step["kind"]) for step in plan["steps"]]
+    if before != [(step.attribute, step.kind) for step in definition.steps]:
+        names = ", ".join(name for name, _ in before)
+        raise DeclarationError(f"its steps were {names} when it was created, and are others now")
+    options, faults = operation_options(plan["options"])
+    row = _rekeyed(definition.row, plan["row_key"], faults)
+    steps = tuple(
+        _as_stored(definition, step, stored["options"], faults)
+        for step, stored in zip(definition.steps, plan["steps"], strict=True)
+    )
+    _raise_any(definition, faults)
+    return replace(definition, row=row, options=options, steps=steps)
+
+
+def _raise_any(definition: Definition, faults: list[Fault]) -> None:
     if faults:
         listed = "; ".join(map(str, faults))
         raise SettingsInvalid(f"operation {definition.name!r} cannot take these options: {listed}", faults)
-    options: OperationOptions = replace(definition.options, **kept)
-    return replace(definition, row=row, options=options, steps=steps)
 
 
 def _sorted_out(
@@ -70,11 +105,11 @@ def _flattened(overrides: Mapping[str, Any], faults: list[Fault]) -> list[tuple[
     return found
 
 
-def _rekeyed(row: RowType, kept: Changes, faults: list[Fault]) -> RowType:
-    if "row_key" not in kept:
+def _rekeyed(row: RowType, row_key: str | None, faults: list[Fault]) -> RowType:
+    if row_key == row.row_key:
         return row
     try:
-        return RowType(row.model, kept.pop("row_key"))
+        return RowType(row.model, row_key)
     except DeclarationError as error:
         faults.append(Fault(str(error), "row_key"))
         return row
@@ -87,17 +122,29 @@ def _changed(definition: Definition, step: StepPlan, changes: Changes, faults: l
     faults += wrong
     template = step.key_template
     if "key" in changes and not wrong:
-        template = _template(definition, step, options, faults)
+        if step.functions.key is None and options.key is not None:
+            template = _template(definition, step, options.key, faults)
+        else:
+            fault = "cannot be changed, because a .key method computes it, or left out"
+            faults.append(Fault(fault, f"{step.attribute}.key"))
     return replace(step, options=options, key_template=template)
 
 
-def _template(definition: Definition, step: StepPlan, options: StepOptions, faults: list[Fault]) -> KeyTemplate | None:
+def _as_stored(definition: Definition, step: StepPlan, stored: Mapping[str, Any], faults: list[Fault]) -> StepPlan:
+    """The step with stored options. Without a stored key template its code computes the key, as it does now."""
+    given = {**stored, "retry_on": step.options.retry_on}  # of classes only the names are stored
+    options, wrong = step_options(step.kind, given, step.attribute)
+    faults += wrong
+    template = step.key_template
+    if options.key is not None:
+        template = _template(definition, step, options.key, faults)
+    return replace(step, options=options, key_template=template)
+
+
+def _template(definition: Definition, step: StepPlan, key: str, faults: list[Fault]) -> KeyTemplate | None:
     place = f"{step.attribute}.key"
-    if step.functions.key is not None or options.key is None:
-        faults.append(Fault("cannot be changed, because a .key method computes it, or left out", place))
-        return None
     try:
-        template = KeyTemplate.parse(options.key)
+        template = KeyTemplate.parse(key)
     except ValueError as error:
         faults.append(Fault(str(error), place))
         return None

@@ -16,7 +16,7 @@ from penstock.clock import Clock
 from penstock.db.connection import Connection
 from penstock.db.database import Database
 from penstock.db.upgrade import HEAD, REVISIONS, check
-from penstock.errors import NotFound, PenstockError
+from penstock.errors import FileUnreadable, NotFound, PenstockError
 from penstock.operations.chunks import is_dead, is_free
 from penstock.operations.proof.symptoms import Diagnosis, Facts, Health, OpenOperation, WorkerFacts, examine
 from penstock.operations.running.lease import host_name, is_process_alive
@@ -127,6 +127,7 @@ async def _open_operations(db: Database, tx: Connection, now: int) -> list[tuple
             overdue_chunks=due.get(row.number, 0) * is_at_work + is_unread,
             overdue_signals=heard.get(row.number, 0) * is_at_work,
             overdue_waits=late.get(row.number, 0) * is_at_work,
+            trouble=row.trouble,
         )
         found.append((opened, row.file_key))
     return found
@@ -154,7 +155,7 @@ def _has_signal(accepted_before: int) -> ColumnElement[bool]:
 def _has(files: FileStore, key: str) -> bool:
     try:
         files.open(key).close()
-    except (NotFound, OSError):
+    except (NotFound, FileUnreadable):
         return False
     return True
 

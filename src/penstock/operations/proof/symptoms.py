@@ -42,6 +42,7 @@ class OpenOperation:
     overdue_chunks: int = 0  # nobody's, and due for a while
     overdue_signals: int = 0  # rows that wait although their signal is here
     overdue_waits: int = 0  # rows that wait although their deadline has passed
+    trouble: str | None = None  # why the worker that tried last could not go on
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,11 +157,14 @@ def clocks_agree(facts: Facts) -> Iterator[Symptom]:
     """This machine's clock and the database's agree."""
     ahead_s = facts.clock_ahead_us / 1e6
     if abs(ahead_s) > SKEW_MAX_S:
+        remedy = "synchronise both clocks (NTP)"
+        if facts.database == "sqlite":  # its clock is in the file, and only moved forward
+            remedy += "; the file's is set forward when it is opened while no worker runs, and never back"
         yield Symptom(
             "clocks_agree",
             f"the database's clock is {abs(ahead_s):,.1f} s {'ahead of' if ahead_s > 0 else 'behind'} this machine's",
-            "times that this machine writes and shows are off by as much; leases and deadlines are not affected",
-            "synchronise both clocks (NTP)",
+            "times that are stored and shown are the database's; leases and deadlines are not affected",
+            remedy,
         )
 
 
@@ -195,7 +199,7 @@ def work_has_workers(facts: Facts) -> Iterator[Symptom]:
 
 def work_is_known(facts: Facts) -> Iterator[Symptom]:
     """Live workers know the operations there are."""
-    unknown = [operation for operation in facts.operations if operation.overdue_chunks]
+    unknown = [each for each in facts.operations if each.overdue_chunks and each.trouble is None]
     if unknown and facts.has_workers and not facts.busy_workers:
         names = ", ".join(sorted({operation.name for operation in unknown}))
         yield Symptom(
@@ -203,6 +207,24 @@ def work_is_known(facts: Facts) -> Iterator[Symptom]:
             "no live worker has the code of these operations, so they do not go on",
             "start a worker whose --app holds them",
         )  # fmt: skip
+
+
+def work_goes_on(facts: Facts) -> Iterator[Symptom]:
+    """Workers can go on with the operations they know."""
+    for trouble, found in _by_trouble(facts.operations).items():
+        yield Symptom(
+            "work_goes_on", f"{_count(found, 'operation')} set aside by a worker: {trouble}: {_ids(found)}",
+            "that worker cannot go on with it and tries again within a minute; no other has gone on with it since",
+            "mend what the message names; nothing has to be restarted, unless a worker needs other code",
+        )  # fmt: skip
+
+
+def _by_trouble(found: Iterable[OpenOperation]) -> dict[str, list[OpenOperation]]:
+    by_trouble: dict[str, list[OpenOperation]] = {}
+    for operation in found:
+        if operation.trouble is not None:
+            by_trouble.setdefault(operation.trouble, []).append(operation)
+    return by_trouble
 
 
 def nothing_is_lost(facts: Facts) -> Iterator[Symptom]:
@@ -276,6 +298,7 @@ CHECKS: tuple[Check, ...] = (
     workers_beat,
     work_has_workers,
     work_is_known,
+    work_goes_on,
     nothing_is_lost,
     signals_are_heard,
     deadlines_are_kept,

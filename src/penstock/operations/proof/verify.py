@@ -20,7 +20,7 @@ from sqlalchemy import ColumnElement, Row, Select, exists, select
 from penstock.blobs.store import FileStore
 from penstock.db.connection import Connection
 from penstock.db.database import Database
-from penstock.errors import NotFound
+from penstock.errors import FileUnreadable, NotFound
 from penstock.journal import queries as journal
 from penstock.operations.held import Story, unpack_rows
 from penstock.operations.ledger import Counts, Ledger
@@ -32,7 +32,16 @@ from penstock.operations.proof.mailbox import OVERLOOKED_US, Mail, Mailbox
 from penstock.operations.queries import number_of
 from penstock.operations.referee import Head
 from penstock.operations.states import OPERATION
-from penstock.operations.tables import chunk_rows, chunks, operations, requests, row_records, signals, workers
+from penstock.operations.tables import (
+    REMOVED,
+    chunk_rows,
+    chunks,
+    operations,
+    requests,
+    row_records,
+    signals,
+    workers,
+)
 
 __all__ = ["verify"]
 
@@ -102,7 +111,9 @@ async def _numbers(db: Database) -> AsyncIterator[int]:
 
 async def _verify_operation(db: Database, files: FileStore, number: int, report: _Report, *, deep: bool) -> None:
     async with db.read() as tx:
-        row = (await tx.execute(select(operations).where(operations.c.number == number))).one()
+        row = (await tx.execute(select(operations).where(operations.c.number == number))).one_or_none()
+        if row is None or row.stop_outcome == REMOVED:
+            return  # a purge was faster, or has left remains for the next one
         facts = await _operation_facts(tx, row)
         mailbox = Mailbox(tx, number, now=await _swept_now(db, tx, row))
         async for slab in _slabs(tx, number):
@@ -278,7 +289,7 @@ def _file_findings(files: FileStore, operation: Row[Any], deep: bool) -> list[Fi
                 while block := stream.read(HASH_BYTES):
                     digest.update(block)
             size = stream.seek(0, 2)
-    except NotFound as error:
+    except (NotFound, FileUnreadable) as error:
         return [(None, str(error))]
     found: list[Finding] = []
     if size != operation.file_bytes:

@@ -11,7 +11,21 @@ from datetime import timedelta
 from penstock.errors import Fault, RetryLater, StepFailed
 from penstock.pipeline import StepOptions
 
-__all__ = ["MESSAGE_MAX", "RETRY_LATER_MAX_S", "Verdict", "cut", "describe", "error_group", "error_text", "judge"]
+__all__ = [
+    "MESSAGE_MAX",
+    "RETRY_LATER_MAX_S",
+    "AttemptTimedOut",
+    "OutputLost",
+    "Verdict",
+    "WrongLength",
+    "cut",
+    "describe",
+    "error_group",
+    "error_text",
+    "in_doubt",
+    "judge",
+    "message_of",
+]
 
 MESSAGE_MAX = 2000
 RETRY_LATER_MAX_S = timedelta(hours=24).total_seconds()
@@ -34,8 +48,12 @@ def judge(
     """What an attempt that raised leads to.
 
     `errors` counts the earlier attempts of this generation that spent a retry; `postponed_s` is how long the row
-    has been put off by `RetryLater` so far.
+    has been put off by `RetryLater` so far. A step that may run at most once is in doubt when nobody knows what became
+    of its call; that it raised an error is its own word, and no doubt.
     """
+    if options.delivery == "at_most_once" and _is_unknown(error):
+        what = error_text(error) if isinstance(error, Exception) else f"the call was cut off ({error_text(error)})"
+        return Verdict("left_in_doubt", "InDoubt", in_doubt(what), spends_retry=True)
     if isinstance(error, RetryLater):
         if postponed_s + error.after > RETRY_LATER_MAX_S:
             return Verdict("failed", "Timeout", f"still told to retry later after 24 h: {error_text(error)}")
@@ -59,15 +77,47 @@ class AttemptTimedOut(Exception):
         super().__init__(f"no answer within {seconds:g} s")
 
 
+class WrongLength(StepFailed):
+    """A batch step answered for another number of rows than it was given; a retry would not help."""
+
+
+class OutputLost(Exception):
+    """A step that may run at most once came to its end, but what it returned cannot be stored."""
+
+
+def _is_unknown(error: BaseException) -> bool:
+    """Whether a call was cut off, or ended without an answer that can be used, rather than failed by itself.
+
+    What is no `Exception` comes from outside: a cancellation that leaked, a signal, a library's timeout. But
+    `SystemExit` is raised by code that wants to leave.
+    """
+    return isinstance(error, AttemptTimedOut | WrongLength | OutputLost) or not isinstance(
+        error, Exception | SystemExit
+    )
+
+
+_DOUBT = ", so it may or may not have taken effect"
+
+
+def in_doubt(what: str) -> str:
+    """What to say of a call after which this is all that is known."""
+    return cut(what, MESSAGE_MAX - len(_DOUBT)) + _DOUBT
+
+
 def error_text(error: BaseException) -> str:
     """What to show of an exception: its message, or its type when it has none; the type leads unless it is ours."""
-    try:
-        text = str(error)
-    except Exception:  # a user's exception may fail even at this
-        text = "(its text could not be made)"
-    if isinstance(error, StepFailed | RetryLater | AttemptTimedOut):
+    text = message_of(error)
+    if isinstance(error, StepFailed | RetryLater | AttemptTimedOut | OutputLost):
         return cut(text or type(error).__name__)
     return cut(f"{type(error).__name__}: {text}" if text else type(error).__name__)
+
+
+def message_of(error: BaseException) -> str:
+    """An exception's own text, which may be empty."""
+    try:
+        return str(error)
+    except Exception:  # a user's exception may fail even at this
+        return "(its text could not be made)"
 
 
 def cut(text: str, limit: int = MESSAGE_MAX) -> str:

@@ -14,15 +14,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal, TypeVar
 
-from sqlalchemy import select
-
 from penstock.db.connection import Connection
 from penstock.db.database import Database
 from penstock.errors import Unavailable
 from penstock.operations import chunks as store
 from penstock.operations.chunks import Lost, NewMail, Stopped
 from penstock.operations.held import Held, interrupt
-from penstock.operations.ledger import PENDING, Counts
+from penstock.operations.ledger import Counts
 from penstock.operations.referee import break_if, state_of
 from penstock.operations.rules.planning import Group, next_due, next_group
 from penstock.operations.rules.thresholds import breach
@@ -33,12 +31,12 @@ from penstock.operations.running.late import tell_late_results
 from penstock.operations.running.mailroom import Overtaken, Settlement
 from penstock.operations.running.outcomes import Desk
 from penstock.operations.running.persist import persist
-from penstock.operations.tables import chunks
 
 __all__ = ["ChunkActor", "Halt", "Tempo", "working_state"]
 
 T = TypeVar("T")
-Halt = Literal["Stopping", "Paused", "shutdown", "lost"]
+Halt = Literal["Paused", "shutdown", "Stopping", "lost"]
+HALTS: tuple[Halt, ...] = ("Paused", "shutdown", "Stopping", "lost")  # each overrules those before it
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +84,7 @@ class ChunkActor:
 
     def halt(self, why: Halt) -> None:
         """Begin nothing more; let go when the running rows have ended."""
-        if self._halt not in {why, "lost"}:
+        if self._halt is None or HALTS.index(why) > HALTS.index(self._halt):
             self._halt = why
             self._word.set()
 
@@ -124,7 +122,7 @@ class ChunkActor:
             await self._settle()
             if self._must_look:
                 return True
-        if self.held.is_raw and PENDING not in self.held.ledger.tracks[0].state:
+        if self.held.is_raw and self.held.is_validated:
             return not await self._hand_over()
         if self.held.ledger.is_over:
             if self._has_new_failures():
@@ -235,19 +233,17 @@ class ChunkActor:
         self._must_look = False
         now, held = self.execution.clock.now_us(), self.held.copy()
         try:
-            done: Settlement | None = await self._commit(
+            done: Settlement = await self._commit(
                 lambda tx: mailroom.settle(self.db, tx, held, self.desk.raw, now), "settle"
             )
         except Overtaken:
             self._must_look = True
             return
-        if done is None:
-            raise Lost("what was settled is not known here; the next claim reads it")
         done.apply(self.held, self.desk.raw)
         self.desk.refresh()
         keys = {found.signal.key for found in done.matches}
         if keys:
-            await self.db.transaction(partial(mailroom.wake, self.db, self.held.operation, keys), "pass_on")
+            await self._commit_again(partial(mailroom.wake, self.db, self.held.operation, keys), "pass_on")
 
     async def _close(self) -> bool:
         writing = self.held.writing()
@@ -281,9 +277,9 @@ class ChunkActor:
     async def _leave(self, why: Halt) -> None:
         if why == "lost":
             raise Lost("another worker has it")
-        if why == "Stopping" and await self._drain() is not False:
+        if why == "Stopping" and await self._drain():
             return
-        if self.held.ledger.is_over and not self._must_look and await self._close():
+        if not self._must_look and await self._end():
             return
         interrupt(self.held, self.execution.clock.now_us())
         writing = self.held.writing()
@@ -291,7 +287,15 @@ class ChunkActor:
             lambda tx: store.flush(self.db, tx, self.held, writing, owner=None, due_at=self.db.now()), "give_back"
         )
 
-    async def _drain(self) -> bool | None:
+    async def _end(self) -> bool:
+        """Let go for good if nothing is left to do. What is validated is handed over, even when no row will run."""
+        if not self.held.is_raw:
+            return self.held.ledger.is_over and await self._close()
+        with contextlib.suppress(Stopped):  # who goes on with the operation hands it over
+            return self.held.is_validated and await self._hand_over()
+        return False
+
+    async def _drain(self) -> bool:
         now = self.execution.clock.now_us()
         while True:
             try:
@@ -301,27 +305,29 @@ class ChunkActor:
             except Overtaken:
                 continue
 
-    async def _commit(self, work: Callable[[Connection], Awaitable[T]], point: str) -> T | None:
-        """Commit once; None when it happened but its answer was lost."""
+    async def _commit(self, work: Callable[[Connection], Awaitable[T]], point: str) -> T:
+        """Write our chunk, once; `Lost` when the database was away for longer than our lease."""
+        return await self._persist(work, point, partial(store.is_written, self.db, self.held))
+
+    async def _commit_again(self, work: Callable[[Connection], Awaitable[T]], point: str) -> T:
+        """Write something else, which does no harm when it is written twice."""
+
+        async def has_happened() -> bool:
+            return False
+
+        return await self._persist(work, point, has_happened)
+
+    async def _persist(
+        self,
+        work: Callable[[Connection], Awaitable[T]],
+        point: str,
+        has_happened: Callable[[], Awaitable[bool]],
+    ) -> T:
+        clock, patience_s = self.execution.clock, self.tempo.patience_s
         try:
-            return await persist(
-                self.db,
-                work,
-                point,
-                has_happened=self._is_written,
-                clock=self.execution.clock,
-                patience_s=self.tempo.patience_s,
-            )
+            return await persist(self.db, work, point, has_happened=has_happened, clock=clock, patience_s=patience_s)
         except Unavailable:
             raise Lost("the database was away for longer than our lease") from None
-
-    async def _is_written(self) -> bool:
-        async with self.db.read() as tx:
-            query = select(chunks.c.fence, chunks.c.version).where(chunks.c.id == self.held.id)
-            fence, version = (await tx.execute(query)).one()
-        if fence != self.held.fence:
-            raise Lost("taken over")
-        return bool(version > self.held.version)
 
     async def _check_thresholds(self) -> None:
         """Stop the operation when it has too many errors, or too many rows that kill their workers."""
@@ -336,12 +342,12 @@ class ChunkActor:
             why = (lambda _: reason) if is_poisoned else self._stop_reason
             await break_if(self.db, tx, self.held.operation, why, actor=self.owner)
 
-        await self.db.transaction(stop, "broke")
+        await self._commit_again(stop, "broke")
 
     async def _break(self, reason: str) -> None:
         """Stop the operation, which cannot go on."""
         number = self.held.operation
-        await self.db.transaction(lambda tx: break_if(self.db, tx, number, lambda _: reason, actor=self.owner), "broke")
+        await self._commit_again(lambda tx: break_if(self.db, tx, number, lambda _: reason, actor=self.owner), "broke")
 
     def _has_new_failures(self) -> bool:
         """Whether rows have failed since we last looked, and that could stop the operation."""

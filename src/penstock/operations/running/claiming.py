@@ -7,25 +7,20 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 
 from penstock.clock import Clock
-from penstock.db.connection import Connection
 from penstock.db.database import Database
 from penstock.errors import Fault
 from penstock.formats import Position, RawRow
 from penstock.operations import chunks as store
 from penstock.operations.drafts import Draft
-from penstock.operations.held import Begun, Held, StoredRows, recover, unpack_rows
-from penstock.operations.referee import state_of
+from penstock.operations.held import Held, StoredRows, recover, unpack_rows
 from penstock.operations.rules.planning import Group, next_group
 from penstock.operations.running.actor import ChunkActor, Tempo, working_state
 from penstock.operations.running.execution import Execution
 from penstock.operations.running.outcomes import Desk
+from penstock.operations.running.owning import own
 from penstock.operations.running.sources import Sources, pieces
 
 __all__ = ["Claims"]
-
-
-class NotRunning(Exception):
-    """The operation was stopped or paused between the look and the claim."""
 
 
 class Claims:
@@ -49,7 +44,8 @@ class Claims:
 
         A fresh chunk gets its first intent in the same statement.
         """
-        if held.mail == 0 and (held.version == 0 or held.ledger.is_fresh):
+        is_new = held.version == 0 or (held.ledger.is_fresh and not held.is_raw)
+        if held.mail == 0 and is_new:
             held.ledger.base = self._clock.now_us()
             group = next_group(held, execution.spans, now=held.ledger.base, limit=self._tempo.flush_rows)
             desk = await self._desk(execution, held, is_whole=group is not None and len(group.rows) == held.row_count)
@@ -64,22 +60,8 @@ class Claims:
         return self._actor(await self._desk(execution, held), None)
 
     async def _own(self, held: Held, *, write: bool) -> bool:
-        async def own(tx: Connection) -> bool:
-            if not await store.claim(self._db, tx, held, owner=self._owner, write=write):
-                return False
-            if await state_of(tx, held.operation) != working_state(held):
-                raise NotRunning
-            return True
-
-        try:
-            is_ours = await self._db.transaction(own, "claim")
-        except NotRunning:
-            return False
-        if is_ours:
-            held.fence += 1
-            held.version += int(write)
-            held.begun = Begun.of(held.ledger) if write else Begun()
-        return is_ours
+        state = working_state(held)
+        return await own(self._db, held, owner=self._owner, state=state, clock=self._clock, write=write)
 
     def _actor(self, desk: Desk, group: Group | None) -> ChunkActor:
         return ChunkActor(self._db, desk, group, owner=self._owner, tempo=self._tempo, turn=self._turn)

@@ -11,7 +11,9 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
-__all__ = ["Crew", "Job", "Spawn"]
+__all__ = ["SLICE_NS", "Crew", "Job", "Spawn", "is_ours"]
+
+SLICE_NS = 20_000_000  # how long a hand keeps the loop, or a thread its rows, before others get a turn
 
 Spawn = Callable[[Coroutine[Any, Any, None]], object]
 
@@ -67,3 +69,9 @@ async def _pull(job: Job) -> bool:
         if not job.is_cut_off or hand.uncancel():  # the hand itself is to end
             raise
         return False
+
+
+def is_ours(error: BaseException) -> bool:
+    """Whether the hand itself is being cancelled; a step may leak a CancelledError of its own."""
+    task = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0

@@ -15,23 +15,33 @@ from penstock.operations.held import Held, recover
 from penstock.operations.referee import HEAD, Head, finish_if_over, touch
 from penstock.operations.running import mailroom
 from penstock.operations.running.mailroom import Overtaken
+from penstock.operations.running.owning import own
+from penstock.operations.running.persist import persist
 from penstock.operations.tables import operations
 
-__all__ = ["abandon_readings", "drain_chunk"]
+__all__ = ["abandon_readings", "drain_chunk", "give_back_reading"]
+
+DRAIN_PATIENCE_S = 1.0  # a chunk that was claimed and not drained is another's when our lease is over
 
 
 async def drain_chunk(db: Database, held: Held, *, owner: str, clock: Clock) -> bool:
     """Claim a chunk of a stopping operation and give its rows their verdicts; False when another was first."""
-    if not await db.transaction(lambda tx: store.claim(db, tx, held, owner=owner, write=False), "claim"):
+    if not await own(db, held, owner=owner, state="Stopping", clock=clock):
         return False
-    held.fence += 1
     async with db.read() as tx:
         await store.load_stories(tx, held)
     now = clock.now_us()
     recover(held, now)
     while True:
         try:
-            await db.transaction(lambda tx: mailroom.drain(db, tx, held, now, actor=owner), "drain")
+            await persist(
+                db,
+                lambda tx: mailroom.drain(db, tx, held, now, actor=owner),
+                "drain",
+                has_happened=partial(store.is_written, db, held),
+                clock=clock,
+                patience_s=DRAIN_PATIENCE_S,
+            )
         except Overtaken:
             continue
         except Lost:
@@ -68,3 +78,13 @@ async def abandon(db: Database, head: Head, tx: Connection, *, actor: str) -> He
         open_chunks=operations.c.open_chunks - 1,
     )
     return None if now is None else await finish_if_over(db, tx, now, actor=actor)
+
+
+async def give_back_reading(db: Database, head: Head, *, actor: str) -> None:
+    """Let somebody else go on reading, or nobody when the operation is stopping."""
+
+    async def give_back(tx: Connection) -> None:
+        if await abandon(db, head, tx, actor=actor) is None:
+            await touch(tx, head.number, operations.c.fence == head.fence, owner=None)
+
+    await db.transaction(give_back, "give_back_reading")

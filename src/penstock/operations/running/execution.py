@@ -6,7 +6,7 @@ import asyncio
 import enum
 import inspect
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import nullcontext
 from datetime import datetime
@@ -14,11 +14,12 @@ from functools import partial
 from typing import Any
 
 from penstock.clock import Clock, from_micros
-from penstock.operations.rules.decide import AttemptTimedOut
+from penstock.operations.rules.decide import AttemptTimedOut, OutputLost, error_text
 from penstock.operations.rules.spans import Span, cut_spans
 from penstock.operations.running.crew import Crew
-from penstock.operations.running.gates import Gate, Pace, Share
-from penstock.pipeline import BoundStep, Definition, Done, Run, StepPlan
+from penstock.operations.running.gates import Gate, Limiter, Pace
+from penstock.operations.running.lease import StartLimit
+from penstock.pipeline import BoundStep, Definition, Done, Hook, Run, StepPlan
 from penstock.pipeline.outputs import OUTPUT_BYTES_MAX
 
 __all__ = ["Aside", "Execution", "LiveStep"]
@@ -34,25 +35,52 @@ class Aside(enum.Enum):
 
 
 class LiveStep:
-    """One step bound to its pipeline, behind its gates."""
+    """One step bound to its pipeline, behind its gates.
 
-    __slots__ = ("_gate", "_pace", "bound", "call", "check", "encode", "key", "plan", "run", "waits", "when")
+    Its calls raise `LeaseOver` when time has passed on the way to the user's code and no lease is left. Whoever calls
+    looks at the limit first.
+    """
+
+    __slots__ = (
+        "_gate",
+        "_pace",
+        "_start_limit",
+        "bound",
+        "call",
+        "check",
+        "encode",
+        "key",
+        "plan",
+        "run",
+        "waits",
+        "when",
+    )
 
     def __init__(
-        self, plan: StepPlan, bound: BoundStep, clock: Clock, threads: Executor, output_bytes_max: int
+        self,
+        plan: StepPlan,
+        bound: BoundStep,
+        *,
+        clock: Clock,
+        threads: Executor,
+        start_limit: StartLimit,
+        output_bytes_max: int,
     ) -> None:
-        self.plan, self.bound = plan, bound
-        self.encode = partial(plan.output.encode, bytes_max=output_bytes_max)
+        self.plan, self.bound, self._start_limit = plan, bound, start_limit
         options = plan.options
+        encode: Callable[[Any], bytes | None] = partial(plan.output.encode, bytes_max=output_bytes_max)
+        self.encode = encode if options.delivery == "at_least_once" else _losing(encode)
         self._gate = Gate(options.concurrency) if options.concurrency else None
         self._pace = Pace(options.rate, clock.monotonic) if options.rate else None
         self.when = _awaitable(bound.when) if bound.when is not None else None
         self.key = _awaitable(bound.key) if bound.key is not None else None
-        self.check = self._checker(bound, threads)
+        self.check = bound.check
+        if bound.check is not None and not bound.check_is_async:
+            self.check = _on_thread(bound.check, threads, start_limit)
         self.waits = plan.kind in ("poll", "signal")
         call: Call = bound.call
         if not plan.is_async:
-            call = _on_thread(call, threads)
+            call = _on_thread(call, threads, start_limit)
         if options.timeout is not None and plan.kind in ("plain", "batch"):
             call = _timed(call, options.timeout)
         if self._gate is not None or self._pace is not None:
@@ -61,23 +89,22 @@ class LiveStep:
         is_bare = not (self.waits or self.when or self.key or options.timeout)
         self.run = call if is_bare else self._asked(clock)
 
-    @staticmethod
-    def _checker(bound: BoundStep, threads: Executor) -> Callable[[Any, Any], Awaitable[Any]] | None:
-        if bound.check is None or bound.check_is_async:
-            return bound.check
-        return _on_thread(bound.check, threads)
-
     def _asked(self, clock: Clock) -> Call:
         """The call with its condition, time limit and wait; what it leads to may be an `Aside` instead of an output."""
 
         async def asked(row: Any, ctx: Any) -> Any:
             if self.plan.options.timeout is not None:
                 ctx.deadline = self.deadline(clock.now_us())
-            if self.when is not None and not await self.when(row, ctx):
-                return Aside.SKIPPED
-            if self.key is not None:
-                ctx.signal_key = await self.key(row, ctx)
-            output = await self.call(row, ctx)
+            try:
+                if self.when is not None and not await self.when(row, ctx):
+                    return Aside.SKIPPED
+                if self.key is not None:
+                    self._start_limit.check()
+                    ctx.signal_key = await self.key(row, ctx)
+                self._start_limit.check()
+                output = await self.call(row, ctx)
+            finally:
+                ctx.deadline = None  # the row's next step may have none, and shares this context
             if not self.waits:
                 return output
             return output.output if isinstance(output, Done) else Aside.WAITING
@@ -91,6 +118,7 @@ class LiveStep:
             async with gate.entered() if gate is not None else nullcontext():
                 if pace is not None:
                     await pace.wait()
+                self._start_limit.check()
                 return await call(row, ctx)
 
         return gated
@@ -100,19 +128,35 @@ class LiveStep:
         assert self.plan.options.timeout is not None
         return from_micros(began + round(self.plan.options.timeout * 1e6))
 
-    def take_share(self, share: Share) -> None:
-        """Hold our part of the step's limits; the other live workers hold theirs."""
+    def limiters(self) -> Iterator[tuple[str, Limiter]]:
+        """What its calls pass through, by the names of its limits."""
         if self._gate is not None:
-            self._gate.take_share(share)
+            yield f"{self.plan.attribute}.concurrency", self._gate
         if self._pace is not None:
-            self._pace.take_share(share)
+            yield f"{self.plan.attribute}.rate", self._pace
 
 
-def _on_thread(call: Call, threads: Executor) -> Call:
+def _on_thread(call: Call, threads: Executor, start_limit: StartLimit) -> Call:
+    def there(row: Any, ctx: Any) -> Any:
+        start_limit.check()  # all threads may have been busy for long
+        return call(row, ctx)
+
     async def hop(row: Any, ctx: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(threads, call, row, ctx)
+        return await asyncio.get_running_loop().run_in_executor(threads, there, row, ctx)
 
     return hop
+
+
+def _losing(encode: Callable[[Any], bytes | None]) -> Callable[[Any], bytes | None]:
+    """The same, where an output that cannot be stored must not be taken for a call that failed."""
+
+    def encoded(output: Any) -> bytes | None:
+        try:
+            return encode(output)
+        except Exception as error:
+            raise OutputLost(error_text(error)) from error
+
+    return encoded
 
 
 def _timed(call: Call, seconds: float) -> Call:
@@ -154,17 +198,27 @@ class Execution:
         clock: Clock,
         jitter: random.Random,
         threads: Executor,
-        may_start: Callable[[], bool],
+        start_limit: StartLimit,
         output_bytes_max: int = OUTPUT_BYTES_MAX,
     ) -> None:
         self.number, self.file_format, self.file_key = number, file_format, file_key
         self.definition, self.run, self.crew = definition, run, crew
-        self.clock, self.jitter, self.threads, self.may_start = clock, jitter, threads, may_start
+        self.clock, self.jitter, self.threads = clock, jitter, threads
+        self.start_limit, self.may_start = start_limit, start_limit.may_start
         self.spans: tuple[Span, ...] = cut_spans(definition.steps)
         self.boundaries = frozenset(span.stop for span in self.spans)
         self.steps = tuple(
-            LiveStep(step, step.bind(pipeline), clock, threads, output_bytes_max) for step in definition.steps
+            LiveStep(
+                step,
+                step.bind(pipeline),
+                clock=clock,
+                threads=threads,
+                start_limit=start_limit,
+                output_bytes_max=output_bytes_max,
+            )
+            for step in definition.steps
         )
+        self.limiters = dict(limiter for step in self.steps for limiter in step.limiters())
         self.validators = _validators(definition, pipeline)
         self.use_columns(columns)
         self.is_cancelled = False
@@ -178,7 +232,9 @@ class Execution:
         self.check = row.checker(self.columns)
 
 
-def _validators(definition: Definition, pipeline: object) -> tuple[Callable[[Any, Any], Any], ...]:
-    composed = tuple(hook.call for hook in definition.validators)
+def _validators(definition: Definition, pipeline: object) -> tuple[Hook, ...]:
+    """The operation's own checks of a row and the metadata, in the order in which they are asked."""
     own = definition.validate_row
-    return composed if own is None else (*composed, partial(own.call, pipeline))
+    if own is None:
+        return definition.validators
+    return (*definition.validators, Hook(partial(own.call, pipeline), own.is_async))

@@ -1,4 +1,7 @@
-"""Per-step limits: how many at once, and how many a second. They hold over all workers: each takes its share."""
+"""Per-step limits: how many at once, and how many a second.
+
+They hold over all workers: each has some units of every limit (see `limits`), and lets through here what they allow.
+"""
 
 from __future__ import annotations
 
@@ -6,44 +9,69 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from math import floor
+from typing import Protocol
 
-__all__ = ["Gate", "Pace", "Share"]
+__all__ = ["Gate", "Limiter", "NoUnits", "Pace", "Refused"]
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
-    """This worker's place among the live ones, counted from 0."""
+class Refused(Exception):
+    """A call may not begin here now: its row is stood down, and its chunk goes back."""
 
-    rank: int = 0
-    workers: int = 1
 
-    def of(self, limit: int) -> int:
-        """Our part of a limit: the parts of all workers add up to it, so some may have none."""
-        return limit // self.workers + int(self.rank < limit % self.workers)
+class NoUnits(Refused):
+    """We hold no unit of a limit that the call needs."""
+
+
+class Limiter(Protocol):
+    """What a limit looks like to whoever shares it out."""
+
+    limit: int  # the units of all workers together
+    units: int  # ours
+
+    @property
+    def in_use(self) -> int:
+        """The units that we cannot do without now."""
+
+    def hold(self, units: int, *, rests: bool) -> None:
+        """Have so many units from now on; it `rests` when others may just have used those that are new to us."""
 
 
 class Gate:
-    """Lets so many through at once; the number may change while some are inside."""
+    """Lets as many through at once as we have units; their number may change while some are inside."""
 
     def __init__(self, limit: int) -> None:
-        self.limit = self.capacity = limit
+        self.limit = limit
+        self.units = 0
         self._inside = 0
         self._queue: deque[asyncio.Future[None]] = deque()
 
-    def take_share(self, share: Share) -> None:
-        """Hold our part of the limit from now on."""
-        self.capacity = share.of(self.limit)
-        self._admit()
+    @property
+    def in_use(self) -> int:
+        return max(self.units, self._inside)
+
+    def hold(self, units: int, *, rests: bool = False) -> None:
+        self.units = units
+        if units:
+            self._admit()
+            return
+        while self._queue:
+            turn = self._queue.popleft()
+            if not turn.done():
+                turn.set_exception(NoUnits())
 
     @asynccontextmanager
     async def entered(self) -> AsyncIterator[None]:
-        """Be inside, once there is room."""
-        if self._inside < self.capacity and not self._queue:
+        """Be inside, once there is room; `NoUnits` when there will be none."""
+        if not self.units:
+            raise NoUnits
+        if self._inside < self.units and not self._queue:
             self._inside += 1
         else:
             await self._wait()
         try:
+            if self._inside > self.units:  # they have become fewer since we were let in
+                raise NoUnits
             yield
         finally:
             self._inside -= 1
@@ -55,13 +83,13 @@ class Gate:
         try:
             await turn
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():  # admitted and cancelled at once
+            if turn.done() and not turn.cancelled() and turn.exception() is None:  # let in and cancelled at once
                 self._inside -= 1
                 self._admit()
             raise
 
     def _admit(self) -> None:
-        while self._queue and self._inside < self.capacity:
+        while self._queue and self._inside < self.units:
             turn = self._queue.popleft()
             if not turn.done():
                 self._inside += 1
@@ -69,27 +97,71 @@ class Gate:
 
 
 class Pace:
-    """Lets at most `rate` calls a second through, evenly spaced."""
+    """Lets at most `rate` calls a second through, over all workers, evenly spaced.
+
+    A unit is good for a call every `rest_s` seconds, whoever holds it: one that others may just have used rests first.
+    Two calls of ours are never closer than our units allow, counted from when the earlier one really began.
+    """
 
     def __init__(self, rate: float, monotonic: Callable[[], float]) -> None:
-        self.rate = rate
-        self._gap = 1.0 / rate
+        self.limit = max(1, floor(rate))
+        self.rest_s = self.limit / rate
+        self.units = 0
+        self._resting: list[tuple[float, int]] = []  # from when on so many of our units, the newest, can be used
+        self._last = float("-inf")  # when our last call began
+        self._turn = asyncio.Lock()
+        self._change = asyncio.Event()
         self._monotonic = monotonic
-        self._next = 0.0
 
-    def take_share(self, share: Share) -> None:
-        """Hold our part of the rate from now on."""
-        self._gap = share.workers / self.rate
+    @property
+    def in_use(self) -> int:
+        return self.units
 
-    def reserve(self) -> float:
-        """Take the next place and say how long to wait for it."""
-        now = self._monotonic()
-        place = max(self._next, now)
-        self._next = place + self._gap
-        return place - now
+    def hold(self, units: int, *, rests: bool) -> None:
+        more = units - self.units
+        if not more:
+            return
+        if more > 0:
+            # Where nobody else was, one gap keeps us apart from whoever had them before.
+            rest_s = self.rest_s if rests else self.rest_s / units
+            self._resting.append((self._monotonic() + rest_s, more))
+        while more < 0 and self._resting:  # those that rest go first
+            end, resting = self._resting.pop()
+            if resting + more > 0:
+                self._resting.append((end, resting + more))
+            more += resting
+        self.units = units
+        self._change.set()
 
     async def wait(self) -> None:
-        """Wait for our turn."""
-        delay = self.reserve()
-        if delay > 0:
-            await asyncio.sleep(delay)
+        """Wait for our turn; `NoUnits` when it will not come."""
+        async with self._turn:
+            at = max(self._monotonic(), self._last)
+            while (start := self._next()) > at:
+                self._change.clear()
+                is_time = not await happens_within(self._change, start - at)
+                # A clock that stands still is where we have waited for it to be.
+                at = max(self._monotonic(), start if is_time else at)
+            self._last = at
+
+    def _next(self) -> float:
+        """When our next call may begin."""
+        if not self.units:
+            raise NoUnits
+        now = max(self._monotonic(), self._last)
+        self._resting = [(end, units) for end, units in self._resting if end > now]
+        usable = max(0, self.units - sum(units for _, units in self._resting))
+        starts = [self._last + self.rest_s / usable] if usable else []
+        for end, units in sorted(self._resting):
+            usable = min(self.units, usable + units)
+            starts.append(max(end, self._last + self.rest_s / usable))
+        return min(starts)
+
+
+async def happens_within(event: asyncio.Event, seconds: float) -> bool:
+    """Whether an event happens before so much time has passed."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await event.wait()
+    except TimeoutError:
+        return False

@@ -8,13 +8,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from penstock.operations.rules.spans import Segment
+from penstock.operations.running.crew import SLICE_NS, is_ours
 from penstock.operations.running.execution import Execution
 from penstock.operations.running.outcomes import Desk
 from penstock.pipeline import Context
 
 __all__ = ["SLICE_NS", "RowsJob", "is_ours"]
-
-SLICE_NS = 20_000_000  # how long a hand keeps the loop, or a thread its rows, before others get a turn
 
 
 class RowsJob(ABC):
@@ -31,7 +30,11 @@ class RowsJob(ABC):
         self._hands: set[asyncio.Task[Any]] = set()
 
     async def pull(self) -> bool:
-        """Take and finish some of the rows; False when none was left to take."""
+        """Take and finish some of the rows; False when none was left to take. None begins when our lease is over."""
+        if not self.execution.may_start():
+            rest = self.withdraw()
+            self.desk.refuse(rest)
+            return bool(rest)
         hand = asyncio.current_task()
         assert hand is not None
         self._hands.add(hand)
@@ -74,9 +77,3 @@ class RowsJob(ABC):
             desk.outputs(i),
             desk.rows[i],
         )
-
-
-def is_ours(error: BaseException) -> bool:
-    """Whether the hand itself is being cancelled; a step may leak a CancelledError of its own."""
-    task = asyncio.current_task()
-    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0

@@ -14,6 +14,7 @@ from penstock.operations.rules.spans import Segment
 from penstock.operations.running.execution import Aside, Execution, LiveStep
 from penstock.operations.running.job import SLICE_NS, RowsJob, is_ours
 from penstock.operations.running.judging import ReadJob, ValidateJob
+from penstock.operations.running.lease import LeaseOver
 from penstock.operations.running.outcomes import Desk, WrongLength
 from penstock.pipeline import BatchContext, Context, Done
 from penstock.pipeline.rows import TOGETHER
@@ -53,36 +54,36 @@ class AwaitJob(RowsJob):
 
     async def take(self) -> bool:
         execution, desk, stop = self.execution, self.desk, self.segment.stop
-        if not execution.may_start():
-            rest = self.withdraw()
-            desk.refuse(rest)
-            return bool(rest)
-        ledger, now, base = desk.ledger, execution.clock.now_ns, desk.ledger.base * 1000
+        ledger, now, limit = desk.ledger, execution.clock.ticks_ns, execution.start_limit
+        base = ledger.base * 1000 - execution.clock.offset_ns
         at, rows, legs, has_outputs = ledger.at, desk.rows, self._legs(), desk.has_outputs
         run, first_row, generation = execution.run, desk.held.first_row, ledger.generation
         is_last = stop > ledger.steps
-        until = now() - base + SLICE_NS
+        until = now() + SLICE_NS
         for i in self.todo:
             row = rows[i]
             ctx = Context(run, first_row + i, generation[i], desk.outputs(i) if has_outputs else None, row)
-            began, more = now() - base, 0
+            began, more = now(), 0
             try:
                 for place, call, ctx.step, attempts, begans, tooks, states in legs[at[i]]:
                     attempts[i] = ctx.attempt = attempts[i] + more
+                    if began >= limit.until_ns:
+                        desk.refuse((i,))
+                        break
                     state = COMPLETED
                     try:
                         output = await call(row, ctx)
                         if output is not None:
-                            state = self._led_to(output, i, place, ctx, began)
+                            state = self._led_to(output, i, place, ctx, began - base)
                             if state == WAITING:
                                 break
                     except BaseException as error:
                         if is_ours(error):
                             raise
-                        desk.raised(i, place, error, ledger.base + began // 1000)
+                        desk.raised(i, place, error, ledger.base + (began - base) // 1000)
                         break
-                    ended = now() - base
-                    begans[i] = began // 1000
+                    ended = now()
+                    begans[i] = (began - base) // 1000
                     tooks[i] = (ended - began) // 1000 or 1
                     states[i] = state
                     at[i] = place + 1
@@ -136,9 +137,6 @@ class CheckJob(RowsJob):
 
     async def _ask(self, i: int) -> None:
         desk, place = self.desk, self.segment.first
-        if not self.execution.may_start():
-            desk.refuse((i,))
-            return
         step = self.execution.steps[place - 1]
         assert step.check is not None
         ctx = self.context(i)
@@ -149,7 +147,10 @@ class CheckJob(RowsJob):
         except BaseException as error:
             if is_ours(error):
                 raise
-            desk.check_raised(i, place, error)
+            if isinstance(error, LeaseOver):
+                desk.refuse((i,))
+            else:
+                desk.check_raised(i, place, error)
             return
         if isinstance(answer, Done) or answer is True:
             desk.check_passed(i, place, output)
@@ -188,17 +189,17 @@ class ThreadJob(RowsJob):
         now, row = execution.clock.now_us, desk.rows[i]
         steps: list[tuple[int, int, int, bytes | None]] = []
         began = now()
-        if not execution.may_start():
-            return i, steps, LeaseOver(), began
         ctx = self.context(i)
         for place in range(desk.ledger.at[i], self.segment.stop):
             step = execution.steps[place - 1]
             ctx.step, ctx.attempt = step.plan, desk.ledger.tracks[place].attempt[i] + (1 if steps else 0)
             encoded = None
             try:
+                execution.start_limit.check()
                 if step.bound.when is not None and not step.bound.when(row, ctx):
                     state = SKIPPED
                 else:
+                    execution.start_limit.check()
                     output = step.bound.call(row, ctx)
                     state = COMPLETED
                     if output is not None and (encoded := step.encode(output)) is not None:
@@ -226,8 +227,6 @@ class ThreadJob(RowsJob):
                 ledger.tracks[place].attempt[i] += 1
         if error is None:
             self.desk.left_segment(i, place)
-        elif isinstance(error, LeaseOver):
-            self.desk.refuse((i,))
         else:
             self.desk.raised(i, place, error, began)
 
@@ -262,10 +261,7 @@ class BatchJob(RowsJob):
         if batch is None:
             return False
         try:
-            if self.execution.may_start():
-                await self._batch(batch)
-            else:
-                self.desk.refuse(batch)
+            await self._batch(batch)
         finally:
             self.finished(len(batch))
         return True
@@ -281,8 +277,10 @@ class BatchJob(RowsJob):
             return
         rows = [i for i, _ in wanted]
         contexts = [ctx for _, ctx in wanted]
+        together = BatchContext(self.execution.run, step.plan, contexts, max(ctx.attempt for ctx in contexts))
         try:
-            given = await step.call([desk.rows[i] for i in rows], BatchContext(self.execution.run, step.plan, contexts))
+            self.execution.start_limit.check()
+            given = await step.call([desk.rows[i] for i in rows], together)
             answers = _per_row(given, len(rows))
         except BaseException as error:
             if is_ours(error):
@@ -303,6 +301,7 @@ class BatchJob(RowsJob):
         """Whether the row's condition says yes; when it says no or raises, that is the row's outcome."""
         assert self.step.when is not None
         try:
+            self.execution.start_limit.check()
             if await self.step.when(self.desk.rows[i], ctx):
                 return True
         except BaseException as error:
@@ -332,10 +331,6 @@ class BatchJob(RowsJob):
         self.desk.left_segment(i, stop)
         if stop > ledger.steps:
             self.desk.rows[i] = None
-
-
-class LeaseOver(Exception):
-    """No time is left in our lease: user code may not start."""
 
 
 def _per_row(answers: Any, rows: int) -> Sequence[Any]:

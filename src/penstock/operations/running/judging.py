@@ -3,41 +3,58 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
+from typing import Any
 
-from penstock.formats import Position
+from penstock.formats import Batch, Position
 from penstock.operations.drafts import Draft
 from penstock.operations.rules.spans import Segment
 from penstock.operations.running.execution import Execution
 from penstock.operations.running.executions import Broken
-from penstock.operations.running.job import SLICE_NS, RowsJob
+from penstock.operations.running.job import RowsJob
 from penstock.operations.running.outcomes import Desk
-from penstock.operations.validation import Objection, find_objections, validate
+from penstock.operations.validation import Objection, ask_validators, find_objections, parse
 from penstock.pipeline.rows import TOGETHER
 
 __all__ = ["ReadJob", "ValidateJob"]
 
 
-class ValidateJob(RowsJob):
+class JudgeJob(RowsJob):
+    """What both share: no validator is called once the job was withdrawn or the lease is over."""
+
+    is_withdrawn = False
+
+    def withdraw(self) -> list[int]:
+        self.is_withdrawn = True
+        return super().withdraw()
+
+    def may_start(self) -> bool:
+        """Whether a validator may be called now."""
+        return not self.is_withdrawn and self.execution.may_start()
+
+    def put_back(self, rows: Sequence[int]) -> None:
+        """These rows were not judged: whoever has the chunk next asks again."""
+        if self.is_withdrawn:
+            self.desk.ledger.stand_down(rows)
+        elif rows:
+            self.desk.refuse(rows)
+
+
+class ValidateJob(JudgeJob):
     """Rows that nobody has looked at yet, or that were edited, are validated before they run."""
 
     async def take(self) -> bool:
         if self.desk.held.is_raw and not (self.execution.validators or self.desk.has_faults):
             return self._take_together()
-        now = self.execution.clock.now_ns
-        until = now() + SLICE_NS
-        for i in self.todo:
-            try:
-                if self.execution.may_start():
-                    await self._row(i)
-                else:
-                    self.desk.refuse((i,))
-            finally:
-                self.finished(1)
-            if now() > until:
-                return True
-        return False
+        # Validators that are awaited may wait long: each hand takes one row, so that many wait at once.
+        waits = any(validator.is_async for validator in self.execution.validators)
+        block = list(islice(self.todo, 1 if waits else TOGETHER))
+        try:
+            await self._judge(block)
+        finally:
+            self.finished(len(block))
+        return bool(block)
 
     def _take_together(self) -> bool:
         """New rows, of which nobody asks more than that they fit their model."""
@@ -54,16 +71,31 @@ class ValidateJob(RowsJob):
             self.finished(len(block))
         return bool(block)
 
-    async def _row(self, i: int) -> None:
-        faults = self.desk.faults(i)
-        row, objection = (None, Objection(faults)) if faults else await validate(self.execution, self.desk.raw(i))
-        if objection is None:
-            self.desk.validated(i, row)
-        else:
-            self.desk.rejected(i, objection, self.desk.raw(i))
+    async def _judge(self, block: Sequence[int]) -> None:
+        if not self.may_start():
+            self.put_back(block)
+            return
+        rows = dict(self._fitting(block))
+        judged = await ask_validators(self.execution, rows, self.may_start)
+        for i, objection in judged.items():
+            if objection is None:
+                self.desk.validated(i, rows[i])
+            else:
+                self.desk.rejected(i, objection, self.desk.raw(i))
+        self.put_back([i for i in rows if i not in judged])
+
+    def _fitting(self, block: Sequence[int]) -> Iterator[tuple[int, Any]]:
+        """The rows that fit their model; the others are rejected."""
+        for i in block:
+            raw, faults = self.desk.raw(i), self.desk.faults(i)
+            row, objection = (None, Objection(faults)) if faults else parse(self.execution, raw)
+            if objection is None:
+                yield i, row
+            else:
+                self.desk.rejected(i, objection, raw)
 
 
-class ReadJob(RowsJob):
+class ReadJob(JudgeJob):
     """Rows that nobody has looked at yet are read from their file and validated, piece by piece."""
 
     def __init__(
@@ -72,7 +104,7 @@ class ReadJob(RowsJob):
         super().__init__(execution, desk, segment, rows, bell)
         assert desk.unread is not None
         self._pieces = desk.unread
-        self._draft = Draft(execution, Position(desk.held.source_offset, desk.held.first_row))
+        self._draft: Draft | None = Draft(execution, Position(desk.held.source_offset, desk.held.first_row))
 
     async def take(self) -> bool:
         if not self.execution.may_start():
@@ -81,22 +113,34 @@ class ReadJob(RowsJob):
             return bool(rest)
         try:
             piece = next(self._pieces, None)
-        except Broken as error:
-            self.desk.trouble = str(error)
+        except (Broken, OSError) as error:
+            if isinstance(error, OSError):
+                self.desk.unreadable = error
+            else:
+                self.desk.trouble = str(error)
             self.desk.refuse(self.withdraw())
             return True
         if piece is None:
             return False
         rows = [*islice(self.todo, len(piece.rows))]
         try:
-            self._draft.add(piece)
-            objections = await find_objections(self.execution, piece)
-            self.desk.judged(rows, {rows[i]: (found, piece.rows[i]) for i, found in objections.items()})
+            await self._judge(piece, rows)
         finally:
-            if len(rows) == self.left and self._draft.rows == self.desk.held.row_count:
+            if self._draft is not None and len(rows) == self.left and self._draft.rows == self.desk.held.row_count:
                 self.desk.held.unstored = self._draft.finished().stored
             self.finished(len(rows))
         return True
+
+    async def _judge(self, piece: Batch, rows: Sequence[int]) -> None:
+        if self._draft is not None:
+            self._draft.add(piece)
+        found = await find_objections(self.execution, piece, self.may_start)
+        judged, rest = rows[: found.judged], rows[found.judged :]
+        if judged:
+            self.desk.judged(judged, {rows[i]: (objection, piece.rows[i]) for i, objection in found.objections.items()})
+        if rest:
+            self._draft = None  # whoever judges these reads the chunk again, with what is wrong in the file
+            self.put_back(rest)
 
     def withdraw(self) -> list[int]:
         self._pieces = iter(())

@@ -8,7 +8,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
-from sqlalchemy import insert, select
+from sqlalchemy import insert, update
 
 from penstock.db.connection import Connection
 from penstock.db.database import Database
@@ -26,7 +26,9 @@ async def tell_late_results(db: Database, held: Held, *, owner: str, now: int) -
     lines = late_results(held, owner=owner, now=now)
 
     async def tell(tx: Connection) -> None:
-        if (await tx.execute(select(chunks.c.fence).where(chunks.c.id == held.id))).scalar() != held.fence:
+        # Locked, so that a purge that removes the chunk finds the lines.
+        is_taken = update(chunks).where(chunks.c.id == held.id, chunks.c.fence != held.fence)
+        if (await tx.execute(is_taken.values(fence=chunks.c.fence))).rowcount:
             await tx.execute(insert(history), lines)
 
     if lines:

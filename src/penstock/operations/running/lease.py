@@ -19,11 +19,39 @@ from penstock.clock import Clock, Entropy
 from penstock.db.connection import Connection
 from penstock.db.database import Database
 from penstock.errors import PenstockError, Unavailable
+from penstock.operations.running.gates import Refused
 from penstock.operations.tables import workers
 
-__all__ = ["Heart", "Lease", "bury", "host_name", "is_process_alive"]
+__all__ = ["FOREVER", "Heart", "Lease", "LeaseOver", "StartLimit", "bury", "host_name", "is_process_alive"]
 
 log = logging.getLogger("penstock.worker")
+
+FOREVER = 2**63
+
+
+class LeaseOver(Refused):
+    """No time is left in our lease: user code may not start."""
+
+
+class StartLimit:
+    """Until when user code may start, in ticks. Whoever is about to call some looks here directly before the call.
+
+    The limit is moved by another thread, so it is read anew each time.
+    """
+
+    __slots__ = ("_ticks_ns", "until_ns")
+
+    def __init__(self, clock: Clock, until_ns: int = 0) -> None:
+        self._ticks_ns, self.until_ns = clock.ticks_ns, until_ns
+
+    def may_start(self) -> bool:
+        """Whether user code may start now."""
+        return self._ticks_ns() < self.until_ns
+
+    def check(self) -> None:
+        """Raise `LeaseOver` unless user code may start now."""
+        if self._ticks_ns() >= self.until_ns:
+            raise LeaseOver
 
 
 class Lease:
@@ -31,13 +59,15 @@ class Lease:
 
     def __init__(self, db: Database, clock: Clock, entropy: Entropy, *, lease_s: float, margin_s: float) -> None:
         self._db, self._clock = db, clock
-        self._lease_s, self._margin_s = lease_s, margin_s
+        self._lease_s = lease_s
+        self._start_ns = round((lease_s - margin_s) * 1e9)
         self.id = f"{socket.gethostname()[:20]}-{entropy.bits(64):016x}"
-        self._until = self._renewed_until = 0.0
+        self.start_limit = StartLimit(clock)  # not in the last seconds of a lease
+        self._renewed_until_ns = 0
 
     def may_start(self) -> bool:
-        """Whether user code may begin now: not in the last seconds of a lease, as our own clock tells."""
-        return self._clock.monotonic() < self._until
+        """Whether user code may start now."""
+        return self.start_limit.may_start()
 
     async def begin(self) -> None:
         """Announce the worker."""
@@ -54,9 +84,9 @@ class Lease:
                 )
             )
 
-        sent = self._clock.monotonic()
+        sent = self._clock.ticks_ns()
         await db.transaction(announce, "announce")
-        self._until = self._renewed_until = sent + self._lease_s - self._margin_s
+        self.start_limit.until_ns = self._renewed_until_ns = sent + self._start_ns
 
     async def beat(self, over: Database | None = None) -> bool:
         """Renew the lease; False when the worker is no longer known, so that it must begin again under a new id.
@@ -70,28 +100,29 @@ class Lease:
             done = await tx.execute(update(workers).where(workers.c.id == self.id).values(lease_until=lease_until))
             return done.rowcount == 1
 
-        sent = self._clock.monotonic()
+        sent = self._clock.ticks_ns()
         is_known = await db.transaction(renew, "beat")
         if is_known:
-            has_lapsed = sent > self._until
-            self._renewed_until = sent + self._lease_s - self._margin_s
+            # Now, not when it was sent: the database may have been slow to hear of it.
+            has_lapsed = self._clock.ticks_ns() > self.start_limit.until_ns
+            self._renewed_until_ns = sent + self._start_ns
             # While it was over, others may have taken what we hold: see `confirm`.
-            self._until = 0.0 if has_lapsed else self._renewed_until
+            self.start_limit.until_ns = 0 if has_lapsed else self._renewed_until_ns
         return is_known
 
     @property
     def has_lapsed(self) -> bool:
         """Whether the lease was over before it was renewed, so that nothing may begin yet."""
-        return self._until < self._renewed_until
+        return self.start_limit.until_ns < self._renewed_until_ns
 
     @property
-    def renewed_until(self) -> float:
+    def renewed_until_ns(self) -> int:
         """How far the lease has been renewed; take this before looking, for `confirm`."""
-        return self._renewed_until
+        return self._renewed_until_ns
 
-    def confirm(self, renewed_until: float) -> None:
+    def confirm(self, renewed_until_ns: int) -> None:
         """We have looked what is still ours since that renewal; the rest was dropped."""
-        self._until = max(self._until, renewed_until)
+        self.start_limit.until_ns = max(self.start_limit.until_ns, renewed_until_ns)
 
     async def end(self) -> None:
         """Leave: whatever we still hold may be taken at once."""
@@ -99,7 +130,7 @@ class Lease:
         async def leave(tx: Connection) -> None:
             await tx.execute(delete(workers).where(workers.c.id == self.id))
 
-        self._until = self._renewed_until = 0.0
+        self.start_limit.until_ns = self._renewed_until_ns = 0
         await self._db.transaction(leave, "leave")
 
 

@@ -9,8 +9,9 @@ from penstock.errors import Fault, StepFailed
 from penstock.formats import Batch
 from penstock.operations.held import Held, StoredRows, Story
 from penstock.operations.ledger import COMPLETED, FAILED, INVALID, SKIPPED, STATES, Ledger
-from penstock.operations.rules.decide import Verdict, cut, describe, error_text, judge
+from penstock.operations.rules.decide import Verdict, WrongLength, cut, describe, error_text, judge
 from penstock.operations.running.execution import Execution
+from penstock.operations.running.gates import Refused
 from penstock.operations.states import ROW_STEP
 from penstock.operations.validation import Objection, faults_json
 from penstock.pipeline import Context
@@ -20,10 +21,6 @@ __all__ = ["Desk", "WrongLength", "end_wait", "waited_out"]
 
 POLL_JITTER = 0.2
 NO_FAULTS: Mapping[int, list[Fault]] = {}
-
-
-class WrongLength(StepFailed):
-    """A batch step answered for another number of rows than it was given; a retry would not help."""
 
 
 class Desk:
@@ -41,6 +38,7 @@ class Desk:
         "rows",
         "trouble",
         "unread",
+        "unreadable",
         "was_refused",
     )
 
@@ -55,6 +53,7 @@ class Desk:
         self.has_moved = False
         self.was_refused = False
         self.trouble: str | None = None  # why the operation cannot go on
+        self.unreadable: OSError | None = None  # why this worker cannot read its file
         self.refresh()
 
     def refresh(self) -> None:
@@ -109,9 +108,11 @@ class Desk:
         return self._faults.get(i, []) if edited is None or edited.data is None else []
 
     def refuse(self, rows: Iterable[int]) -> None:
-        """These rows may not begin: no time is left in our lease."""
-        self.ledger.stand_down(rows)
+        """These rows may not begin what they stand at: no time is left in our lease, or our part of a limit is gone."""
         self.was_refused = True
+        for i in rows:
+            self.ledger.stand_down((i,))
+            self._close_stories(i, self.ledger.at[i])
 
     # --- outputs
 
@@ -146,7 +147,10 @@ class Desk:
             self._close_stories(i, place)
 
     def raised(self, i: int, place: int, error: BaseException, began: int, *, isolate: bool = False) -> None:
-        """An attempt of row i's step raised."""
+        """An attempt of row i's step raised, or could not begin."""
+        if isinstance(error, Refused):
+            self.refuse((i,))
+            return
         now = self._time(i, place, began)
         story = self.held.told(i, place)
         verdict = judge(
@@ -240,6 +244,7 @@ class Desk:
         self._close_stories(i, place)
         story = self._move(i, place, ROW_STEP.after("Running", "parked"), now)
         story.tell(None, None)
+        story.errors = 0  # from here on it counts checks that raise
         story.since = max((s.since or 0 for s in self._stories(i)), default=0) or None
         story.signal_key = signal_key
         story.deadline = now + round(options.timeout * 1e6)
@@ -260,9 +265,7 @@ class Desk:
             return
         story = self.held.told(i, place)
         assert story is not None
-        story.tell("StepFailure", error_text(error))
-        self.held.note(story, "check_raised")
-        story.tell(None, None)
+        self.held.check_raised(story, error_text(error), self.execution.clock.now_us())
         self.ask_again(i, place)
 
     def ask_again(self, i: int, place: int) -> None:
@@ -354,6 +357,7 @@ def end_wait(
     ledger.in_flight[i] = 0
     if track.state[i] == COMPLETED:
         ledger.at[i] = place + 1
+    held.end_checks(i, place, now)
     story = held.story(i, place, state, now)
     story.due_at = story.deadline = None
     story.tell(error_type, message)

@@ -26,23 +26,32 @@ async def persist(
     has_happened: Callable[[], Awaitable[bool]],
     clock: Clock,
     patience_s: float,
-) -> T | None:
-    """Commit `work`; None when its answer was lost but it has happened.
+) -> T:
+    """Commit `work` once, and answer what it answered.
 
-    When the connection dies at COMMIT, `has_happened` looks: it says whether to go on or to do it again, or raises
-    when the record is no longer ours. A database that stays away longer than our patience raises `Unavailable`.
+    When the connection dies at COMMIT, `has_happened` looks. True: it is done. False may mean "not yet", for the server
+    may still be committing; so `work` is repeated, and must be one that is refused, by any exception, once it has
+    happened: then we look again. A database that stays away longer than our patience raises `Unavailable`.
     """
     until = clock.monotonic() + patience_s
-    is_unknown = False
+    answers: list[T] = []  # the last that came as far as COMMIT: it got past our earlier tries, so they were undone
+
+    async def keep(tx: Connection) -> None:
+        answers[:] = [await work(tx)]
+
+    was_unknown = False
     while True:
         try:
-            if is_unknown and await has_happened():
-                return None
-            is_unknown = False
-            return await db.transaction(work, point)
+            if not (was_unknown and await has_happened()):
+                await db.transaction(keep, point)
+            return answers[0]
         except CommitUnknown:
-            is_unknown = True
+            was_unknown = True
         except Unavailable:
-            if clock.monotonic() > until:
+            if clock.monotonic() >= until:
                 raise
             await asyncio.sleep(AWAY_S)
+        except Exception:
+            if not was_unknown or not await has_happened():
+                raise
+            return answers[0]

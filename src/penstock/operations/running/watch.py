@@ -7,23 +7,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sqlalchemy import select, update
 
 from penstock.db.connection import Connection
 from penstock.errors import Unavailable
+from penstock.operations.purging import Retention
 from penstock.operations.referee import touch
 from penstock.operations.running import mailroom
 from penstock.operations.running.actor import Halt
-from penstock.operations.running.gates import Share
 from penstock.operations.running.lease import Heart, bury
+from penstock.operations.running.limits import remove_dead_shares
 from penstock.operations.tables import chunks, operations, workers
 
 if TYPE_CHECKING:
     from penstock.operations.running.worker import Worker
 
 __all__ = ["Watch"]
+
+log = logging.getLogger("penstock.worker")
 
 SWEEP_S = 5.0
 LONG_DEAD_S = 3600.0
@@ -35,15 +40,18 @@ class Watch:
     def __init__(self, worker: Worker) -> None:
         self._worker, self._db = worker, worker.db
         self._next_sweep = 0.0
+        self._retention = Retention(worker.db, worker.files, worker.clock, days=worker.settings.retention_days)
 
     async def run(self, heart: Heart) -> None:
         """Look round for as long as the worker lives; that we can is also the sign that its loop is not stuck."""
         while True:
             await asyncio.sleep(self._worker.settings.control_poll_s)
             heart.loop_is_alive()
-            with contextlib.suppress(Unavailable):
+            try:
                 await self.look_round()
                 await self._sweep_sometimes()
+            except Unavailable as error:
+                log.warning("the database is away: %s", error)
 
     async def listen(self) -> None:
         """Hear at once of work that was left by another process, where the database can tell."""
@@ -61,7 +69,7 @@ class Watch:
     async def look_round(self) -> None:
         """Tell actors of their mail and of operations that pause or stop; give up what is ours but not in hand."""
         worker, owner = self._worker, self._worker.lease.id
-        renewed_until = worker.lease.renewed_until
+        renewed_until_ns, has_lapsed = worker.lease.renewed_until_ns, worker.lease.has_lapsed
         held_before = {chunk for chunk, actor in worker.actors.items() if actor is not None}
         async with self._db.read() as tx:
             states = await tx.execute(
@@ -77,12 +85,13 @@ class Watch:
             alive = select(workers.c.id).where(workers.c.lease_until >= self._db.now()).order_by(workers.c.id)
             living = list((await tx.execute(alive)).scalars())
         if owner in living:
-            worker.executions.take_share(Share(living.index(owner), len(living)))
+            worker.peers = replace(worker.peers, rank=living.index(owner), workers=len(living))
         mine = {chunk: fence for chunk, _, fence in mail}
         for chunk, holder in worker.actors.items():
             if holder is not None and mine.get(chunk) != holder.held.fence and chunk in held_before:
                 holder.halt("lost")
-        worker.lease.confirm(renewed_until)
+        await worker.limit_shares.look_round(worker.running, has_lapsed=has_lapsed)
+        worker.lease.confirm(renewed_until_ns)
         for chunk, count, fence in mail:
             actor = worker.actors.get(chunk)
             if actor is not None and actor.held.fence == fence:
@@ -101,7 +110,7 @@ class Watch:
 
         async def let_go(tx: Connection) -> None:
             mine = (chunks.c.id == chunk, chunks.c.fence == fence, chunks.c.owner == self._worker.lease.id)
-            await tx.execute(update(chunks).where(*mine).values(owner=None))
+            await tx.execute(update(chunks).where(*mine).values(owner=None, version=chunks.c.version + 1))
 
         await self._db.transaction(let_go, "give_up")
 
@@ -118,18 +127,16 @@ class Watch:
         if worker.clock.monotonic() < self._next_sweep:
             return
         self._next_sweep = worker.clock.monotonic() + SWEEP_S
-        await self._follow_clock()
+        await self.follow_clock()
+        await self._retention.tick()
         await worker.executions.forget_settled(worker.working)
         worker.sources.close(but=worker.executions.numbers)
-        if await bury(self._db, long_dead_s=LONG_DEAD_S) or await mailroom.sweep(self._db):
+        gone = await bury(self._db, long_dead_s=LONG_DEAD_S)
+        await remove_dead_shares(self._db)
+        if gone or await mailroom.sweep(self._db):
             worker.wake.set()
 
-    async def _follow_clock(self) -> None:
-        """Due times and deadlines are on the database's clock; ours may be off."""
-        clock = self._worker.clock
-        if self._db.dialect.is_file:
-            return
-        before = clock.now_us()
-        async with self._db.read() as tx:
-            theirs = (await tx.execute(select(self._db.now()))).scalar_one()
-        clock.follow(clock.ahead_us + theirs - (before + clock.now_us()) // 2)
+    async def follow_clock(self) -> None:
+        """Due times and deadlines are on the database's clock; the machine's may be off."""
+        if self._worker.clock.is_real:
+            self._worker.clock.follow(*await self._db.clock_bounds())

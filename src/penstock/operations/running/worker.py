@@ -7,27 +7,32 @@ import contextlib
 import gc
 import logging
 import os
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Self
-
-from sqlalchemy import select
+from typing import Self
 
 from penstock.blobs.store import FileStore
 from penstock.clock import Clock, Entropy, FollowingClock
 from penstock.db.database import Database
-from penstock.errors import NotFound, Unavailable
+from penstock.errors import FileRejected, FileUnreadable, NotFound, Unavailable
 from penstock.formats import Limits
 from penstock.operations import chunks as store
 from penstock.operations.held import Held
-from penstock.operations.reading import Reading, take
-from penstock.operations.referee import HEAD, Head, move
+from penstock.operations.lifespans import Lifespans
+from penstock.operations.reading import Reading
+from penstock.operations.referee import move
+from penstock.operations.rules.decide import cut
 from penstock.operations.running.actor import ChunkActor, Halt, Tempo
 from penstock.operations.running.claiming import Claims
-from penstock.operations.running.draining import abandon, abandon_readings, drain_chunk
-from penstock.operations.running.executions import Broken, Executions
+from penstock.operations.running.draining import drain_chunk
+from penstock.operations.running.executions import Broken, CannotRun, Executions
 from penstock.operations.running.lease import Heart, Lease
+from penstock.operations.running.limits import LimitShares
+from penstock.operations.running.readers import Readers
+from penstock.operations.running.set_aside import SetAside, clear_trouble, write_trouble
 from penstock.operations.running.sources import Sources
+from penstock.operations.running.tasks import Tasks
 from penstock.operations.running.turns import Turns
 from penstock.operations.running.watch import Watch
 from penstock.operations.tables import operations
@@ -55,6 +60,14 @@ def calm_collector() -> None:
         gc.set_threshold(GARBAGE_THRESHOLD, *rest)
 
 
+@dataclass(frozen=True, slots=True)
+class Peers:
+    """The live workers: how many there are, and which of them we are, counted from 0."""
+
+    rank: int = 0
+    workers: int = 1
+
+
 class Worker:
     """One process's share of the work; `tick` starts what can be started now and says whether anything was."""
 
@@ -64,6 +77,7 @@ class Worker:
         files: FileStore,
         definitions: Mapping[str, Definition],
         settings: Settings,
+        lifespans: Lifespans,
         *,
         clock: Clock,
         entropy: Entropy,
@@ -71,23 +85,28 @@ class Worker:
         self.db, self.files, self.settings = db, files, settings
         self.clock = FollowingClock(clock)
         self.wake = asyncio.Event()
+        self.tasks = Tasks(self.wake)
         self.rests = asyncio.Event()  # set when there was work and none is left
         self.turns = Turns()
         self.actors: dict[int, ChunkActor | None] = {}  # by chunk; None while it is being claimed or drained
         self.readings: dict[int, Reading | None] = {}  # by operation
         self.stopped: dict[int, Halt] = {}  # operations that were pausing or stopping when we last looked
+        self.peers = Peers()
+        self.set_aside = SetAside(clock.monotonic)
         self.lease = Lease(db, clock, entropy, lease_s=settings.lease_s, margin_s=settings.lease_margin_s)
         self.executions = Executions(
             db,
             definitions,
             settings,
+            lifespans,
             clock=self.clock,
             entropy=entropy,
-            spawn=self._spawn,
-            may_start=self.lease.may_start,
+            spawn=self.tasks.spawn,
+            start_limit=self.lease.start_limit,
             beat=self._is_alive,
         )
-        self._limits = Limits(row_bytes_max=settings.row_bytes_max)
+        self.limit_shares = LimitShares(db, worker=self.lease.id, clock=clock, look_s=settings.control_poll_s)
+        self.limits = Limits(row_bytes_max=settings.row_bytes_max)
         tempo = Tempo(
             flush_s=settings.flush_s,
             flush_rows=settings.flush_rows,
@@ -96,7 +115,7 @@ class Worker:
             patience_s=settings.lease_s,
             poison_rows_max=settings.poison_rows_max,
         )
-        self.sources = Sources(files, self._limits)
+        self.sources = Sources(files, self.limits)
         self._claims = Claims(
             db,
             self.sources,
@@ -105,26 +124,25 @@ class Worker:
             tempo=tempo,
             turn=self.turns.turn,
         )
-        self._watch = Watch(self)
+        self._watch, self._readers = Watch(self), Readers(self)
         self._heart: Heart | None = None
-        self._is_stopping = self._is_gone = False
+        self.is_stopping = self._is_gone = False
         self._next_look = 0.0
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._failure: BaseException | None = None
 
     async def __aenter__(self) -> Self:
         calm_collector()
+        await self._watch.follow_clock()
         await self.lease.begin()
         if self.clock.is_real:  # on any other clock nothing happens by itself
             self._heart = self._start_heart()
-            self._spawn(self._watch.run(self._heart))
-            self._spawn(self._watch.listen())
+            self.tasks.spawn(self._watch.run(self._heart))
+            self.tasks.spawn(self._watch.listen())
         return self
 
     async def __aexit__(self, error_type: type[BaseException] | None, *exc_info: object) -> None:
         await self.stop()
-        if error_type is None and self._failure is not None:
-            raise self._failure
+        if error_type is None:
+            self.tasks.raise_failure()
 
     # --- the loop
 
@@ -143,10 +161,8 @@ class Worker:
 
     async def tick(self) -> bool:
         """Start whatever can be started now; says whether anything was."""
-        if self._failure is not None:
-            failure, self._failure = self._failure, None
-            raise failure
-        if self._is_stopping:
+        self.tasks.raise_failure()
+        if self.is_stopping:
             return False
         self.wake.clear()
         try:
@@ -160,7 +176,7 @@ class Worker:
             # Files wait for a moment while there are chunks enough: each look for them costs as much as a claim.
             if not started or self.clock.monotonic() >= self._next_look:
                 self._next_look = self.clock.monotonic() + FILES_LOOK_S
-                started = await self._start_readings() or started
+                started = await self._readers.start() or started
             return started
         except Unavailable as error:
             log.warning("the database is away: %s", error)
@@ -175,6 +191,11 @@ class Worker:
     def working(self) -> set[int]:
         """The operations we hold something of."""
         return {actor.held.operation for actor in self.actors.values() if actor is not None} | set(self.readings)
+
+    @property
+    def running(self) -> set[int]:
+        """The operations of which we hold chunks whose rows run."""
+        return {a.held.operation for a in self.actors.values() if a is not None and not a.held.is_raw}
 
     async def look_round(self) -> None:
         """Hear what was decided elsewhere, now instead of within a second."""
@@ -195,30 +216,27 @@ class Worker:
         """Begin nothing more, let running rows end within the limit, write, let go, and leave."""
         if self._is_gone:
             return
-        self._is_stopping = True
+        self.is_stopping = True
         self.halt("shutdown")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.settings.shutdown_s + SHUTDOWN_WRITE_S):
                 while self.is_busy:
                     self.wake.clear()
                     await self.wake.wait()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self.executions.close()
-        self.sources.close()
-        if self._heart is not None:
-            await asyncio.to_thread(self._heart.stop)
+        await self._end_tasks()
+        with contextlib.suppress(Unavailable):
+            await self.limit_shares.leave()
         with contextlib.suppress(Unavailable):
             await self.lease.end()
 
     async def vanish(self) -> None:
         """Leave as a killed process would, without a word to the database; for tests."""
-        self._is_stopping = self._is_gone = True
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self.executions.close()
+        self.is_stopping = self._is_gone = True
+        await self._end_tasks()
+
+    async def _end_tasks(self) -> None:
+        await self.tasks.cancel()
+        self.executions.close()
         self.sources.close()
         if self._heart is not None:
             await asyncio.to_thread(self._heart.stop)
@@ -243,7 +261,7 @@ class Worker:
             log.critical("worker %s: %s", self.lease.id, why)
             if is_stuck:
                 os._exit(os.EX_TEMPFAIL)  # nothing else stops a step that never yields; its row counts as lost
-            loop.call_soon_threadsafe(self._fail, Unavailable(why))
+            loop.call_soon_threadsafe(self.tasks.fail, Unavailable(why))
 
         heart = Heart(
             self.lease,
@@ -256,63 +274,6 @@ class Worker:
         heart.start()
         return heart
 
-    # --- reading files
-
-    async def _start_readings(self) -> bool:
-        await abandon_readings(self.db, actor=self.lease.id)
-        room = store.READINGS_MAX - len(self.readings)
-        if room <= 0 or not self.executions.names:
-            return False
-        query = (
-            select(*HEAD)
-            .where(
-                operations.c.state.in_(("Pending", "Validating")),
-                operations.c.reading == "open",
-                operations.c.name.in_(self.executions.names),
-                operations.c.number.not_in(self.readings),
-                store.is_free(self.db, operations.c.owner),
-            )
-            .order_by(operations.c.number)
-            .limit(room)
-        )
-        async with self.db.read() as tx:
-            heads = [Head(**row._mapping) for row in await tx.execute(query)]
-        if heads and self.clock.is_real:
-            await self._watch.look_round()  # within the last second others may have come, who can help
-        started = False
-        for seen in heads:
-            head = await take(self.db, seen, owner=self.lease.id, chunk_rows=self.settings.chunk_rows)
-            if head is not None:
-                self.readings[head.number] = None
-                self._spawn(self._read(head))
-                started = True
-        return started
-
-    async def _read(self, head: Head) -> None:
-        try:
-            execution = await self.executions.get(head.number)
-            with self.files.open(execution.file_key) as source:
-                reading = self.readings[head.number] = Reading(
-                    self.db,
-                    execution,
-                    head,
-                    owner=self.lease.id,
-                    limits=self._limits,
-                    chunk_rows=self.settings.chunk_rows,
-                    patience_s=self.settings.lease_s,
-                    turn=self.turns.turn,
-                    helpers=lambda: self.executions.share.workers - 1,
-                )
-                if self._is_stopping:
-                    reading.halt()
-                await reading.run(source)
-        except (Broken, NotFound) as error:
-            await self._break(head.number, str(error))
-            await self.db.transaction(partial(abandon, self.db, head, actor=self.lease.id), "abandon")
-        finally:
-            self.readings.pop(head.number, None)
-            self.wake.set()
-
     # --- working chunks
 
     async def _start_chunks(self) -> bool:
@@ -320,7 +281,7 @@ class Worker:
         limit = CHUNKS_HELD_MIN + self.executions.widest // self.settings.chunk_rows - len(self.actors)
         if limit <= 0:
             return False
-        names, share = self.executions.names, self.executions.share
+        names, peers, aside = self.executions.names, self.peers, self.set_aside.numbers
         skip, reading = tuple(self.actors), tuple(self.readings)
         found = await self.db.look(
             lambda tx: store.candidates(
@@ -330,8 +291,9 @@ class Worker:
                 limit=limit,
                 skip=skip,
                 reading=reading,
-                rank=share.rank,
-                workers=share.workers,
+                aside=aside,
+                rank=peers.rank,
+                workers=peers.workers,
             )
         )
         started = False
@@ -340,36 +302,45 @@ class Worker:
         return started
 
     async def _start_chunk(self, held: Held) -> bool:
+        if held.operation in self.set_aside and held.operation_state != "Stopping":
+            return False
         self.actors[held.id] = None
         work = None
         try:
             work = await self._prepare(held)
+        except (CannotRun, FileRejected, FileUnreadable, OSError) as error:
+            await self.put_aside(held.operation, error)
         except (Broken, NotFound) as error:
-            await self._break(held.operation, str(error))
+            await self.break_operation(held.operation, str(error))
             return True  # the next tick drains it
         finally:
             if work is None:
                 del self.actors[held.id]
         if work is None:
             return False
-        self._spawn(self._hold(held, work))
+        self.tasks.spawn(self._hold(held, work))
         return True
 
     async def _prepare(self, held: Held) -> Callable[[], Awaitable[object]] | None:
         """The work to be done on a candidate, claimed; None when it is not to be had."""
         if held.operation_state == "Stopping":
             return partial(drain_chunk, self.db, held, owner=self.lease.id, clock=self.clock)
+        execution = await self.executions.get(held.operation)
+        if not held.is_raw and not await self.limit_shares.take_part(execution):
+            self.set_aside.for_a_moment(held.operation, self.settings.control_poll_s)
+            return None
         if held.operation_state == "Retrying":
             is_retrying = operations.c.state == "Retrying"
             await self.db.transaction(
                 lambda tx: move(self.db, tx, held.operation, "resumed", is_retrying, actor=self.lease.id), "resumed"
             )
         self.stopped.pop(held.operation, None)  # the claim asks anew; what is heard from here on counts
-        actor = await self._claims.claim(await self.executions.get(held.operation), held)
+        actor = await self._claims.claim(execution, held)
         if actor is None:
             return None
         self.actors[held.id] = actor
-        if self._is_stopping:
+        execution.is_cancelled = self.stopped.get(held.operation) == "Stopping"
+        if self.is_stopping:
             actor.halt("shutdown")
         elif held.operation in self.stopped:  # that was heard while we were claiming
             actor.halt(self.stopped[held.operation])
@@ -377,12 +348,43 @@ class Worker:
 
     async def _hold(self, held: Held, work: Callable[[], Awaitable[object]]) -> None:
         try:
+            if not held.is_raw:
+                await self.take_up(held.operation, had_trouble=held.has_trouble)
             await work()
+            if held.is_raw:
+                await self._have_read(held)
+        except Unavailable as error:
+            log.warning("the database is away: %s", error)  # the chunk is given up within a second, and claimed again
         finally:
             self.actors.pop(held.id, None)
             self.wake.set()
 
-    async def _break(self, number: int, reason: str) -> None:
+    async def _have_read(self, held: Held) -> None:
+        """Whether the file of a chunk that was not stored could be read shows when it was worked on."""
+        actor = self.actors[held.id]
+        if actor is not None and actor.desk.unreadable is not None:
+            await self.put_aside(held.operation, actor.desk.unreadable)
+        else:
+            await self.take_up(held.operation, had_trouble=held.has_trouble)
+
+    # --- operations that cannot go on
+
+    async def put_aside(self, number: int, error: Exception) -> None:
+        """Leave an operation alone for a while: this worker cannot go on with it, others may."""
+        pause_s = self.set_aside.for_trouble(number)
+        trouble = cut(f"its stored file cannot be read: {error}" if isinstance(error, OSError) else str(error))
+        log.error("operation %s is set aside for %g s: %s", number, pause_s, trouble)
+        await self.db.transaction(lambda tx: write_trouble(tx, number, trouble), "trouble")
+
+    async def take_up(self, number: int, *, had_trouble: bool) -> None:
+        """Go on with an operation; whatever was in its way is over."""
+        self.set_aside.take_up(number)
+        if had_trouble:
+            with contextlib.suppress(Unavailable):
+                await self.db.transaction(lambda tx: clear_trouble(tx, number), "trouble")
+
+    async def break_operation(self, number: int, reason: str) -> None:
+        """Stop an operation that nobody can go on with."""
         log.error("operation %s broke: %s", number, reason)
         await self.db.transaction(
             lambda tx: move(
@@ -390,21 +392,3 @@ class Worker:
             ),
             "broke",
         )
-
-    # --- tasks
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._fail(error)
-
-    def _fail(self, error: BaseException) -> None:
-        """Something went wrong that is nobody's row: the next tick raises it."""
-        if self._failure is None:
-            self._failure = error
-        self.wake.set()

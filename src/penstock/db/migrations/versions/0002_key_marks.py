@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
+from penstock.db.changes import add_column, patiently
 from penstock.db.types import Bytes
 
 revision = "0002"
@@ -16,10 +17,10 @@ def upgrade() -> None:
     if database == "sqlite":
         _rebuild()
         return
-    op.add_column("penstock_chunk_rows", sa.Column("key_marks", Bytes), if_not_exists=True)
+    add_column("penstock_chunk_rows", sa.Column("key_marks", Bytes))
     if database == "postgresql":
         # A search passes the marks of all chunks; apart from the row, they would be fetched piece by piece.
-        op.execute("ALTER TABLE penstock_chunk_rows ALTER COLUMN key_marks SET STORAGE MAIN")
+        patiently(lambda: op.execute("ALTER TABLE penstock_chunk_rows ALTER COLUMN key_marks SET STORAGE MAIN"))
 
 
 def _rebuild() -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from alembic import op
+from penstock.db.changes import create_index
 
 revision = "0003"
 down_revision = "0002"
 
 
 def upgrade() -> None:
-    op.create_index("ix_penstock_row_record_key", "penstock_row_record", ["row_key", "operation"], if_not_exists=True)
+    create_index("ix_penstock_row_record_key", "penstock_row_record", ["row_key", "operation"])

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import sqlalchemy as sa
 from alembic import op
 
+from penstock.db.changes import add_column, create_index, patiently
 from penstock.db.schema import table_options
 from penstock.db.types import Json, Key, LongText
 
 revision = "0004"
 down_revision = "0003"
+
+PART_ROWS = 10_000
 
 
 def upgrade() -> None:
@@ -39,13 +44,19 @@ def upgrade() -> None:
         if_not_exists=True,
         **table_options(is_numbered=False),
     )
-    _add_column("penstock_operation", sa.Column("trouble", LongText))
-    _add_column("penstock_transition", sa.Column("position", sa.BigInteger()))
-    op.execute("UPDATE penstock_transition SET position = sequence WHERE position IS NULL")
-    op.create_index("ix_penstock_transition_position", "penstock_transition", ["position"], if_not_exists=True)
+    add_column("penstock_operation", sa.Column("trouble", LongText))
+    add_column("penstock_transition", sa.Column("position", sa.BigInteger()))
+    _number_transitions()
+    create_index("ix_penstock_transition_position", "penstock_transition", ["position"])
 
 
-def _add_column(table: str, column: sa.Column[object]) -> None:
-    # SQLite has no IF NOT EXISTS for columns; there, an upgrade is one transaction.
-    is_sqlite = op.get_bind().dialect.name == "sqlite"
-    op.add_column(table, column, if_not_exists=None if is_sqlite else True)
+def _number_transitions() -> None:
+    """In parts, so that no transaction is long; what is added meanwhile gets its number when it is first read."""
+    bounds = sa.text("SELECT MIN(sequence), MAX(sequence) FROM penstock_transition WHERE position IS NULL")
+    part = sa.text(
+        "UPDATE penstock_transition SET position = sequence"
+        " WHERE position IS NULL AND sequence BETWEEN :first AND :last"
+    )
+    least, most = op.get_bind().execute(bounds).one()
+    for first in range(least or 0, (most or -1) + 1, PART_ROWS):
+        patiently(partial(op.get_bind().execute, part, {"first": first, "last": first + PART_ROWS - 1}))

@@ -1,0 +1,82 @@
+"""The pipelines of this process: each is built when first needed, with whatever its lifespan holds open."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+
+from penstock.errors import OperationUnready
+from penstock.pipeline import Definition
+
+__all__ = ["Lifespans"]
+
+log = logging.getLogger("penstock")
+
+
+@dataclass(slots=True)
+class _Lifespan:
+    task: asyncio.Task[None]
+    pipeline: asyncio.Future[object]
+
+
+class Lifespans:
+    """Lifespans by operation name, each entered once. A lifespan that could not be entered is tried again when asked.
+
+    Each is entered and left by a task of its own, as task groups and cancel scopes inside it need.
+    """
+
+    def __init__(self) -> None:
+        self._lifespans: dict[str, _Lifespan] = {}
+        self._closing = asyncio.Event()
+
+    async def pipeline(self, definition: Definition) -> object:
+        """The pipeline of an operation; `OperationUnready` when its lifespan raises.
+
+        Whoever is cancelled while it waits leaves the lifespan to the others who do.
+        """
+        if definition.name not in self._lifespans:
+            pipeline = asyncio.get_running_loop().create_future()
+            pipeline.add_done_callback(_look_at)
+            task = asyncio.create_task(self._live(definition, pipeline))
+            self._lifespans[definition.name] = _Lifespan(task, pipeline)
+        return await asyncio.shield(self._lifespans[definition.name].pipeline)
+
+    async def _live(self, definition: Definition, pipeline: asyncio.Future[object]) -> None:
+        try:
+            async with definition.lifespan() as entered:
+                pipeline.set_result(entered)
+                await self._closing.wait()
+        except BaseException as error:
+            if pipeline.done():
+                raise
+            del self._lifespans[definition.name]
+            pipeline.set_exception(_unready(definition, error))
+
+    async def close(self) -> None:
+        """Leave every lifespan; the first error is raised when all are left."""
+        self._closing.set()
+        lifespans = list(self._lifespans.values())
+        for lifespan in lifespans:
+            if not lifespan.pipeline.done():
+                lifespan.task.cancel()
+        ends = await asyncio.gather(*(lifespan.task for lifespan in lifespans), return_exceptions=True)
+        errors = [error for error in ends if error is not None]
+        for error in errors[1:]:
+            log.error("a lifespan could not be left: %s", error, exc_info=error)
+        if errors:
+            raise errors[0]
+
+
+def _unready(definition: Definition, error: BaseException) -> OperationUnready:
+    raised = OperationUnready(
+        f"operation {definition.name!r} is not ready: its lifespan raised {type(error).__name__}: {error}"
+    )
+    raised.__cause__ = error
+    return raised
+
+
+def _look_at(pipeline: asyncio.Future[object]) -> None:
+    """Nobody may be left to hear of an error; then it is not an error that was forgotten."""
+    if not pipeline.cancelled():
+        pipeline.exception()

@@ -1,0 +1,66 @@
+"""Operations that a worker leaves alone for a while, because it cannot go on with them now. Others may."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sqlalchemy import or_
+
+from penstock.db.connection import Connection
+from penstock.operations.referee import touch
+from penstock.operations.tables import operations
+
+__all__ = ["SetAside", "clear_trouble", "write_trouble"]
+
+PAUSE_FIRST_S = 1.0
+PAUSE_MAX_S = 60.0
+
+
+@dataclass(slots=True)
+class _Aside:
+    until: float
+    pause_s: float  # the next one, if trouble comes again
+
+
+class SetAside:
+    """Which operations are set aside, and until when."""
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
+        self._asides: dict[int, _Aside] = {}
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The operations that are set aside now."""
+        now = self._monotonic()
+        return tuple(sorted(number for number, aside in self._asides.items() if aside.until > now))
+
+    def __contains__(self, number: int) -> bool:
+        aside = self._asides.get(number)
+        return aside is not None and aside.until > self._monotonic()
+
+    def for_a_moment(self, number: int, seconds: float) -> None:
+        """Something is missing that others will give us."""
+        self._asides[number] = _Aside(self._monotonic() + seconds, PAUSE_FIRST_S)
+
+    def for_trouble(self, number: int) -> float:
+        """Something is wrong; each time in a row the pause doubles. Returns how long it is."""
+        before = self._asides.get(number)
+        pause_s = PAUSE_FIRST_S if before is None else before.pause_s
+        self._asides[number] = _Aside(self._monotonic() + pause_s, min(2 * pause_s, PAUSE_MAX_S))
+        return pause_s
+
+    def take_up(self, number: int) -> None:
+        """We can go on with it."""
+        self._asides.pop(number, None)
+
+
+async def write_trouble(tx: Connection, number: int, trouble: str) -> None:
+    """Say on the operation's record why it does not go on, unless that is said there."""
+    await touch(tx, number, or_(operations.c.trouble.is_(None), operations.c.trouble != trouble), trouble=trouble)
+
+
+async def clear_trouble(tx: Connection, number: int) -> None:
+    """The operation goes on."""
+    await touch(tx, number, operations.c.trouble.is_not(None), trouble=None)
