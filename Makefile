@@ -1,21 +1,24 @@
 # Two commands do everything on a fresh machine: `make demo` and `make test`.
 # The rest: `make lint`, `make bench`, `make torture` (an hour of faults), `make lock`, `make clean`.
+# Another Python: `make test PYTHON=python3.13`; add `VENV=.venv-3.13` to keep the environment of the first.
 
 SHELL := /bin/bash
 PYTHON ?= python3
-VENV := .venv
+VENV ?= .venv
 BIN := $(VENV)/bin
+# The stamp is named after the Python that the environment was made with: another one makes it anew.
+READY := $(VENV)/.ready-$(shell $(PYTHON) -c 'import platform; print(platform.python_version())' 2>/dev/null)
 PYTEST_WORKERS ?= 3
 
 .PHONY: setup demo test lint bench torture lock clean
 
-setup: $(VENV)/.ready
+setup: $(READY)
 
-# Debian ships python3 without the venv module's wheels; install them when they are missing.
-$(VENV)/.ready: requirements.lock pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Penstock needs Python 3.11 or newer; found $$($(PYTHON) --version)"; exit 1; }
-	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { apt-get update -q && apt-get install -qy python3-venv; }
-	$(PYTHON) -m venv $(VENV)
+# Debian ships Python without the venv module's wheels; install them when they are missing.
+$(READY): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Penstock needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>/dev/null || echo not there)"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { apt-get update -q && apt-get install -qy $(notdir $(PYTHON))-venv; }
+	$(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/pip install --quiet --require-hashes -r requirements.lock
 	$(BIN)/pip install --quiet --no-deps --no-build-isolation -e .
 	@touch $@

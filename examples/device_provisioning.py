@@ -109,7 +109,7 @@ class DeviceProvisioning(Pipeline[Device, Order]):
 
     @step(retries=1)
     def notify_customer(self, device: Device, ctx: Context[Order]) -> str:
-        approval = ctx.outputs.get("carrier_approval") or {}
+        approval: dict[str, Any] = ctx.outputs.get("carrier_approval") or {}
         return f"{ctx.meta.carrier}: {device.imei} is ready, approved by {approval.get('by', 'nobody')}"
 
 

@@ -14,7 +14,7 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -60,7 +60,7 @@ def read_file(path: Path) -> list[dict[str, Any]]:
 
 
 @contextmanager
-def own_remote() -> Iterator[str]:
+def own_remote() -> Generator[str]:
     """A remote in another process that lets each user make ten requests in two seconds."""
     limits = ("--rate", "5", "--window-s", "2", "--call-ms", "10", "--row-ms", "1")
     command = [sys.executable, "-m", "tests.dataverse", *limits, "--users", *USERS]

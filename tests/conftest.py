@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import servers
+from hypothesis import HealthCheck, settings
 from sqlalchemy import inspect, make_url
 
 from penstock.clock import ManualClock, SystemClock
@@ -20,6 +21,10 @@ from penstock.db.schema import VERSION_TABLE
 from penstock.db.upgrade import upgrade
 
 DATABASES = ("sqlite", "postgresql", "mariadb")
+
+# An example takes as long as it takes: the machine may be slow.
+settings.register_profile("penstock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("penstock")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-START_S = 60
+START_S = 300  # ends a hang only
 ENVIRONMENT = {"postgresql": "PENSTOCK_TEST_POSTGRES_URL", "mariadb": "PENSTOCK_TEST_MARIADB_URL"}
 
 
@@ -48,7 +48,7 @@ class Server(ABC):
 
     def start(self) -> None:
         """Start the server, making its data first if there is none; return when it answers."""
-        self._install()
+        install(self.package, *self.binaries)
         is_new = not (self.folder / "data").exists()
         if is_new:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -121,13 +121,6 @@ class Server(ABC):
         if os.geteuid() == 0:
             owner = pwd.getpwnam(self.user)
             os.chown(folder, owner.pw_uid, owner.pw_gid)
-
-    def _install(self) -> None:
-        with _locked(Path(tempfile.gettempdir()) / "penstock-install.lock"):  # apt-get refuses to wait for another
-            if any(_find(name) is None for name in self.binaries):
-                for command in (["update", "-q"], ["install", "-qy", self.package]):
-                    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-                    subprocess.run(["apt-get", *command], stdout=subprocess.DEVNULL, env=environment, check=True)
 
     def _run(self, *command: str, text: str | None = None) -> None:
         done = subprocess.run(
@@ -237,7 +230,7 @@ def shared(kind: str, owner: int) -> str:
     if given:
         return given
     folder = Path(tempfile.gettempdir()) / f"penstock-{kind}-{owner}"
-    with _locked(folder.with_suffix(".lock")):
+    with locked(folder.with_suffix(".lock")):
         address = folder / "url"
         if not address.exists():
             keeper = [sys.executable, __file__, kind, str(folder), str(owner)]
@@ -266,8 +259,18 @@ def private(kind: str, *options: str) -> Iterator[Server]:
         shutil.rmtree(folder)
 
 
+def install(package: str, *binaries: str) -> None:
+    """Install the distribution's package unless its programs are there."""
+    with locked(Path(tempfile.gettempdir()) / "penstock-install.lock"):  # apt-get refuses to wait for another
+        if any(_find(name) is None for name in binaries):
+            for command in (["update", "-q"], ["install", "-qy", package]):
+                environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+                subprocess.run(["apt-get", *command], stdout=subprocess.DEVNULL, env=environment, check=True)
+
+
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
+    """Hold a file's lock; who asks meanwhile waits."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -18,7 +18,8 @@ from penstock.settings import Settings
 async def main(url: str, folder: str) -> None:
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    settings = Settings(database_url=url, storage_url=folder, chunk_rows=30)
+    # However slow the machine is, the lease is kept.
+    settings = Settings(database_url=url, storage_url=folder, chunk_rows=30, lease_s=3600, stall_s=3600)
     opened = Penstock.open(operations=[DeviceProvisioning], settings=settings)
     async with opened as penstock, penstock.worker() as worker:
         print("ready", flush=True)

@@ -331,7 +331,7 @@ def test_watch_follows_another_process_to_the_end_in_json_lines(town: Town):
     watching = town.start("ops", "watch", operation, "--json", "--every", "0.1")
     town.until(lambda: town.said(watching, "out"), "the first line comes", watching)
     town.start_worker()
-    assert watching.wait(40) == 0
+    assert town.await_end(watching) == 0
     seen = [json.loads(line) for line in town.said(watching, "out").splitlines()]
     assert (seen[0]["status"], seen[-1]["status"]) == ("Pending", "Completed")
     assert all(before != after for before, after in pairwise(seen))

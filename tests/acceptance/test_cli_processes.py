@@ -8,10 +8,13 @@ import pty
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from patience import HANG_S, UNHURRIED
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -21,24 +24,28 @@ PENSTOCK = (sys.executable, "-m", "penstock")
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name, value in UNHURRIED.items():
+        monkeypatch.setenv(name, value)
     rows = "".join(f"guest {number},{number}\n" for number in range(1, ROWS + 1))
     (tmp_path / "guests.csv").write_text(f"name,age\n{rows}")
     return tmp_path
 
 
-def dawdle(folder: Path, *more: str) -> subprocess.Popen[str]:
+@contextmanager
+def dawdle(folder: Path, *more: str) -> Iterator[subprocess.Popen[str]]:
     """A run whose rows have begun; most stand at a gate."""
     (folder / "gate").touch()
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [*PENSTOCK, "run", "dawdle", "guests.csv", "--app", APP, *more],
         cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert process.stderr is not None
-    for line in process.stderr:
-        if line.startswith("Running"):
-            return process
-    raise AssertionError(f"it never ran: {process.stdout.read() if process.stdout else ''}")
+    ) as process:  # fmt: skip
+        try:
+            assert process.stderr is not None
+            assert any(line.startswith("Running") for line in process.stderr), "it never ran"
+            yield process
+        finally:
+            process.kill()
 
 
 def interrupt(process: subprocess.Popen[str], folder: Path, number: signal.Signals) -> tuple[str, str]:
@@ -47,7 +54,7 @@ def interrupt(process: subprocess.Popen[str], folder: Path, number: signal.Signa
     assert process.stderr is not None
     heard = next(line for line in process.stderr if "once more" in line)
     (folder / "gate").unlink()
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=HANG_S)
     return out, heard + err
 
 
@@ -59,8 +66,8 @@ def call(folder: Path, *words: str) -> Any:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_run_stays_says_how_to_go_on_and_is_finished_by_resume(folder: Path, number: signal.Signals):
-    process = dawdle(folder)
-    out, err = interrupt(process, folder, number)
+    with dawdle(folder) as process:
+        out, err = interrupt(process, folder, number)
     assert process.returncode == 130, out + err
     assert "Traceback" not in err
     resume = err.strip().splitlines()[-1].split()
@@ -76,8 +83,8 @@ def test_an_interrupted_run_stays_says_how_to_go_on_and_is_finished_by_resume(fo
 
 
 def test_an_interrupted_run_answers_json_with_the_operation_as_it_stands(folder: Path):
-    process = dawdle(folder, "--json")
-    out, _ = interrupt(process, folder, signal.SIGINT)
+    with dawdle(folder, "--json") as process:
+        out, _ = interrupt(process, folder, signal.SIGINT)
     assert process.returncode == 130
     assert json.loads(out)["status"] == "Running"
 
@@ -90,7 +97,7 @@ def test_a_terminal_gets_a_bar_that_is_drawn_again_and_again(folder: Path):
     ) as process:  # fmt: skip
         os.close(theirs)
         seen = b"".join(iter(lambda: _read(ours), b"")).decode()
-        process.wait(timeout=30)
+        process.wait(HANG_S)
     os.close(ours)
     assert process.returncode == 0
     assert "\x1b[2K" in seen
@@ -113,7 +120,8 @@ def test_help_comes_without_loading_a_database():
 @pytest.mark.covers("SM-014", "SM-023")
 def test_the_demo_ends_by_itself_and_leaves_records_that_verify(tmp_path: Path):
     demo = str(ROOT / "examples" / "demo.py")
-    done = subprocess.run([sys.executable, demo], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+    words = [sys.executable, demo]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=HANG_S)
     assert done.returncode == 0, done.stderr
     assert "CompletedWithErrors" in done.stdout
     assert "What went wrong" in done.stdout

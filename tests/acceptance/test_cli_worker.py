@@ -53,7 +53,7 @@ def test_a_worker_told_to_stop_lets_go_and_another_finishes_with_nothing_lost(to
     town.until_begun(operation)
     town.halt(first, signal.SIGTERM)
     town.open_gate()
-    assert first.wait(40) == 0
+    assert town.await_end(first) == 0
     halted = town.ask("ops", "show", operation)
     assert halted["status"] == "Running"
     assert 0 < halted["processedRows"] < ROWS
@@ -70,7 +70,7 @@ def test_a_worker_told_to_stop_lets_go_and_another_finishes_with_nothing_lost(to
 def test_a_worker_that_is_killed_is_succeeded(town: Town):
     operation = town.create("stroll", rows=ROWS)
     first = town.start_worker(PENSTOCK_TEST_FAILPOINT="flush:after=2")
-    assert first.wait(40) == -signal.SIGKILL
+    assert town.await_end(first) == -signal.SIGKILL
     town.start_worker()
     finished = town.until_settled(operation)
     assert (finished["status"], finished["successfulRows"]) == ("Completed", ROWS)
@@ -116,7 +116,7 @@ def test_a_worker_waits_for_a_database_that_is_away_and_can_be_stopped_meanwhile
         held.bind(("127.0.0.1", 0))
         url = f"postgresql://penstock@127.0.0.1:{held.getsockname()[1]}/penstock"
         process = town.start("worker", "--app", APP, "--db", url)
-        town.until(lambda: town.said(process).count("WARNING") == 2, "it warns again", process)
+        town.until(lambda: town.said(process).count("WARNING") >= 2, "it warns again", process)
         assert town.end(process, signal.SIGTERM) == 0
     waits = re.findall(r"trying again in (\S+) s", town.said(process))
     assert waits[:2] == ["0.5", "1.0"]

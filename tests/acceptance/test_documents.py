@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from patience import HANG_S
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -59,7 +60,7 @@ def run_console(block: Block, folder: Path) -> None:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=60,
+            timeout=HANG_S,
             check=False,
         )
         assert done.returncode == int(block.options.get("exit", 0)), f"$ {command}\n{done.stdout}"

@@ -10,13 +10,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import HANG_S
 from test_documents import ROOT, blocks, pattern
 
 from penstock.targets import RetryManifest
 
 DOCUMENT = ROOT / "docs" / "how-to" / "load-dataverse.md"
 EXAMPLE = "examples/migrate_to_dataverse.py"
-LIMIT_S = 40
 
 
 def shown() -> str:
@@ -30,7 +30,7 @@ def shown() -> str:
 def test_the_migration_example_prints_what_is_shown_and_keeps_what_is_left(tmp_path: Path):
     command = [sys.executable, str(ROOT / EXAMPLE)]
     done = subprocess.run(
-        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LIMIT_S, check=False
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=HANG_S, check=False
     )
     assert done.returncode == 3, done.stdout
     assert re.fullmatch(pattern(shown()), done.stdout), done.stdout

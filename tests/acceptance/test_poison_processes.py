@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from patience import HANG_S, UNHURRIED
 
 APP = """
 import ctypes, os, time
@@ -56,14 +57,13 @@ class Fatal(Pipeline[Row]):
         return row.n
 """
 
-QUICK = {
-    "PENSTOCK_LEASE_S": "1.5",
+QUICK = UNHURRIED | {
     "PENSTOCK_HEARTBEAT_S": "0.3",
-    "PENSTOCK_LEASE_MARGIN_S": "0.3",
     "PENSTOCK_CONTROL_POLL_S": "0.1",
     "PENSTOCK_WAKE_POLL_S": "0.05",
 }
-STALL_SOON = {"PENSTOCK_STALL_S": "1.5"}  # only where a row spins: one that hoards takes its time on a busy machine
+# Only where a row spins: one that hoards takes its time on a busy machine. Nothing else blocks the loop for long.
+STALL_SOON = {"PENSTOCK_STALL_S": "3"}
 STARTS_MAX = 8
 MEMORY_BYTES = 500 << 20
 LOOK_S = 0.01
@@ -71,21 +71,21 @@ LOOK_S = 0.01
 
 def penstock(folder: Path, *arguments: str, env: Mapping[str, str] = QUICK) -> subprocess.CompletedProcess[str]:
     """Run a command to its end; like the kernel out of memory, we kill it when it has taken too much."""
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-m", "penstock", *arguments, "--db", "sqlite:///fatal.db", "--json"],
         cwd=folder,
         env={**os.environ, **env},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-    )
-    keeper = threading.Thread(target=kill_when_large, args=(process,))
-    keeper.start()
-    try:
-        out, err = process.communicate(timeout=60)
-    finally:
-        process.kill()
-        keeper.join()
+    ) as process:
+        keeper = threading.Thread(target=kill_when_large, args=(process,))
+        keeper.start()
+        try:
+            out, err = process.communicate(timeout=HANG_S)
+        finally:
+            process.kill()
+            keeper.join()
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+from patience import HANG_S, UNHURRIED
 
 from penstock.cli import main
 from penstock.engine import Penstock
@@ -24,7 +25,6 @@ __all__ = ["APP", "PENSTOCK", "Town", "town_at"]
 
 APP = str(Path(__file__).parent / "town_app.py")
 PENSTOCK = (sys.executable, "-m", "penstock")
-PATIENCE_S = 40.0
 LOOK_S = 0.05
 
 T = TypeVar("T")
@@ -90,14 +90,18 @@ class Town:
     def end(self, process: Process, number: int) -> int:
         """Send a signal and wait for the end; gives the exit code."""
         process.send_signal(number)
-        return process.wait(PATIENCE_S)
+        return self.await_end(process)
+
+    def await_end(self, process: Process) -> int:
+        """Wait for the end of a process that ends by itself; gives the exit code."""
+        return process.wait(HANG_S)
 
     def until(self, look: Callable[[], T], what: str, process: Process | None = None) -> T:
         """Look again and again until it is so; not for ever."""
-        ends = time.monotonic() + PATIENCE_S
+        ends = time.monotonic() + HANG_S
         while not (found := look()):
             heard = "".join(self.said(process) for process in self.processes)
-            assert time.monotonic() < ends, f"not within {PATIENCE_S} s: {what}\n{heard}"
+            assert time.monotonic() < ends, f"not within {HANG_S:g} s: {what}\n{heard}"
             assert process is None or process.poll() is None, heard
             time.sleep(LOOK_S)
         return found
@@ -130,6 +134,8 @@ def town_at(url: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
     monkeypatch.chdir(folder)
     monkeypatch.setenv("PENSTOCK_DATABASE_URL", url)
     monkeypatch.setenv("PENSTOCK_STORAGE_URL", f"file:{folder / 'blobs'}")
+    for name, value in UNHURRIED.items():
+        monkeypatch.setenv(name, value)
     town = Town(folder, url)
     try:
         yield town

@@ -34,8 +34,9 @@ def age_at_gate() -> float:
 
 @operation("linger", max_row_concurrency=1)
 async def linger(citizen: Citizen, ctx: Context) -> None:
+    """Stay for ever."""
     await asyncio.to_thread(Path("lingering").touch)
-    await asyncio.sleep(60)
+    await asyncio.Event().wait()
 
 
 @operation("permit", row_key="name")

@@ -45,7 +45,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.dataverse", description=__doc__)
     parser.add_argument("--port", type=int, default=0, help="0 takes any free one")
     parser.add_argument(
-        "--rate", type=int, default=0, help="requests a second for each user before 429; 0: no such limit"
+        "--rate", type=float, default=0, help="requests a second for each user before 429; 0: no such limit"
     )
     parser.add_argument("--window-s", type=float, default=1, help="over how many seconds the rate is counted")
     parser.add_argument("--users", nargs="+", default=["app-1"])

@@ -29,7 +29,7 @@ class Caller:
         self._server = server
         self._user = user
         # Plain http needs no certificates, and loading them is most of the cost of a client.
-        self._client = httpx.AsyncClient(base_url=server.url + API, timeout=10, verify=False)
+        self._client = httpx.AsyncClient(base_url=server.url + API, timeout=300, verify=False)
         self.token = server.credential(user).get_token(f"{server.url}/.default").token
 
     async def __aenter__(self) -> Caller:

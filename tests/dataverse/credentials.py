@@ -108,6 +108,6 @@ class EndpointCredential:
             "client_secret": "any",
             "scope": scopes[0],
         }
-        with urllib.request.urlopen(self._endpoint, urllib.parse.urlencode(form).encode(), timeout=10) as answer:
+        with urllib.request.urlopen(self._endpoint, urllib.parse.urlencode(form).encode(), timeout=300) as answer:
             told = json.load(answer)
         return AccessToken(told["access_token"], told["expires_on"])

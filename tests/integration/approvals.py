@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from patience import HANG_S
 from pydantic import BaseModel
 from sqlalchemy import select
 
@@ -125,7 +126,7 @@ async def work_or_wall(wall: Wall, work: Coroutine[Any, Any, Any]) -> bool:
     """Work until it ends or somebody stands at the wall, and say which; the worker's own tasks stay where they are."""
     task = asyncio.create_task(work)
     reached = asyncio.create_task(wall.reached.wait())
-    done, _ = await asyncio.wait({task, reached}, timeout=20, return_when=asyncio.FIRST_COMPLETED)
+    done, _ = await asyncio.wait({task, reached}, timeout=HANG_S, return_when=asyncio.FIRST_COMPLETED)
     assert done, "nothing happened for a long time"
     for waiting in (task, reached):
         waiting.cancel()

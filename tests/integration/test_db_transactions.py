@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import servers
+from patience import HANG_S
 from sqlalchemy import Column, Integer, MetaData, Table, func, insert, make_url, select, update
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -448,7 +449,7 @@ async def test_what_another_process_commits_is_heard(db: Database, database_url:
 
     listening = asyncio.create_task(db.listen(heard.set))
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(HANG_S):
             while not heard.is_set():  # it may not listen yet when the first is committed
                 await elsewhere.transaction(work)
                 await asyncio.sleep(0.01)

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from approvals import Paper, Wall, a_moment, at_wall, clean, history, papers, states, two_engines
+from patience import HANG_S
 from sqlalchemy import update
 from stored import rows_of
 
@@ -220,7 +221,7 @@ async def test_a_result_that_nobody_could_refuse_leaves_no_line(database_url, tm
 
 async def let_go(e: Engine) -> None:
     """Wait until the worker holds no chunk any more."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HANG_S):
         while e.worker.actors:
             e.worker.wake.clear()
             await e.worker.wake.wait()
@@ -237,7 +238,7 @@ async def flushed() -> AsyncIterator[None]:
 
     with failpoints.armed(note):
         yield
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_S):
             await done.wait()
 
 

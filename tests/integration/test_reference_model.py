@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, given
 from hypothesis import settings as profile
+from patience import HANG_S
 from pydantic import BaseModel
 from reference_model import ALWAYS, SKIP, Interruption, Row, Scenario, Step, counters, difference, output_of, scenarios
 
@@ -140,7 +141,7 @@ async def drive(e: Engine, made: Operation, puppeteer: Puppeteer) -> Operation:
     while True:
         work = asyncio.create_task(e.work_until_idle())
         due = asyncio.create_task(puppeteer.end_is_due.wait())
-        await asyncio.wait({work, due}, timeout=30, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({work, due}, timeout=HANG_S, return_when=asyncio.FIRST_COMPLETED)
         for task in (work, due):
             task.cancel()
         worked, _ = await asyncio.gather(work, due, return_exceptions=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from approvals import Calls, Paper, Wall, approvals, at_wall, clean, history, papers, signals_of, states, two_engines
+from patience import HANG_S
 from pydantic import BaseModel
 from stored import records_of, rows_of
 
@@ -383,7 +384,7 @@ async def test_a_worker_sweeps_by_itself(database_url, tmp_path, monkeypatch):
             await asyncio.sleep(0.01)
         with failpoints.armed(forget), pytest.raises(ConnectionError):
             await penstock.signals.complete(made.id, "paper-p1")
-        assert (await asyncio.wait_for(work, 20)).successful_rows == 1
+        assert (await asyncio.wait_for(work, HANG_S)).successful_rows == 1
 
 
 @pytest.mark.covers("SG-006", "SG-015")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from patience import HANG_S
 from pydantic import BaseModel
 from stored import count_of, rows_of
 
@@ -36,7 +37,7 @@ class Meter:
         self.peak = max(self.peak, self.inside)
         if self.inside >= self.expected:
             self.full.set()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(HANG_S):
             await self.full.wait()
         for _ in range(20):  # one too many would get in now
             await asyncio.sleep(0)
@@ -201,7 +202,7 @@ async def test_an_error_rate_stops_a_running_operation(database_url: str, tmp_pa
                 await stopped()
 
     async def stopped() -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(HANG_S):
             while (await e.operations.get(made.id)).status == "Running":  # noqa: ASYNC110
                 await asyncio.sleep(0)
 

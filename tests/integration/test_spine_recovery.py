@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from approvals import a_moment
+from patience import HANG_S
 from pydantic import BaseModel
 from sqlalchemy import delete, select
 from stored import history_of, records_of, rows_of
@@ -50,7 +51,7 @@ async def until_stuck(e: Engine, wall: Wall) -> None:
     """Work until the worker stands at the wall."""
     work = asyncio.create_task(e.work_until_idle())
     reached = asyncio.create_task(wall.reached.wait())
-    done, _ = await asyncio.wait({work, reached}, timeout=20, return_when=asyncio.FIRST_COMPLETED)
+    done, _ = await asyncio.wait({work, reached}, timeout=HANG_S, return_when=asyncio.FIRST_COMPLETED)
     assert reached in done, "the worker never came to the wall"
     work.cancel()
     await asyncio.gather(work, return_exceptions=True)
@@ -301,7 +302,7 @@ async def test_a_worker_that_lost_its_chunk_writes_nothing_any_more(
     async with engine([Zombie], url=database_url, tmp_path=tmp_path, settings=SMALL, clock=clock) as first:
         made = await first.create(Zombie, items(rows))
         work = asyncio.create_task(first.work_until_idle())
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(HANG_S):
             await entered.wait()
             while sum(actor.held.row_count for actor in first.worker.actors.values() if actor) < rows:
                 await a_moment()

@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from patience import HANG_S
 from pydantic import BaseModel
 from stored import history_of, records_of, rows_of
 
@@ -209,10 +210,10 @@ async def test_a_sync_step_can_time_out_too(database_url: str, tmp_path: Path):
 
     @operation("stuck")
     class Stuck(Pipeline[Item]):
-        @step(timeout=0.02)
+        @step(timeout=0.5)
         def call(self, row: Item, ctx: Context) -> None:
             if row.id == 1:
-                release.wait(20)
+                release.wait(HANG_S)
 
     async with engine([Stuck], url=database_url, tmp_path=tmp_path) as e:
         done = await e.run(Stuck, [{"id": 1}, {"id": 2}])

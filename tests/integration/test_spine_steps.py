@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from patience import HANG_S
 from pydantic import BaseModel
 from stored import records_of, rows_of
 
@@ -228,7 +229,7 @@ async def test_whatever_a_step_raises_is_its_rows_alone(
         only = {"await": step(awaited), "thread": step(threaded), "batch": step.batch(size=1)(batched)}[manner]
 
     async with engine([Wild], url=database_url, tmp_path=tmp_path) as e:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(HANG_S):
             done = await e.run(Wild, items(3))
         [record] = await records_of(e.penstock.db, done.id)
     assert (done.status, done.successful_rows, done.failed_rows) == ("CompletedWithErrors", 2, 1)

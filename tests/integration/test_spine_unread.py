@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from approvals import Paper, Wall, a_moment, at_wall, chunks_of, clean, on_withdraw, papers, two_engines
 from left_chunks import SMALL, Bench, csv_of, every_row, left_rows, mixed, raw_chunks, read_for_others
+from patience import HANG_S
 from pydantic import BaseModel
 from sqlalchemy import select
 from stored import count_of
@@ -65,7 +66,7 @@ async def outcome(e: Engine, made: Operation) -> dict[str, Any]:
 
 async def until_left(e: Engine, made: Operation) -> list[int]:
     """The rows that a reader leaves while it goes on, as soon as they are stored."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(HANG_S):
         while not (left := await left_rows(e, made)):
             pass
     return left

@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 from dataverse import Column, DataverseServer, Lookup, Quota, Table
+from patience import HANG_S
 
 from penstock.clock import ManualClock
 from penstock.targets import BulkExecutor
@@ -89,13 +90,13 @@ def outcomes(answer: Answer | Sequence[Verdict]) -> list[str]:
 
 @asynccontextmanager
 async def opened(users: Sequence[str] = ("app-1",), **server_options: Any) -> AsyncIterator[Remote]:
-    """A running remote and a target on it; a read that takes long is given up soon."""
+    """A running remote and a target on it."""
     quotas = server_options.pop("users", dict.fromkeys(users, Quota()))
     async with DataverseServer(TABLES, quotas, **server_options) as server:
         target = DataverseTarget(
             server.url,
             {user: server.credential(user) for user in quotas},
-            client=lambda: httpx.AsyncClient(timeout=httpx.Timeout(5, read=5, pool=None), verify=NO_TLS),
+            client=lambda: httpx.AsyncClient(timeout=httpx.Timeout(HANG_S, pool=None), verify=NO_TLS),
         )
         try:
             yield Remote(server, target)

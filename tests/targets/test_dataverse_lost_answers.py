@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from uuid import uuid4
 
 import httpx
 import pytest
 from dataverse import Drop, Held, Problem, Truncated
 from dataverse_remote import Remote, opened, outcomes
+from patience import HANG_S
 
 from penstock.targets.dataverse import DataverseTarget
 from penstock.targets.model import BulkOptions, Mode, TargetError, Trouble
@@ -43,22 +46,44 @@ async def test_a_lost_answer_leaves_a_doubt(remote: Remote, event: Drop | Trunca
     await lose(remote, remote.batch(Mode.CREATE, [{"name": "a"}]))
 
 
-@pytest.fixture
-async def impatient(remote: Remote) -> AsyncIterator[DataverseTarget]:
-    """A target that soon gives up waiting for an answer."""
-    soon = httpx.Timeout(5, read=0.2)
+class Impatient(httpx.AsyncHTTPTransport):
+    """Loses its patience with a call that the remote holds, and with no other."""
+
+    def __init__(self, held: Held) -> None:
+        super().__init__()
+        self._held = held
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        answer = asyncio.ensure_future(super().handle_async_request(request))
+        arrived = asyncio.ensure_future(self._held.arrived.wait())
+        await asyncio.wait({answer, arrived}, return_when=asyncio.FIRST_COMPLETED)
+        arrived.cancel()
+        if answer.done():
+            return answer.result()
+        self._held.arrived.clear()
+        answer.cancel()
+        await asyncio.wait({answer})
+        raise httpx.ReadTimeout("it took too long", request=request)
+
+
+@asynccontextmanager
+async def impatient(remote: Remote, held: Held) -> AsyncIterator[DataverseTarget]:
+    """A target that gives up waiting for the answer to a held call."""
     target = DataverseTarget(
-        remote.server.url, remote.server.credential(), client=lambda: httpx.AsyncClient(timeout=soon)
+        remote.server.url,
+        remote.server.credential(),
+        client=lambda: httpx.AsyncClient(timeout=HANG_S, transport=Impatient(held)),
     )
     yield target
     await target.aclose()
 
 
-async def test_a_slow_answer_leaves_a_doubt(remote: Remote, impatient: DataverseTarget):
+async def test_a_slow_answer_leaves_a_doubt(remote: Remote):
     held = Held(is_applied=True)
     remote.server.faults.add(held, action="CreateMultiple", times=1)
-    with pytest.raises(TargetError, match="ReadTimeout") as caught:
-        await impatient.send(remote.batch(Mode.CREATE, [{"name": "a"}]), "default")
+    async with impatient(remote, held) as target:
+        with pytest.raises(TargetError, match="ReadTimeout") as caught:
+            await target.send(remote.batch(Mode.CREATE, [{"name": "a"}]), "default")
     assert caught.value.maybe_applied
 
 
@@ -143,17 +168,18 @@ async def test_records_sent_each_on_their_own_are_traced_each_on_their_own(remot
 
 @pytest.mark.parametrize("options", [{"client_made_ids": True}, {"alternate_key": ["code"]}])
 async def test_a_create_that_took_effect_after_it_was_looked_for_is_not_made_twice(
-    remote: Remote, impatient: DataverseTarget, options: dict[str, object]
+    remote: Remote, options: dict[str, object]
 ):
     held = Held(is_applied=False)
     remote.server.faults.add(held, action="CreateMultiple", times=1)
     batch = remote.batch(Mode.CREATE, [{"name": "a", "code": "A"}, {"name": "b", "code": "B"}], **options)
-    with pytest.raises(TargetError):
-        await impatient.send(batch, "default")
-    assert await impatient.reconcile(batch, "default") == [None, None]
-    held.gate.set()
-    await remote.create({"fullname": "somebody else"}, table="contact")  # by then the held call has gone through
-    answer = await impatient.send(batch, "default")
+    async with impatient(remote, held) as target:
+        with pytest.raises(TargetError):
+            await target.send(batch, "default")
+        assert await target.reconcile(batch, "default") == [None, None]
+        held.gate.set()
+        await remote.create({"fullname": "somebody else"}, table="contact")  # by then the held call has gone through
+        answer = await target.send(batch, "default")
     assert outcomes(answer) == ["created", "created"]
     assert [verdict.id for verdict in answer.verdicts] == [row["accountid"] for row in remote.server.rows("account")]
 

@@ -194,7 +194,7 @@ async def test_records_of_one_key_are_sent_one_after_the_other_in_the_order_of_t
         assert [int(name) for n, name in seen if n == key] == list(range(key, 100, 7))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.integers(0, 12), max_size=80), st.integers(1, 30), st.integers(1, 4), st.integers(0, 99))
 def test_no_key_is_ever_twice_under_way_and_each_keeps_its_order(
     keys: list[int], batch_size: int, width: int, seed: int

@@ -59,7 +59,7 @@ async def test_pieces_of_a_failed_batch_go_before_new_batches():
 
 
 @pytest.mark.covers("BX-111")
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     st.sets(st.integers(0, 119)),
     st.integers(1, 130),

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from http_remote import Call, HttpRemote, Reply
+from patience import HANG_S
 
 from penstock.clock import ManualClock
 from penstock.errors import SettingsInvalid
@@ -121,7 +122,8 @@ async def test_a_record_that_is_already_gone_counts_as_deleted_if_declared(remot
 )
 async def test_a_lost_answer_leaves_open_what_was_applied(remote: HttpRemote, fault: str, applied: list[Any]):
     remote.faults.append(fault)
-    error = await refusal_of(remote, BULK, {"id": "a"}, timeout_s=0.3)
+    patience_s = 1 if fault in ("silent-after", "drip") else HANG_S
+    error = await refusal_of(remote, BULK, {"id": "a"}, timeout_s=patience_s)
     assert (error.kind, error.maybe_applied) == (Trouble.CONNECTION, True)
     assert remote.ledger == applied
 

@@ -338,7 +338,7 @@ async def test_outcomes_are_told_by_their_place_in_the_input():
 faults = st.sampled_from(["ok", "throttle", "deadlock", "lose", "lose-before", "bad"])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(faults, max_size=12), st.integers(1, 30), st.integers(1, 7))
 def test_whatever_happens_every_record_is_counted_once_and_applied_at_most_once(
     script: list[str], count: int, size: int

@@ -28,6 +28,7 @@ from dataverse import (
     too_large,
 )
 from dataverse.caller import Caller
+from patience import HANG_S
 
 TABLES = (Table("account", "accounts"), Table("contact", "contacts"), Table("fresh", "freshes", is_new=True))
 BYPASS = {"MSCRM.BypassBusinessLogicExecution": "CustomSync"}
@@ -172,9 +173,10 @@ async def test_a_held_answer_runs_into_the_patience_of_the_client(server: Datave
     server.faults.add(held, times=1)
     token = server.credential().get_token(f"{server.url}/.default").token
     headers = {"Authorization": f"Bearer {token}"}
-    async with httpx.AsyncClient(timeout=0.05) as client:
+    async with httpx.AsyncClient(timeout=httpx.Timeout(HANG_S, read=0.05)) as client:
         with pytest.raises(httpx.ReadTimeout):
             await client.post(f"{server.url}/api/data/v9.2/accounts", json={"name": "a"}, headers=headers)
+    await held.arrived.wait()
     assert names(server) == ["a"]
 
 

@@ -88,7 +88,7 @@ async def products(place: Place) -> Place:
     return place
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=list(HealthCheck))
 @given(batches=BATCHES)
 def test_a_table_ends_up_as_a_dictionary_would(products: Place, batches: list[tuple[Mode, list[Any]]]):
     asyncio.run(check(products, batches))

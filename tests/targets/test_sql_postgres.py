@@ -214,10 +214,10 @@ async def test_a_statement_that_takes_too_long_is_too_big(place: Place):
     await place.products()
     await place.run(
         """CREATE OR REPLACE FUNCTION penstock_slow() RETURNS trigger LANGUAGE plpgsql AS
-        $$ BEGIN PERFORM pg_sleep(5); RETURN NEW; END $$"""
+        $$ BEGIN PERFORM pg_sleep(60); RETURN NEW; END $$"""
     )
     await place.run("CREATE TRIGGER slow BEFORE INSERT ON products FOR EACH ROW EXECUTE FUNCTION penstock_slow()")
-    error = await _refused(place, {"statement_timeout_s": 0.1}, Mode.CREATE, [product(1)])
+    error = await _refused(place, {"statement_timeout_s": 1}, Mode.CREATE, [product(1)])
     assert (error.kind, error.code, error.maybe_applied) == (Trouble.TOO_BIG, "57014", False)
 
 

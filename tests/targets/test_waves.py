@@ -237,7 +237,7 @@ nodes = st.lists(st.tuples(links, links, st.booleans() | st.just(False)), min_si
 
 
 @pytest.mark.covers("BX-069")
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(nodes, st.integers(1, 4))
 def test_whatever_refers_to_whatever_the_result_is_what_the_remote_holds(graph: list[Any], size: int):
     records = [{"id": n, "up": up, "side": side, "bad": bad} for n, (up, side, bad) in enumerate(graph)]

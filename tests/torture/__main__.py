@@ -25,7 +25,9 @@ def main() -> int:
     """Run one campaign."""
     given = _arguments()
     seed = given.seed if given.seed is not None else time.time_ns() % 1_000_000
-    wanted = Wanted(given.kills, given.freezes, given.restarts, given.signals, given.seconds, given.round_s)
+    wanted = Wanted(
+        given.kills, given.freezes, given.restarts, given.signals, given.seconds, given.round_s, given.patience
+    )
     folder = Path(tempfile.mkdtemp(prefix="penstock-torture-", dir=given.folder))
     # Before any loop, thread or server handle exists that a fork could inherit.
     nursery = Nursery({"worker": worker_main.live, "client": client_main.live, "proxy": proxy.live})
@@ -83,6 +85,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--signals", type=int, default=2000, help="acknowledged signals to follow")
     parser.add_argument("--seconds", type=float, default=600, help="stop after this time, whatever was reached")
     parser.add_argument("--round-s", type=float, default=30, help="how long a storm lasts before the oracle looks")
+    parser.add_argument("--patience", type=float, default=1, help="how many times slower than usual all may be")
     parser.add_argument("--seed", type=int, help="chosen and printed unless given")
     parser.add_argument("--folder", type=Path, help="where journals go; they are kept when something was found")
     parser.add_argument("--keep", action="store_true", help="keep the journals in any case")

@@ -59,7 +59,7 @@ def _seen(evidence: Evidence, effect: Effect) -> float | None:
 
 
 def _is_just_thawed(evidence: Evidence, effect: Effect) -> bool:
-    return any(0 <= effect.t - thaw < THAW_S for thaw in evidence.thawed.get(effect.who, ()))
+    return any(0 <= effect.t - thaw < THAW_S * evidence.patience for thaw in evidence.thawed.get(effect.who, ()))
 
 
 def attempts_are_written_ahead(evidence: Evidence) -> Iterator[str]:
@@ -123,7 +123,7 @@ def steps_come_in_order(evidence: Evidence) -> Iterator[str]:
 def cancel_binds(evidence: Evidence) -> Iterator[str]:
     """I-25: nothing starts later than five seconds after a cancel was acknowledged, unless it was retried since."""
     latency = cancel_latency_s(evidence)
-    if latency is not None and latency > CANCEL_S:
+    if latency is not None and latency > CANCEL_S * evidence.patience:
         yield f"a step started {latency:.2f} s after the cancel was acknowledged"
 
 

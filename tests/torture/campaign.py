@@ -72,6 +72,7 @@ class Wanted:
     signals: int
     seconds: float
     round_s: float
+    patience: float  # how many times slower than usual everything may be
 
 
 class Campaign:
@@ -104,7 +105,9 @@ class Campaign:
             stops=max(10, wanted.kills // (3 if switches.pauses else 20)),
             stop_share=4 if switches.pauses else 1,
         )
-        self.storm = Storm(nursery, self.settings, menu, self.tally, self.rng, restart, wanted.restarts, switches)
+        self.storm = Storm(
+            nursery, self.settings, menu, self.tally, self.rng, restart, wanted.restarts, switches, wanted.patience
+        )
 
     async def run(self) -> None:
         """The whole campaign."""
@@ -184,12 +187,12 @@ class Campaign:
         """Nobody interferes: two workers, replaced if they end by themselves, must bring everything to its end.
 
         A third one cannot run every operation, and must not stand in the way."""
-        over = asyncio.Event()
+        over, calm_s = asyncio.Event(), CALM_S * self.wanted.patience
         workers = [asyncio.create_task(self.storm.serve(now, over)) for _ in range(2)]
         if self.switches.lifespans:
             workers.append(asyncio.create_task(self.storm.serve(now, over, {"local": 1.0})))
         try:
-            async with asyncio.timeout(CALM_S):
+            async with asyncio.timeout(calm_s):
                 while open_ones := await self._unsettled(penstock):
                     await _resume_paused(penstock, open_ones)
                     await asyncio.sleep(0.2)
@@ -197,7 +200,7 @@ class Campaign:
             found = await self._unsettled(penstock)
             self._still.update(operation for operation, _ in found)
             return [
-                Finding("hangs", f"it is still {status} after {CALM_S:g} s of calm", operation)
+                Finding("hangs", f"it is still {status} after {calm_s:g} s of calm", operation)
                 for operation, status in found
             ]
         finally:
@@ -228,6 +231,7 @@ class Campaign:
                     said=words,
                     sightings=observer.sightings.get(operation, Sightings()),
                     thawed=now.thawed,
+                    patience=self.wanted.patience,
                 )
             except PenstockError as error:
                 found.append(Finding("lost_operation", f"acknowledged, but: {error}", operation))
@@ -251,7 +255,7 @@ class Campaign:
         found += [
             Finding("takeover", f"a dead worker's chunk was taken over after {s:.1f} s")
             for s in observer.takeovers
-            if s > TAKEOVER_S
+            if s > TAKEOVER_S * self.wanted.patience
         ]
         return found
 

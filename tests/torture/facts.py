@@ -78,6 +78,7 @@ class Evidence:
     sightings: Sightings = field(default_factory=Sightings)
     thawed: Mapping[str, Sequence[float]] = field(default_factory=dict)  # by process, when it was thawed
     quiet_since: float | None = None  # when interference ended, if nobody died and no sweep covered up
+    patience: float = 1.0  # how many times slower than usual everything may be
 
     def acknowledged(self, *verbs: str) -> list[Said]:
         """The calls of these kinds that were answered with yes."""

@@ -82,7 +82,7 @@ def signals_are_heard_at_once(evidence: Evidence) -> Iterator[str]:
         if line is None or began is None or signal.consumed_at is None:
             continue
         late_s = line.t + (signal.consumed_at - line.at) / 1e6 - max(line.t, began, evidence.quiet_since)
-        if late_s > HEARD_S:
+        if late_s > HEARD_S * evidence.patience:
             yield f"row {signal.row} heard signal {signal.token} {late_s:.1f} s late"
 
 
@@ -97,7 +97,8 @@ def lower_rows_are_served_first(evidence: Evidence) -> Iterator[str]:
             continue
         for wait in evidence.waits:
             own = taken.get((wait.row, wait.generation))
-            began_at = line.at + (parked.get((wait.row, wait.generation), line.t) + PARKED_S - line.t) * 1e6
+            parked_t = parked.get((wait.row, wait.generation), line.t) + PARKED_S * evidence.patience
+            began_at = line.at + (parked_t - line.t) * 1e6
             is_after = own is not None and own.consumed_at is not None and own.consumed_at > signal.consumed_at
             could = wait.key == signal.key and wait.since <= signal.accepted_at and began_at < signal.consumed_at
             if wait.row < (signal.row or 0) and could and is_after:

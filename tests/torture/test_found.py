@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from patience import HANG_S
 from pydantic import BaseModel
 
 from penstock import Context, Pipeline, operation, step
@@ -53,7 +54,7 @@ def be_deaf(e: Engine) -> None:
 async def held_up(e: Engine, gate: Gate) -> asyncio.Task[None]:
     """Work until a row stands at the gate."""
     work = asyncio.create_task(e.work_until_idle())
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(HANG_S):
         await gate.entered.wait()
     return work
 
