@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from .journal import Cut, FileJournal, How, Journal
 
-__all__ = ["HOST", "live"]
+__all__ = ["COMMITS", "HOST", "Proxy", "live"]
 
 HOST = "127.0.0.1"
 # A simple query of PostgreSQL, a COM_QUERY of MariaDB.
@@ -29,19 +29,32 @@ def live(given: Mapping[str, Any]) -> None:
     """The life of a proxy, until SIGTERM: `given` names its journal, its port, and the kind and port of the server."""
     journal = FileJournal(Path(given["folder"]), given["who"])
     proxy = Proxy(journal, COMMITS[given["kind"]], given["server_port"], random.Random(given["seed"]))
-    asyncio.run(proxy.serve(given["port"]))
+    asyncio.run(_serve(proxy, given["port"]))
+
+
+async def _serve(proxy: Proxy, port: int) -> None:
+    await (await proxy.listen(port)).serve_forever()
 
 
 class Proxy:
     """Takes connections and passes them on, each with its own luck."""
 
-    def __init__(self, journal: Journal, commit: bytes, server_port: int, rng: random.Random) -> None:
+    def __init__(
+        self,
+        journal: Journal,
+        commit: bytes,
+        server_port: int,
+        rng: random.Random,
+        *,
+        share: float = SHARE,
+        hows: Sequence[How] = HOWS,
+    ) -> None:
         self._journal, self._commit, self._server_port, self._rng = journal, commit, server_port, rng
+        self._share, self._hows = share, hows
 
-    async def serve(self, port: int) -> None:
-        """Take connections for ever."""
-        server = await asyncio.start_server(self._connect, HOST, port)
-        await server.serve_forever()
+    async def listen(self, port: int) -> asyncio.Server:
+        """Begin to take connections."""
+        return await asyncio.start_server(self._connect, HOST, port)
 
     async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -54,8 +67,8 @@ class Proxy:
         answers = asyncio.create_task(_answer(theirs[0], writer, may_answer))
         try:
             while data := await reader.read(READ_BYTES):
-                if data.endswith(self._commit) and self._rng.random() < SHARE:
-                    how = self._rng.choice(HOWS)
+                if data.endswith(self._commit) and self._rng.random() < self._share:
+                    how = self._rng.choice(self._hows)
                     self._journal.write(Cut(self._journal.moment(), self._journal.who, how))
                     if how != "slow":
                         await self._cut(how, data, answers, writer, theirs[1])

@@ -65,7 +65,7 @@ class Stillness:
             unsettled = (await tx.execute(select(operations).where(is_open))).all()
             numbers = [one.number for one in unsettled]
             parts = (await tx.execute(select(chunks).where(chunks.c.operation.in_(numbers)))).all()
-            leases = dict((await tx.execute(select(workers.c.id, workers.c.lease_until))).tuples().all())
+            leases = {one.id: one.lease_until for one in await tx.execute(select(workers))}
         renewed = {worker for worker, until in leases.items() if self._leases.get(worker, until) < until}
         self._leases = leases
         self._beats.update(renewed)
