@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from approvals import a_moment, chunks_of, clean, history
+from patience import HANG_S
 from several import CALM, Item, Witness, engines, items, limited, shares_of, until
 from stored import rows_of
 
@@ -52,7 +53,7 @@ async def pass_time(seconds: float, *them: Engine) -> None:
 
 async def ends(made: Operation, *them: Engine) -> Operation:
     """The operation at its end; time passes, and all look round, for as long as it takes."""
-    async with asyncio.timeout(60), working(*them):
+    async with asyncio.timeout(HANG_S), working(*them):
         while not (done := await them[0].operations.get(made.id)).is_settled:
             await pass_time(1, *them)
             await look(*them)
