@@ -73,7 +73,7 @@ def parcels_csv(rows: int = 40) -> bytes:
 @asynccontextmanager
 async def shop(url: str, folder: Path, *operations: object) -> AsyncIterator[Penstock]:
     """An engine with chunks of ten rows."""
-    settings = Settings(chunk_rows=10, database_url=url, storage_url=str(folder / "files"))
+    settings = Settings(chunk_rows=10, database_url=url, storage_url=str(folder / "files"), lease_s=3600)
     async with Penstock.open(operations=operations or [Parcels], settings=settings) as penstock:
         yield penstock
 

@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from patience import HANG_S
 from pydantic import BaseModel
 from sqlalchemy import select
 
@@ -90,7 +91,7 @@ def limited(witness: Witness, name: str = "limited", **options: Any) -> type:
 
 async def until(holds: Callable[[], bool]) -> None:
     """Wait until it is so; the machine may be slow."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(HANG_S):
         while not holds():  # noqa: ASYNC110
             await asyncio.sleep(0.001)
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from approvals import Paper, a_moment, clean, papers, states, two_engines
 from left_chunks import SMALL, left_rows, read_for_others
+from patience import HANG_S
 from stored import records_of
 
 from penstock import Context, Penstock, Pipeline, RowInvalid, failpoints, operation, step
@@ -20,7 +21,6 @@ from penstock.settings import Settings
 from penstock.testing import Engine, engine, json_lines
 
 DONE = "Completed"
-PATIENCE_S = 20  # nobody waits so long, unless the loop stands still
 
 
 class Gate:
@@ -42,7 +42,7 @@ class Gate:
                 gate.threads.add(threading.current_thread())
                 if paper.desk == "gate":
                     gate.reached.set()
-                    if not gate.opened.wait(PATIENCE_S):
+                    if not gate.opened.wait(HANG_S):
                         raise RuntimeError("the loop stood still")
                 if paper.desk == "bad":
                     raise RowInvalid("no such desk", field="desk")
@@ -57,7 +57,7 @@ class Gate:
 
     async def is_reached(self) -> None:
         """Wait until a validator is blocked."""
-        assert await asyncio.to_thread(self.reached.wait, PATIENCE_S)
+        assert await asyncio.to_thread(self.reached.wait, HANG_S)
 
     async def open(self) -> None:
         """Once a validator is blocked, see that the loop still runs, and let it go."""
@@ -169,7 +169,7 @@ async def test_a_dry_run_that_is_given_up_does_not_wait_for_its_validator(databa
         assert checking.cancelled()
         gate.opened.set()
         for thread in gate.threads:
-            thread.join(PATIENCE_S)
+            thread.join(HANG_S)
     assert gate.asked == ["p1", "p2"]
 
 
@@ -186,7 +186,9 @@ async def test_a_blocked_validator_does_not_look_like_a_stuck_loop(
                 gate.opened.set()
 
     monkeypatch.setattr(Heart, "loop_is_alive", loop_is_alive)
-    settings = Settings(database_url=database_url, storage_url=str(tmp_path / "files"), control_poll_s=0.01)
+    settings = Settings(
+        database_url=database_url, storage_url=str(tmp_path / "files"), control_poll_s=0.01, lease_s=3600
+    )
     async with Penstock.open(operations=[gate.kind], settings=settings) as penstock:
         made = await penstock.operations.create(gate.kind, file=json_lines(gated(5, 2)), file_name="a.jsonl")
         done = await penstock.run_until_done(made.id)
@@ -282,7 +284,7 @@ async def test_a_validator_that_outlives_its_worker_is_asked_about_no_other_row(
         await e.worker.vanish()
         gate.opened.set()
         for thread in gate.threads:
-            thread.join(PATIENCE_S)
+            thread.join(HANG_S)
         assert gate.asked == ["p1", "p2", "p3"]
         await e.crash()
         await e.work_until_idle()
@@ -324,7 +326,7 @@ async def test_whatever_a_validator_raises_is_its_rows_alone(
         if is_left:
             await read_for_others(reader)
             assert 7 in await left_rows(reader, made)
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(HANG_S):
             await other.work_until_idle()
         done = await other.operations.get(made.id)
         (record,) = await records_of(other.penstock.db, made.id)

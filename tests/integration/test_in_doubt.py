@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from approvals import clean, states
+from patience import HANG_S
 from pydantic import BaseModel
 from stored import records_of
 
@@ -54,7 +55,7 @@ class Once:
         def threaded(self: Any, row: Item, ctx: Context) -> None:
             if meets(row.id, ctx):
                 if hang:
-                    once.over.wait(20)
+                    once.over.wait(HANG_S)
                 if error is not None:
                     raise error("out")
 
@@ -62,7 +63,7 @@ class Once:
             for row, its in zip(rows, ctx.rows, strict=True):
                 await awaited(self, row, its)
 
-        options: dict[str, Any] = {"delivery": "at_most_once", "timeout": 0.02 if hang else None}
+        options: dict[str, Any] = {"delivery": "at_most_once", "timeout": 0.5 if hang else None}
         made: dict[str, Callable[[], Any]] = {
             "await": lambda: step(**options)(awaited),
             "thread": lambda: step(**options)(threaded),
@@ -101,7 +102,7 @@ async def test_a_call_that_timed_out_is_in_doubt(database_url: str, tmp_path: Pa
         (error,) = (await e.operations.errors(done.id)).items
         assert (done.failed_rows, done.timed_out_rows) == (1, 0)
         assert (error.row, error.state, error.error_type) == (2, FAILED, "InDoubt")
-        assert error.message == f"no answer within 0.02 s, {DOUBT}"
+        assert error.message == f"no answer within 0.5 s, {DOUBT}"
         await runs_again_only_when_confirmed(e, done, 2)
         assert await states(e, done) == [DONE] * 3
         assert await clean(e) == []

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from approvals import a_moment, chunks_of, clean, history
+from patience import HANG_S
 from several import CALM, Item, Witness, engines, items, limited, shares_of, until
 from stored import rows_of
 from timers import Timers, most_within_a_second
@@ -56,7 +57,7 @@ async def pass_time(seconds: float, *them: Engine) -> None:
 
 async def ends(made: Operation, *them: Engine) -> Operation:
     """The operation at its end; time passes, and all look round, for as long as it takes."""
-    async with asyncio.timeout(60), working(*them):
+    async with asyncio.timeout(HANG_S), working(*them):
         while not (done := await them[0].operations.get(made.id)).is_settled:
             await pass_time(1, *them)
             await look(*them)

@@ -11,6 +11,7 @@ from typing import Any, Self
 import pytest
 from approvals import Wall, at_wall, clean
 from left_chunks import read_for_others
+from patience import HANG_S
 from pydantic import BaseModel, field_validator
 from several import CALM, Item, Witness, engines, items, limited, until
 from sqlalchemy import select
@@ -192,7 +193,7 @@ async def test_service_and_workers_share_one_lifespan(database_url, tmp_path):
 async def test_a_lifespan_that_takes_long_keeps_no_other_operation_waiting(database_url, tmp_path):
     """On a real clock: others begin while it is still being entered."""
     plant = Plant()
-    settings = Settings(database_url=database_url, storage_url=str(tmp_path / "files"))
+    settings = Settings(database_url=database_url, storage_url=str(tmp_path / "files"), lease_s=3600)
     async with Penstock.open(operations=plant.kinds, settings=settings) as client:
         slow = await client.operations.create(plant.weak, file=json_lines(items(2)), file_name="a.jsonl")
         other = await client.operations.create(plant.strong, file=json_lines(items(2)), file_name="a.jsonl")
@@ -200,7 +201,7 @@ async def test_a_lifespan_that_takes_long_keeps_no_other_operation_waiting(datab
     stop = asyncio.Event()
     async with Penstock.open(operations=plant.kinds, settings=settings) as penstock, penstock.worker() as worker:
         running = asyncio.create_task(worker.run(stop))
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(HANG_S):
             assert (await penstock.operations.wait(other.id, every_s=0.01)).status == "Completed"
             assert (await penstock.operations.get(slow.id)).status == "Pending"
             plant.hold.set()

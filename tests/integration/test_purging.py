@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from approvals import Calls, Paper, Wall, a_moment, approvals, at_wall, clean, papers, states, two_engines
+from patience import HANG_S
 from sqlalchemy import func, insert, select
 
 from penstock import Context, Penstock, Pipeline, StepFailed, failpoints, operation, step
@@ -440,14 +441,16 @@ async def test_a_file_that_cannot_be_removed_holds_up_no_other(e, tmp_path, monk
 async def test_a_worker_purges_by_itself(database_url, tmp_path, monkeypatch):
     monkeypatch.setattr(watch, "SWEEP_S", 0.0)
     monkeypatch.setattr(purging, "LOOK_AGAIN_S", 0.0)
-    settings = Settings(database_url=database_url, storage_url=str(tmp_path / "files"), control_poll_s=0.01)
+    settings = Settings(
+        database_url=database_url, storage_url=str(tmp_path / "files"), control_poll_s=0.01, lease_s=3600
+    )
     async with Penstock.open(operations=[file_papers], settings=settings) as penstock:
         made = await penstock.operations.create(file_papers, file=json_lines(papers(3)), file_name="papers.jsonl")
         await penstock.run_until_done(made.id)
     age_files(tmp_path)
     brief = settings.model_copy(update={"retention_days": 1e-9})
     async with Penstock.open(operations=[file_papers], settings=brief) as penstock:
-        async with penstock.worker(), asyncio.timeout(20):
+        async with penstock.worker(), asyncio.timeout(HANG_S):
             while stored(tmp_path):  # noqa: ASYNC110  # it happens in the worker
                 await asyncio.sleep(0.01)
         assert (await penstock.operations.list()).items == []

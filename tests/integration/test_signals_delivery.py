@@ -371,7 +371,7 @@ async def test_a_signal_whose_caller_died_before_waking_anybody_is_found_by_the_
 @pytest.mark.databases("sqlite")
 async def test_a_worker_sweeps_by_itself(database_url, tmp_path, monkeypatch):
     monkeypatch.setattr(watch, "SWEEP_S", 0.0)
-    quick = Settings(database_url=database_url, storage_url=str(tmp_path / "files"), control_poll_s=0.01)
+    quick = Settings(database_url=database_url, storage_url=str(tmp_path / "files"), control_poll_s=0.01, lease_s=3600)
 
     def forget(point: str) -> None:
         if point == "signal:after":

@@ -9,6 +9,7 @@ from pathlib import Path
 from time import time_ns
 from typing import Any
 
+from patience import HANG_S
 from sqlalchemy import select
 
 from penstock import Penstock
@@ -38,7 +39,13 @@ class Machine(SystemClock):
 @asynccontextmanager
 async def opened(url: str, folder: Path, machine: Machine, *kinds: object) -> AsyncIterator[Penstock]:
     """A process on that machine."""
-    settings = Settings(database_url=url, storage_url=str(folder / "files"), wake_poll_s=0.02, heartbeat_s=0.05)
+    settings = Settings(
+        database_url=url,
+        storage_url=str(folder / "files"),
+        wake_poll_s=0.02,
+        heartbeat_s=0.05,
+        lease_s=600,  # long enough for any machine, and much less than a clock is wrong
+    )
     async with Penstock.open(operations=kinds, settings=settings, clock=machine) as penstock:
         yield penstock
 
@@ -64,7 +71,7 @@ async def instant(db: Database) -> float:
 
 async def until(look: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
     """Look until something is there; a worker brings it about."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(HANG_S):
         while not (found := await look()):  # noqa: ASYNC110  # it happens in the worker
             await asyncio.sleep(0.005)
         return found

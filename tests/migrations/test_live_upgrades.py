@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
+from patience import HANG_S
 from pydantic import BaseModel
 from sqlalchemy import Connection, event, text
 from sqlalchemy.exc import DBAPIError
@@ -25,7 +26,6 @@ from penstock.testing import json_lines
 
 pytestmark = pytest.mark.databases("postgresql", "mariadb")
 
-PATIENCE_S = 60
 # Every table that a later revision changes, with a column to write to.
 CHANGED = {
     "penstock_chunk_rows": "data",
@@ -77,14 +77,14 @@ async def upgrade_held_up(url: str) -> AsyncIterator[Callable[[], bool]]:
         async with verifying(url):
             task = asyncio.create_task(prepare_schema(database, upgrade=True))
             try:
-                async with asyncio.timeout(PATIENCE_S):
+                async with asyncio.timeout(HANG_S):
                     while not (refused.is_set() or await is_building(url)):  # noqa: ASYNC110  # in the server
                         await asyncio.sleep(0.01)
                 yield task.done
             except BaseException:
                 task.cancel()
                 raise
-        await asyncio.wait_for(task, PATIENCE_S)
+        await asyncio.wait_for(task, HANG_S)
 
 
 async def is_building(url: str) -> bool:
@@ -106,7 +106,7 @@ async def test_an_upgrade_waits_for_a_long_look_and_holds_nobody_up(fresh_url, r
             await tx.execute(text(f"UPDATE {table} SET {column} = {column} WHERE 1 = 0"))
 
     async with connected(fresh_url) as worker, upgrade_held_up(fresh_url) as has_ended:
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(HANG_S):
             await worker.transaction(write)
         assert not has_ended()
     assert (await check(fresh_url, SystemClock())).revision == HEAD
@@ -132,7 +132,12 @@ async def test_an_operation_goes_on_during_an_upgrade_and_its_worker_keeps_its_l
 
     await upgrade(fresh_url, SystemClock())
     settings = Settings(
-        database_url=fresh_url, storage_url=str(tmp_path / "files"), chunk_rows=10, flush_s=0.05, control_poll_s=0.05
+        database_url=fresh_url,
+        storage_url=str(tmp_path / "files"),
+        chunk_rows=10,
+        flush_s=0.05,
+        control_poll_s=0.05,
+        lease_s=600,
     )
     async with Penstock.open(operations=[items], settings=settings) as penstock, penstock.worker() as worker:
         stop = asyncio.Event()
@@ -141,7 +146,7 @@ async def test_an_operation_goes_on_during_an_upgrade_and_its_worker_keeps_its_l
         file = json_lines([{"n": n} for n in range(1, 101)])
         async with upgrade_held_up(fresh_url) as has_ended:
             made = await penstock.operations.create(items, file=file, file_name="items.jsonl")
-            await asyncio.wait_for(in_work.wait(), PATIENCE_S)  # the file was read and rows ran meanwhile
+            await asyncio.wait_for(in_work.wait(), HANG_S)  # the file was read and rows ran meanwhile
             assert not has_ended()
             assert worker.lease.may_start()
         upgraded.set()
