@@ -13,7 +13,8 @@ from sqlalchemy import select
 from penstock.clock import Clock, Entropy, from_micros, operation_id
 from penstock.db.database import Database
 from penstock.errors import InvalidInput
-from penstock.operations.posting import Posting, Receipt, Slot, subject_of, unscope
+from penstock.operations.addressing import subject_of, unscope
+from penstock.operations.posting import Posting, Receipt, Slot
 from penstock.operations.rules.decide import cut
 from penstock.operations.tables import operations, row_records, signals
 
@@ -70,12 +71,11 @@ class Signals:
     ) -> Receipt:
         """The awaited thing has happened; `payload` becomes the step's output. Durable when this returns.
 
-        With an `id`, a repeat answers like the first. `NoSuchWait` when no row could ever wait for this key.
+        With an `id`, a repeat answers like the first; `Conflict` when the id was used for another key, row or outcome.
+        `NoSuchWait` when no row could ever wait for this key.
         """
-        size = len(msgspec.json.encode(payload))
-        if size > PAYLOAD_BYTES_MAX:
-            raise InvalidInput(f"the payload has {size:,} bytes; at most {PAYLOAD_BYTES_MAX:,} are taken")
-        return await self._post(operation, key, "ok", payload=payload, message=None, row=row, id=id, actor=actor)
+        word = {"outcome": "ok", "payload": None if payload is None else _encoded(payload), "message": None}
+        return await self._post(operation, key, word, row=row, id=id, actor=actor)
 
     async def fail(
         self,
@@ -88,14 +88,15 @@ class Signals:
         actor: str | None = None,
     ) -> Receipt:
         """The awaited thing has failed: so does the step, with this message."""
-        text = cut(message or "failed by a signal")
-        return await self._post(operation, key, "failed", payload=None, message=text, row=row, id=id, actor=actor)
+        word = {"outcome": "failed", "payload": None, "message": cut(message or "failed by a signal")}
+        return await self._post(operation, key, word, row=row, id=id, actor=actor)
 
-    async def _post(self, operation: str, key: str, outcome: str, *, actor: str | None, **word: Any) -> Receipt:
+    async def _post(
+        self, operation: str, key: str, word: dict[str, Any], *, row: int | None, id: str | None, actor: str | None
+    ) -> Receipt:
         token = operation_id(self._clock, self._entropy)
-        mine = Posting(operation, key, word.pop("row"), word.pop("id"), token, word | {"outcome": outcome})
-        mine.word["actor"] = actor or self._actor
-        return await self._slot.post(mine)
+        word = {**word, "actor": actor or self._actor}
+        return await self._slot.post(Posting(operation, key, row, id, token, word))
 
     async def waiting(
         self, operation: str | None = None, *, key: str | None = None, after: int = 0, limit: int = 100
@@ -145,3 +146,14 @@ class Signals:
                 .limit(limit)
             )
             return [Unclaimed(s.token, s.key, s.outcome, s.message, from_micros(s.accepted_at)) for s in found]
+
+
+def _encoded(payload: Any) -> msgspec.Raw:
+    """The payload as it is now, as JSON."""
+    try:
+        encoded = msgspec.json.encode(payload)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidInput(f"the payload cannot be written as JSON: {error}") from error
+    if len(encoded) > PAYLOAD_BYTES_MAX:
+        raise InvalidInput(f"the payload has {len(encoded):,} bytes; at most {PAYLOAD_BYTES_MAX:,} are taken")
+    return msgspec.Raw(encoded)
