@@ -92,6 +92,9 @@ def test_waits_are_shown_to_people_page_by_page(town: Town):
     assert "add --cursor 2" in out
     assert town.call("ops", "waits", operation, "--cursor", "2")[1].splitlines()[1].split()[-1] == "permit-p3"
     assert [wait["rowNumber"] for wait in town.ask("ops", "waits", "--key", "permit-p2")["items"]] == [2]
+    first = town.ask("ops", "waits", "--limit", "2")
+    assert first["nextCursor"] == f"{operation}:2"
+    assert [wait["rowNumber"] for wait in town.ask("ops", "waits", "--cursor", first["nextCursor"])["items"]] == [3]
     assert town.call("ops", "waits", "--key", "nobody")[1] == "0 waits found\n"
     assert town.call("signal", operation, "permit-p3")[1] == "Delivered to row 3, step approval.\n"
 

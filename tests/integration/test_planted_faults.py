@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 from approvals import Calls, Paper, Wall, a_moment, approvals, at_wall, clean, papers, states
-from sqlalchemy import Column, ForeignKey, Integer, MetaData, Table, bindparam, update
+from sqlalchemy import Column, ForeignKey, Integer, MetaData, Table, bindparam, literal, update
 
 from penstock import Context, Pipeline, failpoints, operation, step
 from penstock.db.schema import metadata
 from penstock.operations import chunks as store
-from penstock.operations import control, held, referee, retrying
+from penstock.operations import control, hearing, held, referee, retrying
 from penstock.operations.chunks import Lost
 from penstock.operations.ledger import CANCELLED
 from penstock.operations.model import Operation
@@ -218,11 +218,12 @@ async def test_a_drain_that_waits_for_something_to_be_due_is_caught(tmp_path, mo
 
 @both
 async def test_signals_that_outlive_their_generation_are_caught(tmp_path, monkeypatch, weak):
-    def hears(waiter: settling.Waiter, signal: settling.Signal) -> bool:
-        return signal.key == waiter.key and signal.row in (None, waiter.row)
+    def hears(signal: hearing.Message, *, key: str | None, row: int, since: int | None) -> bool:
+        return signal.key == key and signal.row in (None, row)
 
     if weak:
-        monkeypatch.setattr(settling.Waiter, "hears", hears)
+        monkeypatch.setattr(hearing, "hears", hears)
+        monkeypatch.setattr(hearing, "since", lambda: literal(0))
     async with office(tmp_path) as e:
         made = await parked(e, papers(2))
         for _ in range(2):
@@ -271,9 +272,9 @@ async def test_a_higher_row_that_takes_the_signal_first_is_caught(tmp_path, monk
 async def test_a_timeout_before_the_look_is_caught(tmp_path, monkeypatch, weak):
     matches = mailroom._matches
 
-    async def time_first(tx: Any, chunk: Any) -> Any:
+    async def time_first(db: Any, tx: Any, chunk: Any) -> Any:
         settling.apply_deadlines(chunk, e.clock.now_us())
-        return await matches(tx, chunk)
+        return await matches(db, tx, chunk)
 
     if weak:
         monkeypatch.setattr(mailroom, "_matches", time_first)

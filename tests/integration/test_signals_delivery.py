@@ -461,3 +461,35 @@ async def test_the_wait_begins_when_the_body_has_ended(database_url, tmp_path):
         (wait,) = await e.penstock.signals.waiting(made.id)
         assert (wait.deadline - wait.since).total_seconds() == 10
         assert (wait.since - made.created_at).total_seconds() >= 30
+
+
+async def test_open_waits_of_all_operations_are_listed_page_by_page(e):
+    made = [await parked(e, rows) for rows in (3, 1, 3)]
+    seen: list[tuple[str, int]] = []
+    after: int | str = 0
+    while page := await e.penstock.signals.waiting(after=after, limit=2):
+        seen += [(wait.operation_id, wait.row) for wait in page]
+        after = page[-1].cursor
+    assert seen == [(one.id, row) for one, rows in zip(made, (3, 1, 3), strict=True) for row in range(1, rows + 1)]
+
+
+async def test_open_waits_of_one_operation_go_on_behind_a_row_or_a_cursor(e):
+    made = await parked(e)
+    first, *_ = await e.penstock.signals.waiting(made.id, limit=1)
+    for after in (1, first.cursor):
+        assert [wait.row for wait in await e.penstock.signals.waiting(made.id, after=after)] == [2, 3]
+
+
+@pytest.mark.parametrize("after", [3, "3", "x", "x:1", "{other}:0", f"{{other}}:{2**63}"])
+async def test_a_cursor_of_no_list_of_waits_is_refused(e, after):
+    other = await parked(e, 1)
+    after = after.format(other=other.id) if isinstance(after, str) else after
+    with pytest.raises(InvalidInput, match="is not a cursor of this list"):
+        await e.penstock.signals.waiting(after=after)
+
+
+async def test_a_cursor_of_another_operations_waits_is_refused(e):
+    one, other = await parked(e, 1), await parked(e, 1)
+    (wait,) = await e.penstock.signals.waiting(other.id)
+    with pytest.raises(InvalidInput, match="is not a cursor of this list"):
+        await e.penstock.signals.waiting(one.id, after=wait.cursor)

@@ -14,10 +14,10 @@ from contextlib import AbstractContextManager
 from typing import Any
 from unittest.mock import patch
 
-from sqlalchemy import Integer, bindparam, update
+from sqlalchemy import Integer, bindparam, literal, update
 
 from penstock.operations import chunks as store
-from penstock.operations import control, held, referee, retrying
+from penstock.operations import control, hearing, held, referee, retrying
 from penstock.operations.chunks import Lost
 from penstock.operations.ledger import CANCELLED
 from penstock.operations.rules import settling, spans
@@ -154,10 +154,10 @@ def _drain_when_due() -> Any:
 
 @fault("signals outlive their generation")
 def _old_signals() -> Any:
-    def hears(waiter: settling.Waiter, signal: settling.Signal) -> bool:
-        return signal.key == waiter.key and signal.row in (None, waiter.row)
+    def hears(signal: hearing.Message, *, key: str | None, row: int, since: int | None) -> bool:
+        return signal.key == key and signal.row in (None, row)
 
-    return patch.object(settling.Waiter, "hears", hears)
+    return patch.multiple(hearing, hears=hears, since=lambda: literal(0))
 
 
 @fault("no pass-on of shared keys")

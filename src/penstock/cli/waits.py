@@ -91,12 +91,14 @@ def waits(
     from penstock import resources
     from penstock.operations.model import Page
 
-    after = _row_cursor(operation, cursor)
+    after = _after(operation, cursor)
 
     async def waiting(penstock: Penstock) -> Page[Wait]:
         found = await penstock.signals.waiting(operation, key=key, after=after, limit=limit + 1)
-        is_more = len(found) > limit and operation is not None
-        return Page(found[:limit], str(found[limit - 1].row) if is_more else None)
+        shown = found[:limit]
+        if len(found) <= limit:
+            return Page(shown)
+        return Page(shown, shown[-1].cursor if operation is None else str(shown[-1].row))
 
     answer_page(Place(db), waiting, resources.wait, _waits_table, noun="wait", as_json=as_json)
 
@@ -121,12 +123,15 @@ def _json_value(written: str | None) -> Any:
         raise WrongUsage(f'--payload takes a JSON value, such as \'{{"by": "ana"}}\' or \'"yes"\'; {error}') from None
 
 
-def _row_cursor(operation: str | None, cursor: str | None) -> int:
+def _after(operation: str | None, cursor: str | None) -> int | str:
+    """Where to go on: behind a row of one operation, or behind a wait among those of all."""
     if cursor is None:
         return 0
-    if operation is None or not cursor.isdecimal():
-        raise WrongUsage("--cursor goes on with the waits of one operation: give its id and the cursor of its list")
-    return int(cursor)
+    if operation is not None and cursor.isdecimal():
+        return int(cursor)
+    if ":" not in cursor:
+        raise WrongUsage("--cursor goes on with a list: give the cursor as it was shown, and the list's other options")
+    return cursor
 
 
 def _sentence(receipt: Receipt) -> str:

@@ -1,6 +1,8 @@
 """The slot through which signals come in: calls that come at once are stored and answered together.
 
 A commit costs the same for one signal as for a hundred, so whoever finds the slot free takes along all that lie in it.
+None of them pays for another: what no database can hold is refused before it lies there, and what ours refuses all
+the same is tried by itself.
 """
 
 from __future__ import annotations
@@ -11,23 +13,25 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
-from sqlalchemy import Insert, Select, bindparam, insert, select
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy import Insert, bindparam, insert, select
+from sqlalchemy.exc import IntegrityError, StatementError
 
 from penstock.db.connection import Connection
 from penstock.db.database import CommitUnknown, Database
-from penstock.errors import InvalidInput, NoSuchWait, NotFound, PenstockError
-from penstock.operations.queries import number_of
+from penstock.db.types import NotStorable, storable
+from penstock.errors import Conflict, InvalidInput, NoSuchWait, PenstockError
+from penstock.operations.addressing import DEAF, ROW_MAX, Subject, refuse_unheard, subject_of, unscope
 from penstock.operations.rules.settling import match
-from penstock.operations.running.mailroom import unconsumed, waiters, wake
-from penstock.operations.states import OPERATION
+from penstock.operations.running.looking import free_signals, ready_for_any, waiters
+from penstock.operations.running.mailroom import wake
 from penstock.operations.tables import operations, signals
-from penstock.pipeline import KeyTemplate
 
-__all__ = ["Posting", "Receipt", "Slot", "Subject", "subject_of", "unscope"]
+__all__ = ["Posting", "Receipt", "Slot"]
 
-KEY_MAX = 500
+OPERATION_ID_MAX = 36
+ID_MAX = ACTOR_MAX = 200
 POSTINGS_MAX = 200  # stored in one transaction
+RECEIPTS_MAX = 1000  # signals of one key that are looked at to say who will take one
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,31 +44,21 @@ class Receipt:
     step: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Subject:
-    """The operation that a signal is for."""
-
-    number: int
-    id: str
-    state: str
-    plan: Any
-
-    def step_name(self, step: int) -> str:
-        """What the step with this index is called."""
-        return str(self.plan["steps"][step]["name"])
-
-
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Posting:
     """One signal on its way in. The token is made before it is stored, so a repeat meets itself."""
 
     operation: str
-    key: str
-    row: int | None
+    given_key: str
+    given_row: int | None
     dedupe_id: str | None
     token: str
-    word: dict[str, Any]
-    answer: Receipt | PenstockError | None = None
+    word: dict[str, Any]  # the columns that say what has happened, and who says so
+    key: str = ""  # as it is stored: without operation and row, once the operation is known
+    row: int | None = None
+    answer: Receipt | Exception | None = None
+    is_begun: bool = False  # somebody has tried to store it, and may have
+    is_withdrawn: bool = False  # its caller has gone
 
     def columns(self, subject: Subject) -> dict[str, Any]:
         """The signal as it is stored."""
@@ -82,24 +76,38 @@ class Slot:
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def post(self, posting: Posting) -> Receipt:
-        """Store a signal and wake who takes it; durable when this returns."""
+        """Store a signal and wake who takes it; durable when this returns. `InvalidInput` when none could hold it.
+
+        A call that is cancelled before anybody has begun to store its signal takes it back.
+        """
+        refuse_unstorable(posting)
         self._lying.append(posting)
-        async with self._turn:
-            if posting.answer is None:  # nobody took it along
-                batch, self._lying = self._lying[:POSTINGS_MAX], self._lying[POSTINGS_MAX:]
-                try:
-                    await self._take_in(batch)
-                finally:
-                    # When we are cancelled or the database goes away, the others are taken in by who comes next.
-                    self._lying[:0] = [other for other in batch if other.answer is None and other is not posting]
-        if isinstance(posting.answer, PenstockError):
+        try:
+            async with self._turn:
+                if posting.answer is None:  # nobody took it along
+                    await self._take_in(self._batch_of(posting))
+        finally:
+            if posting.answer is None:
+                posting.is_withdrawn = True
+                self._lying = [other for other in self._lying if other is not posting]
+        if isinstance(posting.answer, Exception):
             raise posting.answer
         assert posting.answer is not None
         return posting.answer
 
+    def _batch_of(self, own: Posting) -> list[Posting]:
+        """Our own signal, and those that have been lying longest."""
+        others = [posting for posting in self._lying if posting is not own]
+        self._lying = others[POSTINGS_MAX - 1 :]
+        return [own, *others[: POSTINGS_MAX - 1]]
+
     async def _take_in(self, batch: Sequence[Posting]) -> None:
-        for operation in dict.fromkeys(posting.operation for posting in batch):
-            await self._take_in_for(operation, [posting for posting in batch if posting.operation == operation])
+        try:
+            for operation in dict.fromkeys(posting.operation for posting in batch):
+                await self._take_in_for(operation, [posting for posting in batch if posting.operation == operation])
+        finally:
+            # When we are cancelled or the database goes away, the others are taken in by who comes next.
+            self._lying[:0] = [posting for posting in batch if posting.answer is None and not posting.is_withdrawn]
 
     async def _take_in_for(self, operation: str, batch: Sequence[Posting]) -> None:
         """Store and answer the signals for one operation."""
@@ -109,46 +117,44 @@ class Slot:
             reason = str(error)
             _answer(batch, lambda _: NoSuchWait(reason))
             return
+        new, stored = list[Posting](), list[Posting]()
         for posting in batch:
-            try:
-                posting.key, posting.row = unscope(subject, posting.key, posting.row)
-                posting.answer = known.get(posting.dedupe_id) if posting.dedupe_id else None
-                if posting.answer is None:
-                    _refuse_unheard(subject, posting.key)
-            except PenstockError as error:
-                posting.answer = error
-        new = [posting for posting in batch if posting.answer is None]
-        if not new:
-            return
-        try:
-            stored = await self._store(subject, new)
-        except IntegrityError:
-            await self._apart(subject, new)
-            return
+            posting.key, posting.row = unscope(subject, posting.given_key, posting.given_row)
+            earlier = known.get(posting.dedupe_id)
+            if earlier is not None and earlier.token == posting.token:
+                stored.append(posting)  # by somebody who could not finish
+            elif earlier is not None:
+                posting.answer = _repeated(subject, posting, earlier)
+            elif not posting.is_begun:
+                posting.answer = _unheard(subject, posting)
+            if earlier is None and posting.answer is None and not posting.is_withdrawn:
+                new.append(posting)
+        if new:
+            stored += await self._stored(subject, new)
         if stored:
-            await self._deliver(subject, new)
-        else:
-            over = f"operation {subject.id} is over; it hears no more signals"
-            _answer(new, lambda _: NoSuchWait(over, is_over=True))
+            await self._deliver(subject, stored)
 
-    async def _apart(self, subject: Subject, batch: Sequence[Posting]) -> None:
-        """One of them is stored already, by its id or, when an answer was lost, by its token: each by itself."""
-        if len(batch) > 1:
-            for posting in batch:
-                await self._take_in_for(posting.operation, [posting])
-            return
-        (posting,) = batch
-        is_same = signals.c.token == posting.token
-        if posting.dedupe_id is not None:
-            is_same |= signals.c.dedupe_id == posting.dedupe_id
-        found = await self.db.look(
-            lambda tx: _stored(tx, select(signals).where(signals.c.operation == subject.number, is_same))
-        )
-        assert found, "only a signal of the same id or token can be in the way"
-        if found[0].token == posting.token:
-            await self._deliver(subject, batch)  # it is ours: only the answer to its commit was lost
-        else:
-            posting.answer = _earlier(subject, found[0])
+    async def _stored(self, subject: Subject, batch: Sequence[Posting]) -> Sequence[Posting]:
+        """Store signals, and return those that are stored now; the others have their answers."""
+        try:
+            if await self._store(subject, batch):
+                return batch
+        except (StatementError, InvalidInput) as error:
+            if len(batch) == 1:
+                return await self._stored_before(subject, batch[0], error)
+            return [posting for each in batch for posting in await self._stored(subject, [each])]
+        before = {earlier.token for earlier in await self.db.look(partial(_of_tokens, batch))}
+        over = f"operation {subject.id} is over; it hears no more signals"
+        _answer((posting for posting in batch if posting.token not in before), lambda _: NoSuchWait(over, is_over=True))
+        return [posting for posting in batch if posting.token in before]
+
+    async def _stored_before(self, subject: Subject, posting: Posting, refusal: Exception) -> Sequence[Posting]:
+        """The signal that the database refused, if that is because it is stored already; else it has its answer."""
+        found = await self.db.look(partial(_known, subject, posting)) if isinstance(refusal, IntegrityError) else []
+        if any(earlier.token == posting.token for earlier in found):
+            return [posting]  # only the answer to its commit was lost
+        posting.answer = _repeated(subject, posting, found[0]) if found else refusal
+        return ()
 
     async def _store(self, subject: Subject, batch: Sequence[Posting]) -> bool:
         """Insert the signals while the operation can still hear them; this commit is what accepting means."""
@@ -159,6 +165,8 @@ class Slot:
             await tx.execute(self.db.prepared(_new_signals), [posting.columns(subject) for posting in batch])
             return True
 
+        for posting in batch:
+            posting.is_begun = True
         while True:
             try:
                 return await self.db.transaction(store, "signal")
@@ -172,74 +180,96 @@ class Slot:
             _answer(batch, lambda posting: Receipt("stored", posting.token))
             return
         self.hint()
-        taken = await self.db.look(partial(_takers, subject, keys, [posting.token for posting in batch]))
+        taken = await self.db.look(partial(_takers, self.db, subject, batch))
         _answer(batch, lambda posting: taken.get(posting.token) or Receipt("stored", posting.token))
 
 
-def _answer(batch: Iterable[Posting], answer: Callable[[Posting], Receipt | PenstockError]) -> None:
+def _answer(batch: Iterable[Posting], answer: Callable[[Posting], Receipt | Exception]) -> None:
     for posting in batch:
         posting.answer = answer(posting)
 
 
-_DEAF = ("Stopping", *sorted(OPERATION.settled))
 # Locked, so that it does not stop hearing before the signals are there.
 _HEARING = (
     select(operations.c.number)
-    .where(operations.c.number == bindparam("number"), operations.c.state.not_in(_DEAF))
+    .where(operations.c.number == bindparam("number"), operations.c.state.not_in(DEAF))
     .with_for_update(read=True)
 )
-_SUBJECT = select(operations.c.number, operations.c.id, operations.c.state, operations.c.plan).where(
-    operations.c.number == bindparam("number")
+_STORED = select(
+    *(
+        signals.c[name]
+        for name in ("id", "token", "dedupe_id", "key", "row", "outcome", "consumed_row", "consumed_step")
+    )
 )
-_BY_TOKEN = select(signals).where(signals.c.token.in_(bindparam("tokens", expanding=True)))
+_BY_TOKEN = _STORED.where(signals.c.token.in_(bindparam("tokens", expanding=True)))
+_BY_ID = _STORED.where(
+    signals.c.operation == bindparam("of"), signals.c.dedupe_id.in_(bindparam("ids", expanding=True))
+)
 
 
 def _new_signals(db: Database) -> Insert:
     return insert(signals).values(accepted_at=db.now())
 
 
-async def subject_of(tx: Connection, operation: str) -> Subject:
-    """The operation a signal is for; `NoSuchWait` when there is none."""
-    try:
-        number = await number_of(tx, operation)
-    except NotFound as error:
-        raise NoSuchWait(str(error)) from None
-    return Subject(*(await tx.execute(_SUBJECT, {"number": number})).one())
-
-
 async def _subject_and_known(
     operation: str, batch: Sequence[Posting], tx: Connection
-) -> tuple[Subject, dict[str, Receipt]]:
-    """The operation, and the receipts of signals that were stored under the same ids before."""
+) -> tuple[Subject, dict[str | None, Any]]:
+    """The operation, and the signals that were stored before, by the id that they share with one of these."""
     subject = await subject_of(tx, operation)
     ids = [posting.dedupe_id for posting in batch if posting.dedupe_id is not None]
-    if not ids:
-        return subject, {}
-    same = select(signals).where(signals.c.operation == subject.number, signals.c.dedupe_id.in_(ids))
-    return subject, {found.dedupe_id: _earlier(subject, found) for found in await _stored(tx, same)}
+    found = (await tx.execute(_BY_ID, {"of": subject.number, "ids": ids})).all() if ids else []
+    return subject, {earlier.dedupe_id: earlier for earlier in found}
 
 
-async def _stored(tx: Connection, query: Select[*tuple[Any, ...]]) -> Sequence[Any]:
-    return (await tx.execute(query)).all()
+async def _of_tokens(batch: Sequence[Posting], tx: Connection) -> Sequence[Any]:
+    """Those of these signals that are stored."""
+    return (await tx.execute(_BY_TOKEN, {"tokens": [posting.token for posting in batch]})).all()
 
 
-def _earlier(subject: Subject, found: Any) -> Receipt:
-    """The receipt of a signal that is stored already, with what became of it."""
-    step = None if found.consumed_step is None else subject.step_name(found.consumed_step)
-    return Receipt("duplicate", found.token, found.consumed_row, step)
+async def _known(subject: Subject, posting: Posting, tx: Connection) -> Sequence[Any]:
+    """The signals that stand in the way of this one: itself, or one of the same id."""
+    itself = await _of_tokens([posting], tx)
+    same = await tx.execute(_BY_ID, {"of": subject.number, "ids": [posting.dedupe_id]})
+    return [*itself, *same]
 
 
-async def _takers(subject: Subject, keys: set[str], tokens: Sequence[str], tx: Connection) -> dict[str, Receipt]:
+def _unheard(subject: Subject, posting: Posting) -> PenstockError | None:
+    """Why no row could ever take the signal, if so."""
+    try:
+        refuse_unheard(subject, posting.key)
+    except PenstockError as error:
+        return error
+    return None
+
+
+def _repeated(subject: Subject, posting: Posting, earlier: Any) -> Receipt | Conflict:
+    """The answer to a signal whose id is known: what became of the first, unless it said something else."""
+    if (earlier.key, earlier.row, earlier.outcome) != (posting.key, posting.row, posting.word["outcome"]):
+        return Conflict(
+            f"signal id {posting.dedupe_id!r} was used for {_described(earlier.key, earlier.row, earlier.outcome)}; "
+            f"it cannot be used for {_described(posting.key, posting.row, posting.word['outcome'])}"
+        )
+    step = None if earlier.consumed_step is None else subject.step_name(earlier.consumed_step)
+    return Receipt("duplicate", earlier.token, earlier.consumed_row, step)
+
+
+def _described(key: str, row: int | None, outcome: str) -> str:
+    return f"key {key!r}{'' if row is None else f', row {row}'}, {'completed' if outcome == 'ok' else 'failed'}"
+
+
+async def _takers(db: Database, subject: Subject, batch: Sequence[Posting], tx: Connection) -> dict[str, Receipt]:
     """By token: the rows that have taken these signals, or will."""
-    mine = (await tx.execute(_BY_TOKEN, {"tokens": tokens})).all()
+    mine = await _of_tokens(batch, tx)
     taken = {
         signal.token: Receipt("delivered", signal.token, signal.consumed_row, subject.step_name(signal.consumed_step))
         for signal in mine
-        if signal.consumed_at is not None
+        if signal.consumed_row is not None
     }
     if len(taken) < len(mine):
-        ready = await unconsumed(tx, subject.number, signals.c.key.in_(keys))
-        waits = await waiters(tx, subject.number, keys, each=2 * len(ready) + 100)
+        keys = await ready_for_any(db, tx, subject.number, {posting.key for posting in batch})
+        ready = await free_signals(db, tx, subject.number, keys, each=RECEIPTS_MAX) if keys else []
+        named = {signal.row for signal in ready if signal.row is not None}
+        waits = await waiters(db, tx, subject.number, keys, each=2 * len(ready) + 100, named=named)
         token_of = {signal.id: signal.token for signal in mine}
         for found in match(ready, waits):
             token = token_of.get(found.signal.id)
@@ -248,28 +278,34 @@ async def _takers(subject: Subject, keys: set[str], tokens: Sequence[str], tx: C
     return taken
 
 
-def unscope(subject: Subject, key: str, row: int | None) -> tuple[str, int | None]:
-    """The user's part of a key given as operationId:key:rowNumber, and that row; other keys as they are."""
-    prefix, _, number = key.rpartition(":")
-    if not prefix.startswith(f"{subject.id}:") or not number.isdecimal():
-        return key, row
-    own = [KeyTemplate.parse(t) for t in _templates(subject) if t is not None and "{operation_id}" in t]
-    if any(template.matches(key) for template in own):
-        return key, row
-    return prefix.removeprefix(f"{subject.id}:"), int(number)
+# --- what no database could hold
 
 
-def _templates(subject: Subject) -> list[str | None]:
-    return [step["options"]["key"] for step in subject.plan["steps"] if step["kind"] == "signal"]
+def refuse_unstorable(posting: Posting) -> None:
+    """Raise if no database could hold the signal; then others that are stored with it would not be either."""
+    try:
+        _refuse_text("an operation's id", posting.operation, most=OPERATION_ID_MAX)
+    except InvalidInput:
+        raise NoSuchWait(f"no operation has the id {posting.operation!r:.60}") from None
+    _refuse_text("a signal key", posting.given_key)
+    _refuse_text("the actor of a signal", posting.word["actor"], most=ACTOR_MAX)
+    if posting.dedupe_id is not None:
+        _refuse_text("the id of a signal", posting.dedupe_id, most=ID_MAX)
+    if posting.given_row is not None:
+        _refuse_row(posting.given_row)
 
 
-def _refuse_unheard(subject: Subject, key: str) -> None:
-    if not key or len(key) > KEY_MAX:
-        raise InvalidInput(f"a signal key has 1 to {KEY_MAX} characters; found {len(key)}")
-    if subject.state in _DEAF:
-        raise NoSuchWait(f"operation {subject.id} is {subject.state}; it hears no more signals", is_over=True)
-    templates = _templates(subject)
-    if not templates:
-        raise NoSuchWait(f"operation {subject.id} has no step that waits for a signal")
-    if all(template is not None and not KeyTemplate.parse(template).matches(key) for template in templates):
-        raise NoSuchWait(f"no row could wait for {key!r}; keys look like: {', '.join(map(repr, templates))}")
+def _refuse_text(what: str, text: Any, *, most: int | None = None) -> None:
+    if not isinstance(text, str):
+        raise InvalidInput(f"{what} is text; found {text!r:.60}")
+    if most is not None and not 1 <= len(text) <= most:
+        raise InvalidInput(f"{what} has 1 to {most} characters; found {len(text)}")
+    try:
+        storable(text)
+    except NotStorable as error:
+        raise InvalidInput(f"{what} cannot be stored: {error}") from None
+
+
+def _refuse_row(row: Any) -> None:
+    if not isinstance(row, int) or isinstance(row, bool) or not 1 <= row <= ROW_MAX:
+        raise InvalidInput(f"the row of a signal is a number from 1 to {ROW_MAX}; found {row!r:.60}")

@@ -8,12 +8,15 @@ from datetime import datetime
 from typing import Any
 
 import msgspec
-from sqlalchemy import select
+from sqlalchemy import ColumnElement, and_, or_, select
 
 from penstock.clock import Clock, Entropy, from_micros, operation_id
+from penstock.db.connection import Connection
 from penstock.db.database import Database
-from penstock.errors import InvalidInput
-from penstock.operations.posting import Posting, Receipt, Slot, subject_of, unscope
+from penstock.errors import InvalidInput, NotFound
+from penstock.operations.addressing import is_row_number, subject_of, unscope
+from penstock.operations.posting import Posting, Receipt, Slot
+from penstock.operations.queries import number_of
 from penstock.operations.rules.decide import cut
 from penstock.operations.tables import operations, row_records, signals
 
@@ -38,6 +41,11 @@ class Wait:
     def signal_key(self) -> str:
         """The key that names this one wait and no other."""
         return f"{self.operation_id}:{self.key}:{self.row}"
+
+    @property
+    def cursor(self) -> str:
+        """The place of this wait in a list, whether of one operation or of all: what comes after it is the rest."""
+        return f"{self.operation_id}:{self.row}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +78,11 @@ class Signals:
     ) -> Receipt:
         """The awaited thing has happened; `payload` becomes the step's output. Durable when this returns.
 
-        With an `id`, a repeat answers like the first. `NoSuchWait` when no row could ever wait for this key.
+        With an `id`, a repeat answers like the first; `Conflict` when the id was used for another key, row or outcome.
+        `NoSuchWait` when no row could ever wait for this key.
         """
-        size = len(msgspec.json.encode(payload))
-        if size > PAYLOAD_BYTES_MAX:
-            raise InvalidInput(f"the payload has {size:,} bytes; at most {PAYLOAD_BYTES_MAX:,} are taken")
-        return await self._post(operation, key, "ok", payload=payload, message=None, row=row, id=id, actor=actor)
+        word = {"outcome": "ok", "payload": None if payload is None else _encoded(payload), "message": None}
+        return await self._post(operation, key, word, row=row, id=id, actor=actor)
 
     async def fail(
         self,
@@ -88,39 +95,43 @@ class Signals:
         actor: str | None = None,
     ) -> Receipt:
         """The awaited thing has failed: so does the step, with this message."""
-        text = cut(message or "failed by a signal")
-        return await self._post(operation, key, "failed", payload=None, message=text, row=row, id=id, actor=actor)
+        word = {"outcome": "failed", "payload": None, "message": cut(message or "failed by a signal")}
+        return await self._post(operation, key, word, row=row, id=id, actor=actor)
 
-    async def _post(self, operation: str, key: str, outcome: str, *, actor: str | None, **word: Any) -> Receipt:
+    async def _post(
+        self, operation: str, key: str, word: dict[str, Any], *, row: int | None, id: str | None, actor: str | None
+    ) -> Receipt:
         token = operation_id(self._clock, self._entropy)
-        mine = Posting(operation, key, word.pop("row"), word.pop("id"), token, word | {"outcome": outcome})
-        mine.word["actor"] = actor or self._actor
-        return await self._slot.post(mine)
+        word = {**word, "actor": actor or self._actor}
+        return await self._slot.post(Posting(operation, key, row, id, token, word))
 
     async def waiting(
-        self, operation: str | None = None, *, key: str | None = None, after: int = 0, limit: int = 100
+        self, operation: str | None = None, *, key: str | None = None, after: int | str = 0, limit: int = 100
     ) -> Sequence[Wait]:
-        """Rows that wait for a signal, in row order; of one operation or of all."""
+        """Rows that wait for a signal, in row order; of one operation or of all, the oldest operation first.
+
+        `after` goes on behind a wait: give its `cursor`, or within one operation its row.
+        """
         query = (
             select(row_records, operations.c.id.label("operation_id"), operations.c.plan)
             .join(operations, operations.c.number == row_records.c.operation)
-            .where(
-                row_records.c.state == "WaitingForCompletion",
-                row_records.c.signal_key.is_not(None),
-                row_records.c.row > after,
-            )
+            .where(row_records.c.state == "WaitingForCompletion", row_records.c.signal_key.is_not(None))
             .order_by(row_records.c.operation, row_records.c.row)
             .limit(limit)
         )
         async with self._db.read() as tx:
+            number = None
             if operation is not None:
                 subject = await subject_of(tx, operation)
-                query = query.where(row_records.c.operation == subject.number)
+                number = subject.number
+                query = query.where(row_records.c.operation == number)
                 if key is not None:
                     key, row = unscope(subject, key, None)
                     query = query.where(row_records.c.row == row) if row is not None else query
             if key is not None:
                 query = query.where(row_records.c.signal_key == key)
+            if after:
+                query = query.where(await _is_behind(tx, after, number))
             return [
                 Wait(
                     r.operation_id,
@@ -145,3 +156,27 @@ class Signals:
                 .limit(limit)
             )
             return [Unclaimed(s.token, s.key, s.outcome, s.message, from_micros(s.accepted_at)) for s in found]
+
+
+async def _is_behind(tx: Connection, after: int | str, listed: int | None) -> ColumnElement[bool]:
+    """Waits behind a row of the listed operation, or behind the wait that has this cursor."""
+    of, _, row = str(after).rpartition(":")
+    try:
+        number = await number_of(tx, of) if of else listed
+    except (NotFound, InvalidInput):
+        number = None
+    if number is None or number != (listed or number) or not is_row_number(row):
+        raise InvalidInput(f"{after!r} is not a cursor of this list")
+    is_later = and_(row_records.c.operation == number, row_records.c.row > int(row))
+    return or_(row_records.c.operation > number, is_later) if listed is None else is_later
+
+
+def _encoded(payload: Any) -> msgspec.Raw:
+    """The payload as it is now, as JSON."""
+    try:
+        encoded = msgspec.json.encode(payload)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidInput(f"the payload cannot be written as JSON: {error}") from error
+    if len(encoded) > PAYLOAD_BYTES_MAX:
+        raise InvalidInput(f"the payload has {len(encoded):,} bytes; at most {PAYLOAD_BYTES_MAX:,} are taken")
+    return msgspec.Raw(encoded)

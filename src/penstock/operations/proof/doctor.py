@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, exists, func, or_, select
+from sqlalchemy import ColumnElement, Row, func, select
 
 from penstock.blobs.store import FileStore
 from penstock.clock import Clock
@@ -18,8 +18,10 @@ from penstock.db.database import Database
 from penstock.db.upgrade import HEAD, REVISIONS, check
 from penstock.errors import FileUnreadable, NotFound, PenstockError
 from penstock.operations.chunks import is_dead, is_free
+from penstock.operations.hearing import has_signal
 from penstock.operations.proof.symptoms import Diagnosis, Facts, Health, OpenOperation, WorkerFacts, examine
 from penstock.operations.running.lease import host_name, is_process_alive
+from penstock.operations.running.mailroom import AT_WORK
 from penstock.operations.states import OPERATION
 from penstock.operations.tables import chunks, operations, row_records, signals, workers
 from penstock.settings import Settings
@@ -28,8 +30,6 @@ __all__ = ["OVERDUE_S", "collect", "diagnose"]
 
 OVERDUE_S = 10.0  # workers look every second and sweep every five: what is due for longer is stuck
 OPEN_OPERATIONS_MAX = 1000
-
-_AT_WORK = ("Running", "Retrying")
 
 
 async def diagnose(settings: Settings, clock: Clock) -> Diagnosis:
@@ -97,10 +97,11 @@ async def _open_operations(db: Database, tx: Connection, now: int) -> list[tuple
     is_lost = (chunks.c.is_open == 1, chunks.c.owner.is_not(None), is_dead(db, chunks.c.owner))
     is_due = (chunks.c.is_open == 1, chunks.c.due_at <= overdue, is_free(db, chunks.c.owner))
     is_waiting = (row_records.c.state == "WaitingForCompletion",)
+    is_signalled = (*is_waiting, has_signal(signals.c.accepted_at <= overdue))
     rows = func.count(row_records.c.row.distinct())
     lost = await _by_operation(tx, chunks.c.operation, func.count(), is_lost)
     due = await _by_operation(tx, chunks.c.operation, func.count(), is_due)
-    heard = await _by_operation(tx, row_records.c.operation, rows, (*is_waiting, _has_signal(overdue)))
+    heard = await _by_operation(tx, row_records.c.operation, rows, is_signalled)
     late = await _by_operation(tx, row_records.c.operation, rows, (*is_waiting, row_records.c.deadline <= overdue))
     is_lost_file = (operations.c.reading == "open") & operations.c.owner.is_not(None) & is_dead(db, operations.c.owner)
     query = (
@@ -111,7 +112,7 @@ async def _open_operations(db: Database, tx: Connection, now: int) -> list[tuple
     )
     found = []
     for row in await tx.execute(query):
-        is_at_work = row.state in _AT_WORK  # nothing of a paused operation is due
+        is_at_work = row.state in AT_WORK  # nothing of a paused operation is due
         is_unread = (
             row.state in ("Pending", "Validating")
             and row.reading == "open"
@@ -138,18 +139,6 @@ async def _by_operation(
 ) -> dict[int, int]:
     found = await tx.execute(select(operation, what).where(*where).group_by(operation))
     return {number: int(count) for number, count in found}
-
-
-def _has_signal(accepted_before: int) -> ColumnElement[bool]:
-    """Waits beside which a signal of their generation has been lying for a while."""
-    return exists().where(
-        signals.c.operation == row_records.c.operation,
-        signals.c.key == row_records.c.signal_key,
-        signals.c.consumed_at.is_(None),
-        signals.c.accepted_at >= func.coalesce(row_records.c.since, 0),
-        signals.c.accepted_at <= accepted_before,
-        or_(signals.c.row.is_(None), signals.c.row == row_records.c.row),
-    )
 
 
 def _has(files: FileStore, key: str) -> bool:

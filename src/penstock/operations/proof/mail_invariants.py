@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from penstock.operations.hearing import hears
 from penstock.operations.held import Story
 from penstock.operations.proof.chunk_invariants import ChunkFacts, Finding
 
@@ -115,15 +116,10 @@ def no_signal_is_overlooked(facts: MailFacts) -> Iterator[Finding]:
     for (row, step), story in facts.chunk.stories.items():
         if story.state != "WaitingForCompletion" or story.signal_key is None:
             continue
-        heard = next((signal for signal in free if _hears(story, signal)), None)
+        mine = (signal for signal in free if hears(signal, key=story.signal_key, row=row, since=story.since))
+        heard = next(mine, None)
         if heard is not None:
             yield row, f"waits at step {step} for {story.signal_key!r}, but signal {heard.id} has long been there"
-
-
-def _hears(story: Story, signal: Posted) -> bool:
-    return (
-        signal.key == story.signal_key and signal.accepted_at >= (story.since or 0) and signal.row in (None, story.row)
-    )
 
 
 def generations_have_history(facts: MailFacts) -> Iterator[Finding]:

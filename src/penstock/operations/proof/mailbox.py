@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy import Row, func, or_, select
 
 from penstock.db.connection import Connection
+from penstock.operations.hearing import is_heard
 from penstock.operations.proof.chunk_invariants import ChunkFacts, Finding
 from penstock.operations.proof.mail_invariants import Asked, MailFacts, Posted
 from penstock.operations.tables import chunks, history, requests, row_records, signals
@@ -89,14 +90,12 @@ class Mailbox:
         return await self._signals(signals.c.consumed_row.between(first, last))
 
     async def _free(self, ids: Sequence[int]) -> list[Posted]:
-        """Signals nobody took, for keys on which rows of these chunks wait."""
+        """Signals nobody took, though rows of these chunks wait and hear them."""
         if self._now is None:
             return []
-        waited = select(row_records.c.signal_key).where(
-            row_records.c.chunk.in_(ids), row_records.c.state == "WaitingForCompletion"
-        )
         is_old = signals.c.accepted_at < _overlooked_at(self._now)
-        return await self._signals(signals.c.consumed_at.is_(None), is_old, signals.c.key.in_(waited), limit=FREE_MAX)
+        is_heard_here = is_heard(row_records.c.chunk.in_(ids))
+        return await self._signals(signals.c.consumed_at.is_(None), is_old, is_heard_here, limit=FREE_MAX)
 
     async def _signals(self, *filters: Any, limit: int | None = None) -> list[Posted]:
         columns = [signals.c[name] for name in Posted.__dataclass_fields__]

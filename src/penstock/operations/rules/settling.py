@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from penstock.operations import hearing
 from penstock.operations.held import Held
 from penstock.operations.ledger import CANCELLED, FAILED, INVALID, PENDING, TIMED_OUT, WAITING
 from penstock.operations.running.outcomes import end_wait, waited_out
@@ -22,6 +23,7 @@ __all__ = [
     "Request",
     "Signal",
     "Waiter",
+    "Word",
     "apply_deadlines",
     "apply_requests",
     "apply_signals",
@@ -44,15 +46,21 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """Word for whoever waits on `key`; with `row`, for that row only."""
+    """Whom a signal is for: whoever waits on `key`; with `row`, that row only."""
 
     id: int
     key: str
     row: int | None
+    accepted_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """What a signal says: `ok` with a payload that becomes the step's output, or `failed` with a message."""
+
     outcome: str
     payload: Any
     message: str | None
-    accepted_at: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +75,7 @@ class Waiter:
 
     def hears(self, signal: Signal) -> bool:
         """Whether this signal may end this wait."""
-        return signal.key == self.key and signal.accepted_at >= self.since and signal.row in (None, self.row)
+        return hearing.hears(signal, key=self.key, row=self.row, since=self.since)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,17 +104,17 @@ def match(signals: Sequence[Signal], waiters: Sequence[Waiter]) -> list[Match]:
     return matches
 
 
-def apply_signals(held: Held, matches: Iterable[Match], now: int) -> None:
+def apply_signals(held: Held, matches: Mapping[Match, Word], now: int) -> None:
     """End the waits that were matched; a payload becomes the step's output."""
-    for found in matches:
+    for found, word in matches.items():
         i = found.row - held.first_row
-        place, signal = held.ledger.at[i], found.signal
-        if signal.outcome == "ok":
-            if signal.payload is not None:
-                held.ledger.tracks[place].outputs[i] = msgspec.json.encode(signal.payload)
+        place = held.ledger.at[i]
+        if word.outcome == "ok":
+            if word.payload is not None:
+                held.ledger.tracks[place].outputs[i] = msgspec.json.encode(word.payload)
             end_wait(held, i, place, "signalled", now)
         else:
-            end_wait(held, i, place, "signal_failed", now, error_type="SignalFailure", message=signal.message)
+            end_wait(held, i, place, "signal_failed", now, error_type="SignalFailure", message=word.message)
 
 
 def apply_deadlines(held: Held, now: int) -> None:

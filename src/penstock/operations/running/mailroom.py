@@ -2,34 +2,45 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, Update, bindparam, func, select, update
+from sqlalchemy import Select, Update, bindparam, exists, select, update
 
 from penstock.db.connection import Connection
 from penstock.db.database import Database
 from penstock.operations import chunks as store
+from penstock.operations import hearing
 from penstock.operations.held import Held, Story, Writing, cancel_unfinished
 from penstock.operations.ledger import WAITING
 from penstock.operations.referee import finish_if_over, touch
 from penstock.operations.rules.settling import (
     Match,
     Request,
-    Signal,
     Waiter,
+    Word,
     apply_deadlines,
     apply_requests,
     apply_signals,
     match,
 )
+from penstock.operations.running.looking import (
+    free_signals,
+    ready_after,
+    ready_for_chunk,
+    ready_keys,
+    waiters,
+    words_of,
+)
 from penstock.operations.tables import chunks, operations, requests, row_records, signals
 
-__all__ = ["Overtaken", "Settlement", "drain", "settle", "sweep", "unconsumed", "waiters", "wake"]
+__all__ = ["AT_WORK", "Overtaken", "Settlement", "drain", "settle", "sweep", "wake"]
 
-SIGNALS_MAX = 1000  # looked at in one transaction; the rest is passed on
+LOOK_GROWTH = 4  # so much farther an owner looks when what it saw was not for its rows
+AT_WORK = ("Running", "Retrying")  # states of an operation in which its chunks are claimed when they are due
 
 
 class Overtaken(Exception):
@@ -42,7 +53,7 @@ class Settlement:
 
     mail: int
     requests: Sequence[Request]
-    matches: Sequence[Match]
+    matches: Mapping[Match, Word]
     now: int
     writing: Writing
     lines_before: int
@@ -74,7 +85,7 @@ async def settle(db: Database, tx: Connection, held: Held, raw_of: Callable[[int
         trial.stories.setdefault(key, replace(story))
     lines_before = len(trial.lines)
     outcomes = apply_requests(trial, asked, raw_of, now)
-    matches = await _matches(tx, trial)
+    matches = await _matches(db, tx, trial)
     apply_signals(trial, matches, now)
     apply_deadlines(trial, now)
     writing = trial.writing()
@@ -97,7 +108,7 @@ async def drain(db: Database, tx: Connection, held: Held, now: int, *, actor: st
         return False
     await store.lock(tx, held)
     trial = held.copy()
-    matches = await _matches(tx, trial)
+    matches = await _matches(db, tx, trial)
     apply_signals(trial, matches, now)
     cancel_unfinished(trial, now)
     await store.flush(db, tx, held, trial.writing(), is_open=0, is_raw=0, owner=None)
@@ -134,18 +145,24 @@ async def _answer(tx: Connection, outcomes: Mapping[int, str]) -> None:
         await tx.execute(update(requests).where(requests.c.id == request).values(values))
 
 
-async def _matches(tx: Connection, held: Held) -> list[Match]:
-    """The stored signals that end waits of this chunk."""
-    mine = waiters_of(held)
-    if not mine:
-        return []
-    found = await _signals(tx, held)
-    if not found:
-        return []
-    heard = {signal.key for signal in found}
-    others = await waiters(tx, held.operation, heard, each=2 * len(found) + 100, other_than=held.id)
-    matches = match(found, [w for w in mine if w.key in heard] + others)
-    return [found for found in matches if found.chunk == held.id]  # the rest is for the owners of the others
+async def _matches(db: Database, tx: Connection, held: Held) -> dict[Match, Word]:
+    """The stored signals that end waits of this chunk: all of them, because a row that gets none may time out now."""
+    waiting = waiters_of(held)
+    keys = await ready_for_chunk(db, tx, held.operation, held.id) if waiting else {}
+    if not keys:
+        return {}
+    mine = [waiter for waiter in waiting if waiter.key in keys]
+    each = max(Counter(waiter.key for waiter in mine).values())
+    while True:
+        found = await free_signals(db, tx, held.operation, keys, each=each)
+        others = await waiters(db, tx, held.operation, keys, each=2 * len(found) + 100, other_than=held.id)
+        matches = [one for one in match(found, mine + others) if one.chunk == held.id]  # the rest is for other owners
+        served, seen = {one.row for one in matches}, Counter(signal.key for signal in found)
+        if all(waiter.row in served or seen[waiter.key] < each for waiter in mine):
+            break
+        each *= LOOK_GROWTH  # what we saw of a key was not for our row, and there is more
+    words = await words_of(tx, (one.signal.id for one in matches)) if matches else {}
+    return {one: words[one.signal.id] for one in matches}
 
 
 def waiters_of(held: Held) -> list[Waiter]:
@@ -160,124 +177,74 @@ def waiters_of(held: Held) -> list[Waiter]:
     ]
 
 
-async def _signals(tx: Connection, held: Held) -> list[Signal]:
-    """Unconsumed signals for the keys that rows of this chunk wait on, oldest first."""
-    awaited = select(row_records.c.signal_key).where(
-        row_records.c.chunk == held.id, row_records.c.state == "WaitingForCompletion"
-    )
-    return await unconsumed(tx, held.operation, signals.c.key.in_(awaited))
+async def _consume(db: Database, tx: Connection, held: Held, matches: Collection[Match]) -> None:
+    """Take the signals for their rows; `Overtaken` unless all of them were still free."""
+    if not matches:
+        return
+    ids = sorted(found.signal.id for found in matches)
+    done = await tx.execute(db.prepared(_take), {"ids": ids})
+    if done.rowcount != len(ids):
+        raise Overtaken
+    takers: list[Mapping[str, Any]] = [
+        {
+            "the_signal": found.signal.id,
+            "consumed_row": found.row,
+            "consumed_step": found.step,
+            "consumed_generation": held.ledger.generation[found.row - held.first_row],
+        }
+        for found in matches
+    ]
+    await tx.send(_TAKEN_BY, takers)
 
 
-async def unconsumed(tx: Connection, operation: int, *filters: ColumnElement[bool]) -> list[Signal]:
-    """Signals that no row has taken, oldest first."""
-    query = (
-        select(*(signals.c[name] for name in Signal.__dataclass_fields__))
-        .where(signals.c.operation == operation, signals.c.consumed_at.is_(None), *filters)
-        .order_by(signals.c.id)
-        .limit(SIGNALS_MAX)
-    )
-    return [Signal(*row) for row in await tx.execute(query)]
+def _take(db: Database) -> Update:
+    is_free = (signals.c.id.in_(bindparam("ids", expanding=True)), signals.c.consumed_at.is_(None))
+    return update(signals).where(*is_free).values(consumed_at=db.now())
 
 
-async def waiters(
-    tx: Connection, operation: int, keys: Collection[str], *, each: int, other_than: int = 0
-) -> list[Waiter]:
-    """The lowest rows that wait on these keys, so many of each key, but for those of one chunk."""
-    place = func.row_number().over(partition_by=row_records.c.signal_key, order_by=row_records.c.row)
-    waiting = (
-        select(
-            row_records.c.row,
-            row_records.c.step,
-            row_records.c.chunk,
-            row_records.c.signal_key,
-            row_records.c.since,
-            place.label("place"),
-        )
-        .where(
-            row_records.c.operation == operation,
-            row_records.c.signal_key.in_(keys),
-            row_records.c.state == "WaitingForCompletion",
-            row_records.c.chunk != other_than,
-        )
-        .subquery()
-    )
-    found = await tx.execute(select(waiting).where(waiting.c.place <= each))
-    return [Waiter(r.row, r.step, r.chunk, r.signal_key, r.since or 0) for r in found]
-
-
-async def _consume(db: Database, tx: Connection, held: Held, matches: Sequence[Match]) -> None:
-    for found in sorted(matches, key=lambda found: found.signal.id):
-        i = found.row - held.first_row
-        done = await tx.execute(
-            update(signals)
-            .where(signals.c.id == found.signal.id, signals.c.consumed_at.is_(None))
-            .values(
-                consumed_row=found.row,
-                consumed_step=found.step,
-                consumed_generation=held.ledger.generation[i],
-                consumed_at=db.now(),
-            )
-        )
-        if done.rowcount != 1:
-            raise Overtaken
-
-
-def _has_signal() -> ColumnElement[bool]:
-    """Waits for which an unconsumed signal of their generation lies ready."""
-    return (
-        select(signals.c.id)
-        .where(
-            signals.c.operation == row_records.c.operation,
-            signals.c.key == row_records.c.signal_key,
-            signals.c.consumed_at.is_(None),
-            signals.c.accepted_at >= func.coalesce(row_records.c.since, 0),
-            (signals.c.row.is_(None)) | (signals.c.row == row_records.c.row),
-        )
-        .exists()
-    )
+# What is sent with it, the row and its step and generation, is set.
+_TAKEN_BY = update(signals).where(signals.c.id == bindparam("the_signal"))
 
 
 async def wake(db: Database, operation: int, keys: Collection[str], tx: Connection) -> int:
-    """Recall the owners of the lowest rows that wait on these keys and have a signal; says how many chunks.
+    """Recall the owners of the lowest rows that wait on these keys and have a signal; says how many chunks have one.
 
     A transaction of its own, after the commit it follows: store, commit, then look.
     """
-    found = await tx.execute(_LOWEST, {"of": operation, "keys": list(keys)})
-    woken = sorted({chunk for chunk in found.scalars() if chunk is not None})
-    if woken:
-        await tx.execute(db.prepared(_recall), [{"the_chunk": chunk} for chunk in woken])
+    found = await tx.execute(db.prepared(_lowest), {"of": operation, "keys": list(keys)})
+    is_claimable = {chunk: bool(is_due) for chunk, is_due in found}
+    # Whoever claims a chunk in which a row waits looks first. One that nobody held and that was due when we read this
+    # is claimed later, so its owner sees what was committed before: there is nothing to tell it.
+    recalled = sorted(chunk for chunk, is_due in is_claimable.items() if not is_due)
+    if recalled:
+        await tx.execute(db.prepared(_recall), [{"the_chunk": chunk} for chunk in recalled])
         await db.ring(tx)
-    return len(woken)
+    return len(is_claimable)
 
 
-def _lowest() -> Select[*tuple[Any, ...]]:
-    """For each of some keys, the chunk of the lowest row that waits on it and has a signal, or null.
+def _lowest(db: Database) -> Select[*tuple[Any, ...]]:
+    """The chunks of the lowest rows that wait on each of some keys and have a signal; and whether each can be claimed.
 
     Key by key through the key's index: thousands of rows may wait on one.
     """
-    heard = (
-        select(signals.c.key)
-        .where(
-            signals.c.operation == bindparam("of"),
-            signals.c.key.in_(bindparam("keys", expanding=True)),
-            signals.c.consumed_at.is_(None),
-        )
-        .distinct()
-        .subquery("heard")
-    )
+    ready = ready_keys(db).subquery("ready")
     lowest = (
         select(row_records.c.chunk)
         .where(
             row_records.c.operation == bindparam("of"),
-            row_records.c.signal_key == heard.c.key,
+            row_records.c.signal_key == ready.c.key,
             row_records.c.state == "WaitingForCompletion",
-            _has_signal(),
+            hearing.has_signal(),
         )
         .order_by(row_records.c.row)
         .limit(1)
-        .correlate(heard)
+        .correlate(ready)
+        .scalar_subquery()
     )
-    return select(lowest.scalar_subquery()).select_from(heard)
+    # Distinct, so that a planner does not make one join of it all.
+    woken = select(lowest.label("chunk")).select_from(ready).distinct().subquery("woken")
+    is_due = chunks.c.owner.is_(None) & (chunks.c.due_at <= db.now())
+    return select(chunks.c.id, is_due.label("is_due")).join(woken, woken.c.chunk == chunks.c.id)
 
 
 def _recall(db: Database) -> Update:
@@ -285,21 +252,24 @@ def _recall(db: Database) -> Update:
     return update(chunks).where(chunks.c.id == bindparam("the_chunk")).values(mail=chunks.c.mail + 1, due_at=due_at)
 
 
-_LOWEST = _lowest()
-
-
 async def sweep(db: Database) -> int:
-    """Wake every wait beside which a signal lies that nobody has come for; says how many chunks were woken."""
-    query = (
-        select(row_records.c.operation, row_records.c.signal_key)
-        .distinct()
-        .where(row_records.c.state == "WaitingForCompletion", row_records.c.signal_key.is_not(None), _has_signal())
-        .limit(SIGNALS_MAX)
-    )
-    async with db.read() as tx:
-        found = [(operation, key) for operation, key in await tx.execute(query)]
+    """Wake every wait beside which a signal lies that nobody has come for; says how many chunks have one.
+
+    Those of operations that are not at work are found when somebody works on them again.
+    """
     woken = 0
-    for operation in sorted({operation for operation, _ in found}):
-        keys = [key for of, key in found if of == operation]
-        woken += await db.transaction(partial(wake, db, operation, keys), "sweep")
+    for operation in await db.look(_with_waits_and_signals):
+        after: str | None = ""
+        while after is not None:
+            keys, after = await db.look(partial(ready_after, db, operation, after))
+            if keys:
+                woken += await db.transaction(partial(wake, db, operation, keys), "sweep")
     return woken
+
+
+async def _with_waits_and_signals(tx: Connection) -> list[int]:
+    """The operations at work in which rows wait and signals lie that nobody has taken."""
+    has_waits = exists().where(chunks.c.operation == operations.c.number, chunks.c.is_open == 1, chunks.c.waiting > 0)
+    has_signals = exists().where(signals.c.operation == operations.c.number, signals.c.consumed_row.is_(None))
+    query = select(operations.c.number).where(operations.c.state.in_(AT_WORK), has_waits, has_signals)
+    return list((await tx.execute(query.order_by(operations.c.number))).scalars())
