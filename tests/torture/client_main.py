@@ -24,7 +24,7 @@ from .ordeal import SIGNAL_TIMEOUT_S, Brittle, Ordeal, csv_of, make_rows
 from .senders import TIMES_MAX, tend_approval
 from .worker_main import prepared
 
-__all__ = ["Client", "live"]
+__all__ = ["PLAIN", "Client", "live"]
 
 TRIES_MAX = 20
 AWAY_S = 0.2

@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections import defaultdict
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -28,7 +29,7 @@ from penstock.clock import Entropy, ManualClock
 from penstock.settings import Settings
 
 from .campaign import PACE
-from .client_main import Client
+from .client_main import PLAIN, Client
 from .facts import gather
 from .faults import CLIENT_POINTS, WORKER_POINTS, both_sides
 from .journal import Effect, Line, Said
@@ -46,6 +47,8 @@ VESSELS, ROWS_MAX = 3, 6
 # misses its signal hears it at its deadline, well after the storm; and no neighbour in its chunk is woken before.
 LONG_STORM_S = 20.0
 PATIENT: dict[str, Any] = {"signal_timeout_s": 40.0, "signal_delay_s": 10.0, "shared": 0.6}
+# Where somebody dies, callers also interrupt validation and edit the same rows at once.
+TROUBLED = replace(PLAIN, pauses=True, edits=True)
 # Time costs nothing here, but looking does.
 CALMER = {"chunk_rows": 3, "flush_rows": 3, "wake_poll_s": 0.4, "control_poll_s": 0.6}
 CALMEST = {**CALMER, "chunk_rows": 1}
@@ -101,7 +104,8 @@ class World:
             if self.has_deaths and self.rng.random() < 0.5:
                 process.point = self.rng.choice(both_sides(CLIENT_POINTS))
             CURRENT.set(process)
-            client = Client(penstock, process.journal, rows_max=ROWS_MAX, **({} if self.has_deaths else PATIENT))
+            habits = {"switches": TROUBLED} if self.has_deaths else PATIENT
+            client = Client(penstock, process.journal, rows_max=ROWS_MAX, **habits)
             with contextlib.suppress(Sunk, BaseExceptionGroup):
                 await client.tend(random.Random(self.rng.random()))
 
