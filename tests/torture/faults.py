@@ -13,12 +13,12 @@ __all__ = ["CLIENT_POINTS", "UNKILLED", "WORKER_POINTS", "Fault", "Menu", "both_
 WORKER_POINTS = (
     "abandon", "announce", "append", "beat", "broke", "bury", "claim", "close", "drain", "flush", "give_back",
     "give_back_reading", "give_up", "hand_over", "intent", "late_result", "leave", "pass_on", "reject", "release",
-    "resumed", "seal", "settle", "suspect", "sweep", "take",
+    "resumed", "seal", "settle", "share", "suspect", "sweep", "take", "trouble",
 )  # fmt: skip
 CLIENT_POINTS = ("cancel_requested", "create", "paused", "resumed", "retry", "retry_rows", "signal", "wake")
 # Only where the answer to a COMMIT was lost or the schema is made: seen now and then, never asked for.
-# A log is folded only when it is long.
-UNKILLED = frozenset({"fold", "give_up", "late_result", "transaction"})
+# A log is folded only when it is long. No step here has a limit (see `limits`), and nothing is in trouble.
+UNKILLED = frozenset({"fold", "give_up", "late_result", "share", "transaction", "trouble"})
 
 Kind = Literal["point", "kill", "freeze", "stop", "none"]
 
