@@ -109,6 +109,27 @@ def test_rows_that_wait_beside_their_signal_or_past_their_deadline_are_found(tow
 
 
 @on_both
+def test_an_operation_that_no_worker_can_go_on_with_says_why(town: Town):
+    operation = town.create("visit")
+    (file,) = (town.folder / "blobs").iterdir()
+    content = file.read_bytes()
+    file.unlink()
+    file.mkdir()
+    process = town.start_worker()
+    town.until(lambda: town.ask("ops", "show", operation)["trouble"] is not None, "the worker has set it aside")
+    trouble = f"the stored file {file.name[:12]}… cannot be read: Is a directory"
+    assert town.ask("ops", "show", operation)["trouble"] == trouble
+    assert trouble in " ".join(town.call("ops", "show", operation)[1].split())
+    assert problems(town)["work_goes_on"] == f"1 operation set aside by a worker: {trouble}: {operation}"
+    file.rmdir()
+    file.write_bytes(content)
+    town.until(lambda: town.ask("ops", "show", operation)["status"] == "Completed", "it goes on by itself")
+    assert town.ask("ops", "show", operation)["trouble"] is None
+    town.end(process, signal.SIGTERM)
+    assert problems(town) == {}
+
+
+@on_both
 def test_work_that_no_live_worker_knows_is_found(town: Town):
     operation = town.create("visit")
     tamper(town, operations, name="forgotten", created_at=LONG_AGO)

@@ -497,6 +497,26 @@ async def test_a_row_that_is_corrected_before_its_chunk_is_validated_is_judged_a
         assert await clean(other) == []
 
 
+async def test_rows_of_a_left_chunk_do_not_run_before_its_suspects_are_validated(database_url: str, tmp_path: Path):
+    """Whoever validated them died: the healthy ones are right by now, the others are tried again."""
+    bench, rows = Bench(), papers(12)
+    rows[9]["desk"] = "wall"
+    settings = Settings(chunk_rows=6, flush_rows=2)
+    async with two_engines(bench.kind, url=database_url, folder=tmp_path, settings=settings) as (reader, other):
+        made = await reader.create(bench.kind, csv_of(rows), file_name="a.csv")
+        await read_for_others(reader)
+        await at_wall(bench.wall, other.work_until_idle())
+        await other.crash()
+        bench.wall.reached.clear()
+        await at_wall(bench.wall, other.work_until_idle())
+        assert ((await other.operations.get(made.id)).status, bench.ran) == ("Validating", [])
+        bench.wall.gone.set()
+        await other.work_until_idle()
+        done = await other.operations.get(made.id)
+        assert (done.status, done.successful_rows, len(bench.ran)) == ("Completed", 12, 12)
+        assert await clean(other) == []
+
+
 # The file is not as it was
 
 

@@ -13,14 +13,18 @@ __all__ = ["CLIENT_POINTS", "MOODS", "UNKILLED", "WORKER_POINTS", "Fault", "Menu
 WORKER_POINTS = (
     "abandon", "announce", "append", "beat", "broke", "bury", "claim", "close", "drain", "flush", "give_back",
     "give_back_reading", "give_up", "hand_over", "intent", "late_result", "leave", "pass_on", "reject", "release",
-    "resumed", "seal", "settle", "suspect", "sweep", "take",
+    "resumed", "seal", "settle", "share", "suspect", "sweep", "take", "trouble",
 )  # fmt: skip
 CLIENT_POINTS = ("cancel_requested", "create", "paused", "resumed", "retry", "retry_rows", "signal", "wake")
 # Only where the answer to a COMMIT was lost or the schema is made: seen now and then, never asked for.
-# A log is folded only when it is long; events are numbered when the oracle reads them; nothing is purged there.
+# A log is folded only when it is long; events are numbered when the oracle reads them; nothing is purged there. No step
+# has a limit (see `limits`), and trouble comes by chance.
 UNKILLED = frozenset(
-    {"fold", "give_up", "late_result", "number_events", "purge", "purge_begin", "purge_end", "transaction"}
-)
+    {
+        "clock", "fold", "give_up", "late_result", "number_events", "purge", "purge_begin", "purge_end", "share",
+        "transaction", "trouble",
+    }
+)  # fmt: skip
 
 GENTLE_S = (2.0, 12.0)
 

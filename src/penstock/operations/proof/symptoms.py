@@ -283,7 +283,7 @@ def files_are_there(facts: Facts) -> Iterator[Symptom]:
         yield Symptom(
             "files_are_there",
             f"{_count(missing, 'open operation')} without a file in {facts.storage}: {_ids(missing)}",
-            "a worker with this folder breaks an operation whose file it cannot read",
+            "a worker with this folder breaks an operation whose file is gone from it",
             "let all processes share one folder (PENSTOCK_STORAGE_URL), or run this command from where the workers run",
         )  # fmt: skip
 

@@ -61,8 +61,14 @@ class Group:
 
 
 def next_group(held: Held, spans: Sequence[Span], *, now: int, limit: int) -> Group | None:
-    """The rows to run next: healthy ones before suspects, validation before checks before steps, early steps first."""
+    """The rows to run next: healthy ones before suspects, validation before checks before steps, early steps first.
+
+    Of a raw chunk rows are only validated: its steps begin when the whole file is.
+    """
     ready = _ready(held, now)
+    if held.is_raw:
+        validated = held.ledger.tracks[0].state
+        ready = [i for i in ready if validated[i] == PENDING]
     if not ready:
         return None
     lost = held.ledger.lost
