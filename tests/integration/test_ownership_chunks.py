@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -98,6 +100,47 @@ async def test_a_worker_that_starts_does_not_touch_what_a_live_one_holds(databas
         shop.wall.gone.set()
         await one.work_until_idle()
         assert (await one.operations.get(made.id)).status == "Completed"
+
+
+async def test_a_chunk_released_and_claimed_again_while_its_worker_looked_round_is_not_taken_for_lost(
+    database_url, tmp_path, monkeypatch
+):
+    walls, checks, meanwhile, read = [Wall(), Wall()], [], [], Database.read
+
+    @operation("parcel")
+    class Parcel(Pipeline[Paper]):
+        @step.poll(every=1, timeout=1000)
+        async def ship(self, paper: Paper, ctx: Context) -> None: ...
+
+        @ship.check
+        async def has_arrived(self, paper: Paper, ctx: Context) -> bool:
+            checks.append(ctx.row_number)
+            await walls[len(checks) - 1].stop()
+            return len(checks) == 2
+
+    @asynccontextmanager
+    async def read_and_be_slow(db: Database) -> AsyncIterator[Any]:
+        async with read(db) as tx:
+            yield tx
+        while meanwhile:
+            await meanwhile.pop()()
+
+    async def release_and_claim() -> None:
+        walls[0].gone.set()
+        await one.work_until_idle()
+        await one.advance(2)
+        await at_wall(walls[1], one.work_until_idle())
+
+    monkeypatch.setattr(Database, "read", read_and_be_slow)
+    async with two_engines(Parcel, url=database_url, folder=tmp_path) as (one, _):
+        made = await one.create(Parcel, papers(1))
+        await at_wall(walls[0], one.work_until_idle())
+        meanwhile.append(release_and_claim)
+        await one.worker.look_round()
+        walls[1].gone.set()
+        await one.work_until_idle()
+        assert await states(one, made) == [DONE]
+        assert (len(checks), await history(one, made)) == (2, [])
 
 
 @pytest.mark.covers("I-13", "I-14", "I-18", "SG-045")

@@ -70,7 +70,7 @@ class Watch:
         """Tell actors of their mail and of operations that pause or stop; give up what is ours but not in hand."""
         worker, owner = self._worker, self._worker.lease.id
         renewed_until_ns, has_lapsed = worker.lease.renewed_until_ns, worker.lease.has_lapsed
-        held_before = {chunk for chunk, actor in worker.actors.items() if actor is not None}
+        held_before = {chunk: actor for chunk, actor in worker.actors.items() if actor is not None}
         async with self._db.read() as tx:
             states = await tx.execute(
                 select(operations.c.number, operations.c.state).where(operations.c.number.in_(worker.working))
@@ -87,8 +87,9 @@ class Watch:
         if owner in living:
             worker.peers = replace(worker.peers, rank=living.index(owner), workers=len(living))
         mine = {chunk: fence for chunk, _, fence in mail}
-        for chunk, holder in worker.actors.items():
-            if holder is not None and mine.get(chunk) != holder.held.fence and chunk in held_before:
+        for chunk, holder in held_before.items():
+            # One that has let go meanwhile is not in hand any more; who has claimed the chunk since was not looked at.
+            if worker.actors.get(chunk) is holder and mine.get(chunk) != holder.held.fence:
                 holder.halt("lost")
         await worker.limit_shares.look_round(worker.running, has_lapsed=has_lapsed)
         worker.lease.confirm(renewed_until_ns)
