@@ -11,6 +11,7 @@ from sqlalchemy import select
 
 from penstock import Context, Pipeline, RowInvalid, operation, step
 from penstock.operations.model import Operation
+from penstock.operations.queries import number_of
 from penstock.operations.tables import operations
 from penstock.testing import Engine
 
@@ -123,4 +124,21 @@ async def test_a_chunk_whose_validator_died_is_validated_by_the_next(
         done = await other.operations.get(made.id)
         assert done.status == ("CompletedWithErrors" if all_invalid else "Completed")
         assert mill.states_at_steps == (set() if all_invalid else {"Running"})
+        assert await clean(other) == []
+
+
+async def test_a_worker_that_knew_the_operation_before_its_file_was_opened_runs_its_rows(
+    database_url: str, tmp_path: Any
+):
+    mill = Mill(all_invalid=False)
+    async with two_engines(mill.kind, url=database_url, folder=tmp_path, settings=SMALL) as (reader, other):
+        mill.engine = other
+        rows = [{"code": f"p{n}", "desk": "front"} for n in range(1, ROWS + 1)]
+        made = await reader.create(mill.kind, csv_of(rows), file_name="a.csv")
+        async with other.penstock.db.read() as tx:
+            number = await number_of(tx, made.id)
+        await other.worker.executions.get(number)  # and somebody else was first to read it
+        await read_for_others(reader)
+        await other.work_until_idle()
+        assert (await other.operations.get(made.id)).status == "Completed"
         assert await clean(other) == []

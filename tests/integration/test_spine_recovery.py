@@ -332,7 +332,7 @@ async def everything(e: Engine, operation_id: str) -> list[Any]:
     async with e.penstock.db.read() as tx:
         number = await number_of(tx, operation_id)
         head = await tx.execute(select(operations).where(operations.c.number == number))
-        parts = await tx.execute(select(chunks).where(chunks.c.operation == number))
+        parts = await tx.execute(select(chunks).where(chunks.c.operation == number).order_by(chunks.c.id))
         return [*head, *parts]
 
 

@@ -135,6 +135,7 @@ _CANDIDATE = {
     "operation_state": operations.c.state,
     "plan": operations.c.plan,
     "trouble": operations.c.trouble,
+    "columns": operations.c.columns,
 }
 
 
@@ -186,6 +187,7 @@ def _held(row: Mapping[str, Any]) -> Held:
         ledger=Ledger.decode(row["ledger"], rows=row["row_count"], steps=steps, base=0),
         data=row["data"],
         has_trouble=row.get("trouble") is not None,
+        columns=tuple(row["columns"]) if row.get("columns") else None,
     )
     if held.is_raw and not row["ledger"]:
         held.ledger.await_validation()

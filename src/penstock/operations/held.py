@@ -131,6 +131,7 @@ class Held:
     ledger: Ledger
     data: bytes | None
     has_trouble: bool = False  # somebody could not go on with the operation
+    columns: tuple[str, ...] | None = None  # of a candidate: what the cells of its rows are called
     unstored: Mapping[str, bytes | None] | None = None  # the rows, to be stored with our next write
     stories: dict[tuple[int, int], Story] = field(default_factory=dict)  # by (row number, step)
     changed: set[tuple[int, int]] = field(default_factory=set)

@@ -44,6 +44,8 @@ class Claims:
 
         A fresh chunk gets its first intent in the same statement.
         """
+        if execution.columns != held.columns:  # it was made before anybody had opened the file
+            execution.use_columns(held.columns)
         is_new = held.version == 0 or (held.ledger.is_fresh and not held.is_raw)
         if held.mail == 0 and is_new:
             held.ledger.base = self._clock.now_us()
