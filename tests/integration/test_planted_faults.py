@@ -8,18 +8,22 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from approvals import Calls, Paper, Wall, a_moment, approvals, at_wall, clean, papers, states
-from sqlalchemy import Column, ForeignKey, Integer, MetaData, Table, bindparam, literal, update
+from approvals import Calls, Paper, Wall, a_moment, approvals, at_wall, chunks_of, clean, papers, states, two_engines
+from sqlalchemy import Column, ForeignKey, Integer, MetaData, Table, bindparam, literal, select, update
+from sqlalchemy.exc import DBAPIError
 
 from penstock import Context, Pipeline, failpoints, operation, step
+from penstock.db.database import CommitUnknown
 from penstock.db.schema import metadata
+from penstock.errors import StepFailed
 from penstock.operations import chunks as store
-from penstock.operations import control, hearing, held, referee, retrying
+from penstock.operations import control, hearing, held, posting, referee, retrying
+from penstock.operations.addressing import DEAF
 from penstock.operations.chunks import Lost
 from penstock.operations.ledger import CANCELLED
 from penstock.operations.model import Operation
@@ -31,7 +35,8 @@ from penstock.operations.running import lease as leasing
 from penstock.operations.running import mailroom
 from penstock.operations.running.actor import ChunkActor
 from penstock.operations.running.lease import FOREVER, Lease, StartLimit
-from penstock.operations.tables import chunks, operations
+from penstock.operations.running.outcomes import Desk
+from penstock.operations.tables import chunks, operations, signals
 from penstock.settings import Settings
 from penstock.testing import Engine, engine
 
@@ -43,8 +48,8 @@ both = pytest.mark.parametrize("weak", [False, True], ids=["as it is", "planted"
 
 
 @asynccontextmanager
-async def office(folder: Path, *, key: str = "paper-{row.code}") -> AsyncIterator[Engine]:
-    async with engine([approvals(Calls(), key=key)], tmp_path=folder, settings=SMALL) as e:
+async def office(folder: Path, *, key: str = "paper-{row.code}", url: str | None = None) -> AsyncIterator[Engine]:
+    async with engine([approvals(Calls(), key=key)], tmp_path=folder, url=url, settings=SMALL) as e:
         await e.advance(20)  # somebody has been here to sweep
         yield e
 
@@ -284,6 +289,169 @@ async def test_a_timeout_before_the_look_is_caught(tmp_path, monkeypatch, weak):
         await e.penstock.signals.complete(made.id, "paper-p1")
         await e.work_until_idle()
         assert (await states(e, made) == ["TimedOut"]) is weak
+
+
+@both
+async def test_a_claim_that_does_not_look_first_is_caught(tmp_path, monkeypatch, weak):
+    begin = ChunkActor.__init__
+
+    def begin_blind(actor: ChunkActor, *args: Any, **given: Any) -> None:
+        begin(actor, *args, **given)
+        actor._must_look = False
+
+    async with office(tmp_path) as e:
+        made = await parked(e, papers(2))
+        if weak:
+            monkeypatch.setattr(ChunkActor, "__init__", begin_blind)
+        await e.penstock.signals.complete(made.id, "paper-p1")
+        await e.penstock.signals.complete(made.id, "paper-p2")  # its chunk is due, so there is nothing to tell it
+        await e.work_until_idle()
+        assert await overlooked(e) is weak
+
+
+@both
+async def test_a_wait_behind_a_retried_step_that_hears_old_signals_is_caught(tmp_path, monkeypatch, weak):
+    park = Desk.park
+
+    def park_by_itself(desk: Desk, i: int, place: int, *given: Any) -> None:
+        before = desk.held.told(i, place)
+        since = before.since if before else None
+        park(desk, i, place, *given)
+        story = desk.held.told(i, place)
+        assert story is not None
+        story.since = since
+
+    if weak:
+        monkeypatch.setattr(Desk, "park", park_by_itself)
+
+    @operation("retried")
+    class Retried(Pipeline[Paper]):
+        @step
+        async def submit(self, paper: Paper, ctx: Context) -> None:
+            if ctx.generation == 0:
+                raise StepFailed("wrong desk")
+
+        @step.signal(key="{row.code}", timeout=60)
+        async def approval(self, paper: Paper, ctx: Context) -> None: ...
+
+    async with engine([Retried], tmp_path=tmp_path) as e:
+        made = await e.create(Retried, papers(1))
+        await e.penstock.signals.complete(made.id, "p1")  # of what was submitted to the wrong desk
+        await e.work_until_idle()
+        await e.advance(1)
+        await e.operations.retry(made.id)
+        await e.work_until_idle()
+        assert (await states(e, made) == [DONE]) is weak
+
+
+@both
+async def test_a_lost_answer_after_which_nobody_is_woken_is_caught(tmp_path, monkeypatch, weak):
+    lost: list[str] = []
+
+    def lose(point: str) -> None:
+        if point == "signal:after" and not lost:
+            lost.append(point)
+            raise CommitUnknown("the connection died at COMMIT")
+
+    async def known(slot: posting.Slot, subject: Any, mine: posting.Posting, refusal: Exception) -> Any:
+        mine.answer = posting.Receipt("duplicate", mine.token)
+        return ()
+
+    if weak:
+        monkeypatch.setattr(posting.Slot, "_stored_before", known)
+    async with office(tmp_path) as e:
+        made = await parked(e, papers(1))
+        with failpoints.armed(lose):
+            await e.penstock.signals.complete(made.id, "paper-p1")
+        await e.work_until_idle()
+        assert await overlooked(e) is weak
+
+
+@both
+@pytest.mark.databases("postgresql", "mariadb")  # SQLite has one writer
+async def test_a_signal_stored_without_the_operations_lock_is_caught(database_url, tmp_path, monkeypatch, weak):
+    row = select(operations.c.number).where(operations.c.number == bindparam("number"))
+    if weak:
+        monkeypatch.setattr(posting, "_HEARING", row.where(operations.c.state.not_in(DEAF)))
+
+    async def is_locked(number: int) -> bool:
+        try:
+            async with e.penstock.db.connection() as other:
+                await other.execute(row.with_for_update(nowait=True), {"number": number})
+        except DBAPIError:
+            return True
+        return False
+
+    async with office(tmp_path, url=database_url) as e:
+        made = await parked(e, papers(1))
+        transaction = e.penstock.db.transaction
+
+        async def with_a_stop_in_between(work: Any, point: str) -> Any:
+            async def store(tx: Any) -> Any:
+                answer = await work(tx)
+                if not await is_locked(await number_of(tx, made.id)):
+                    await e.operations.cancel(made.id)
+                return answer
+
+            return await transaction(store if point == "signal" else work, point)
+
+        monkeypatch.setattr(e.penstock.db, "transaction", with_a_stop_in_between)
+        await e.penstock.signals.complete(made.id, "paper-p1")
+        await e.operations.cancel(made.id)
+        assert (await e.operations.get(made.id)).status == "Cancelled"
+        assert bool(await e.penstock.signals.unclaimed(made.id)) is weak
+
+
+def take_any(db: Any) -> Any:
+    return update(signals).where(signals.c.id.in_(bindparam("ids", expanding=True))).values(consumed_at=db.now())
+
+
+async def consume_uncounted(*given: Any, consume: Any = mailroom._consume) -> None:
+    with suppress(mailroom.Overtaken):
+        await consume(*given)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [{}, {"_take": take_any}, {"_consume": consume_uncounted}],
+    ids=["as it is", "planted: taken or not", "planted: not counted"],
+)
+@pytest.mark.databases("postgresql", "mariadb")  # SQLite has one writer
+async def test_a_signal_that_is_taken_twice_is_caught(database_url, tmp_path, monkeypatch, fault):
+    for name, plant in fault.items():
+        monkeypatch.setattr(mailroom, name, plant)
+    matches, late, between = mailroom._matches, Wall(), Wall()
+
+    async def with_a_pause(*given: Any) -> Any:
+        found = await matches(*given)
+        if found and not between.reached.is_set():
+            await between.stop()
+        return found
+
+    @operation("shared")
+    class Shared(Pipeline[Paper]):
+        @step
+        async def submit(self, paper: Paper, ctx: Context) -> None:
+            if ctx.row_number == 1:
+                await late.stop()
+
+        @step.signal(key="desk", timeout=60)
+        async def approval(self, paper: Paper, ctx: Context) -> None: ...
+
+    async with two_engines(Shared, url=database_url, folder=tmp_path, settings=SMALL) as (one, other):
+        made = await one.create(Shared, papers(4))
+        await at_wall(late, one.work_until_idle())  # nobody waits in the first chunk yet
+        while (second := (await chunks_of(other, made))[1]).waiting < 2 or second.owner is not None:
+            await other.work_until_idle()
+        monkeypatch.setattr(mailroom, "_matches", with_a_pause)
+        await other.penstock.signals.complete(made.id, "desk")
+        await at_wall(between, other.work_until_idle())  # row 3 is about to take it
+        late.gone.set()
+        await one.work_until_idle()  # row 1 takes it
+        between.gone.set()
+        await other.work_until_idle()
+        assert (await states(one, made) == [DONE, WAIT, WAIT, WAIT]) is not bool(fault)
+        assert ("which a signal must have ended, but it took none" in " ".join(await clean(one))) is bool(fault)
 
 
 @both
