@@ -147,4 +147,5 @@ async def test_rows_lost_with_their_worker_that_are_forgotten_are_caught(tmp_pat
         wall.reached.clear()
         await at_wall(wall, e.work_until_idle())
         (row,) = await rows_of(e.penstock.db, made.id)
+        wall.gone.set()
         assert (row.lost != 1) is weak
