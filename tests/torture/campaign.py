@@ -120,7 +120,9 @@ class Campaign:
                 number += 1
                 await self._round(penstock, number, min(self.wanted.round_s, end - time.monotonic()))
         for point in self.tally.unknown:
-            self.findings.append(Finding("unknown_point", f"{point} was passed; name it in faults.py"))
+            finding = Finding("unknown_point", f"{point} was passed; name it in faults.py")
+            self.findings.append(finding)
+            self.say(f"FINDING seed {self.seed}: {finding}")
 
     def _is_enough(self) -> bool:
         tally, wanted = self.tally, self.wanted

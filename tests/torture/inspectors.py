@@ -24,7 +24,7 @@ CANCELLED = 0.1
 
 async def tend_inspection(client: Client, rng: random.Random) -> None:
     """One file whose validation is interrupted again and again, to its end."""
-    rows = inspection_rows(rng, client.penstock.settings.chunk_rows)
+    rows = inspection_rows(rng, client.penstock.settings.chunk_rows, client.rows_max // 2)
     made = await client.create(Inspection, csv_of(rows), len(rows))
     if made is None:
         return

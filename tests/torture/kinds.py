@@ -152,10 +152,10 @@ def revision_rows(rng: random.Random) -> list[dict[str, Any]]:
     return [{"id": i, "qty": rng.randint(1, 6), "gate": "open", "note": "-", "tag": "-"} for i in few]
 
 
-def inspection_rows(rng: random.Random, chunk_rows: int) -> list[dict[str, Any]]:
+def inspection_rows(rng: random.Random, chunk_rows: int, chunks_max: int) -> list[dict[str, Any]]:
     """Chunk by chunk: all refused, all let in, or some of each."""
     rows: list[dict[str, Any]] = []
-    for _ in range(rng.randint(3, 10)):
+    for _ in range(rng.randint(3, max(3, chunks_max))):
         barred = rng.choice((1.0, 1.0, 0.0, 0.5))
         for _ in range(chunk_rows):
             gate = BARRED if rng.random() < barred else "open"
