@@ -150,5 +150,6 @@ def read_all(folder: Path) -> list[Line]:
 
 def _read(file: Path) -> Iterator[Line]:
     decoder = msgspec.json.Decoder(Line)
-    for text in file.read_bytes().splitlines():
+    *whole, _ = file.read_bytes().split(b"\n")  # of the last one, part may be there while it is being written
+    for text in whole:
         yield decoder.decode(text)

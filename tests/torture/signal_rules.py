@@ -59,9 +59,19 @@ def consumed_signals_ended_a_wait(evidence: Evidence) -> Iterator[str]:
             yield f"row {wait.row} is {wait.state}, but took signal {signal.token}"
 
 
+def _ahead(evidence: Evidence) -> int:
+    """How far the database's clock is ahead of the journals': on SQLite a process whose clock is off may have set it.
+
+    A signal is accepted a moment before its sender hears of it.
+    """
+    at = {line.answer["id"]: line.at for line in evidence.acknowledged("signal")}
+    return max((s.accepted_at - at[s.token] for s in evidence.signals if s.token in at), default=0)
+
+
 def no_wait_times_out_beside_a_signal(evidence: Evidence) -> Iterator[str]:
     """Rule 6: a signal that was acknowledged before a wait timed out was for somebody, and that row would hear it."""
-    told = {line.answer["id"]: line.at for line in evidence.acknowledged("signal")}
+    ahead = _ahead(evidence)
+    told = {line.answer["id"]: line.at + ahead for line in evidence.acknowledged("signal")}
     lying = [signal for signal in evidence.signals if not signal.is_consumed and signal.token in told]
     for wait in evidence.waits:
         for signal in lying if wait.state == "TimedOut" else ():
@@ -75,20 +85,20 @@ def signals_are_heard_at_once(evidence: Evidence) -> Iterator[str]:
     """Rules 3 and 5: an acknowledged signal needs no sweep and no deadline to be heard by a row that waits for it."""
     if evidence.quiet_since is None or evidence.had("paused"):
         return
-    told = {line.answer["id"]: line for line in reversed(evidence.acknowledged("signal"))}
+    told, ahead = {line.answer["id"]: line for line in reversed(evidence.acknowledged("signal"))}, _ahead(evidence)
     waits = {(e.row, e.generation): e.t for e in evidence.effects if e.step == "approve" and e.what == "end"}
     for signal in evidence.signals:
         line, began = told.get(signal.token), waits.get((signal.row or 0, signal.generation or 0))
         if line is None or began is None or signal.consumed_at is None:
             continue
-        late_s = line.t + (signal.consumed_at - line.at) / 1e6 - max(line.t, began, evidence.quiet_since)
+        late_s = line.t + (signal.consumed_at - line.at - ahead) / 1e6 - max(line.t, began, evidence.quiet_since)
         if late_s > HEARD_S * evidence.patience:
             yield f"row {signal.row} heard signal {signal.token} {late_s:.1f} s late"
 
 
 def lower_rows_are_served_first(evidence: Evidence) -> Iterator[str]:
     """T11b: nobody takes a signal that a lower row has long been waiting for."""
-    told = {line.answer["id"]: line for line in reversed(evidence.acknowledged("signal"))}
+    told, ahead = {line.answer["id"]: line for line in reversed(evidence.acknowledged("signal"))}, _ahead(evidence)
     taken = {(s.row, s.generation): s for s in evidence.signals}
     parked = {(e.row, e.generation): e.t for e in evidence.effects if e.step == "approve" and e.what == "end"}
     for signal in evidence.signals:
@@ -98,7 +108,7 @@ def lower_rows_are_served_first(evidence: Evidence) -> Iterator[str]:
         for wait in evidence.waits:
             own = taken.get((wait.row, wait.generation))
             parked_t = parked.get((wait.row, wait.generation), line.t) + PARKED_S * evidence.patience
-            began_at = line.at + (parked_t - line.t) * 1e6
+            began_at = line.at + ahead + (parked_t - line.t) * 1e6
             is_after = own is not None and own.consumed_at is not None and own.consumed_at > signal.consumed_at
             could = wait.key == signal.key and wait.since <= signal.accepted_at and began_at < signal.consumed_at
             if wait.row < (signal.row or 0) and could and is_after:
