@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ async def test_what_one_table_took_stays_when_another_table_refuses():
 
 @pytest.mark.covers("BX-004")
 async def test_deleting_a_record_deletes_nothing_that_refers_to_it(tmp_path: Path):
-    with sqlite3.connect(tmp_path / "shop.db") as shop:
+    with closing(sqlite3.connect(tmp_path / "shop.db", isolation_level=None)) as shop:
         shop.execute("CREATE TABLE orders (id integer PRIMARY KEY)")
         shop.execute("CREATE TABLE lines (id integer PRIMARY KEY, order_id integer REFERENCES orders)")
         shop.execute("INSERT INTO orders VALUES (1), (2)")
@@ -57,7 +58,7 @@ async def test_deleting_a_record_deletes_nothing_that_refers_to_it(tmp_path: Pat
     result = await BulkExecutor(target).delete_multiple("orders", [1, 2])
     await target.aclose()
     assert [error.index for error in result.errors] == [0]
-    with sqlite3.connect(tmp_path / "shop.db") as shop:
+    with closing(sqlite3.connect(tmp_path / "shop.db", isolation_level=None)) as shop:
         assert shop.execute("SELECT id FROM orders").fetchall() == [(1,)]
         assert shop.execute("SELECT id FROM lines").fetchall() == [(10,)]
 
