@@ -18,7 +18,7 @@ from penstock.errors import DeclarationError, Unavailable
 from penstock.operations.intake import Source
 from penstock.operations.lifespans import Lifespans
 from penstock.operations.model import Operation
-from penstock.operations.queries import has_live_workers, latest_instant
+from penstock.operations.queries import is_time_counted, latest_instant
 from penstock.operations.running.worker import Worker
 from penstock.operations.service import Operations
 from penstock.operations.signals import Signals
@@ -202,7 +202,7 @@ async def _database_clock(db: Database, clock: Clock, settings: Settings) -> Clo
     await share_clock(
         db,
         latest=lambda tx: latest_instant(tx, settings.lease_s),
-        is_in_use=lambda tx: has_live_workers(tx, db),
+        is_in_use=lambda tx: is_time_counted(tx, db),
     )
     following = FollowingClock(clock)
     following.follow(*await db.clock_bounds())

@@ -7,7 +7,7 @@ from dataclasses import fields
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import RowMapping, exists, func, select, tuple_
+from sqlalchemy import RowMapping, exists, func, or_, select, tuple_
 
 from penstock.clock import from_micros, micros
 from penstock.db.connection import Connection
@@ -24,7 +24,7 @@ from penstock.operations.states import OPERATION
 from penstock.operations.tables import REMOVED, chunks, operations, workers
 from penstock.pipeline import Definition
 
-__all__ = ["SORTS", "events", "get", "has_live_workers", "latest_instant", "list_operations", "number_of", "outline"]
+__all__ = ["SORTS", "events", "get", "is_time_counted", "latest_instant", "list_operations", "number_of", "outline"]
 
 SORTS = ("created_at", "name", "status", "total_rows")
 
@@ -47,9 +47,11 @@ async def latest_instant(tx: Connection, lease_s: float) -> int:
     return max(moved or 0, (leased or 0) - round(lease_s * 1e6))
 
 
-async def has_live_workers(tx: Connection, db: Database) -> bool:
-    """Whether any worker has a lease."""
-    return bool((await tx.execute(select(exists().where(workers.c.lease_until >= db.now())))).scalar())
+async def is_time_counted(tx: Connection, db: Database) -> bool:
+    """Whether any worker has a lease, or any operation is under way, in which rows may wait until a deadline."""
+    has_workers = exists().where(workers.c.lease_until >= db.now())
+    has_operations = exists().where(operations.c.state.not_in(OPERATION.settled))
+    return bool((await tx.execute(select(or_(has_workers, has_operations)))).scalar())
 
 
 async def get(tx: Connection, operation: str) -> Operation:

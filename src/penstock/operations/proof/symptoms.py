@@ -159,7 +159,7 @@ def clocks_agree(facts: Facts) -> Iterator[Symptom]:
     if abs(ahead_s) > SKEW_MAX_S:
         remedy = "synchronise both clocks (NTP)"
         if facts.database == "sqlite":  # its clock is in the file, and only moved forward
-            remedy += "; the file's is set forward when it is opened while no worker runs, and never back"
+            remedy += "; the file's is set forward when it is opened while no worker runs and no operation is open"
         yield Symptom(
             "clocks_agree",
             f"the database's clock is {abs(ahead_s):,.1f} s {'ahead of' if ahead_s > 0 else 'behind'} this machine's",
