@@ -54,6 +54,7 @@ class Desk:
         self.was_refused = False
         self.trouble: str | None = None  # why the operation cannot go on
         self.unreadable: OSError | None = None  # why this worker cannot read its file
+        held.key_of = self.key_of
         self.refresh()
 
     def refresh(self) -> None:
@@ -96,6 +97,14 @@ class Desk:
     def raws_of(self, rows: Sequence[int]) -> list[Any]:
         """The same of many rows, for less where none was edited."""
         return [*map(self.raw, rows)] if self.held.stories else self.raws.pick(rows)
+
+    def key_of(self, i: int) -> str | None:
+        """The text of the row's key, where it can be read."""
+        row_type, row = self.execution.definition.row, self.rows[i]
+        if row is not None:
+            return row_type.key(row)
+        is_known = row_type.row_key is not None and self.unread is None
+        return row_type.key_of_raw(self.raw(i), self.execution.columns) if is_known else None
 
     @property
     def has_faults(self) -> bool:

@@ -324,7 +324,14 @@ class Worker:
     async def _prepare(self, held: Held) -> Callable[[], Awaitable[object]] | None:
         """The work to be done on a candidate, claimed; None when it is not to be had."""
         if held.operation_state == "Stopping":
-            return partial(drain_chunk, self.db, held, owner=self.lease.id, clock=self.clock)
+            return partial(
+                drain_chunk,
+                self.db,
+                held,
+                owner=self.lease.id,
+                clock=self.clock,
+                definitions=self.executions.definitions,
+            )
         execution = await self.executions.get(held.operation)
         if not held.is_raw and not await self.limit_shares.take_part(execution):
             self.set_aside.for_a_moment(held.operation, self.settings.control_poll_s)
