@@ -93,8 +93,13 @@ class Penstock:
             await db.close()
 
     @asynccontextmanager
-    async def worker(self) -> AsyncIterator[Worker]:
-        """A worker in this process."""
+    async def worker(self, *, owns_process: bool = False) -> AsyncIterator[Worker]:
+        """A worker in this process: run it with `worker.run(stop)`.
+
+        As a guest it never ends the process: when a step blocks the event loop for longer than `stall_s`, its chunks go
+        to other workers until the loop runs again. One that `owns_process` ends it (exit 75), and tunes its garbage
+        collector.
+        """
         worker = Worker(
             self.db,
             self.files,
@@ -103,6 +108,7 @@ class Penstock:
             self.lifespans,
             clock=self.clock,
             entropy=self.entropy,
+            owns_process=owns_process,
         )
         async with worker:
             self._workers.add(worker)
@@ -123,10 +129,14 @@ class Penstock:
         watch: Watch | None = None,
         every_s: float = 0.25,
         stop: asyncio.Event | None = None,
+        owns_process: bool = False,
     ) -> Operation:
-        """Work in this process until the operation is settled, or `stop` is set; `watch` is shown its progress."""
+        """Work in this process until the operation is settled, or `stop` is set; `watch` is shown its progress.
+
+        `owns_process` as for `worker`.
+        """
         stop = stop or asyncio.Event()
-        async with self.worker() as worker:
+        async with self.worker(owns_process=owns_process) as worker:
             follower = asyncio.create_task(self._follow(operation, worker.rests, stop, watch, every_s))
             try:
                 await worker.run(stop)

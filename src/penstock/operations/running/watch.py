@@ -19,7 +19,7 @@ from penstock.operations.purging import Retention
 from penstock.operations.referee import touch
 from penstock.operations.running import mailroom
 from penstock.operations.running.actor import Halt
-from penstock.operations.running.lease import Heart, bury
+from penstock.operations.running.lease import bury
 from penstock.operations.running.limits import remove_dead_shares
 from penstock.operations.tables import chunks, operations, workers
 
@@ -42,11 +42,10 @@ class Watch:
         self._next_sweep = 0.0
         self._retention = Retention(worker.db, worker.files, worker.clock, days=worker.settings.retention_days)
 
-    async def run(self, heart: Heart) -> None:
-        """Look round for as long as the worker lives; that we can is also the sign that its loop is not stuck."""
+    async def run(self) -> None:
+        """Look round for as long as the worker lives."""
         while True:
             await asyncio.sleep(self._worker.settings.control_poll_s)
-            heart.loop_is_alive()
             try:
                 await self.look_round()
                 await self._sweep_sometimes()

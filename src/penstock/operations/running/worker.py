@@ -32,6 +32,7 @@ from penstock.operations.running.limits import LimitShares
 from penstock.operations.running.readers import Readers
 from penstock.operations.running.set_aside import SetAside, clear_trouble, write_trouble
 from penstock.operations.running.sources import Sources
+from penstock.operations.running.stalls import LoopWatch, Place
 from penstock.operations.running.tasks import Tasks
 from penstock.operations.running.turns import Turns
 from penstock.operations.running.watch import Watch
@@ -69,7 +70,11 @@ class Peers:
 
 
 class Worker:
-    """One process's share of the work; `tick` starts what can be started now and says whether anything was."""
+    """One process's share of the work; `tick` starts what can be started now and says whether anything was.
+
+    With `owns_process` it may end the process, when a step never yields, and tune its garbage collector. Without, it is
+    a guest there and does neither.
+    """
 
     def __init__(
         self,
@@ -81,8 +86,10 @@ class Worker:
         *,
         clock: Clock,
         entropy: Entropy,
+        owns_process: bool = False,
     ) -> None:
         self.db, self.files, self.settings = db, files, settings
+        self._owns_process = owns_process
         self.clock = FollowingClock(clock)
         self.wake = asyncio.Event()
         self.tasks = Tasks(self.wake)
@@ -126,16 +133,19 @@ class Worker:
         )
         self._watch, self._readers = Watch(self), Readers(self)
         self._heart: Heart | None = None
+        self._loop_watch: LoopWatch | None = None
         self.is_stopping = self._is_gone = False
         self._next_look = 0.0
 
     async def __aenter__(self) -> Self:
-        calm_collector()
+        if self._owns_process:
+            calm_collector()
         await self._watch.follow_clock()
         await self.lease.begin()
         if self.clock.is_real:  # on any other clock nothing happens by itself
-            self._heart = self._start_heart()
-            self.tasks.spawn(self._watch.run(self._heart))
+            self._loop_watch = self._start_loop_watch()
+            self._heart = self._start_heart(self._loop_watch)
+            self.tasks.spawn(self._watch.run())
             self.tasks.spawn(self._watch.listen())
         return self
 
@@ -238,8 +248,9 @@ class Worker:
         await self.tasks.cancel()
         self.executions.close()
         self.sources.close()
-        if self._heart is not None:
-            await asyncio.to_thread(self._heart.stop)
+        for thread in (self._heart, self._loop_watch):
+            if thread is not None:
+                await asyncio.to_thread(thread.stop)
 
     async def _idle(self, until: asyncio.Event, pause_s: float) -> None:
         waits = {asyncio.ensure_future(self.wake.wait()), asyncio.ensure_future(until.wait())}
@@ -251,24 +262,37 @@ class Worker:
 
     def _is_alive(self) -> None:
         """A step says that it is at work, though it keeps the loop to itself."""
-        if self._heart is not None:
-            self._heart.loop_is_alive()
+        if self._loop_watch is not None:
+            self._loop_watch.loop_is_alive()
 
-    def _start_heart(self) -> Heart:
+    def _start_loop_watch(self) -> LoopWatch:
+        settings = self.settings
+        watch = LoopWatch(
+            self.clock, warn_s=settings.stall_warning_s, stall_s=settings.stall_s, on_stall=self._has_stalled
+        )
+        watch.start()
+        return watch
+
+    def _has_stalled(self, place: Place, stuck_s: float) -> None:
+        """The loop is stuck: others shall have our chunks. Called on another thread."""
+        what = f"worker {self.lease.id}: {place} has blocked the event loop for {stuck_s:.0f} s"
+        if self._owns_process:
+            log.critical("%s; the process ends, and its rows go to others", what, extra=place.fields())
+            os._exit(os.EX_TEMPFAIL)  # nothing else stops a step that never yields; its row counts as lost
+        log.error("%s; its lease is not renewed until the loop runs again", what, extra=place.fields())
+
+    def _start_heart(self, loop_watch: LoopWatch) -> Heart:
         loop = asyncio.get_running_loop()
 
-        def lost(why: str, is_stuck: bool) -> None:
+        def lost(why: str) -> None:
             log.critical("worker %s: %s", self.lease.id, why)
-            if is_stuck:
-                os._exit(os.EX_TEMPFAIL)  # nothing else stops a step that never yields; its row counts as lost
             loop.call_soon_threadsafe(self.tasks.fail, Unavailable(why))
 
         heart = Heart(
             self.lease,
             lambda: Database.connect(self.settings.database_url, clock=self.clock, pool_size=1),
-            self.clock,
             beat_s=self.settings.heartbeat_s,
-            stall_s=self.settings.stall_s,
+            may_beat=lambda: not loop_watch.is_stalled,
             on_lost=lost,
         )
         heart.start()
