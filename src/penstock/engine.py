@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import getpass
-import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -26,8 +25,6 @@ from penstock.pipeline import Definition, definition_of
 from penstock.settings import Settings, load_settings
 
 __all__ = ["Penstock", "run"]
-
-log = logging.getLogger("penstock")
 
 Watch = Callable[[Operation], None]
 
@@ -137,7 +134,7 @@ class Penstock:
         """
         stop = stop or asyncio.Event()
         async with self.worker(owns_process=owns_process) as worker:
-            follower = asyncio.create_task(self._follow(operation, worker.rests, stop, watch, every_s))
+            follower = asyncio.create_task(self._follow(operation, worker, stop, watch, every_s))
             try:
                 await worker.run(stop)
             finally:
@@ -149,17 +146,18 @@ class Penstock:
         return await self.operations.get(operation)
 
     async def _follow(
-        self, operation: str, rests: asyncio.Event, stop: asyncio.Event, watch: Watch | None, every_s: float
+        self, operation: str, worker: Worker, stop: asyncio.Event, watch: Watch | None, every_s: float
     ) -> None:
         """Look at the operation now and then, and more often when the worker has nothing left to do."""
-        pause_s, is_due = every_s, True
+        pause_s, is_due, rests = every_s, True, worker.rests
         try:
             while not stop.is_set():
                 try:
                     now = await self.operations.get(operation)
                 except Unavailable as error:
-                    log.warning("progress is unknown: %s", error)
+                    worker.outage.failed("progress", error)
                 else:
+                    worker.outage.worked("progress")
                     if watch is not None and (is_due or now.is_settled):
                         watch(now)
                     if now.is_settled:

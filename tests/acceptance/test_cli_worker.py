@@ -160,13 +160,17 @@ def test_a_worker_outlives_the_death_of_its_database(tmp_path: Path, monkeypatch
         process = town.start_worker()
         town.until_begun(operation)
         server.kill()
-        town.until(lambda: "WARNING" in town.said(process), "the worker notices", process)
+        town.until(lambda: "is away" in town.said(process), "the worker notices", process)
         server.start()
         town.open_gate()
         finished = town.until_settled(operation)
         assert (finished["status"], finished["successfulRows"]) == ("Completed", ROWS)
         assert town.ask("verify")["isClean"]
         assert town.end(process, signal.SIGTERM) == 0
+        warnings = [line for line in town.said(process).splitlines() if " WARNING " in line]
+        assert len(warnings) == 2
+        assert "the database is away: postgresql" in warnings[0]
+        assert re.search(r"the database is back after \d+\.\d s", warnings[1])
 
 
 @pytest.mark.databases("postgresql")

@@ -20,6 +20,7 @@ from penstock.db.connection import Connection
 from penstock.db.database import Database
 from penstock.errors import PenstockError, Unavailable
 from penstock.operations.running.gates import Refused
+from penstock.operations.running.outage import Outage
 from penstock.operations.tables import workers
 
 __all__ = ["FOREVER", "Heart", "Lease", "LeaseOver", "StartLimit", "bury", "host_name", "is_process_alive"]
@@ -144,12 +145,13 @@ class Heart:
         self,
         lease: Lease,
         connect: Callable[[], Database],
+        outage: Outage,
         *,
         beat_s: float,
         may_beat: Callable[[], bool],
         on_lost: Callable[[str], None],
     ) -> None:
-        self._lease, self._connect = lease, connect
+        self._lease, self._connect, self._outage = lease, connect, outage
         self._beat_s, self._may_beat, self._on_lost = beat_s, may_beat, on_lost
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="penstock-heart", daemon=True)
@@ -180,9 +182,10 @@ class Heart:
             if not await self._lease.beat(db):
                 self._on_lost("this worker's record is gone from the database")
                 self._stop.set()
+            self._outage.worked("heartbeat")
         except Unavailable as error:
             # The lease runs on by itself; `may_start` says for how long.
-            log.warning("heartbeat: %s", error)
+            self._outage.failed("heartbeat", error)
         except PenstockError as error:
             log.error("heartbeat: %s", error)
 

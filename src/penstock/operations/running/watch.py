@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Watch"]
 
-log = logging.getLogger("penstock.worker")
-
 SWEEP_S = 5.0
 LONG_DEAD_S = 3600.0
 
@@ -49,8 +46,9 @@ class Watch:
             try:
                 await self.look_round()
                 await self._sweep_sometimes()
+                self._worker.outage.worked("watch")
             except Unavailable as error:
-                log.warning("the database is away: %s", error)
+                self._worker.outage.failed("watch", error)
 
     async def listen(self) -> None:
         """Hear at once of work that was left by another process, where the database can tell."""
