@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import getpass
-import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -26,8 +25,6 @@ from penstock.pipeline import Definition, definition_of
 from penstock.settings import Settings, load_settings
 
 __all__ = ["Penstock", "run"]
-
-log = logging.getLogger("penstock")
 
 Watch = Callable[[Operation], None]
 
@@ -93,8 +90,13 @@ class Penstock:
             await db.close()
 
     @asynccontextmanager
-    async def worker(self) -> AsyncIterator[Worker]:
-        """A worker in this process."""
+    async def worker(self, *, owns_process: bool = False) -> AsyncIterator[Worker]:
+        """A worker in this process: run it with `worker.run(stop)`.
+
+        As a guest it never ends the process: when a step blocks the event loop for longer than `stall_s`, its chunks go
+        to other workers until the loop runs again. One that `owns_process` ends it (exit 75), and tunes its garbage
+        collector.
+        """
         worker = Worker(
             self.db,
             self.files,
@@ -103,6 +105,7 @@ class Penstock:
             self.lifespans,
             clock=self.clock,
             entropy=self.entropy,
+            owns_process=owns_process,
         )
         async with worker:
             self._workers.add(worker)
@@ -123,11 +126,15 @@ class Penstock:
         watch: Watch | None = None,
         every_s: float = 0.25,
         stop: asyncio.Event | None = None,
+        owns_process: bool = False,
     ) -> Operation:
-        """Work in this process until the operation is settled, or `stop` is set; `watch` is shown its progress."""
+        """Work in this process until the operation is settled, or `stop` is set; `watch` is shown its progress.
+
+        `owns_process` as for `worker`.
+        """
         stop = stop or asyncio.Event()
-        async with self.worker() as worker:
-            follower = asyncio.create_task(self._follow(operation, worker.rests, stop, watch, every_s))
+        async with self.worker(owns_process=owns_process) as worker:
+            follower = asyncio.create_task(self._follow(operation, worker, stop, watch, every_s))
             try:
                 await worker.run(stop)
             finally:
@@ -139,17 +146,18 @@ class Penstock:
         return await self.operations.get(operation)
 
     async def _follow(
-        self, operation: str, rests: asyncio.Event, stop: asyncio.Event, watch: Watch | None, every_s: float
+        self, operation: str, worker: Worker, stop: asyncio.Event, watch: Watch | None, every_s: float
     ) -> None:
         """Look at the operation now and then, and more often when the worker has nothing left to do."""
-        pause_s, is_due = every_s, True
+        pause_s, is_due, rests = every_s, True, worker.rests
         try:
             while not stop.is_set():
                 try:
                     now = await self.operations.get(operation)
                 except Unavailable as error:
-                    log.warning("progress is unknown: %s", error)
+                    worker.outage.failed("progress", error)
                 else:
+                    worker.outage.worked("progress")
                     if watch is not None and (is_due or now.is_settled):
                         watch(now)
                     if now.is_settled:

@@ -240,6 +240,9 @@ def history_entry(found: HistoryEntry) -> Document:
         "errorMessage": found.message,
         "createdAt": instant(found.at),
     }
+    if found.actor is not None:
+        changes = [{"field": change.field, "old": change.old, "new": change.new} for change in found.changes]
+        document |= {"actor": found.actor, "askedAt": instant(found.asked_at), "changes": changes}
     return document if found.data is None else document | {"rowData": found.data}
 
 

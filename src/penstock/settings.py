@@ -50,7 +50,10 @@ class Settings(BaseModel):
     wake_poll_s: float = Field(default=0.5, gt=0, description="how often an idle worker looks for work")
     shutdown_s: float = Field(default=25.0, ge=0, description="how long a stopping worker waits for running steps")
     stall_s: float = Field(
-        default=30.0, gt=0, description="how long a step may block the event loop before its worker ends"
+        default=30.0, gt=0, description="how long a step may block the event loop before its worker gives up its lease"
+    )
+    stall_warning_s: float = Field(
+        default=1.0, gt=0, description="how long a step may block the event loop before it is named in the log"
     )
     poison_rows_max: int = Field(
         default=10, ge=0, description="rows that may kill their worker before the operation stops"

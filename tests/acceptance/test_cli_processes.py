@@ -131,3 +131,51 @@ def test_the_demo_ends_by_itself_and_leaves_records_that_verify(tmp_path: Path):
     assert (report["isClean"], report["rows"]) == (True, 20_000)
     retried = call(tmp_path, "ops", "history", call(tmp_path, "ops", "list", *database)["items"][0]["id"], *database)
     assert {entry["event"] for entry in retried["items"]} == {"postponed"}
+
+
+LOUD = """
+import subprocess
+from pydantic import BaseModel
+from penstock import Context, operation
+
+print("loud module")
+
+class Guest(BaseModel):
+    name: str
+
+@operation("greet")
+def greet(row: Guest, ctx: Context) -> None:
+    print("loud step")
+    subprocess.run(["echo", "loud child"], check=True)
+"""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("run", "greet", "guests.csv"),
+        ("run", "unknown", "guests.csv"),
+        ("ops", "validate", "greet", "guests.csv"),
+        ("run", "greet", "guests.csv", "--workers", "2"),
+    ],
+    ids=["run", "refused", "validate", "workers"],
+)
+def test_what_steps_print_stands_on_stderr_when_machines_read_stdout(folder: Path, words: tuple[str, ...]):
+    (folder / "loud.py").write_text(LOUD)
+    (folder / "guests.csv").write_text("name\nAda\n")
+    done = subprocess.run(
+        [*PENSTOCK, *words, "--app", "loud.py", "--json"], cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert json.loads(done.stdout)
+    assert "loud module" in done.stderr
+    if words == ("run", "greet", "guests.csv"):
+        assert "loud step" in done.stderr
+        assert "loud child" in done.stderr
+
+
+def test_what_steps_print_stands_on_stdout_when_people_read_it(folder: Path):
+    (folder / "loud.py").write_text(LOUD)
+    (folder / "guests.csv").write_text("name\nAda\n")
+    words = ("run", "greet", "guests.csv", "--app", "loud.py")
+    done = subprocess.run([*PENSTOCK, *words], cwd=folder, capture_output=True, text=True, check=False)
+    assert "loud step" in done.stdout

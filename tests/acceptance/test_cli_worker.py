@@ -97,6 +97,35 @@ def test_a_step_that_does_not_end_holds_up_a_stop_only_so_long(town: Town):
     assert town.ask("ops", "show", operation)["status"] == "Running"
 
 
+BLOCKING = """
+import threading
+from pydantic import BaseModel
+from penstock import Context, operation
+
+class Citizen(BaseModel):
+    name: str
+
+@operation("block")
+async def block(row: Citizen, ctx: Context) -> None:
+    threading.Event().wait()
+"""
+
+
+@on_sqlite
+@pytest.mark.parametrize("command", ["worker", "run"])
+def test_a_process_of_ours_whose_step_never_yields_ends_and_names_it(town: Town, command: str):
+    (town.folder / "blocking.py").write_text(BLOCKING)
+    (town.folder / "citizens.csv").write_text("name\nAda\n")
+    words = {"worker": ["worker"], "run": ["run", "block", "citizens.csv"]}[command]
+    if command == "worker":
+        town.create("block", rows=1, app=str(town.folder / "blocking.py"))
+    process = town.start(*words, "--app", "blocking.py", PENSTOCK_STALL_S="0.5")
+    assert town.await_end(process) == 75
+    assert re.search(
+        r"CRITICAL .*block of row 1 of operation block \(\S+\), at \S+blocking.py:11, has blocked", town.said(process)
+    )
+
+
 @on_sqlite
 def test_a_worker_ends_with_one_document_for_machines(town: Town):
     process = town.start_worker("--json")
@@ -131,13 +160,17 @@ def test_a_worker_outlives_the_death_of_its_database(tmp_path: Path, monkeypatch
         process = town.start_worker()
         town.until_begun(operation)
         server.kill()
-        town.until(lambda: "WARNING" in town.said(process), "the worker notices", process)
+        town.until(lambda: "is away" in town.said(process), "the worker notices", process)
         server.start()
         town.open_gate()
         finished = town.until_settled(operation)
         assert (finished["status"], finished["successfulRows"]) == ("Completed", ROWS)
         assert town.ask("verify")["isClean"]
         assert town.end(process, signal.SIGTERM) == 0
+        warnings = [line for line in town.said(process).splitlines() if " WARNING " in line]
+        assert len(warnings) == 2
+        assert "the database is away: postgresql" in warnings[0]
+        assert re.search(r"the database is back after \d+\.\d s", warnings[1])
 
 
 @pytest.mark.databases("postgresql")

@@ -51,12 +51,12 @@ class Town:
         assert out, err
         return json.loads(out)
 
-    def create(self, operation: str, rows: int = 3) -> str:
+    def create(self, operation: str, rows: int = 3, *, app: str = APP) -> str:
         """An operation over so many citizens, p1, p2 and so on, that nobody works on yet."""
         text = "name,age\n" + "".join(f"p{number},{number}\n" for number in range(1, rows + 1))
 
         async def make() -> str:
-            async with Penstock.open(self.url, operations=load_app(APP)) as penstock:
+            async with Penstock.open(self.url, operations=load_app(app)) as penstock:
                 made = await penstock.operations.create(operation, file=text.encode(), file_name="citizens.csv")
                 return made.id
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -245,3 +246,33 @@ async def test_a_correction_cancelled_while_it_is_validated_leaves_a_row_that_ca
         await e.operations.edit_row(made.id, 2, {"code": "p2"})
         await e.work_until_idle()
         assert await states(e, made) == [DONE, DONE]
+
+
+@pytest.mark.covers("SM-075")
+async def test_history_says_who_corrected_a_row_when_and_what(e):
+    made = await e.run("failures", rows("p1", "bad", "p3"))
+    failed_at = (await e.operations.errors(made.id)).items[0].at
+    await e.advance(60)
+    await e.operations.edit_row(made.id, 2, {"code": "good"}, actor="ana")
+    await e.advance(60)
+    await e.work_until_idle()
+    (line,) = await history(e, made, row=2)
+    assert (line.event, line.at, line.data["code"]) == ("edited", failed_at, "bad")
+    assert (line.actor, line.asked_at) == ("ana", failed_at + timedelta(seconds=60))
+    assert [(change.field, change.old, change.new) for change in line.changes] == [("code", "bad", "good")]
+
+
+@pytest.mark.covers("SM-075")
+async def test_history_says_who_asked_for_a_retry_of_a_row_or_of_all(e):
+    made = await e.run("failures", rows("bad1", "p2", "p3", "p4", "bad5"))
+    for actor, named in (("ana", None), ("ben", [5]), ("cid", None)):
+        await e.advance(60)
+        await e.operations.retry(made.id, rows=named, actor=actor)
+        await e.work_until_idle()
+    assert [(h.row, h.generation, h.event, h.actor, h.changes) for h in await history(e, made)] == [
+        (1, 0, "retried", "ana", ()),
+        (1, 1, "retried", "cid", ()),
+        (5, 0, "retried", "ana", ()),
+        (5, 1, "retried", "ben", ()),
+        (5, 2, "retried", "cid", ()),
+    ]

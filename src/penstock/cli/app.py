@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Annotated
 
 import typer
 
 from penstock.cli import config, db, doctor, machines, ops, run, verify, waits, worker
+from penstock.cli.documents import stdout_for_documents
 from penstock.cli.problems import INTERRUPTED, exit_code, report, report_usage
 from penstock.errors import PenstockError
 
@@ -57,6 +59,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and say with which code the process should exit; a bug still shows its traceback."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     as_json = "--json" in given
+    with stdout_for_documents() if as_json else nullcontext():
+        return _called(given, as_json=as_json)
+
+
+def _called(given: list[str], *, as_json: bool) -> int:
     try:
         return app(given, prog_name="penstock", standalone_mode=False) or 0
     except PenstockError as error:

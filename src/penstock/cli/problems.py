@@ -7,6 +7,7 @@ import sys
 
 import typer
 
+from penstock.cli.documents import print_document
 from penstock.cli.printable import printable
 from penstock.errors import InvalidInput, PenstockError
 
@@ -61,4 +62,4 @@ def sentence(error: PenstockError) -> str:
 
 
 def _print_json(document: object) -> None:
-    print(json.dumps(document, indent=2, ensure_ascii=False, default=str))
+    print_document(json.dumps(document, indent=2, ensure_ascii=False, default=str))

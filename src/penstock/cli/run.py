@@ -152,7 +152,9 @@ async def _work(
             show(operation)
             if not operation.is_settled:
                 async with more_hands(place, workers - 1):
-                    operation = await penstock.run_until_done(operation.id, watch=departure or show, stop=stop)
+                    operation = await penstock.run_until_done(
+                        operation.id, watch=departure or show, stop=stop, owns_process=True
+                    )
                 show(operation)
             return operation, await penstock.operations.error_groups(operation.id, limit=GROUPS_SHOWN)
 

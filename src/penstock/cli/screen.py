@@ -11,6 +11,8 @@ from typing import Any
 
 from rich.console import Console, RenderableType
 
+from penstock.cli.documents import print_document
+
 __all__ = ["PIPE_COLUMNS", "Screen"]
 
 # A pipe has no width: lines are as long as what they say, so that grep and cut find whole values.
@@ -32,7 +34,7 @@ class Screen:
 
     def document(self, document: Any) -> None:
         """Print the JSON document."""
-        print(json.dumps(document, indent=2, ensure_ascii=False, default=str))
+        print_document(json.dumps(document, indent=2, ensure_ascii=False, default=str))
 
     def show(self, *parts: RenderableType) -> None:
         """Print for people."""

@@ -135,14 +135,25 @@ def log_to_stderr(level: str, *, with_time: bool = False) -> None:
     logger.setLevel(level.upper())
     if not logger.handlers:
         handler = logging.StreamHandler(_CurrentStderr())
-        handler.setFormatter(_timed_formatter() if with_time else logging.Formatter(LOG_LINE))
+        handler.setFormatter(_timed_formatter() if with_time else _Formatter(LOG_LINE))
         logger.addHandler(handler)
 
 
 def _timed_formatter() -> logging.Formatter:
-    formatter = logging.Formatter(f"%(asctime)s.%(msecs)03dZ {LOG_LINE}", "%Y-%m-%dT%H:%M:%S")
+    formatter = _Formatter(f"%(asctime)s.%(msecs)03dZ {LOG_LINE}", "%Y-%m-%dT%H:%M:%S")
     formatter.converter = time.gmtime
     return formatter
+
+
+class _Formatter(logging.Formatter):
+    """Adds to what a step logs which row of which operation it is about."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        text, fields = super().formatMessage(record), vars(record)
+        if not record.name.startswith("penstock.operations.") or "operation_id" not in fields:
+            return text
+        row = f"row {fields['row_number']}, " if "row_number" in fields else ""
+        return f"{text} [{row}step {fields.get('step_name')}, operation {fields['operation_id']}]"
 
 
 class _CurrentStderr:

@@ -260,17 +260,23 @@ def events(found: Sequence[Event]) -> FittedTable:
 def history(found: Sequence[HistoryEntry]) -> FittedTable:
     """What happened to rows before their current records, one event to a line."""
     return table(
-        "AT", "ROW", "STEP", "TRY", "EVENT", "TYPE", "MESSAGE",
+        "AT", "ROW", "STEP", "TRY", "EVENT", "BY", "TYPE", "MESSAGE",
         rows=[
             (
-                moment(h.at), f"{h.row:,}", h.step_name, str(h.attempt), h.event, h.error_type or "",
-                cut(h.message or "", MESSAGE_CHARS),
+                moment(h.asked_at or h.at), f"{h.row:,}", h.step_name, str(h.attempt), h.event, h.actor or "",
+                h.error_type or "", cut(_told(h), MESSAGE_CHARS),
             )
             for h in found
         ],
         numbers=("ROW", "TRY"),
-        may_go=("TYPE", "AT"),
+        may_go=("TYPE", "AT", "BY"),
     )  # fmt: skip
+
+
+def _told(entry: HistoryEntry) -> str:
+    """What was corrected, and what was wrong before."""
+    changes = "; ".join(f"{change.field}: {compact(change.old)} → {compact(change.new)}" for change in entry.changes)
+    return f"{changes} ({entry.message})" if changes and entry.message else changes or entry.message or ""
 
 
 def verdict(found: Operation, groups: Sequence[ErrorGroup], commands: Sequence[str]) -> Iterator[RenderableType]:

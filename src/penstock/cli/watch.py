@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from penstock.cli.documents import print_document
 from penstock.cli.options import Db, Json, OperationId, command
 from penstock.cli.run import EXIT_CODES
 from penstock.cli.session import Place, ask
@@ -78,6 +79,6 @@ def _display(*, as_json: bool) -> AbstractContextManager[Display]:
         def __call__(self, operation: Operation) -> None:
             if operation != self.last:
                 self.last = operation
-                print(json.dumps(resource(operation), ensure_ascii=False, default=str), flush=True)
+                print_document(json.dumps(resource(operation), ensure_ascii=False, default=str))
 
     return Lines() if as_json else display(is_wanted=True)

@@ -62,7 +62,10 @@ async def _serve(place: Place, definitions: tuple[Definition, ...]) -> int:
         while not stop.is_set():
             before = starts
             try:
-                async with opened(place, definitions=definitions, makes=True) as penstock, penstock.worker() as hands:
+                async with (
+                    opened(place, definitions=definitions, makes=True) as penstock,
+                    penstock.worker(owns_process=True) as hands,
+                ):
                     starts += 1
                     log.info("worker %s (process %d) runs %s on %s", hands.lease.id, os.getpid(), names, where)
                     await hands.run(stop)

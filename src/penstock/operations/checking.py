@@ -44,7 +44,7 @@ class _Findings:
         """One more batch, with the records of the rows that are not right."""
         self.rows += rows
         self.invalid += len(stories)
-        self.stop_reason = self.stop_reason or breach(definition.options, failed=self.invalid, processed=self.rows)
+        self.stop_reason = self.stop_reason or breach(definition.options, failed=self.invalid, judged=self.rows)
         room = max(0, self.errors_max - len(self.errors))
         self.errors += map(_row_error, stories[:room])
         for story in stories:

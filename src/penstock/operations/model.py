@@ -143,8 +143,21 @@ class ErrorGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class Change:
+    """A field of a row that somebody corrected; None where it was missing."""
+
+    field: str
+    old: Any
+    new: Any
+
+
+@dataclass(frozen=True, slots=True)
 class HistoryEntry:
-    """Something that happened to a row and is no longer its current record: an attempt that was retried, a reset."""
+    """Something that happened to a row and is no longer its current record: an attempt that was retried, a reset.
+
+    `at` is when the row came to the state it was in. Where somebody asked for it to run again, `actor` and `asked_at`
+    say who and when, and `changes` what was corrected; `data` is the row before.
+    """
 
     row: int
     step: int
@@ -156,6 +169,9 @@ class HistoryEntry:
     message: str | None
     at: datetime
     data: Any = None
+    actor: str | None = None
+    asked_at: datetime | None = None
+    changes: tuple[Change, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

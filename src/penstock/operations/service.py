@@ -250,7 +250,14 @@ class Operations:
         head = await control.cancel(self._db, number, actor=actor or self._actor, cause=cause)
         if head.state == "Stopping":
             owner = f"cancel-{self._entropy.bits(64):016x}"
-            await control.drain(self._db, number, owner=owner, clock=self._clock, within_s=DRAIN_S)
+            await control.drain(
+                self._db,
+                number,
+                owner=owner,
+                clock=self._clock,
+                definitions=self._definitions,
+                within_s=DRAIN_S,
+            )
         return await self.get(operation)
 
     async def pause(self, operation: str, *, cause: str | None = None, actor: str | None = None) -> Operation:

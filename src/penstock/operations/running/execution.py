@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import inspect
+import logging
 import random
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Executor
@@ -201,6 +202,7 @@ class Execution:
         start_limit: StartLimit,
         output_bytes_max: int = OUTPUT_BYTES_MAX,
     ) -> None:
+        self.log = logging.getLogger(f"penstock.operations.{run.operation_name}")
         self.number, self.file_format, self.file_key = number, file_format, file_key
         self.definition, self.run, self.crew = definition, run, crew
         self.clock, self.jitter, self.threads = clock, jitter, threads

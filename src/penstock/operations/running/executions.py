@@ -50,7 +50,7 @@ class Executions:
         beat: Callable[[], None],
     ) -> None:
         self._beat = beat
-        self._db, self._definitions, self._settings, self._lifespans = db, definitions, settings, lifespans
+        self._db, self.definitions, self._settings, self._lifespans = db, definitions, settings, lifespans
         self._clock, self._entropy, self._spawn, self._start_limit = clock, entropy, spawn, start_limit
         self._made: dict[int, Execution] = {}
         self._threads = ThreadPoolExecutor(settings.sync_threads, thread_name_prefix="penstock-step")
@@ -58,7 +58,7 @@ class Executions:
     @property
     def names(self) -> list[str]:
         """The operations we have code for."""
-        return [definition.name for definition in self._definitions.values()]
+        return [definition.name for definition in self.definitions.values()]
 
     @property
     def numbers(self) -> Set[int]:
@@ -85,7 +85,7 @@ class Executions:
         return self._made[number]
 
     async def _make(self, row: Row[tuple[object, ...]]) -> Execution:
-        declared = self._definitions[row.name.casefold()]
+        declared = self.definitions[row.name.casefold()]
         try:
             definition = declared.as_planned(row.plan)
             meta = definition.meta.load(row.metadata)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -54,6 +55,7 @@ class Desk:
         self.was_refused = False
         self.trouble: str | None = None  # why the operation cannot go on
         self.unreadable: OSError | None = None  # why this worker cannot read its file
+        held.key_of = self.key_of
         self.refresh()
 
     def refresh(self) -> None:
@@ -96,6 +98,14 @@ class Desk:
     def raws_of(self, rows: Sequence[int]) -> list[Any]:
         """The same of many rows, for less where none was edited."""
         return [*map(self.raw, rows)] if self.held.stories else self.raws.pick(rows)
+
+    def key_of(self, i: int) -> str | None:
+        """The text of the row's key, where it can be read."""
+        row_type, row = self.execution.definition.row, self.rows[i]
+        if row is not None:
+            return row_type.key(row)
+        is_known = row_type.row_key is not None and self.unread is None
+        return row_type.key_of_raw(self.raw(i), self.execution.columns) if is_known else None
 
     @property
     def has_faults(self) -> bool:
@@ -151,6 +161,8 @@ class Desk:
         if isinstance(error, Refused):
             self.refuse((i,))
             return
+        if self.execution.log.isEnabledFor(logging.DEBUG):
+            self._log_error(i, place, error)
         now = self._time(i, place, began)
         story = self.held.told(i, place)
         verdict = judge(
@@ -164,6 +176,18 @@ class Desk:
             verdict = Verdict("postponed", verdict.error_type, verdict.message, spends_retry=True)
         self._close_stories(i, place)
         self._settle(i, verdict)
+
+    def _log_error(self, i: int, place: int, error: BaseException) -> None:
+        """The traceback of an attempt, which is stored nowhere."""
+        run, step, row = self.execution.run, self.execution.steps[place - 1].plan.name, self.held.first_row + i
+        fields = {
+            "operation_id": run.operation_id,
+            "operation_name": run.operation_name,
+            "row_number": row,
+            "step_name": step,
+            "attempt": self.ledger.tracks[place].attempt[i],
+        }
+        self.execution.log.debug("the attempt ended in an error", exc_info=error, extra=fields)
 
     def raised_by_batch(self, rows: Sequence[int], place: int, error: BaseException, began: int) -> None:
         """A batch raised: that is every row's, and past the retries the batch is halved to find the guilty ones."""
