@@ -15,6 +15,7 @@ PenstockError
 │   ├── DatabaseUnready     the schema needs `penstock db upgrade`
 │   ├── DatabaseUnsafe      the server's settings could lose commits
 │   ├── FileUnreadable      this process cannot read a stored file
+│   ├── SecretsUnreadable   this process has not the key to stored secrets
 │   └── OperationUnready    an operation's lifespan raises
 ├── StepFailed              raised by your steps: this row cannot succeed
 └── RetryLater              raised by your steps: ask again after a while
@@ -43,6 +44,7 @@ __all__ = [
     "PenstockError",
     "RetryLater",
     "RowInvalid",
+    "SecretsUnreadable",
     "SettingsInvalid",
     "StepFailed",
     "Unavailable",
@@ -152,6 +154,10 @@ class DatabaseUnsafe(Unavailable):
 
 class FileUnreadable(Unavailable):
     """A stored file is there, but this process may not or cannot read it; another may."""
+
+
+class SecretsUnreadable(Unavailable):
+    """Secrets in an operation's metadata are encrypted with a key that this process has not; another may."""
 
 
 class OperationUnready(Unavailable):

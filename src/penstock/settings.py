@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import unquote
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
 
 from penstock.errors import Fault, SettingsInvalid
+from penstock.secret_keys import SecretKeys, is_key
 
 __all__ = ["FILE", "Layer", "Settings", "layers", "load_settings", "masked", "origins"]
 
@@ -36,6 +38,9 @@ class Settings(BaseModel):
 
     database_url: str = Field(default="sqlite:///penstock.db", description="where operations live")
     storage_url: str | None = Field(default=None, description="where files live; beside a SQLite database unless set")
+    secret_key: SecretStr | None = Field(
+        default=None, description="encrypts secrets in metadata; a file beside a SQLite database unless set"
+    )
     app: str | None = Field(default=None, description="the module that holds the operations")
     public_url: str | None = Field(default=None, description="how the outside reaches this service, for callbacks")
     chunk_rows: int = Field(
@@ -78,13 +83,36 @@ class Settings(BaseModel):
             raise ValueError(f"files can be stored in a folder (file:…); {scheme}:// is not known")
         return url
 
+    @field_validator("secret_key")
+    @classmethod
+    def _are_keys(cls, given: SecretStr | None) -> SecretStr | None:
+        keys = [] if given is None else given.get_secret_value().replace(",", " ").split()
+        if given is not None and not (keys and all(map(is_key, keys))):
+            raise ValueError("takes keys as `penstock config --new-key` makes them, separated by commas or spaces")
+        return given
+
+    @property
+    def secret_keys(self) -> SecretKeys:
+        """What encrypts and decrypts secrets; on SQLite a file beside the database may hold the key."""
+        given = None if self.secret_key is None else self.secret_key.get_secret_value()
+        file = self.database_file
+        return SecretKeys(given, None if file is None else file.with_name(f"{file.name}.key"))
+
+    @property
+    def database_file(self) -> Path | None:
+        """The file of a SQLite database."""
+        if not self.database_url.startswith("sqlite"):
+            return None
+        path = self.database_url.partition(":///")[2].partition("?")[0]
+        return Path(unquote(path.removeprefix("file:")) if path.startswith("file:") else path)
+
     @property
     def storage_folder(self) -> Path:
         """The folder that holds files when no storage is named: beside a SQLite database, else here."""
         if self.storage_url is not None:
             return Path(self.storage_url.removeprefix("file:").removeprefix("//"))
-        if self.database_url.startswith("sqlite"):
-            return Path(self.database_url.partition(":///")[2].partition("?")[0] + ".blobs")
+        if (file := self.database_file) is not None:
+            return file.with_name(f"{file.name}.blobs")
         return Path("penstock-blobs")
 
 
@@ -133,6 +161,8 @@ def origins(found: tuple[Layer, ...]) -> dict[str, str]:
 
 def masked(value: Any) -> Any:
     """A setting's value with the secrets of its URL blotted out: passwords, keys and tokens."""
+    if isinstance(value, SecretStr):
+        return "***"
     if not isinstance(value, str):
         return value
     value = re.sub(r"(?<=://)([^/?#@:]*):[^/?#]*@", r"\1:***@", value)
@@ -172,4 +202,5 @@ def _unknown(layer: Layer) -> Iterator[Fault]:
 
 def _fault(wrong: Any, by_origin: Mapping[str, str]) -> Fault:
     name, *path = map(str, wrong["loc"])
-    return Fault(f"{wrong['msg']}; found {masked(wrong['input'])!r}", ".".join([by_origin.get(name, name), *path]))
+    found = "" if name == "secret_key" else f"; found {masked(wrong['input'])!r}"
+    return Fault(wrong["msg"].removeprefix("Value error, ") + found, ".".join([by_origin.get(name, name), *path]))

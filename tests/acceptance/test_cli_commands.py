@@ -215,3 +215,52 @@ def test_a_wrong_setting_is_named(penstock: Run, monkeypatch: pytest.MonkeyPatch
     code, _, err = penstock("ops", "list")
     assert code == 1
     assert "PENSTOCK_CHUNK_ROW: is not a setting; did you mean PENSTOCK_CHUNK_ROWS?" in err
+
+
+# --- secrets
+
+SECRETIVE = """
+from pydantic import BaseModel, SecretStr
+from penstock import Context, operation
+
+class Row(BaseModel):
+    n: int
+
+class Access(BaseModel):
+    token: SecretStr
+
+@operation("secretive")
+async def secretive(row: Row, ctx: Context[Access]) -> None:
+    token = ctx.meta.token.get_secret_value()
+    assert token == "hush-token"
+    if row.n == 2:
+        raise ValueError(f"cannot use {token}")
+"""
+
+
+def test_no_command_prints_a_secret_of_the_metadata(penstock: Run, tmp_path: Path):
+    (tmp_path / "secretive.py").write_text(SECRETIVE)
+    (tmp_path / "rows.csv").write_text("n\n1\n2\n")
+    (tmp_path / "meta.json").write_text('{"token": "hush-token"}')
+    given = ("secretive", "rows.csv", "--app", "secretive.py", "--meta-file", "meta.json")
+    printed = [penstock("run", *given), penstock("run", *given, "--json")]
+    made = json.loads(printed[-1][1])["id"]
+    for command in ("show", "rows", "errors", "history", "watch"):
+        printed += [penstock("ops", command, made), penstock("ops", command, made, "--json")]
+    printed += [penstock("ops", "list", "--json"), penstock("verify"), penstock("doctor"), penstock("config")]
+    printed += [penstock("ops", "validate", *given), penstock("ops", "retry", made, "--app", "secretive.py")]
+    assert all("hush-token" not in out + err for _, out, err in printed)
+    assert "cannot use **********" in "".join(out for _, out, _ in printed)
+    assert json.loads(penstock("ops", "show", made, "--json")[1])["metadata"] == {"token": "**********"}
+    assert b"hush-token" not in b"".join(path.read_bytes() for path in tmp_path.glob("penstock.db*") if path.is_file())
+
+
+def test_a_new_key_is_printed_alone_and_accepted_as_a_setting(penstock: Run, monkeypatch: pytest.MonkeyPatch):
+    code, out, _ = penstock("config", "--new-key")
+    assert code == 0
+    assert json.loads(penstock("config", "--new-key", "--json")[1])["key"] != out.strip()
+    monkeypatch.setenv("PENSTOCK_SECRET_KEY", out.strip())
+    for words in (("config",), ("config", "--json"), ("doctor",)):
+        _, printed, told = penstock(*words)
+        assert out.strip() not in printed + told
+    assert re.search(r"^secret_key +\*\*\* +environment ", penstock("config")[1], re.MULTILINE)

@@ -17,6 +17,7 @@ ROOT = Path(penstock.__file__).parent
 # except that everything may raise our errors.
 LINES: tuple[tuple[str, ...], ...] = (
     ("errors",),
+    ("secret_keys",),
     ("machine", "clock", "schema", "settings", "failpoints"),
     ("pipeline",),
     ("db",),

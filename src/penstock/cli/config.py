@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,10 +20,22 @@ def add_to(app: typer.Typer) -> None:
     command(app, "config", config, example="config --json")
 
 
-def config(db: Db = None, app: App = None, as_json: Json = False) -> None:
+def config(
+    db: Db = None,
+    app: App = None,
+    new_key: Annotated[
+        bool, typer.Option("--new-key", help="Print a new key for the setting secret_key, and nothing else.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
     """Print the effective settings and where each comes from; secrets are masked."""
     from penstock.cli.screen import Screen
+    from penstock.secret_keys import new_key as made_key
 
+    if new_key:
+        key = made_key()
+        Screen(as_json=as_json).answer(lambda: {"key": key}, lambda: [key])
+        return
     items = _items(Place(db, app))
     Screen(as_json=as_json).answer(lambda: {"items": items, "nextCursor": None}, lambda: [_table(items)])
 

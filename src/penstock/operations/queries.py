@@ -24,7 +24,17 @@ from penstock.operations.states import OPERATION
 from penstock.operations.tables import REMOVED, chunks, operations, workers
 from penstock.pipeline import Definition
 
-__all__ = ["SORTS", "events", "get", "is_time_counted", "latest_instant", "list_operations", "number_of", "outline"]
+__all__ = [
+    "SORTS",
+    "events",
+    "get",
+    "is_time_counted",
+    "latest_instant",
+    "list_operations",
+    "number_of",
+    "outline",
+    "stored_metadata",
+]
 
 SORTS = ("created_at", "name", "status", "total_rows")
 
@@ -77,6 +87,7 @@ async def outline(tx: Connection, operation: str, definitions: Mapping[str, Defi
         columns=None if row.columns is None else tuple(row.columns),
         plan=row.plan,
         key_names=key_names(row.plan["row_key"], known.row.fields if known else ()),
+        secret_names=tuple({*row.plan.get("secret_fields", ()), *(known.row.secret_names if known else ())}),
     )
 
 
@@ -95,6 +106,13 @@ async def number_of(tx: Connection, operation: str) -> int:
     if found is None:
         raise NotFound(f"no operation has the id {operation!r}")
     return int(found)
+
+
+async def stored_metadata(tx: Connection, number: int) -> tuple[Any, str | None]:
+    """An operation's metadata as it is shown, and encrypted as a whole where it holds secrets."""
+    query = select(operations.c.metadata, operations.c.encrypted_metadata).where(operations.c.number == number)
+    row = (await tx.execute(query)).one()
+    return row.metadata, row.encrypted_metadata
 
 
 async def list_operations(

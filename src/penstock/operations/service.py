@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import builtins
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -89,6 +90,7 @@ class Operations:
             created_by=created_by or self._actor,
             clock=self._clock,
             entropy=self._entropy,
+            keys=self._settings.secret_keys,
             metadata_bytes_max=self._settings.metadata_bytes_max,
         )
         return await self.get(new_id)
@@ -320,13 +322,14 @@ class Operations:
         number = await self._number(operation)
         async with self._db.read() as tx:
             outline = await queries.outline(tx, operation, self._definitions)
-            view = await views.row(tx, outline, row)
-            stored = (await queries.get(tx, operation)).metadata
+            view = await views.row(tx, replace(outline, secret_names=()), row)  # what is stored, not what is shown
+            stored = await queries.stored_metadata(tx, number)
         raw = edited(view, changes, outline.columns)
         definition = self._definitions.get(outline.name.casefold())
         if definition is not None:
             pipeline = await self._pipeline(definition)
-            await check_row(definition, pipeline, raw, outline.columns, metadata=stored, clock=self._clock)
+            meta = intake.load_metadata(definition, outline.id, *stored, self._settings.secret_keys)
+            await check_row(definition, pipeline, raw, outline.columns, meta=meta, clock=self._clock)
         retry = await retrying.retry_rows(
             self._db,
             number,

@@ -16,6 +16,7 @@ from penstock.operations.keys import key_of
 from penstock.operations.ledger import INVALID, STATES, Ledger
 from penstock.operations.model import RowView, StepView
 from penstock.operations.states import ROW_STEP
+from penstock.pipeline.secret_values import mask_fields
 
 __all__ = ["VALIDATION", "VERDICTS", "Outline", "Sheet", "fault_values", "verdict_codes"]
 
@@ -51,6 +52,7 @@ class Outline:
     columns: tuple[str, ...] | None
     plan: Mapping[str, Any]
     key_names: tuple[str, ...]
+    secret_names: tuple[str, ...] = ()  # fields of a row that are not shown
 
     @property
     def steps(self) -> int:
@@ -79,7 +81,12 @@ class Outline:
             raise InvalidInput(f"operation {self.name!r} has no step {step!r}; it has: {known}") from None
 
     def shown(self, raw: Any) -> Any:
-        """A stored row as callers see it: cells by column, unless their number is wrong; anything else as it is."""
+        """A stored row as callers see it: cells by column, unless their number is wrong; anything else as it is.
+
+        Secrets are masked.
+        """
+        if self.secret_names:
+            raw = mask_fields(raw, self.secret_names, self.columns)
         if isinstance(raw, list) and self.columns is not None and len(raw) == len(self.columns):
             return dict(zip(self.columns, raw, strict=True))
         return raw

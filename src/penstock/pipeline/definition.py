@@ -193,6 +193,7 @@ class Definition:
         return {
             "operation": self.name,
             "row_key": self.row_key,
+            "secret_fields": sorted(self.row.secret_names),
             "options": self.options.document(),
             "steps": [step.document() for step in self.steps],
         }

@@ -148,5 +148,5 @@ def _template(definition: Definition, step: StepPlan, key: str, faults: list[Fau
     except ValueError as error:
         faults.append(Fault(str(error), place))
         return None
-    faults += [Fault(wrong, place) for wrong in template.unknown(definition.row.names, definition.meta.names)]
+    faults += [Fault(wrong, place) for wrong in template.faults(definition.row, definition.meta)]
     return template

@@ -161,7 +161,7 @@ class Planner:
             self.report.add(f"{error}; found {key!r}", place)
             return None
         if self.row is not None and self.meta is not None:
-            for fault in template.unknown(self.row.names, self.meta.names):
+            for fault in template.faults(self.row, self.meta):
                 self.report.add(fault, place)
         return template
 

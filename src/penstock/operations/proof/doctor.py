@@ -16,7 +16,7 @@ from penstock.clock import Clock
 from penstock.db.connection import Connection
 from penstock.db.database import Database
 from penstock.db.upgrade import HEAD, REVISIONS, check
-from penstock.errors import FileUnreadable, NotFound, PenstockError
+from penstock.errors import FileUnreadable, NotFound, PenstockError, SecretsUnreadable
 from penstock.operations.chunks import is_dead, is_free
 from penstock.operations.hearing import has_signal
 from penstock.operations.proof.symptoms import Diagnosis, Facts, Health, OpenOperation, WorkerFacts, examine
@@ -30,6 +30,7 @@ __all__ = ["OVERDUE_S", "collect", "diagnose"]
 
 OVERDUE_S = 10.0  # workers look every second and sweep every five: what is due for longer is stuck
 OPEN_OPERATIONS_MAX = 1000
+ENCRYPTED_MAX = 1000
 
 
 async def diagnose(settings: Settings, clock: Clock) -> Diagnosis:
@@ -67,11 +68,40 @@ async def _with_records(facts: Facts, settings: Settings, clock: Clock) -> Facts
             staff = [_worker(row, now, settings) for row in await tx.execute(select(workers))]
             found = await _open_operations(db, tx, now)
             busy = await _busy_workers(db, tx)
+            encrypted = await _encrypted(tx)
     finally:
         await db.close()
     files = FileStore(settings.storage_folder)
     seen = await asyncio.to_thread(lambda: tuple(replace(o, has_file=_has(files, key)) for o, key in found))
-    return replace(facts, clock_ahead_us=ahead_us, workers=tuple(staff), busy_workers=busy, operations=seen)
+    locked, why = _locked(encrypted, settings)
+    return replace(
+        facts,
+        clock_ahead_us=ahead_us,
+        workers=tuple(staff),
+        busy_workers=busy,
+        operations=seen,
+        locked=locked,
+        locked_why=why,
+    )
+
+
+async def _encrypted(tx: Connection) -> list[tuple[str, str]]:
+    """The newest operations with secrets in their metadata, and these secrets."""
+    query = select(operations.c.id, operations.c.encrypted_metadata).where(operations.c.encrypted_metadata.is_not(None))
+    newest = await tx.execute(query.order_by(operations.c.number.desc()).limit(ENCRYPTED_MAX))
+    return [(row.id, row.encrypted_metadata) for row in newest]
+
+
+def _locked(encrypted: Iterable[tuple[str, str]], settings: Settings) -> tuple[tuple[str, ...], str]:
+    """Which of them cannot be decrypted here, and why."""
+    keys, locked, why = settings.secret_keys, [], ""
+    for operation, stored in encrypted:
+        try:
+            keys.decrypt(stored)
+        except SecretsUnreadable as error:
+            locked.append(operation)
+            why = str(error)
+    return tuple(locked), why
 
 
 def _worker(row: Row[Any], now: int, settings: Settings) -> WorkerFacts:

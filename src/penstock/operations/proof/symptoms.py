@@ -58,6 +58,8 @@ class Facts:
     is_newer: bool = False  # the schema belongs to a later release
     clock_ahead_us: int = 0
     workers: tuple[WorkerFacts, ...] = ()
+    locked: tuple[str, ...] = ()  # operations whose secrets this process cannot decrypt
+    locked_why: str = ""
     busy_workers: int = 0
     operations: tuple[OpenOperation, ...] = ()
     storage: str = ""
@@ -266,6 +268,17 @@ def deadlines_are_kept(facts: Facts) -> Iterator[Symptom]:
         )
 
 
+def secrets_are_readable(facts: Facts) -> Iterator[Symptom]:
+    """This process has the keys to the secrets that are stored."""
+    if facts.locked:
+        yield Symptom(
+            "secrets_are_readable",
+            f"the secrets of {_count(facts.locked, 'operation')} cannot be decrypted here: {_named(facts.locked)}",
+            "a worker with these settings sets such an operation aside, and its failed rows cannot be retried",
+            facts.locked_why,
+        )
+
+
 def storage_is_writable(facts: Facts) -> Iterator[Symptom]:
     """New files can be stored."""
     if facts.storage_trouble is not None:
@@ -302,6 +315,7 @@ CHECKS: tuple[Check, ...] = (
     nothing_is_lost,
     signals_are_heard,
     deadlines_are_kept,
+    secrets_are_readable,
     storage_is_writable,
     files_are_there,
 )

@@ -11,6 +11,7 @@ from sqlalchemy import Row, select
 from penstock.clock import Clock, Entropy
 from penstock.db.database import Database
 from penstock.errors import InvalidInput, OperationUnready, PenstockError
+from penstock.operations.intake import load_metadata
 from penstock.operations.lifespans import Lifespans
 from penstock.operations.running.crew import Crew, Spawn
 from penstock.operations.running.execution import Execution
@@ -88,7 +89,8 @@ class Executions:
         declared = self.definitions[row.name.casefold()]
         try:
             definition = declared.as_planned(row.plan)
-            meta = definition.meta.load(row.metadata)
+            keys = self._settings.secret_keys
+            meta = load_metadata(definition, row.id, row.metadata, row.encrypted_metadata, keys)
         except InvalidInput as error:
             raise Broken(f"it does not fit its declaration any more: {error}") from error
         return Execution(

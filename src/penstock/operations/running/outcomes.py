@@ -248,6 +248,7 @@ class Desk:
 
     def rejected(self, i: int, objection: Objection, raw: Any) -> None:
         """A row is wrong, or still wrong after it was edited."""
+        objection = objection.without_secrets(self.execution, raw)
         is_verdict = objection.error_type == "Validation"
         self.ledger.reject(i, INVALID if is_verdict else FAILED)
         self.ledger.in_flight[i] = 0
@@ -285,11 +286,11 @@ class Desk:
     def check_raised(self, i: int, place: int, error: BaseException) -> None:
         """A poll failed the step, or could not tell and is asked again."""
         if isinstance(error, StepFailed):
-            self.end_wait(i, place, "poll_failed", "StepFailure", error_text(error))
+            self.end_wait(i, place, "poll_failed", "StepFailure", self._without_secrets(i, error_text(error)))
             return
         story = self.held.told(i, place)
         assert story is not None
-        self.held.check_raised(story, error_text(error), self.execution.clock.now_us())
+        self.held.check_raised(story, self._without_secrets(i, error_text(error)), self.execution.clock.now_us())
         self.ask_again(i, place)
 
     def ask_again(self, i: int, place: int) -> None:
@@ -319,13 +320,16 @@ class Desk:
         """Note a verdict on row i's current step: its state, its record, and a line in history when it goes on."""
         held, now = self.held, self.execution.clock.now_us()
         story = self._move(i, self.ledger.at[i], ROW_STEP.after("Running", verdict.event), now)
-        story.tell(verdict.error_type, verdict.message)
+        story.tell(verdict.error_type, self._without_secrets(i, verdict.message))
         story.errors += int(verdict.spends_retry)
         if verdict.event == "postponed":
             story.due_at = now + round(verdict.after * 1e6)
             if not verdict.spends_retry and story.put_off_since is None:
                 story.put_off_since = now
             held.note(story, "postponed")
+
+    def _without_secrets(self, i: int, message: str) -> str:
+        return self.execution.without_secrets(message, self.raw(i)) if self.execution.has_secrets else message
 
     def _move(self, i: int, place: int, state: str, now: int) -> Story:
         self.ledger.tracks[place].state[i] = STATES.index(state)
