@@ -157,7 +157,7 @@ def rows(found: Sequence[RowView]) -> FittedTable:
         "ROW", "KEY", "STATE", "STEP", "DONE", "DETAIL",
         rows=[
             (
-                f"{r.number:,}", cut(r.key or "", 30), state(r.state), r.step_name,
+                str(r.number), cut(r.key or "", 30), state(r.state), r.step_name,
                 f"{r.completed_steps}/{r.total_steps}", _detail(r),
             )
             for r in found
@@ -177,7 +177,7 @@ def _detail(found: RowView) -> str:
 def row(found: RowView) -> Group:
     """One row: its data and its way through the steps."""
     about = {
-        "Row": f"{found.number:,}" + (f"  ({found.key})" if found.key else ""),
+        "Row": str(found.number) + (f"  ({found.key})" if found.key else ""),
         "State": state(found.state),
         "Generation": found.generation or None,
     }
@@ -219,7 +219,7 @@ def errors(found: Sequence[RowError]) -> FittedTable:
     return table(
         "ROW", "KEY", "STEP", "TYPE", "MESSAGE",
         rows=[
-            (f"{e.row:,}", cut(e.row_key or "", 30), e.step_name, e.error_type, _with_data(e))
+            (str(e.row), cut(e.row_key or "", 30), e.step_name, e.error_type, _with_data(e))
             for e in found
         ],
         numbers=("ROW",),
@@ -237,7 +237,7 @@ def error_groups(found: Sequence[ErrorGroup]) -> FittedTable:
     return table(
         "ROWS", "STEP", "TYPE", "FIRST ROW", "FOR EXAMPLE",
         rows=[
-            (f"{g.rows:,}", g.step_name, g.error_type, f"{g.first_row:,}", cut(g.message, MESSAGE_CHARS))
+            (f"{g.rows:,}", g.step_name, g.error_type, str(g.first_row), cut(g.message, MESSAGE_CHARS))
             for g in found
         ],
         numbers=("ROWS", "FIRST ROW"),
@@ -263,7 +263,7 @@ def history(found: Sequence[HistoryEntry]) -> FittedTable:
         "AT", "ROW", "STEP", "TRY", "EVENT", "TYPE", "MESSAGE",
         rows=[
             (
-                moment(h.at), f"{h.row:,}", h.step_name, str(h.attempt), h.event, h.error_type or "",
+                moment(h.at), str(h.row), h.step_name, str(h.attempt), h.event, h.error_type or "",
                 cut(h.message or "", MESSAGE_CHARS),
             )
             for h in found

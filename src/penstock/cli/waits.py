@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from penstock.operations.model import Page
     from penstock.operations.signals import Receipt, Unclaimed, Wait
 
-__all__ = ["add_to", "add_to_ops", "signal", "unclaimed", "waits"]
+__all__ = ["add_to", "add_to_ops", "receipt_sentence", "signal", "unclaimed", "unclaimed_table", "waits", "waits_table"]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -72,7 +72,7 @@ def signal(
         return await penstock.signals.complete(operation, key, payload=value, row=row, id=id)
 
     receipt = ask(Place(db), send)
-    Screen(as_json=as_json).answer(lambda: resources.receipt(receipt), lambda: [Text(_sentence(receipt))])
+    Screen(as_json=as_json).answer(lambda: resources.receipt(receipt), lambda: [Text(receipt_sentence(receipt))])
 
 
 def waits(
@@ -100,7 +100,7 @@ def waits(
             return Page(shown)
         return Page(shown, shown[-1].cursor if operation is None else str(shown[-1].row))
 
-    answer_page(Place(db), waiting, resources.wait, _waits_table, noun="wait", as_json=as_json)
+    answer_page(Place(db), waiting, resources.wait, waits_table, noun="wait", as_json=as_json)
 
 
 def unclaimed(operation: OperationId, *, limit: Limit = 20, db: Db = None, as_json: Json = False) -> None:
@@ -111,7 +111,7 @@ def unclaimed(operation: OperationId, *, limit: Limit = 20, db: Db = None, as_js
     async def lying(penstock: Penstock) -> Page[Unclaimed]:
         return Page(await penstock.signals.unclaimed(operation, limit=limit))
 
-    answer_page(Place(db), lying, resources.unclaimed, _unclaimed_table, noun="unclaimed signal", as_json=as_json)
+    answer_page(Place(db), lying, resources.unclaimed, unclaimed_table, noun="unclaimed signal", as_json=as_json)
 
 
 def _json_value(written: str | None) -> Any:
@@ -134,20 +134,22 @@ def _after(operation: str | None, cursor: str | None) -> int | str:
     return cursor
 
 
-def _sentence(receipt: Receipt) -> str:
+def receipt_sentence(receipt: Receipt) -> str:
+    """What became of a signal."""
     match receipt.outcome:
         case "delivered" if receipt.row is None:
             return "Delivered: a row that waited has taken it."
         case "delivered":
-            return f"Delivered to row {receipt.row:,}, step {receipt.step}."
+            return f"Delivered to row {receipt.row}, step {receipt.step}."
         case "stored":
             return "Stored: no row waits for it yet; the first that does will take it."
         case _:
-            taken = f"row {receipt.row:,}, step {receipt.step}, took it" if receipt.row else "no row has taken it yet"
+            taken = f"row {receipt.row}, step {receipt.step}, took it" if receipt.row else "no row has taken it yet"
             return f"Known already, nothing changed: {taken}."
 
 
-def _waits_table(found: Sequence[Wait]) -> FittedTable:
+def waits_table(found: Sequence[Wait]) -> FittedTable:
+    """Rows that wait, one to a line."""
     from penstock.cli.printable import cut, moment, short_id
     from penstock.cli.tables import table
 
@@ -155,7 +157,7 @@ def _waits_table(found: Sequence[Wait]) -> FittedTable:
         "OPERATION", "ROW", "ROW KEY", "STEP", "SINCE", "UNTIL", "SIGNAL KEY",
         rows=[
             (
-                short_id(w.operation_id), f"{w.row:,}", cut(w.row_key or "", 30), w.step, moment(w.since),
+                short_id(w.operation_id), str(w.row), cut(w.row_key or "", 30), w.step, moment(w.since),
                 moment(w.deadline), w.key,
             )
             for w in found
@@ -165,7 +167,8 @@ def _waits_table(found: Sequence[Wait]) -> FittedTable:
     )  # fmt: skip
 
 
-def _unclaimed_table(found: Sequence[Unclaimed]) -> FittedTable:
+def unclaimed_table(found: Sequence[Unclaimed]) -> FittedTable:
+    """Signals that no row has taken, one to a line."""
     from penstock.cli.printable import cut, moment
     from penstock.cli.tables import table
 
