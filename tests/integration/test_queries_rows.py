@@ -211,7 +211,7 @@ async def test_a_row_that_was_retried_shows_its_attempts_and_no_error(penstock, 
 
 async def test_an_unknown_row_is_not_found_and_the_answer_says_how_many_there_are(penstock, done):
     for number in (0, 41, 10**12):
-        with pytest.raises(NotFound, match=f"has no row {number}; it has 40 rows, numbered from 1"):
+        with pytest.raises(NotFound, match=f"has no row {number}; its rows are numbered 1 to 40"):
             await penstock.operations.row(done.id, number)
 
 

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.hands import more_hands
+from penstock.cli.hands import worker_processes
 from penstock.cli.inputs import Meta, MetaFile, Set, existing_file, metadata, overrides
 from penstock.cli.options import App, Db, Json, command
 from penstock.cli.printable import counted, short_id
 from penstock.cli.problems import INTERRUPTED, WrongUsage
 from penstock.cli.session import Place, opened
 from penstock.cli.stopping import stop_on_signals
-from penstock.errors import NotFound
+from penstock.errors import NotFound, Unavailable
 
 if TYPE_CHECKING:
     from penstock.cli.progress import Display
@@ -151,9 +151,11 @@ async def _work(
             operation = await _begin(penstock, request)
             show(operation)
             if not operation.is_settled:
-                async with more_hands(place, workers - 1):
+                async with worker_processes(place, workers - 1, stop) as processes:
                     operation = await penstock.run_until_done(operation.id, watch=departure or show, stop=stop)
                 show(operation)
+                if processes.failure is not None and not operation.is_settled:
+                    raise Unavailable(f"{processes.failure}; {_left_open(place, operation)}")
             return operation, await penstock.operations.error_groups(operation.id, limit=GROUPS_SHOWN)
 
 
@@ -170,15 +172,16 @@ async def _begin(penstock: Penstock, request: Request) -> Operation:
     return operation
 
 
-def _say_farewell(place: Place, operation: Operation, *, is_leaving: bool) -> None:
-    why = f"only waits remain ({counted(operation.waiting_rows, 'row')})" if is_leaving else "interrupted"
+def _left_open(place: Place, operation: Operation) -> str:
+    """How an operation that is not settled stands, and the command that goes on with it."""
     done = f"{operation.processed_rows:,} of {operation.total_rows:,}" if operation.total_rows else "none"
     resume = place.command("run", "--resume", operation.id, app=True)
-    print(
-        f"penstock: {why}; operation {operation.id} stays ({operation.status}, rows done: {done}). Resume it:\n"
-        f"  {resume}",
-        file=sys.stderr,
-    )
+    return f"operation {operation.id} stays ({operation.status}, rows done: {done}). Resume it:\n  {resume}"
+
+
+def _say_farewell(place: Place, operation: Operation, *, is_leaving: bool) -> None:
+    why = f"only waits remain ({counted(operation.waiting_rows, 'row')})" if is_leaving else "interrupted"
+    print(f"penstock: {why}; {_left_open(place, operation)}", file=sys.stderr)
 
 
 def _answer(

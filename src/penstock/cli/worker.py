@@ -7,13 +7,13 @@ import contextlib
 import logging
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from penstock.cli.options import App, Db, Json, command
 from penstock.cli.session import Place, log_to_stderr, opened
-from penstock.cli.stopping import stop_on_signals
+from penstock.cli.stopping import stop_on_signals, stop_when_stdin_closes
 from penstock.errors import DatabaseUnready, DatabaseUnsafe, Unavailable
 
 if TYPE_CHECKING:
@@ -32,7 +32,18 @@ def add_to(app: typer.Typer) -> None:
     command(app, "worker", worker, example="worker --app shop.py --db postgresql://penstock@localhost/penstock")
 
 
-def worker(db: Db = None, app: App = None, as_json: Json = False) -> None:
+def worker(
+    stop_with_stdin: Annotated[
+        bool,
+        typer.Option(
+            "--stop-with-stdin",
+            help="Stop when stdin is closed, as it is when the process that started this one has ended.",
+        ),
+    ] = False,
+    db: Db = None,
+    app: App = None,
+    as_json: Json = False,
+) -> None:
     """Claim operations of the application and run them, until SIGTERM or Ctrl-C.
 
     On the first signal rows in hand may end and everything is let go for other workers; a second one ends at once.
@@ -42,6 +53,8 @@ def worker(db: Db = None, app: App = None, as_json: Json = False) -> None:
     from penstock.cli.screen import Screen
 
     failpoints.arm_from_environment()
+    if stop_with_stdin:
+        stop_when_stdin_closes()
     place = Place(db, app)
     definitions = place.definitions()
     log_to_stderr(place.settings().log_level, with_time=True)
