@@ -159,6 +159,40 @@ def test_errors_are_counted_by_kind(show: Show, ask: Ask, operation: str):
     assert "FIRST ROW" in show("ops", "errors", operation, "--groups")
 
 
+def test_a_row_is_listed_with_its_data_and_with_its_error(show: Show, operation: str):
+    text = show("ops", "rows", operation, "--state", "Failed", "--data")
+    assert "Nobody lives here" in text
+    assert '"age": "40"' in text
+
+
+def test_groups_that_are_not_shown_are_counted(show: Show, operation: str):
+    assert "failed with other errors" not in show("ops", "errors", operation, "--groups")
+    cut = show("ops", "errors", operation, "--groups", "--limit", "1")
+    assert cut.endswith("2 more rows failed with other errors. To see all kinds: add a larger --limit\n")
+
+
+@pytest.mark.parametrize(
+    "words, number",
+    [(("rows", "@last"), 6), (("errors", "@last"), 3), (("history", "@last"), 1), (("list",), 1), (("events",), 4)],
+)
+def test_a_limit_above_the_size_of_a_page_is_kept(
+    ask: Ask, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], number: int
+):
+    monkeypatch.setenv("PENSTOCK_PAGE_MAX", "2")
+    found = ask("ops", *words, "--limit", "100")
+    assert (len(found["items"]), found["nextCursor"]) == (number, None)
+    part = ask("ops", *words, "--limit", "1")
+    assert (len(part["items"]), part["nextCursor"] is None) == (1, number == 1)
+
+
+def test_a_limit_that_groups_cannot_have_is_refused(
+    show: Show, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], operation: str
+):
+    monkeypatch.setenv("PENSTOCK_PAGE_MAX", "2")
+    assert main(["ops", "errors", operation, "--groups", "--limit", "3"]) == 2
+    assert "--limit with --groups is 2 at most" in capsys.readouterr().err
+
+
 def test_history_has_the_attempt_that_was_tried_again(show: Show, ask: Ask, operation: str):
     [entry] = ask("ops", "history", operation, "--row", "3")["items"]
     assert (entry["stepName"], entry["stepAttempts"], entry["event"]) == ("find", 1, "postponed")

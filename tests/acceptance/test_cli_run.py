@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,30 @@ def test_the_verdict_names_counts_error_groups_and_what_to_try(penstock: Run):
     assert "penstock ops errors " in out
 
 
+def test_the_verdict_says_how_many_rows_its_groups_do_not_show(penstock: Run, tmp_path: Path):
+    kinds = "".join(f"guest {'x' * number},{'y' * number}\n" for number in range(1, 3))
+    (tmp_path / "wrong.csv").write_text("name,age\n,30\nAnn,-1\nNobody,1\nShaky,2\nBea\n,-1\nCleo,1,2\n" + kinds)
+    _, out, _ = penstock(*invite("wrong.csv", "--set", "find.retries=0"))
+    shown = [int(line.split()[0]) for line in out.split("FOR EXAMPLE\n")[1].splitlines()[:5]]
+    assert "Failed      9" in out
+    assert f"{9 - sum(shown)} more rows failed with other errors. To see all kinds: " in out
+    assert re.search(r"kinds: .*penstock ops errors \S+ --groups", out)
+
+
+@pytest.mark.parametrize(
+    "rows, states",
+    [
+        ("Ann,old", "--state Invalid"),
+        ("Nobody,30", "--state Failed"),
+        ("x,y\nNobody,3", "--state Failed --state Invalid"),
+    ],
+)
+def test_the_commands_to_try_next_fit_what_happened(penstock: Run, tmp_path: Path, rows: str, states: str):
+    (tmp_path / "wrong.csv").write_text(f"name,age\n{rows}\n")
+    _, out, _ = penstock(*invite("wrong.csv"))
+    assert re.search(rf"penstock ops rows \S+ {states}\n", out)
+
+
 def test_the_commands_to_try_next_work(penstock: Run):
     _, out, _ = penstock(*invite("guests.csv", "--db", "sqlite:///other.db"))
     tries = [
@@ -100,7 +125,16 @@ def test_json_is_one_document_on_stdout_and_people_read_stderr(penstock: Run):
 def test_progress_on_a_pipe_is_plain_lines(penstock: Run):
     _, _, err = penstock(*invite())
     assert "\x1b" not in err
-    assert err.splitlines()[0] == "Pending: 0 rows read"
+    assert err.splitlines()[2] == "Pending: 0 rows read"
+
+
+def test_a_run_says_at_its_start_which_operation_it_is_and_how_to_resume_it(penstock: Run):
+    _, out, err = penstock(*invite("good.csv", "--json"))
+    made = document(out)["id"]
+    first, second, *_ = err.splitlines()
+    assert first == f"Operation {made} (invite)"
+    assert second.startswith("To resume it after an interruption: ")
+    assert f"penstock run --resume {made} --app {APP}" in second
 
 
 def test_progress_can_be_left_out(penstock: Run):

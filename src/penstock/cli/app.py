@@ -12,7 +12,8 @@ from typing import Annotated
 import typer
 
 from penstock.cli import config, db, doctor, machines, ops, run, verify, waits, worker
-from penstock.cli.problems import INTERRUPTED, exit_code, report, report_usage
+from penstock.cli.options import Group, help_end
+from penstock.cli.problems import EXIT_MEANINGS, INTERRUPTED, exit_code, report, report_usage
 from penstock.errors import PenstockError
 
 __all__ = ["app", "main"]
@@ -20,9 +21,9 @@ __all__ = ["app", "main"]
 app = typer.Typer(
     name="penstock",
     help="Durable bulk operations: every row validated, driven through its steps, and answered with a verdict.",
-    epilog="Example: penstock run price-update prices.csv --app shop.py --meta currency=EUR",
+    epilog=help_end("run price-update prices.csv --app shop.py --meta currency=EUR", EXIT_MEANINGS),
+    cls=Group,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 run.add_to(app)

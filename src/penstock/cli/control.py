@@ -12,7 +12,7 @@ import typer
 from penstock.cli.options import App, Cause, Db, Json, OperationId, command
 from penstock.cli.printable import counted, short_id
 from penstock.cli.problems import WrongUsage
-from penstock.cli.session import Place, ask
+from penstock.cli.session import Place, about, ask
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -39,17 +39,17 @@ def add_to(ops: typer.Typer) -> None:
 
 def cancel(operation: OperationId, *, cause: Cause = None, db: Db = None, as_json: Json = False) -> None:
     """Stop an operation for good: no row begins any more, unfinished rows end Cancelled."""
-    _steer(Place(db), lambda penstock: penstock.operations.cancel(operation, cause=cause), as_json=as_json)
+    _steer(Place(db), operation, lambda penstock, id: penstock.operations.cancel(id, cause=cause), as_json=as_json)
 
 
 def pause(operation: OperationId, *, cause: Cause = None, db: Db = None, as_json: Json = False) -> None:
     """Begin nothing more of an operation until it is resumed; running steps end, deadlines go on."""
-    _steer(Place(db), lambda penstock: penstock.operations.pause(operation, cause=cause), as_json=as_json)
+    _steer(Place(db), operation, lambda penstock, id: penstock.operations.pause(id, cause=cause), as_json=as_json)
 
 
 def resume(operation: OperationId, *, cause: Cause = None, db: Db = None, as_json: Json = False) -> None:
     """Let a paused operation go on where it stopped; a worker does the work."""
-    _steer(Place(db), lambda penstock: penstock.operations.resume(operation, cause=cause), as_json=as_json)
+    _steer(Place(db), operation, lambda penstock, id: penstock.operations.resume(id, cause=cause), as_json=as_json)
 
 
 def retry(
@@ -82,7 +82,7 @@ def retry(
     _ask_again(
         Place(db),
         operation,
-        lambda penstock: penstock.operations.retry(operation, rows=named, confirm_doubt=confirm_doubt),
+        lambda penstock, id: penstock.operations.retry(id, rows=named, confirm_doubt=confirm_doubt),
         as_json=as_json,
     )
 
@@ -117,18 +117,20 @@ def fix(
     _ask_again(
         place,
         operation,
-        lambda penstock: penstock.operations.edit_row(operation, row, given, generation=generation),
+        lambda penstock, id: penstock.operations.edit_row(id, row, given, generation=generation),
         definitions=place.definitions_if_named(),
         as_json=as_json,
     )
 
 
-def _steer(place: Place, request: Callable[[Penstock], Coroutine[Any, Any, Operation]], *, as_json: bool) -> None:
+def _steer(
+    place: Place, operation: str, request: Callable[[Penstock, str], Coroutine[Any, Any, Operation]], *, as_json: bool
+) -> None:
     from penstock import resources
     from penstock.cli import views
     from penstock.cli.screen import Screen
 
-    found = ask(place, request)
+    found = ask(place, about(operation, request))
 
     def people() -> Iterator[RenderableType]:
         yield views.operation(found)
@@ -144,11 +146,11 @@ def _check(place: Place, operation: str, *, as_json: bool) -> None:
     from penstock import resources
     from penstock.cli.screen import Screen
 
-    async def look(penstock: Penstock) -> tuple[str, Eligibility]:
-        found = await penstock.operations.get(operation)
+    async def look(penstock: Penstock, id: str) -> tuple[str, Eligibility]:
+        found = await penstock.operations.get(id)
         return found.id, await penstock.operations.can_retry(found.id)
 
-    exact, found = ask(place, look)
+    exact, found = ask(place, about(operation, look))
 
     def people() -> Iterator[RenderableType]:
         if found.is_eligible:
@@ -164,7 +166,7 @@ def _check(place: Place, operation: str, *, as_json: bool) -> None:
 def _ask_again(
     place: Place,
     operation: str,
-    request: Callable[[Penstock], Coroutine[Any, Any, Retry]],
+    request: Callable[[Penstock, str], Coroutine[Any, Any, Retry]],
     *,
     definitions: tuple[Definition, ...] = (),
     as_json: bool,
@@ -176,11 +178,11 @@ def _ask_again(
     from penstock.cli import views
     from penstock.cli.screen import Screen
 
-    async def hand_in(penstock: Penstock) -> tuple[str, Retry]:
-        exact = (await penstock.operations.get(operation)).id
-        return exact, await request(penstock)
+    async def hand_in(penstock: Penstock, id: str) -> tuple[str, Retry]:
+        exact = (await penstock.operations.get(id)).id
+        return exact, await request(penstock, exact)
 
-    exact, found = ask(place, hand_in, definitions=definitions)
+    exact, found = ask(place, about(operation, hand_in), definitions=definitions)
 
     def people() -> Iterator[RenderableType]:
         yield Text(f"{counted(found.submitted, 'row')} will run again, as soon as a worker comes to it.")

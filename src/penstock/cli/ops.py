@@ -7,19 +7,19 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from penstock.cli import control, purge, waits, watch
 from penstock.cli.inputs import Meta, MetaFile, Set, existing_file, metadata, overrides
-from penstock.cli.options import App, Cursor, Db, Json, Limit, OperationId, command, group
-from penstock.cli.pages import answer_page
-from penstock.cli.session import Place, ask, opened
+from penstock.cli.options import App, Cursor, Db, Json, Limit, OperationId, OperationIdOrAll, command, group
+from penstock.cli.pages import Part, answer_page
+from penstock.cli.session import Place, about, ask, opened
 
 if TYPE_CHECKING:
     from penstock.engine import Penstock
-    from penstock.operations.model import FileCheck, Page
+    from penstock.operations.model import ErrorGroup, Event, FileCheck, Operation, Page
 
 __all__ = ["add_to"]
 
@@ -84,7 +84,7 @@ def list_(
 
     answer_page(
         Place(db),
-        lambda penstock: penstock.operations.list(
+        lambda penstock, part: penstock.operations.list(
             name=name,
             status=status,
             created_by=created_by,
@@ -92,11 +92,13 @@ def list_(
             created_to=_utc(until),
             sort=sort,
             descending=not ascending,
-            cursor=cursor,
-            limit=limit,
+            cursor=part.cursor,
+            limit=part.limit,
         ),
         resources.operation,
         views.operations,
+        cursor=cursor,
+        limit=limit,
         noun="operation",
         as_json=as_json,
     )
@@ -116,10 +118,10 @@ def show(
 
     screen = Screen(as_json=as_json)
     if row is not None:
-        found = ask(Place(db), lambda penstock: penstock.operations.row(operation, row))
+        found = ask(Place(db), about(operation, lambda penstock, id: penstock.operations.row(id, row)))
         screen.answer(lambda: resources.row(found), lambda: [views.row(found)])
         return
-    whole = ask(Place(db), lambda penstock: penstock.operations.get(operation))
+    whole = ask(Place(db), about(operation, lambda penstock, id: penstock.operations.get(id)))
     screen.answer(lambda: resources.operation(whole), lambda: [views.operation(whole)])
 
 
@@ -144,8 +146,8 @@ def rows(
 
     answer_page(
         Place(db),
-        lambda penstock: penstock.operations.rows(
-            operation,
+        lambda penstock, part: penstock.operations.rows(
+            part.operation,
             state=state,
             step=step,
             error_type=error_type,
@@ -153,11 +155,14 @@ def rows(
             first=first,
             last=last,
             data=data,
-            cursor=cursor,
-            limit=limit,
+            cursor=part.cursor,
+            limit=part.limit,
         ),
         resources.row,
         views.rows,
+        operation=operation,
+        cursor=cursor,
+        limit=limit,
         noun="row",
         as_json=as_json,
     )
@@ -182,20 +187,14 @@ def errors(
     """List what is wrong with rows, in the order of the file."""
     from penstock import resources
     from penstock.cli import views
-    from penstock.cli.screen import Screen
 
     if groups:
-        found = ask(Place(db), lambda penstock: penstock.operations.error_groups(operation, limit=limit))
-        screen = Screen(as_json=as_json)
-        screen.answer(
-            lambda: resources.listing(found, resources.error_group),
-            lambda: [views.error_groups(found) if found else views.nothing("error")],
-        )
+        _answer_groups(Place(db), operation, limit=limit, as_json=as_json)
         return
     answer_page(
         Place(db),
-        lambda penstock: penstock.operations.errors(
-            operation,
+        lambda penstock, part: penstock.operations.errors(
+            part.operation,
             row=row,
             row_key=row_key,
             error_type=error_type,
@@ -203,13 +202,39 @@ def errors(
             first=first,
             last=last,
             data=data,
-            cursor=cursor,
-            limit=limit,
+            cursor=part.cursor,
+            limit=part.limit,
         ),
         resources.error,
         views.errors,
+        operation=operation,
+        cursor=cursor,
+        limit=limit,
         noun="error",
         as_json=as_json,
+    )
+
+
+def _answer_groups(place: Place, operation: str, *, limit: int, as_json: bool) -> None:
+    from penstock import resources
+    from penstock.cli import views
+    from penstock.cli.problems import WrongUsage
+    from penstock.cli.screen import Screen
+
+    most = place.settings().page_max
+    if limit > most:
+        raise WrongUsage(f"--limit with --groups is {most} at most (setting page_max); found {limit}")
+
+    async def look(penstock: Penstock, id: str) -> tuple[Operation, list[ErrorGroup]]:
+        return await penstock.operations.get(id), await penstock.operations.error_groups(id, limit=limit)
+
+    whole, found = ask(place, about(operation, look))
+    Screen(as_json=as_json).answer(
+        lambda: resources.listing(found, resources.error_group),
+        lambda: [
+            views.error_groups(found) if found else views.nothing("error"),
+            *views.more_groups(whole, found, "add a larger --limit"),
+        ],
     )
 
 
@@ -229,19 +254,21 @@ def history(
 
     answer_page(
         Place(db),
-        lambda penstock: penstock.operations.history(operation, row=row, step=step, cursor=cursor, limit=limit),
+        lambda penstock, part: penstock.operations.history(
+            part.operation, row=row, step=step, cursor=part.cursor, limit=part.limit
+        ),
         resources.history_entry,
         views.history,
+        operation=operation,
+        cursor=cursor,
+        limit=limit,
         noun="line",
         as_json=as_json,
     )
 
 
 def events(
-    operation: Annotated[
-        str | None,
-        typer.Argument(metavar="[ID]", help="The operation's id or its beginning; all operations if left out."),
-    ] = None,
+    operation: OperationIdOrAll = None,
     *,
     limit: Limit = 20,
     cursor: Cursor = None,
@@ -257,12 +284,22 @@ def events(
     if cursor is not None and not cursor.isdigit():
         raise WrongUsage(f"{cursor!r} is not a cursor of this list")
 
-    async def moves(penstock: Penstock) -> Page[Any]:
-        exact = None if operation is None else (await penstock.operations.get(operation)).id
+    async def moves(penstock: Penstock, part: Part) -> Page[Event]:
+        exact = (await penstock.operations.get(part.operation)).id if part.operation else None
         found = await penstock.operations.events(exact, since=int(cursor or 0), limit=limit + 1)
         return Page(found[:limit], str(found[limit - 1].sequence) if len(found) > limit else None)
 
-    answer_page(Place(db), moves, resources.event, views.events, noun="event", as_json=as_json)
+    answer_page(
+        Place(db),
+        moves,
+        resources.event,
+        views.events,
+        operation=operation,
+        cursor=cursor,
+        limit=limit,
+        noun="event",
+        as_json=as_json,
+    )
 
 
 def validate(

@@ -11,7 +11,7 @@ from typing import Protocol, Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 
-from penstock.cli.pace import Look, Pace, sentence
+from penstock.cli.pace import AT_REST, Look, Pace, sentence
 from penstock.cli.printable import duration
 from penstock.operations.model import Operation
 
@@ -99,9 +99,11 @@ class LiveProgress(NoProgress):
 
     def _show(self, phase: str, operation: Operation, look: Look) -> None:
         task = self._task(phase)
+        label = look.phase if look.phase in AT_REST else phase
         rows = f"{look.done:,} rows" if look.total is None else f"{look.done:,} of {look.total:,}"
         self._bars.update(
             task,
+            description=label,
             total=look.total,
             completed=look.done if look.total is not None else 0,
             rows=rows,
@@ -116,7 +118,7 @@ class LiveProgress(NoProgress):
     def _finish(self, phase: str, rows: str) -> None:
         task = self._tasks.get(phase)
         if task is not None and not self._bars.tasks[task].finished:
-            self._bars.update(task, total=1, completed=1, rows=rows, note="")
+            self._bars.update(task, description=phase, total=1, completed=1, rows=rows, note="")
 
     def _note(self, look: Look) -> str:
         parts = []

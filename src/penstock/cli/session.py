@@ -23,10 +23,21 @@ if TYPE_CHECKING:
     from penstock.pipeline import Definition
     from penstock.settings import Settings
 
-__all__ = ["Place", "ask", "log_to_stderr", "opened", "penstock_command", "require_database"]
+__all__ = [
+    "LAST",
+    "Place",
+    "about",
+    "ask",
+    "exact_id",
+    "log_to_stderr",
+    "opened",
+    "penstock_command",
+    "require_database",
+]
 
 T = TypeVar("T")
 
+LAST = "@last"
 LOG_LINE = "%(levelname)s %(name)s: %(message)s"
 
 
@@ -105,6 +116,33 @@ def ask(
             return await question(penstock)
 
     return asyncio.run(answer())
+
+
+def about(
+    operation: str, question: Callable[[Penstock, str], Coroutine[Any, Any, T]]
+) -> Callable[[Penstock], Coroutine[Any, Any, T]]:
+    """A question about one operation, which is found once and then known by its id."""
+
+    async def answer(penstock: Penstock) -> T:
+        return await question(penstock, await exact_id(penstock, operation))
+
+    return answer
+
+
+async def exact_id(penstock: Penstock, given: str) -> str:
+    """The id behind `@last`, the newest operation, or `@last:NAME`, the newest of that name; other ids as they are."""
+    if given != LAST and not given.startswith(f"{LAST}:"):
+        return given
+    name = given.removeprefix(LAST).removeprefix(":") or None
+    cursor = None
+    while True:
+        page = await penstock.operations.list(name=name, cursor=cursor)
+        for operation in page.items:
+            if name is None or operation.name.casefold() == name.casefold():
+                return operation.id
+        cursor = page.next_cursor
+        if cursor is None:
+            raise NotFound(f"{given}: there is no operation yet" + (f" with the name {name!r}" if name else ""))
 
 
 def penstock_command() -> tuple[str, ...]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.options import Db, Json, command
-from penstock.cli.session import Place, ask
+from penstock.cli.options import Db, Json, OperationIdOrAll, command
+from penstock.cli.session import Place, ask, exact_id
+
+if TYPE_CHECKING:
+    from penstock.engine import Penstock
+    from penstock.operations.model import VerifyReport
 
 __all__ = ["add_to", "verify"]
 
@@ -18,9 +22,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def verify(
-    operation: Annotated[
-        str | None, typer.Argument(metavar="[ID]", help="One operation, by its id or its beginning; all if left out.")
-    ] = None,
+    operation: OperationIdOrAll = None,
     deep: Annotated[bool, typer.Option("--deep", help="Also read the stored files and compare their digests.")] = False,
     db: Db = None,
     as_json: Json = False,
@@ -33,6 +35,10 @@ def verify(
     from penstock.cli import views
     from penstock.cli.screen import Screen
 
-    found = ask(Place(db), lambda penstock: penstock.operations.verify(operation, deep=deep))
+    async def look(penstock: Penstock) -> VerifyReport:
+        of = None if operation is None else await exact_id(penstock, operation)
+        return await penstock.operations.verify(of, deep=deep)
+
+    found = ask(Place(db), look)
     Screen(as_json=as_json).answer(lambda: resources.verify_report(found), lambda: views.verify_report(found))
     raise typer.Exit(0 if found.is_clean else 1)

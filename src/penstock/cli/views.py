@@ -34,6 +34,7 @@ __all__ = [
     "heading",
     "history",
     "more",
+    "more_groups",
     "nothing",
     "operation",
     "operations",
@@ -168,10 +169,8 @@ def rows(found: Sequence[RowView]) -> FittedTable:
 
 
 def _detail(found: RowView) -> str:
-    if found.data is not None:
-        return cut(compact(found.data), MESSAGE_CHARS)
     current = next((step for step in found.steps if step.index == found.step), None)
-    return cut(current.message or "", MESSAGE_CHARS) if current is not None else ""
+    return _with_data(current.message if current is not None else None, found.data)
 
 
 def row(found: RowView) -> Group:
@@ -219,7 +218,7 @@ def errors(found: Sequence[RowError]) -> FittedTable:
     return table(
         "ROW", "KEY", "STEP", "TYPE", "MESSAGE",
         rows=[
-            (str(e.row), cut(e.row_key or "", 30), e.step_name, e.error_type, _with_data(e))
+            (str(e.row), cut(e.row_key or "", 30), e.step_name, e.error_type, _with_data(e.message, e.data))
             for e in found
         ],
         numbers=("ROW",),
@@ -227,9 +226,9 @@ def errors(found: Sequence[RowError]) -> FittedTable:
     )  # fmt: skip
 
 
-def _with_data(found: RowError) -> str:
-    message = cut(found.message, MESSAGE_CHARS)
-    return message if found.data is None else f"{message}\n{cut(compact(found.data), MESSAGE_CHARS)}"
+def _with_data(message: str | None, data: Any) -> str:
+    lines = (message, None if data is None else compact(data))
+    return "\n".join(cut(line, MESSAGE_CHARS) for line in lines if line)
 
 
 def error_groups(found: Sequence[ErrorGroup]) -> FittedTable:
@@ -273,13 +272,23 @@ def history(found: Sequence[HistoryEntry]) -> FittedTable:
     )  # fmt: skip
 
 
-def verdict(found: Operation, groups: Sequence[ErrorGroup], commands: Sequence[str]) -> Iterator[RenderableType]:
+def more_groups(found: Operation, groups: Sequence[ErrorGroup], how: str) -> Iterator[Text]:
+    """How many rows failed with errors that these groups do not show, and how to see them."""
+    others = found.failed_rows - sum(group.rows for group in groups)
+    if groups and others > 0:
+        yield Text(f"{counted(others, 'more row')} failed with other errors. To see all kinds: {how}", style="dim")
+
+
+def verdict(
+    found: Operation, groups: Sequence[ErrorGroup], commands: Sequence[str], *, all_groups: str
+) -> Iterator[RenderableType]:
     """The end of a run: what became of the rows, what went wrong, and what to try next."""
     yield Text()
     yield operation(found)
     if groups:
         yield heading("What went wrong")
         yield error_groups(groups)
+        yield from more_groups(found, groups, all_groups)
     yield from try_next(commands)
 
 

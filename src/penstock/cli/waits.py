@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.options import Cursor, Db, Json, Limit, OperationId, command
-from penstock.cli.pages import answer_page
+from penstock.cli.options import Cursor, Db, Json, Limit, OperationId, OperationIdOrAll, command
+from penstock.cli.pages import Part, answer_page
 from penstock.cli.problems import WrongUsage
-from penstock.cli.session import Place, ask
+from penstock.cli.session import Place, about, ask
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,20 +66,17 @@ def signal(
         raise WrongUsage("--fail and --payload exclude each other: a step that failed has no output")
     value = _json_value(payload)
 
-    async def send(penstock: Penstock) -> Receipt:
+    async def send(penstock: Penstock, of: str) -> Receipt:
         if fail is not None:
-            return await penstock.signals.fail(operation, key, fail, row=row, id=id)
-        return await penstock.signals.complete(operation, key, payload=value, row=row, id=id)
+            return await penstock.signals.fail(of, key, fail, row=row, id=id)
+        return await penstock.signals.complete(of, key, payload=value, row=row, id=id)
 
-    receipt = ask(Place(db), send)
+    receipt = ask(Place(db), about(operation, send))
     Screen(as_json=as_json).answer(lambda: resources.receipt(receipt), lambda: [Text(receipt_sentence(receipt))])
 
 
 def waits(
-    operation: Annotated[
-        str | None,
-        typer.Argument(metavar="[ID]", help="The operation's id or its beginning; all operations if left out."),
-    ] = None,
+    operation: OperationIdOrAll = None,
     *,
     key: Annotated[str | None, typer.Option("--key", metavar="KEY", help="Only rows that wait for this key.")] = None,
     limit: Limit = 20,
@@ -93,25 +90,49 @@ def waits(
 
     after = _after(operation, cursor)
 
-    async def waiting(penstock: Penstock) -> Page[Wait]:
-        found = await penstock.signals.waiting(operation, key=key, after=after, limit=limit + 1)
+    async def waiting(penstock: Penstock, part: Part) -> Page[Wait]:
+        found = await penstock.signals.waiting(part.operation or None, key=key, after=after, limit=limit + 1)
         shown = found[:limit]
         if len(found) <= limit:
             return Page(shown)
         return Page(shown, shown[-1].cursor if operation is None else str(shown[-1].row))
 
-    answer_page(Place(db), waiting, resources.wait, waits_table, noun="wait", as_json=as_json)
+    answer_page(
+        Place(db),
+        waiting,
+        resources.wait,
+        waits_table,
+        operation=operation,
+        cursor=cursor,
+        limit=limit,
+        noun="wait",
+        as_json=as_json,
+    )
 
 
-def unclaimed(operation: OperationId, *, limit: Limit = 20, db: Db = None, as_json: Json = False) -> None:
-    """List stored signals that no row has taken, oldest first."""
+def unclaimed(
+    operation: OperationId, *, limit: Limit = 20, cursor: Cursor = None, db: Db = None, as_json: Json = False
+) -> None:
+    """List stored signals that no row has taken or is about to take, oldest first."""
     from penstock import resources
     from penstock.operations.model import Page
 
-    async def lying(penstock: Penstock) -> Page[Unclaimed]:
-        return Page(await penstock.signals.unclaimed(operation, limit=limit))
+    async def left(penstock: Penstock, part: Part) -> Page[Unclaimed]:
+        found = await penstock.signals.unclaimed(part.operation, after=part.cursor, limit=part.limit + 1)
+        shown = found[: part.limit]
+        return Page(shown, shown[-1].id if len(found) > len(shown) else None)
 
-    answer_page(Place(db), lying, resources.unclaimed, unclaimed_table, noun="unclaimed signal", as_json=as_json)
+    answer_page(
+        Place(db),
+        left,
+        resources.unclaimed,
+        unclaimed_table,
+        operation=operation,
+        cursor=cursor,
+        limit=limit,
+        noun="unclaimed signal",
+        as_json=as_json,
+    )
 
 
 def _json_value(written: str | None) -> Any:

@@ -29,7 +29,8 @@ PAUSE_MAX_S = 15.0
 
 def add_to(app: typer.Typer) -> None:
     """Add the command."""
-    command(app, "worker", worker, example="worker --app shop.py --db postgresql://penstock@localhost/penstock")
+    example = "worker --app shop.py --db postgresql://penstock@localhost/penstock"
+    command(app, "worker", worker, example=example, exits=(0, 1, 2, 75))
 
 
 def worker(
@@ -46,8 +47,8 @@ def worker(
 ) -> None:
     """Claim operations of the application and run them, until SIGTERM or Ctrl-C.
 
-    On the first signal rows in hand may end and everything is let go for other workers; a second one ends at once.
-    With --json the last word on stdout is a document. Exits with 0 when told to stop.
+    The first signal lets running rows end (setting shutdown_s) and releases the others for other workers; the second
+    one ends the process at once. With --json one document is printed at the end.
     """
     from penstock import failpoints
     from penstock.cli.screen import Screen
