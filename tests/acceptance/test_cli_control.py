@@ -29,6 +29,48 @@ on_both = pytest.mark.databases("sqlite", "postgresql")
 on_sqlite = pytest.mark.databases("sqlite")
 
 
+# --- handing in
+
+
+@on_sqlite
+def test_a_file_is_submitted_for_a_worker_that_runs_elsewhere(town: Town):
+    (town.folder / "citizens.csv").write_text("name,age\nAnn,30\n")
+    code, out, err = town.call("submit", "visit", "citizens.csv", "--app", APP)
+    assert (code, err) == (0, "")
+    made = town.ask("ops", "show", "@last")
+    assert made["status"] == "Pending"
+    assert out.splitlines()[0] == f"Operation {made['id']} (visit)"
+    assert f"penstock ops watch {made['id'][:13]}" in out
+    assert town.ask("submit", "visit", "citizens.csv", "--app", APP)["status"] == "Pending"
+    town.start_worker()
+    assert town.call("ops", "watch", made["id"])[0] == 0
+
+
+@on_sqlite
+def test_what_cannot_be_submitted_is_refused_and_not_stored(town: Town):
+    (town.folder / "citizens.csv").write_text("name,age\nAnn,30\n")
+    for words, said in (
+        (("vist", "citizens.csv"), "did you mean 'visit'?"),
+        (("visit", "none.csv"), "none.csv"),
+        (("visit", "citizens.csv", "--set", "visit.retry=1"), "retry"),
+    ):
+        code, _, err = town.call("submit", *words, "--app", APP)
+        assert code == 1
+        assert said in err
+    assert town.ask("ops", "list")["items"] == []
+
+
+@on_sqlite
+def test_the_newest_operation_can_be_steered_by_its_name(town: Town):
+    town.create("permit", rows=1)
+    operation = town.create("visit")
+    assert town.ask("signal", "@last:permit", "permit-p1")["outcome"] == "stored"
+    assert town.ask("ops", "cancel", "@last")["status"] == "Cancelled"
+    assert town.ask("ops", "retry", "@last", "--check")["operationId"] == operation
+    assert town.call("ops", "watch", "@last")[0] == 4
+    assert town.call("run", "--resume", "@last", "--app", APP)[0] == 4
+
+
 # --- signals
 
 

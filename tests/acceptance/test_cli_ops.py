@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -63,6 +66,63 @@ def test_operations_are_listed_with_an_id_that_can_be_copied(show: Show, ask: As
     short = lines[1].split()[0]
     assert operation.startswith(short)
     assert ask("ops", "show", short)["id"] == operation
+
+
+@pytest.mark.parametrize("name", ["@last", "@last:invite", "@last:INVITE"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("ops", "show"), ("ops", "show", "--row", "1"), ("ops", "rows"), ("ops", "errors"),
+        ("ops", "errors", "--groups"), ("ops", "history"), ("ops", "events"),
+        ("ops", "waits"), ("ops", "unclaimed"), ("verify",),
+    ],
+)  # fmt: skip
+def test_the_newest_operation_has_a_name_wherever_an_id_is_asked_for(
+    ask: Ask, operation: str, name: str, words: tuple[str, ...]
+):
+    assert ask(*words, name) == ask(*words, operation)
+
+
+@pytest.mark.parametrize(
+    "name, said",
+    [
+        ("@last:greet", "there is no operation yet with the name 'greet'"),
+        ("@first", "no operation has the id '@first'"),
+    ],
+)
+def test_a_name_for_no_operation_is_exit_1(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, said: str
+):
+    monkeypatch.chdir(folder)
+    assert main(["ops", "show", name]) == 1
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "typed, offered",
+    [
+        ("penstock ops show ", ["@last", "{id}"]),
+        ("penstock ops show {id:.4}", ["{id}"]),
+        (f"penstock run --app {APP} inv", ["invite"]),
+        ("penstock ops retr", ["retry"]),
+        ("penstock run --app none.py inv", []),
+        ("penstock ops show --db sqlite:///none.db 0", []),
+    ],
+)
+def test_a_shell_is_offered_names_and_ids(folder: Path, operation: str, typed: str, offered: list[str]):
+    words = typed.replace("{id:.4}", operation[:4])
+    asked = {"_PENSTOCK_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    done = subprocess.run(
+        [sys.executable, "-m", "penstock"],
+        cwd=folder,
+        env=os.environ | asked,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.split() == [text.replace("{id}", operation) for text in offered]
+    assert "Traceback" not in done.stderr
+    assert not (folder / "none.db").exists()
 
 
 @pytest.mark.parametrize("columns", [40, 60, 80, 120])

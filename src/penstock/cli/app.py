@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import config, db, doctor, machines, ops, run, verify, waits, worker
+from penstock.cli import config, db, doctor, machines, ops, run, submit, verify, waits, worker
 from penstock.cli.options import Group, help_end
 from penstock.cli.problems import EXIT_MEANINGS, INTERRUPTED, exit_code, report, report_usage
 from penstock.errors import PenstockError
@@ -27,6 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 run.add_to(app)
+submit.add_to(app)
 worker.add_to(app)
 ops.add_to(app)
 waits.add_to(app)

@@ -9,10 +9,29 @@ from typing import Annotated, Any
 
 import typer
 
+from penstock.cli.completion import complete_operation_name
 from penstock.cli.problems import WrongUsage
 from penstock.errors import FileRejected
 
-__all__ = ["Meta", "MetaFile", "Set", "existing_file", "metadata", "overrides"]
+__all__ = [
+    "FILE_ARGUMENT",
+    "NAME_ARGUMENT",
+    "InputFile",
+    "Meta",
+    "MetaFile",
+    "OperationName",
+    "Set",
+    "existing_file",
+    "metadata",
+    "overrides",
+]
+
+NAME_ARGUMENT = typer.Argument(
+    metavar="OPERATION", help="The operation's name.", autocompletion=complete_operation_name
+)
+FILE_ARGUMENT = typer.Argument(metavar="FILE", help="The file: .csv, .tsv, .json, .jsonl or .ndjson.")
+OperationName = Annotated[str, NAME_ARGUMENT]
+InputFile = Annotated[str, FILE_ARGUMENT]
 
 Meta = Annotated[
     list[str] | None, typer.Option("--meta", metavar="NAME=VALUE", help="One field of the metadata; repeatable.")

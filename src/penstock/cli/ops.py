@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli import control, purge, waits, watch
-from penstock.cli.inputs import Meta, MetaFile, Set, existing_file, metadata, overrides
+from penstock.cli.inputs import InputFile, Meta, MetaFile, OperationName, Set, existing_file, metadata, overrides
 from penstock.cli.options import App, Cursor, Db, Json, Limit, OperationId, OperationIdOrAll, command, group
 from penstock.cli.pages import Part, answer_page
 from penstock.cli.session import Place, about, ask, opened
@@ -303,8 +303,8 @@ def events(
 
 
 def validate(
-    operation: Annotated[str, typer.Argument(metavar="OPERATION", help="The operation's name.")],
-    file: Annotated[str, typer.Argument(metavar="FILE", help="The file to look at.")],
+    operation: OperationName,
+    file: InputFile,
     *,
     meta: Meta = None,
     meta_file: MetaFile = None,

@@ -12,8 +12,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from penstock.cli.completion import complete_operation_id
 from penstock.cli.hands import worker_processes
-from penstock.cli.inputs import Meta, MetaFile, Set, existing_file, metadata, overrides
+from penstock.cli.inputs import (
+    FILE_ARGUMENT,
+    NAME_ARGUMENT,
+    Meta,
+    MetaFile,
+    Set,
+    existing_file,
+    metadata,
+    overrides,
+)
 from penstock.cli.options import App, Db, Json, command
 from penstock.cli.printable import counted, short_id
 from penstock.cli.problems import INTERRUPTED, ONLY_SIGNALS_AWAITED, WrongUsage
@@ -42,17 +52,20 @@ def add_to(app: typer.Typer) -> None:
 
 
 def run(
-    operation: Annotated[str | None, typer.Argument(metavar="OPERATION", help="The operation's name.")] = None,
-    file: Annotated[
-        str | None, typer.Argument(metavar="FILE", help="The file: .csv, .tsv, .json, .jsonl or .ndjson.")
-    ] = None,
+    operation: Annotated[str | None, NAME_ARGUMENT] = None,
+    file: Annotated[str | None, FILE_ARGUMENT] = None,
     *,
     meta: Meta = None,
     meta_file: MetaFile = None,
     options: Set = None,
     resume: Annotated[
         str | None,
-        typer.Option("--resume", metavar="ID", help="Work on an operation that exists, until it is settled."),
+        typer.Option(
+            "--resume",
+            metavar="ID",
+            help="Work on an operation that exists, until it is settled.",
+            autocompletion=complete_operation_id,
+        ),
     ] = None,
     no_wait: Annotated[
         bool, typer.Option("--no-wait", help="Exit with 5 as soon as all rows that are left wait for signals.")
