@@ -38,7 +38,7 @@ from penstock.operations.model import (
 )
 from penstock.operations.proof.symptoms import Diagnosis, Symptom
 from penstock.operations.retrying import Eligibility, NothingToRetry, Retry
-from penstock.operations.signals import Receipt, Unclaimed, Wait
+from penstock.operations.signals import Receipt, Unclaimed, Wait, signal_key
 
 __all__ = [
     "PROBLEMS",
@@ -153,19 +153,20 @@ def row(found: RowView) -> Document:
     """One row with every step it has reached; `rowData` only where it was asked for."""
     document: Document = {
         "rowNumber": found.number,
-        "rowId": found.key,
+        "rowId": found.row_key,
         "state": found.state,
         "currentStep": found.step_name,
         "currentStepIndex": found.step,
         "completedSteps": found.completed_steps,
         "totalSteps": found.total_steps,
         "retryAttempt": found.generation,
-        "steps": [_step(step) for step in found.steps],
+        "steps": [_step(found, step) for step in found.steps],
     }
     return document if found.data is None else document | {"rowData": found.data}
 
 
-def _step(found: StepView) -> Document:
+def _step(of: RowView, found: StepView) -> Document:
+    scoped = None if found.signal_key is None else signal_key(of.operation_id, found.signal_key, of.number)
     return {
         "stepName": found.name,
         "stepIndex": found.index,
@@ -179,7 +180,8 @@ def _step(found: StepView) -> Document:
         "errorType": found.error_type,
         "errorMessage": found.message,
         "faults": faults(found.faults),
-        "signalKey": found.signal_key,
+        "key": found.signal_key,
+        "signalKey": scoped,
     }
 
 
@@ -233,7 +235,8 @@ def history_entry(found: HistoryEntry) -> Document:
         "rowNumber": found.row,
         "stepName": found.step_name,
         "stepIndex": found.step,
-        "attempt": found.generation,
+        "retryAttempt": found.generation,
+        "attempt": found.generation,  # the same, as BulkSharp's history names it
         "stepAttempts": found.attempt,
         "event": found.event,
         "errorType": found.error_type,

@@ -62,7 +62,7 @@ def operation(ask: Ask) -> str:
 
 def test_operations_are_listed_with_an_id_that_can_be_copied(show: Show, ask: Ask, operation: str):
     lines = show("ops", "list").splitlines()
-    assert lines[0].split() == ["ID", "STATUS", "ROWS", "FAILED", "CREATED", "OPERATION", "FILE"]
+    assert lines[0].split() == ["ID", "STATUS", "ROWS", "FAILED", "CREATED", "NAME", "FILE"]
     short = lines[1].split()[0]
     assert operation.startswith(short)
     assert ask("ops", "show", short)["id"] == operation

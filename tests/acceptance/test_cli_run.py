@@ -153,7 +153,7 @@ def test_a_file_without_the_columns_fails_with_exit_1_and_the_reason(penstock: R
     code, out, _ = penstock(*invite("wrong.csv"))
     assert code == 1
     assert "Failed" in out
-    assert "Reason" in out
+    assert "Error" in out
     assert "name" in out
 
 

@@ -93,7 +93,7 @@ def operations(found: Sequence[Operation]) -> FittedTable:
     """Operations, one to a line."""
     chars = _id_chars([operation.id for operation in found])
     return table(
-        "ID", "STATUS", "ROWS", "FAILED", "CREATED", "OPERATION", "FILE",
+        "ID", "STATUS", "ROWS", "FAILED", "CREATED", "NAME", "FILE",
         rows=[
             (
                 o.id[:chars], state(o.status), f"{o.total_rows or o.rows_read:,}", f"{o.failed_rows:,}",
@@ -124,10 +124,10 @@ def operation(found: Operation) -> Table:
     )
     return facts(
         {
-            "Operation": found.name,
+            "Name": found.name,
             "Id": found.id,
             "Status": state(found.status),
-            "Reason": found.error,
+            "Error": found.error,
             "Trouble": Text(printable(found.trouble), style="red") if found.trouble else None,
             "Rows": f"{found.total_rows or found.rows_read:,}",
             "Successful": f"{found.successful_rows:,}",
@@ -155,10 +155,10 @@ def _pace(found: Operation) -> str | None:
 def rows(found: Sequence[RowView]) -> FittedTable:
     """Rows, one to a line, with what was wrong or the step they stand at."""
     return table(
-        "ROW", "KEY", "STATE", "STEP", "DONE", "DETAIL",
+        "ROW", "ROW KEY", "STATE", "STEP", "DONE", "DETAIL",
         rows=[
             (
-                str(r.number), cut(r.key or "", 30), state(r.state), r.step_name,
+                str(r.number), cut(r.row_key or "", 30), state(r.state), r.step_name,
                 f"{r.completed_steps}/{r.total_steps}", _detail(r),
             )
             for r in found
@@ -176,7 +176,7 @@ def _detail(found: RowView) -> str:
 def row(found: RowView) -> Group:
     """One row: its data and its way through the steps."""
     about = {
-        "Row": str(found.number) + (f"  ({found.key})" if found.key else ""),
+        "Row": str(found.number) + (f"  ({found.row_key})" if found.row_key else ""),
         "State": state(found.state),
         "Generation": found.generation or None,
     }
@@ -184,12 +184,12 @@ def row(found: RowView) -> Group:
     shown = {f"  {name}": cut(compact(value), MESSAGE_CHARS) for name, value in data.items() if value is not None}
     began = next((step.started_at for step in found.steps if step.started_at is not None), None)
     steps = table(
-        "STEP", "STATE", "TRIES", "AT", "TOOK", "RESULT",
+        "STEP", "STATE", "ATTEMPTS", "AT", "TOOK", "RESULT",
         rows=[
             (s.name, state(s.state), str(s.attempt), _since(began, s.started_at), _took(s), _result(s))
             for s in found.steps
         ],
-        numbers=("TRIES", "AT", "TOOK"),
+        numbers=("ATTEMPTS", "AT", "TOOK"),
         may_go=("AT",),
     )  # fmt: skip
     return Group(facts(about | shown), Text(), steps)
@@ -216,13 +216,13 @@ def _result(step: StepView) -> str:
 def errors(found: Sequence[RowError]) -> FittedTable:
     """Errors, one to a line."""
     return table(
-        "ROW", "KEY", "STEP", "TYPE", "MESSAGE",
+        "ROW", "ROW KEY", "STEP", "TYPE", "MESSAGE",
         rows=[
             (str(e.row), cut(e.row_key or "", 30), e.step_name, e.error_type, _with_data(e.message, e.data))
             for e in found
         ],
         numbers=("ROW",),
-        may_go=("TYPE", "KEY"),
+        may_go=("TYPE", "ROW KEY"),
     )  # fmt: skip
 
 
@@ -259,7 +259,7 @@ def events(found: Sequence[Event]) -> FittedTable:
 def history(found: Sequence[HistoryEntry]) -> FittedTable:
     """What happened to rows before their current records, one event to a line."""
     return table(
-        "AT", "ROW", "STEP", "TRY", "EVENT", "TYPE", "MESSAGE",
+        "AT", "ROW", "STEP", "ATTEMPT", "EVENT", "TYPE", "MESSAGE",
         rows=[
             (
                 moment(h.at), str(h.row), h.step_name, str(h.attempt), h.event, h.error_type or "",
@@ -267,7 +267,7 @@ def history(found: Sequence[HistoryEntry]) -> FittedTable:
             )
             for h in found
         ],
-        numbers=("ROW", "TRY"),
+        numbers=("ROW", "ATTEMPT"),
         may_go=("TYPE", "AT"),
     )  # fmt: skip
 

@@ -156,7 +156,7 @@ class Sheet:
         step = self.step(i)
         return RowView(
             number=self.first_row + i,
-            key=self.key(i),
+            row_key=self.key(i),
             state=VERDICTS[self.ledger.state(i)],
             step=step,
             step_name=self.outline.step_name(step),
@@ -164,6 +164,7 @@ class Sheet:
             total_steps=self.ledger.steps,
             steps=tuple(self._step_view(i, place) for place in range(step + 2)),
             data=self.data(i) if with_data else None,
+            operation_id=self.outline.id,
         )
 
     def _edited(self, i: int) -> Any:

@@ -21,10 +21,15 @@ from penstock.operations.queries import number_of
 from penstock.operations.rules.decide import cut
 from penstock.operations.tables import operations, row_records, signals
 
-__all__ = ["Receipt", "Signals", "Unclaimed", "Wait"]
+__all__ = ["Receipt", "Signals", "Unclaimed", "Wait", "signal_key"]
 
 PAYLOAD_BYTES_MAX = 64 * 1024
 LISTED_AT_ONCE = 500
+
+
+def signal_key(operation_id: str, key: str, row: int) -> str:
+    """The key that names one row's wait and no other."""
+    return f"{operation_id}:{key}:{row}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +47,7 @@ class Wait:
     @property
     def signal_key(self) -> str:
         """The key that names this one wait and no other."""
-        return f"{self.operation_id}:{self.key}:{self.row}"
+        return signal_key(self.operation_id, self.key, self.row)
 
     @property
     def cursor(self) -> str:
