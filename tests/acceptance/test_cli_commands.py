@@ -134,8 +134,8 @@ def test_the_machines_are_a_list_for_machines(penstock: Run):
 def test_an_unknown_machine_and_two_forms_at_once_are_refused(penstock: Run):
     assert penstock("machines", "operations")[0::2] == (
         1,
-        "penstock: no machine is called 'operations'; did you mean 'operation'? "
-        "known are: operation, row step, idempotency key, blob, delivery\n",
+        "penstock: unknown machine 'operations'; did you mean 'operation'? "
+        "known: operation, row step, idempotency key, blob, delivery\n",
     )
     assert penstock("machines", "--mermaid", "--json")[0] == 2
 
@@ -144,7 +144,7 @@ def test_an_unknown_machine_and_two_forms_at_once_are_refused(penstock: Run):
 
 
 def test_the_database_is_made_then_found_up_to_date(penstock: Run, tmp_path: Path):
-    assert "was missing and is now at" in penstock("db", "upgrade")[1]
+    assert "was created; it is now at" in penstock("db", "upgrade")[1]
     assert (tmp_path / "penstock.db").exists()
     assert "up to date" in penstock("db", "upgrade")[1]
     again = json.loads(penstock("db", "upgrade", "--json")[1])

@@ -119,7 +119,7 @@ def test_an_early_signal_is_stored_and_its_repeat_changes_nothing(town: Town):
     assert town.until_settled(operation)["status"] == "Completed"
     assert town.ask("ops", "unclaimed", operation)["items"] == []
     assert town.call("signal", operation, "permit-p1", "--id", "mail-7")[1] == (
-        "Known already, nothing changed: row 1, step approval, took it.\n"
+        "Already received, nothing changed: delivered to row 1, step approval.\n"
     )
 
 
@@ -294,7 +294,7 @@ def test_failed_rows_are_retried_by_a_worker_of_another_process(town: Town, fail
 @on_sqlite
 @pytest.mark.covers("SM-071")
 def test_a_check_says_whether_a_retry_is_possible_and_does_nothing(town: Town, failed: str):
-    assert town.call("ops", "retry", failed, "--check")[:2] == (0, "It can be retried: 3 rows would run again.\n")
+    assert town.call("ops", "retry", failed, "--check")[:2] == (0, "A retry is possible: 3 rows would run again.\n")
     assert town.ask("ops", "show", failed)["retryCount"] == 0
     other = town.create("visit")
     code, out, _ = town.call("ops", "retry", other, "--check")
@@ -317,7 +317,7 @@ def test_a_retry_that_comes_to_nothing_is_exit_1_with_the_reasons(town: Town, fa
     assert problem["skippedReasons"][0].startswith("row 1: ")
     code, out, _ = town.call("ops", "retry", failed, "--rows", "1-2")
     assert code == 0
-    assert "1 row left out:\n  row 1: " in out
+    assert "1 row skipped:\n  row 1: " in out
 
 
 @on_sqlite
@@ -356,13 +356,13 @@ def test_a_purge_removes_what_ended_long_ago_and_says_how_much(town: Town):
     town.call("run", "visit", "citizens.csv", "--app", APP)
     waiting = town.create("permit")
     assert town.call("ops", "purge", "--older-than", "1d")[:2] == (
-        0, "Removed 0 operations with 0 rows and 0 bytes of files.\n",
+        0, "Deleted 0 operations with 0 rows and 0 bytes of files.\n",
     )  # fmt: skip
     would = town.ask("ops", "purge", "--older-than", "0s", "--dry-run")
     assert would == {"isDryRun": True, "operations": 1, "rows": 2, "fileBytes": 23, "filesLeft": 0}
     code, out, _ = town.call("ops", "purge", "--older-than", "0s")
-    assert (code, out.splitlines()[0]) == (0, "Removed 1 operation with 2 rows and 0 bytes of files.")
-    assert "1 file left for a later purge: " in out
+    assert (code, out.splitlines()[0]) == (0, "Deleted 1 operation with 2 rows and 0 bytes of files.")
+    assert "1 file kept for a later purge: " in out
     assert [found["id"] for found in town.ask("ops", "list")["items"]] == [waiting]
     assert town.call("verify")[0] == 0
 

@@ -87,7 +87,7 @@ def test_the_newest_operation_has_a_name_wherever_an_id_is_asked_for(
     "name, said",
     [
         ("@last:greet", "there is no operation yet with the name 'greet'"),
-        ("@first", "no operation has the id '@first'"),
+        ("@first", "operation not found: '@first'"),
     ],
 )
 def test_a_name_for_no_operation_is_exit_1(
@@ -183,7 +183,7 @@ def test_rows_are_listed_page_by_page(show: Show, ask: Ask, operation: str):
     rest = ask("ops", "rows", operation, "--limit", "4", "--cursor", first["nextCursor"])
     assert [row["rowNumber"] for row in (*first["items"], *rest["items"])] == [1, 2, 3, 4, 5, 6]
     assert rest["nextCursor"] is None
-    assert f"There is more: add --cursor {first['nextCursor']}" in show("ops", "rows", operation, "--limit", "4")
+    assert f"More entries: add --cursor {first['nextCursor']}" in show("ops", "rows", operation, "--limit", "4")
 
 
 def test_rows_are_filtered(ask: Ask, operation: str):
@@ -290,7 +290,7 @@ def test_validate_is_a_dry_run(folder: Path, monkeypatch: pytest.MonkeyPatch, ca
     assert main(["ops", "validate", "invite", "guests.csv", *meta]) == 1
     out = capsys.readouterr().out
     assert "The file is not valid: 6 rows, 2 invalid" in out
-    assert "The first rows" in out
+    assert "First errors" in out
     assert main(["ops", "validate", "invite", "guests.csv", "--app", APP, "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert (found["isValid"], found["totalRows"], found["invalidRows"]) == (False, 6, 2)
@@ -302,12 +302,12 @@ def test_validate_is_a_dry_run(folder: Path, monkeypatch: pytest.MonkeyPatch, ca
 @pytest.mark.parametrize(
     "words, said",
     [
-        (("ops", "show", "0190"), "no operation has the id '0190'"),
-        (("ops", "rows", "01900000"), "no operation has the id '01900000'"),
-        (("ops", "list", "--status", "Done"), "no such status: Done; known are: Pending"),
+        (("ops", "show", "0190"), "operation not found: '0190'"),
+        (("ops", "rows", "01900000"), "operation not found: '01900000'"),
+        (("ops", "list", "--status", "Done"), "no such status: Done; known: Pending"),
         (("ops", "list", "--cursor", "x"), "'x' is not a cursor of this list"),
         (("ops", "list", "--sort", "size"), "cannot be sorted by 'size'"),
-        (("ops", "list", "--db", "sqlite:///none.db"), "there is no database at none.db"),
+        (("ops", "list", "--db", "sqlite:///none.db"), "database not found: none.db"),
         (("ops", "list", "--db", "sqlite:///no/folder.db"), "the folder of the database does not exist"),
     ],
 )

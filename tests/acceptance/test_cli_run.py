@@ -125,16 +125,16 @@ def test_json_is_one_document_on_stdout_and_people_read_stderr(penstock: Run):
 def test_progress_on_a_pipe_is_plain_lines(penstock: Run):
     _, _, err = penstock(*invite())
     assert "\x1b" not in err
-    assert err.splitlines()[2] == "Pending: 0 rows read"
+    assert err.splitlines()[3] == "Pending: 0 rows read"
 
 
 def test_a_run_says_at_its_start_which_operation_it_is_and_how_to_resume_it(penstock: Run):
     _, out, err = penstock(*invite("good.csv", "--json"))
     made = document(out)["id"]
-    first, second, *_ = err.splitlines()
+    first, second, third, *_ = err.splitlines()
     assert first == f"Operation {made} (invite)"
-    assert second.startswith("To resume it after an interruption: ")
-    assert f"penstock run --resume {made} --app {APP}" in second
+    assert second == "To continue it after an interruption:"
+    assert third.endswith(f"penstock run --resume {made} --app {APP}")
 
 
 def test_progress_can_be_left_out(penstock: Run):
@@ -211,18 +211,18 @@ def test_a_settled_operation_is_not_run_again_by_resume(penstock: Run):
         (("run", "invite"), 2, "name an operation and a file"),
         (("run", "invite", "good.csv"), 2, "--app"),
         (("run", "invite", "good.csv", "--app", APP, "--meta", "words"), 2, "--meta takes NAME=VALUE; found 'words'"),
-        (("run", "invite", "good.csv", "--app", APP, "--resume", "x"), 2, "nothing else"),
+        (("run", "invite", "good.csv", "--app", APP, "--resume", "x"), 2, "leave out OPERATION"),
         (("run", "invite", "good.csv", "--bogus"), 2, "No such option: --bogus"),
-        (("run", "invit", "good.csv", "--app", APP), 1, "did you mean 'invite'? known are: dawdle, invite"),
-        (("run", "invite", "none.csv", "--app", APP), 1, "there is no file none.csv"),
-        (("run", "invite", ".", "--app", APP), 1, ". is a folder"),
+        (("run", "invit", "good.csv", "--app", APP), 1, "did you mean 'invite'? known: dawdle, invite"),
+        (("run", "invite", "none.csv", "--app", APP), 1, "file not found: none.csv"),
+        (("run", "invite", ".", "--app", APP), 1, ". is a folder, not a file"),
         (("run", "invite", "good.csv", "--app", "no.such.module"), 1, "there is no module 'no.such.module'"),
-        (("run", "invite", "good.csv", "--app", APP, "--meta-file", "none.json"), 1, "there is no file none.json"),
+        (("run", "invite", "good.csv", "--app", APP, "--meta-file", "none.json"), 1, "file not found: none.json"),
         (("run", "invite", "good.csv", "--app", APP, "--meta-file", "good.csv"), 1, "cannot be read as JSON"),
         (("run", "invite", "good.csv", "--app", APP), 1, "words"),
-        ((*invite("good.csv"), "--set", "fnd.retries=1"), 1, "no such step; known are: find, write"),
+        ((*invite("good.csv"), "--set", "fnd.retries=1"), 1, "no such step; known: find, write"),
         ((*invite("good.csv"), "--db", "nosql://x"), 1, "known forms are: sqlite:///file.db"),
-        (("run", "--resume", "01900000", "--app", APP), 1, "there is no database at penstock.db"),
+        (("run", "--resume", "01900000", "--app", APP), 1, "database not found: penstock.db"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_sentence_and_stores_nothing(
@@ -257,7 +257,7 @@ def test_an_operation_of_another_application_is_not_resumed(penstock: Run, tmp_p
     made = document(penstock(*invite("good.csv", "--json"))[1])
     code, _, err = penstock("run", "--resume", made["id"], "--app", f"{APP}:dawdle")
     assert code == 1
-    assert "'invite', which the application does not have; it has: dawdle" in err
+    assert "'invite', which the application does not declare; it declares: dawdle" in err
 
 
 def test_a_bug_shows_its_traceback(penstock: Run, monkeypatch: pytest.MonkeyPatch):

@@ -166,7 +166,7 @@ def test_a_run_that_does_not_wait_leaves_the_waits_to_a_worker(town: Town):
     assert code == 5, err
     left = json.loads(out)
     assert (left["status"], left["waitingRows"], left["invalidRows"]) == ("Running", 1, 1)
-    assert "only waits remain (1 row)" in err
+    assert "all remaining rows wait for signals (1 row)" in err
     assert f"--resume {left['id']}" in err
     town.start_worker()
     assert town.ask("signal", left["id"], "permit-Ann")["outcome"] == "delivered"

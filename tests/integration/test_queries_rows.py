@@ -85,7 +85,7 @@ async def test_rows_that_have_no_verdict_yet_are_found_by_their_state(penstock, 
 
 
 async def test_an_unknown_state_is_refused_with_the_known_ones(penstock, done):
-    with pytest.raises(InvalidInput, match=r"no such row state: Lost; known are: Pending, Running, .*Invalid"):
+    with pytest.raises(InvalidInput, match=r"no such row state: Lost; known: Pending, Running, .*Invalid"):
         await penstock.operations.rows(done.id, state="Lost")
 
 
@@ -112,7 +112,7 @@ async def test_an_error_type_finds_the_rows_that_have_it_now(penstock, done):
     assert await numbers(penstock, done.id, error_type="validation") == [3, 37]
     assert await numbers(penstock, done.id, error_type="StepFailure") == [14]
     assert await numbers(penstock, done.id, error_type="Timeout") == [26]
-    with pytest.raises(InvalidInput, match="no such error type: Oops; known are: Validation, "):
+    with pytest.raises(InvalidInput, match="no such error type: Oops; known: Validation, "):
         await penstock.operations.rows(done.id, error_type="Oops")
 
 
@@ -217,7 +217,7 @@ async def test_an_unknown_row_is_not_found_and_the_answer_says_how_many_there_ar
 
 async def test_an_unknown_operation_is_not_found(penstock):
     for look in (penstock.operations.rows, penstock.operations.errors, penstock.operations.history):
-        with pytest.raises(NotFound, match="no operation has the id 'nowhere'"):
+        with pytest.raises(NotFound, match="operation not found: 'nowhere'"):
             await look("nowhere")
 
 

@@ -73,7 +73,8 @@ def commands(group: Any, path: tuple[str, ...] = ("penstock",)) -> Iterator[tupl
         if hasattr(command, "commands"):
             yield from commands(command, (*path, name))
         else:
-            arguments = [p.metavar for p in command.params if p.param_type_name == "argument"]
+            given = [p for p in command.params if p.param_type_name == "argument"]
+            arguments = [p.metavar if p.required else f"[{p.metavar}]" for p in given]
             yield " ".join([*path, name, *arguments]), command
 
 

@@ -20,7 +20,7 @@ __all__ = ["app", "main"]
 
 app = typer.Typer(
     name="penstock",
-    help="Durable bulk operations: every row validated, driven through its steps, and answered with a verdict.",
+    help="Run files of rows through operations: each row is validated, goes through its steps and gets a result.",
     epilog=help_end("run price-update prices.csv --app shop.py --meta currency=EUR", EXIT_MEANINGS),
     cls=Group,
     no_args_is_help=True,
@@ -49,7 +49,7 @@ def _print_version(is_wanted: bool) -> None:
 @app.callback()
 def _root(
     _version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and leave.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Options stand after the subcommand."""

@@ -21,7 +21,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def config(db: Db = None, app: App = None, as_json: Json = False) -> None:
-    """Print the effective settings and where each comes from; secrets are masked."""
+    """Print all settings with their values and origins; secrets are masked."""
     from penstock.cli.screen import Screen
 
     items = _items(Place(db, app))

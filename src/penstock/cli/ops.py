@@ -1,4 +1,4 @@
-"""`penstock ops`: looking at operations, their rows and their errors. Needs no code of the application.
+"""`penstock ops`: show operations, rows and errors. Needs no code of the application.
 
 What changes operations is in `control`, what follows them in `watch`, what they wait for in `waits`.
 """
@@ -25,22 +25,22 @@ __all__ = ["add_to"]
 
 State = Annotated[
     list[str] | None,
-    typer.Option("--state", metavar="STATE", help="Only rows in this state, such as Failed; repeatable."),
+    typer.Option("--state", metavar="STATE", help="Only rows in this state, such as Failed; can be repeated."),
 ]
-Step = Annotated[str | None, typer.Option("--step", metavar="STEP", help="Only this step, by name or index.")]
+Step = Annotated[str | None, typer.Option("--step", metavar="STEP", help="Only this step (name or index).")]
 ErrorType = Annotated[
     str | None, typer.Option("--type", metavar="TYPE", help="Only errors of this type, such as Validation.")
 ]
 Key = Annotated[str | None, typer.Option("--row-key", metavar="KEY", help="Only rows with this key.")]
-First = Annotated[int | None, typer.Option("--first", min=1, metavar="N", help="Only from this row on.")]
-Last = Annotated[int | None, typer.Option("--last", min=1, metavar="N", help="Only up to this row.")]
+First = Annotated[int | None, typer.Option("--first", min=1, metavar="N", help="Only rows from this number on.")]
+Last = Annotated[int | None, typer.Option("--last", min=1, metavar="N", help="Only rows up to this number.")]
 Row = Annotated[int | None, typer.Option("--row", min=1, metavar="N", help="Only this row.")]
-Data = Annotated[bool, typer.Option("--data", help="With the rows' data.")]
+Data = Annotated[bool, typer.Option("--data", help="Also show the rows' data.")]
 
 
 def add_to(app: typer.Typer) -> None:
     """Add the group."""
-    ops = group(app, "ops", summary="Look at operations and steer them.", example="ops list --status Failed")
+    ops = group(app, "ops", summary="Show and control operations.", example="ops list --status Failed")
     command(ops, "list", list_, example="ops list --status CompletedWithErrors --limit 5")
     command(ops, "show", show, example="ops show 0199a3c2-1b2f --row 17")
     command(ops, "rows", rows, example="ops rows 0199a3c2-1b2f --state Failed --data")
@@ -56,23 +56,28 @@ def add_to(app: typer.Typer) -> None:
 
 def list_(
     *,
-    name: Annotated[str | None, typer.Option("--name", metavar="TEXT", help="Only names that contain this.")] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", metavar="TEXT", help="Only operations whose name contains this text.")
+    ] = None,
     status: Annotated[
-        list[str] | None, typer.Option("--status", metavar="STATUS", help="Only in this state; repeatable.")
+        list[str] | None,
+        typer.Option("--status", metavar="STATUS", help="Only operations in this state; can be repeated."),
     ] = None,
     created_by: Annotated[
-        str | None, typer.Option("--created-by", metavar="TEXT", help="Only creators that contain this.")
+        str | None,
+        typer.Option("--created-by", metavar="TEXT", help="Only operations whose creator contains this text."),
     ] = None,
     since: Annotated[
-        datetime | None, typer.Option("--since", metavar="TIME", help="Only created at or after this time (UTC).")
+        datetime | None,
+        typer.Option("--since", metavar="TIME", help="Only operations created at or after this time (UTC)."),
     ] = None,
     until: Annotated[
-        datetime | None, typer.Option("--until", metavar="TIME", help="Only created before this time (UTC).")
+        datetime | None, typer.Option("--until", metavar="TIME", help="Only operations created before this time (UTC).")
     ] = None,
     sort: Annotated[
-        str, typer.Option("--sort", metavar="FIELD", help="created_at, name, status or total_rows.")
+        str, typer.Option("--sort", metavar="FIELD", help="Sort by created_at, name, status or total_rows.")
     ] = "created_at",
-    ascending: Annotated[bool, typer.Option("--ascending", help="Smallest or oldest first.")] = False,
+    ascending: Annotated[bool, typer.Option("--ascending", help="Sort upwards: oldest, smallest or A first.")] = False,
     limit: Limit = 20,
     cursor: Cursor = None,
     db: Db = None,
@@ -107,11 +112,11 @@ def list_(
 def show(
     operation: OperationId,
     *,
-    row: Annotated[int | None, typer.Option("--row", min=1, metavar="N", help="One row and its way so far.")] = None,
+    row: Annotated[int | None, typer.Option("--row", min=1, metavar="N", help="Show this row and its steps.")] = None,
     db: Db = None,
     as_json: Json = False,
 ) -> None:
-    """Show one operation, or one row of it with its way through the steps."""
+    """Show one operation, or one of its rows with all steps."""
     from penstock import resources
     from penstock.cli import views
     from penstock.cli.screen import Screen
@@ -140,7 +145,7 @@ def rows(
     db: Db = None,
     as_json: Json = False,
 ) -> None:
-    """List rows in the order of the file."""
+    """List rows in file order."""
     from penstock import resources
     from penstock.cli import views
 
@@ -171,7 +176,7 @@ def rows(
 def errors(
     operation: OperationId,
     *,
-    groups: Annotated[bool, typer.Option("--groups", help="Count errors of one kind instead of listing them.")] = False,
+    groups: Annotated[bool, typer.Option("--groups", help="Count errors by kind instead of listing them.")] = False,
     row: Row = None,
     row_key: Key = None,
     error_type: ErrorType = None,
@@ -184,7 +189,7 @@ def errors(
     db: Db = None,
     as_json: Json = False,
 ) -> None:
-    """List what is wrong with rows, in the order of the file."""
+    """List the errors of rows in file order."""
     from penstock import resources
     from penstock.cli import views
 
@@ -248,7 +253,7 @@ def history(
     db: Db = None,
     as_json: Json = False,
 ) -> None:
-    """List what happened to rows before: attempts that were tried again, resets, lost workers."""
+    """List earlier events of rows: failed attempts, retries, edits, lost workers."""
     from penstock import resources
     from penstock.cli import views
 
@@ -275,7 +280,7 @@ def events(
     db: Db = None,
     as_json: Json = False,
 ) -> None:
-    """List the moves of an operation from state to state, oldest first."""
+    """List state changes of operations, oldest first."""
     from penstock import resources
     from penstock.cli import views
     from penstock.cli.problems import WrongUsage
@@ -314,9 +319,9 @@ def validate(
     app: App = None,
     as_json: Json = False,
 ) -> None:
-    """Check metadata, header and every row of a file without running or storing anything.
+    """Check metadata, header and all rows of a file without running or storing anything.
 
-    Exits with 0 when all of it is valid, with 1 when not.
+    Exits with 0 when everything is valid, with 1 when not.
     """
     from penstock import resources
     from penstock.cli import views

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup, TyperOption
+from typer.core import TyperCommand, TyperGroup
 
 from penstock.cli.completion import complete_operation_id
 from penstock.cli.problems import EXIT_MEANINGS
@@ -29,47 +29,54 @@ __all__ = [
 
 Db = Annotated[
     str | None,
-    typer.Option("--db", metavar="URL", help="The database. Default: PENSTOCK_DATABASE_URL or sqlite:///penstock.db."),
+    typer.Option(
+        "--db", metavar="URL", help="The database URL. Default: PENSTOCK_DATABASE_URL or sqlite:///penstock.db."
+    ),
 ]
 App = Annotated[
     str | None,
     typer.Option(
         "--app",
         metavar="MODULE",
-        help="Where the operations are: pkg.module or path/to/file.py. Default: PENSTOCK_APP.",
+        help="The code that declares the operations: pkg.module or path/to/file.py. Default: PENSTOCK_APP.",
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout; everything else on stderr.")]
-Limit = Annotated[int, typer.Option("--limit", min=1, metavar="N", help="How many to show at most.")]
-Cursor = Annotated[
-    str | None, typer.Option("--cursor", metavar="CURSOR", help="Go on where an earlier page ended (its next cursor).")
+Json = Annotated[
+    bool, typer.Option("--json", help="Print one JSON document on stdout; all other output goes to stderr.")
 ]
-Cause = Annotated[str | None, typer.Option("--cause", metavar="TEXT", help="Why, for the transition log.")]
+Limit = Annotated[int, typer.Option("--limit", min=1, metavar="N", help="Show at most this many entries.")]
+Cursor = Annotated[
+    str | None,
+    typer.Option("--cursor", metavar="CURSOR", help="Continue after an earlier page: the cursor that it printed."),
+]
+Cause = Annotated[str | None, typer.Option("--cause", metavar="TEXT", help="The reason, kept in the event log.")]
 ID_HELP = "The operation's id, its first 8 characters or more, @last or @last:NAME."
 OperationId = Annotated[str, typer.Argument(metavar="ID", help=ID_HELP, autocompletion=complete_operation_id)]
 OperationIdOrAll = Annotated[
     str | None,
-    typer.Argument(metavar="[ID]", help=f"{ID_HELP} All operations if left out.", autocompletion=complete_operation_id),
+    typer.Argument(metavar="ID", help=f"{ID_HELP} All operations if left out.", autocompletion=complete_operation_id),
 ]
 
 
 class _Command(TyperCommand):
-    """A command whose help shows no type for flags, which take no value."""
+    """A command whose help shows no type where it says nothing: for flags, and for arguments, which have names."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        return _without_flag_types(super().get_params(ctx))
+        return _without_types(super().get_params(ctx))
 
 
 class Group(TyperGroup):
     """The same for a group of commands."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        return _without_flag_types(super().get_params(ctx))
+        return _without_types(super().get_params(ctx))
 
 
-def _without_flag_types(parameters: list[Any]) -> list[Any]:
+def _without_types(parameters: list[Any]) -> list[Any]:
     for parameter in parameters:
-        if isinstance(parameter, TyperOption) and parameter.is_flag and parameter.metavar is None:
+        if parameter.param_type_name == "argument":
+            parameter.display_type_rich = lambda ctx: None
+        elif parameter.is_flag and parameter.metavar is None:
             parameter.metavar = ""
     return parameters
 

@@ -10,6 +10,7 @@ from typing import Protocol, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
+from rich.text import Text
 
 from penstock.cli.pace import AT_REST, Look, Pace, sentence
 from penstock.cli.printable import duration
@@ -26,6 +27,9 @@ class Display(Protocol):
 
     def __call__(self, operation: Operation) -> None: ...
 
+    def say(self, line: str) -> None:
+        """Print a line that stays; it is not wrapped, so that a command in it can be copied."""
+
 
 class NoProgress:
     """Shows nothing."""
@@ -36,6 +40,8 @@ class NoProgress:
     def __exit__(self, *exc_info: object) -> None: ...
 
     def __call__(self, operation: Operation) -> None: ...
+
+    def say(self, line: str) -> None: ...
 
 
 class PlainProgress(NoProgress):
@@ -60,6 +66,9 @@ class PlainProgress(NoProgress):
             return
         self._phase, self._next = look.phase, now + self._every_s
         self._write(sentence(look, self._pace))
+
+    def say(self, line: str) -> None:
+        self._write(line)
 
 
 class LiveProgress(NoProgress):
@@ -96,6 +105,9 @@ class LiveProgress(NoProgress):
             self._show(phase, operation, look)
         if operation.is_settled:
             self._finish("Running", f"{look.done:,} of {look.total:,}")
+
+    def say(self, line: str) -> None:
+        self._bars.console.print(Text(line), soft_wrap=True)
 
     def _show(self, phase: str, operation: Operation, look: Look) -> None:
         task = self._task(phase)

@@ -1,4 +1,4 @@
-"""`penstock run`: take a file in, work on it in this process, and answer with a verdict."""
+"""`penstock run`: store a file, run it in this process and print the result."""
 
 from __future__ import annotations
 
@@ -63,24 +63,24 @@ def run(
         typer.Option(
             "--resume",
             metavar="ID",
-            help="Work on an operation that exists, until it is settled.",
+            help="Continue an existing operation until it has ended.",
             autocompletion=complete_operation_id,
         ),
     ] = None,
     no_wait: Annotated[
-        bool, typer.Option("--no-wait", help="Exit with 5 as soon as all rows that are left wait for signals.")
+        bool, typer.Option("--no-wait", help="Exit with 5 as soon as all remaining rows wait for signals.")
     ] = False,
     workers: Annotated[
-        int, typer.Option("--workers", metavar="N", min=1, max=64, help="Processes that work on it, this one included.")
+        int, typer.Option("--workers", metavar="N", min=1, max=64, help="Number of processes, including this one.")
     ] = 1,
-    no_progress: Annotated[bool, typer.Option("--no-progress", help="Show no progress on stderr.")] = False,
+    no_progress: Annotated[bool, typer.Option("--no-progress", help="Do not show progress on stderr.")] = False,
     db: Db = None,
     app: App = None,
     as_json: Json = False,
 ) -> None:
-    """Run a file through an operation, in this process or in several, and answer with a verdict.
+    """Run a file through an operation, wait until it has ended, and print the result.
 
-    The file is stored first, so an operation that is interrupted can be resumed from where it stopped.
+    The file is stored first. An interrupted operation continues where it stopped, with --resume.
     """
     from penstock.cli.progress import display
 
@@ -89,22 +89,16 @@ def run(
         place, operation=operation, file=file, resume=resume, meta=meta, meta_file=meta_file, options=options
     )
     with display(is_wanted=not no_progress) as show:
-        begun = _announcer(place, is_wanted=not no_progress)
-        found, groups, is_leaving = asyncio.run(_work(place, request, show, begun, no_wait=no_wait, workers=workers))
+        found, groups, is_leaving = asyncio.run(_work(place, request, show, no_wait=no_wait, workers=workers))
     _answer(place, found, groups, is_leaving=is_leaving, as_json=as_json)
     raise typer.Exit(EXIT_CODES.get(found.status, ONLY_SIGNALS_AWAITED if is_leaving else INTERRUPTED))
 
 
-def _announcer(place: Place, *, is_wanted: bool) -> Display:
-    """Says which operation this is before any row runs, so that it can be found whatever happens to this process."""
-
-    def announce(operation: Operation) -> None:
-        if is_wanted:
-            resume = place.command("run", "--resume", operation.id, app=True)
-            print(f"Operation {operation.id} ({operation.name})", file=sys.stderr)
-            print(f"To resume it after an interruption: {resume}", file=sys.stderr, flush=True)
-
-    return announce
+def _announce(place: Place, operation: Operation, show: Display) -> None:
+    """Say which operation this is before any row runs, so that it can be found whatever happens to this process."""
+    show.say(f"Operation {operation.id} ({operation.name})")
+    show.say("To continue it after an interruption:")
+    show.say(f"  {place.command('run', '--resume', operation.id, app=True)}")
 
 
 async def _look_for_leave(penstock: Penstock, operation: str, stop: asyncio.Event, *, is_wanted: bool) -> bool:
@@ -154,7 +148,10 @@ def _request(
     """Everything that can be refused before a database is opened."""
     if resume is not None:
         if operation or file or meta or meta_file or options:
-            raise WrongUsage("--resume goes on with an operation as it was made: give its id and nothing else")
+            raise WrongUsage(
+                "--resume continues an operation as it was created; "
+                "leave out OPERATION, FILE, --meta, --meta-file and --set"
+            )
         return Request(place.definitions(), resume=resume)
     if operation is None or file is None:
         raise WrongUsage("name an operation and a file: penstock run OPERATION FILE, or --resume ID")
@@ -165,14 +162,14 @@ def _request(
 
 
 async def _work(
-    place: Place, request: Request, show: Display, begun: Display, *, no_wait: bool, workers: int
+    place: Place, request: Request, show: Display, *, no_wait: bool, workers: int
 ) -> tuple[Operation, Sequence[ErrorGroup], bool]:
     """The operation as it stands at the end, its errors, and whether it was left because only signals are awaited."""
     with stop_on_signals() as stop:
         async with opened(place, definitions=request.definitions, makes=request.resume is None) as penstock:
             operation, is_leaving = await _begin(penstock, request), False
             if not operation.is_settled:
-                begun(operation)
+                _announce(place, operation, show)
                 show(operation)
                 async with worker_processes(place, workers - 1, stop) as processes:
                     leaving = asyncio.create_task(_look_for_leave(penstock, operation.id, stop, is_wanted=no_wait))
@@ -183,7 +180,7 @@ async def _work(
                         is_leaving = await leaving
                 show(operation)
                 if processes.failure is not None and not operation.is_settled:
-                    raise Unavailable(f"{processes.failure}; {_left_open(place, operation)}")
+                    raise Unavailable(f"{processes.failure}. {_left_open(place, operation)}")
             return operation, await penstock.operations.error_groups(operation.id, limit=GROUPS_SHOWN), is_leaving
 
 
@@ -196,20 +193,28 @@ async def _begin(penstock: Penstock, request: Request) -> Operation:
     operation = await penstock.operations.get(await exact_id(penstock, request.resume))
     if operation.name.casefold() not in penstock.definitions:
         known = ", ".join(definition.name for definition in request.definitions)
-        raise NotFound(f"this operation is a {operation.name!r}, which the application does not have; it has: {known}")
+        raise NotFound(
+            f"the operation's name is {operation.name!r}, which the application does not declare; it declares: {known}"
+        )
     return operation
 
 
 def _left_open(place: Place, operation: Operation) -> str:
     """How an operation that is not settled stands, and the command that goes on with it."""
-    done = f"{operation.processed_rows:,} of {operation.total_rows:,}" if operation.total_rows else "none"
+    done = (
+        f"{operation.processed_rows:,} of {operation.total_rows:,} rows done" if operation.total_rows else "not begun"
+    )
     resume = place.command("run", "--resume", operation.id, app=True)
-    return f"operation {operation.id} stays ({operation.status}, rows done: {done}). Resume it:\n  {resume}"
+    return f"Operation {operation.id} is {operation.status} ({done}). To continue it:\n  {resume}"
 
 
 def _say_farewell(place: Place, operation: Operation, *, is_leaving: bool) -> None:
-    why = f"only waits remain ({counted(operation.waiting_rows, 'row')})" if is_leaving else "interrupted"
-    print(f"penstock: {why}; {_left_open(place, operation)}", file=sys.stderr)
+    why = (
+        f"all remaining rows wait for signals ({counted(operation.waiting_rows, 'row')})"
+        if is_leaving
+        else "interrupted"
+    )
+    print(f"penstock: {why}. {_left_open(place, operation)}", file=sys.stderr)
 
 
 def _answer(

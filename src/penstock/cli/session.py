@@ -61,8 +61,7 @@ class Place:
         app = self.settings().app
         if app is None:
             raise WrongUsage(
-                "no application is named, so no operation is known: add --app pkg.module or --app path/to/file.py, "
-                "or set PENSTOCK_APP"
+                "no application is given: add --app pkg.module or --app path/to/file.py, or set PENSTOCK_APP"
             )
         return load_app(app)
 
@@ -78,7 +77,7 @@ class Place:
         near = get_close_matches(name.casefold(), known, 1)
         hint = f"did you mean {known[near[0]].name!r}? " if near else ""
         listed = ", ".join(sorted(definition.name for definition in known.values()))
-        raise NotFound(f"no operation is called {name!r}; {hint}known are: {listed}")
+        raise NotFound(f"unknown operation {name!r}; {hint}known: {listed}")
 
     def command(self, *words: str, app: bool = False) -> str:
         """A command to try next, with the options that lead to the same place."""
@@ -142,7 +141,10 @@ async def exact_id(penstock: Penstock, given: str) -> str:
                 return operation.id
         cursor = page.next_cursor
         if cursor is None:
-            raise NotFound(f"{given}: there is no operation yet" + (f" with the name {name!r}" if name else ""))
+            raise NotFound(
+                f"operation not found: {given}; there is no operation yet"
+                + (f" with the name {name!r}" if name else "")
+            )
 
 
 def penstock_command() -> tuple[str, ...]:
@@ -163,7 +165,8 @@ def require_database(url: str) -> None:
     path = Path((address.database or "").removeprefix("file:").partition("?")[0])
     if dialect.is_file and not path.exists():
         raise NotFound(
-            f"there is no database at {path}; `penstock run` and `penstock db upgrade` make one, --db names another"
+            f"database not found: {path}; "
+            "create it with `penstock db upgrade` or `penstock run`, or name another with --db"
         )
 
 

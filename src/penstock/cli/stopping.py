@@ -25,7 +25,7 @@ def stop_on_signals() -> Iterator[asyncio.Event]:
             loop.remove_signal_handler(number)
             signal.signal(number, signal.SIG_DFL)
         # Only now does a second signal do what this says.
-        print("penstock: finishing the rows in hand; once more to stop at once", file=sys.stderr, flush=True)
+        print("penstock: finishing running rows; press Ctrl-C again to stop now", file=sys.stderr, flush=True)
         stop.set()
 
     before = [signal.getsignal(number) for number in SIGNALS]

@@ -1,4 +1,4 @@
-"""`penstock verify`: re-derive every counter and state from the records, and compare."""
+"""`penstock verify`: recompute counters and states from the stored records, and compare."""
 
 from __future__ import annotations
 
@@ -23,13 +23,15 @@ def add_to(app: typer.Typer) -> None:
 
 def verify(
     operation: OperationIdOrAll = None,
-    deep: Annotated[bool, typer.Option("--deep", help="Also read the stored files and compare their digests.")] = False,
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Also read the stored files and compare their checksums.")
+    ] = False,
     db: Db = None,
     as_json: Json = False,
 ) -> None:
-    """Re-derive every counter and state from the records, and compare.
+    """Recompute all counters and states from the stored records, and report differences.
 
-    Exits with 0 when all agree, with 1 when there are differences.
+    Exits with 0 when there are none, with 1 when there are some.
     """
     from penstock import resources
     from penstock.cli import views

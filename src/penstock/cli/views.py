@@ -86,7 +86,7 @@ def state(name: str) -> Text:
 def more(next_cursor: str | None) -> Iterator[Text]:
     """How to see the rest of a list."""
     if next_cursor is not None:
-        yield Text(f"\nThere is more: add --cursor {shlex.quote(next_cursor)}", style="dim")
+        yield Text(f"\nMore entries: add --cursor {shlex.quote(next_cursor)}", style="dim")
 
 
 def operations(found: Sequence[Operation]) -> FittedTable:
@@ -315,10 +315,10 @@ def file_check(found: FileCheck) -> Iterator[RenderableType]:
     if found.stop_reason is not None:
         yield Text(printable(f"  the operation would stop: {found.stop_reason}"))
     if found.groups:
-        yield heading("What is wrong")
+        yield heading("Errors by kind")
         yield error_groups(found.groups)
     if found.errors:
-        yield heading("The first rows")
+        yield heading("First errors")
         yield errors(found.errors)
 
 
@@ -326,7 +326,7 @@ def verify_report(found: VerifyReport) -> Iterator[Text]:
     """Whether the records agree with each other."""
     looked = f"{counted(found.operations, 'operation')}, {counted(found.chunks, 'chunk')}, {counted(found.rows, 'row')}"
     if found.is_clean:
-        yield Text(f"Clean: {looked} re-derived from the records, no difference.", style="green")
+        yield Text(f"Clean: {looked} checked, no differences.", style="green")
         return
     number = len(found.differences) + found.unlisted
     yield Text(f"{counted(number, 'difference')} in {looked}:", style="red")

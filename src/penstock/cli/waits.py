@@ -1,4 +1,4 @@
-"""`penstock signal`, `ops waits`, `ops unclaimed`: word from outside, who waits for it, and what nobody came for."""
+"""`penstock signal`, `ops waits`, `ops unclaimed`: send signals, list waiting rows and signals that no row took."""
 
 from __future__ import annotations
 
@@ -36,26 +36,31 @@ def add_to_ops(ops: typer.Typer) -> None:
 
 def signal(
     operation: OperationId,
-    key: Annotated[str, typer.Argument(metavar="KEY", help="The key that the row waits for, as `ops waits` shows it.")],
+    key: Annotated[str, typer.Argument(metavar="KEY", help="The key that the row waits for; `ops waits` lists them.")],
     *,
     fail: Annotated[
-        str | None, typer.Option("--fail", metavar="MESSAGE", help="The awaited thing failed, and so does the step.")
+        str | None,
+        typer.Option("--fail", metavar="MESSAGE", help="Report a failure: the waiting step fails with this message."),
     ] = None,
     payload: Annotated[
         str | None, typer.Option("--payload", metavar="JSON", help="A JSON value that becomes the step's output.")
     ] = None,
     row: Annotated[
-        int | None, typer.Option("--row", min=1, metavar="N", help="Only this row, where several share the key.")
+        int | None, typer.Option("--row", min=1, metavar="N", help="Only this row, if several rows have the same key.")
     ] = None,
     id: Annotated[
-        str | None, typer.Option("--id", metavar="ID", help="The signal's own id: a repeat with it changes nothing.")
+        str | None,
+        typer.Option(
+            "--id", metavar="ID", help="An id for this signal; sending it again with the same id has no effect."
+        ),
     ] = None,
     db: Db = None,
     as_json: Json = False,
 ) -> None:
-    """Send a signal to a row that waits, or will wait; it is stored when this returns.
+    """Send a signal to a row that waits for it, now or later.
 
-    Exits with 0 when it was accepted, with 1 when no row could ever wait for the key or the operation is over.
+    The signal is stored when this command returns. Exits with 0 when it was accepted, with 1 when no row can wait for
+    this key or the operation has ended.
     """
     from rich.text import Text
 
@@ -63,7 +68,7 @@ def signal(
     from penstock.cli.screen import Screen
 
     if fail is not None and payload is not None:
-        raise WrongUsage("--fail and --payload exclude each other: a step that failed has no output")
+        raise WrongUsage("--fail and --payload cannot be used together: a failed step has no output")
     value = _json_value(payload)
 
     async def send(penstock: Penstock, of: str) -> Receipt:
@@ -84,7 +89,7 @@ def waits(
     db: Db = None,
     as_json: Json = False,
 ) -> None:
-    """List the rows that wait for a signal, with their keys and deadlines."""
+    """List rows that wait for signals, with their keys and deadlines."""
     from penstock import resources
     from penstock.operations.model import Page
 
@@ -151,7 +156,7 @@ def _after(operation: str | None, cursor: str | None) -> int | str:
     if operation is not None and cursor.isdecimal():
         return int(cursor)
     if ":" not in cursor:
-        raise WrongUsage("--cursor goes on with a list: give the cursor as it was shown, and the list's other options")
+        raise WrongUsage("--cursor must be the cursor that this list printed, with the same other options")
     return cursor
 
 
@@ -159,14 +164,14 @@ def receipt_sentence(receipt: Receipt) -> str:
     """What became of a signal."""
     match receipt.outcome:
         case "delivered" if receipt.row is None:
-            return "Delivered: a row that waited has taken it."
+            return "Delivered to a waiting row."
         case "delivered":
             return f"Delivered to row {receipt.row}, step {receipt.step}."
         case "stored":
-            return "Stored: no row waits for it yet; the first that does will take it."
+            return "Stored: no row waits for this key yet. The first one that does will get the signal."
         case _:
-            taken = f"row {receipt.row}, step {receipt.step}, took it" if receipt.row else "no row has taken it yet"
-            return f"Known already, nothing changed: {taken}."
+            taken = f"delivered to row {receipt.row}, step {receipt.step}" if receipt.row else "not delivered yet"
+            return f"Already received, nothing changed: {taken}."
 
 
 def waits_table(found: Sequence[Wait]) -> FittedTable:

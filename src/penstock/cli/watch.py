@@ -1,4 +1,4 @@
-"""`penstock ops watch`: follow an operation that somebody else works on, until it is settled."""
+"""`penstock ops watch`: show the progress of an operation that other processes run."""
 
 from __future__ import annotations
 
@@ -34,13 +34,15 @@ def add_to(ops: typer.Typer) -> None:
 def watch(
     operation: OperationId,
     *,
-    every_s: Annotated[float, typer.Option("--every", min=0.05, metavar="SECONDS", help="How often to look.")] = 0.5,
+    every_s: Annotated[
+        float, typer.Option("--every", min=0.05, metavar="SECONDS", help="Seconds between updates.")
+    ] = 0.5,
     db: Db = None,
     as_json: Json = False,
 ) -> None:
-    """Follow an operation until it is settled; with --json one line for each change.
+    """Show the progress of an operation until it has ended; with --json one line per change.
 
-    The exit code is that of `penstock run`. Ending this command does not end the operation.
+    The exit code is that of `penstock run`. Interrupting this command does not stop the operation.
     """
     from penstock.cli import views
     from penstock.cli.screen import Screen

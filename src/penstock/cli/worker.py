@@ -45,10 +45,10 @@ def worker(
     app: App = None,
     as_json: Json = False,
 ) -> None:
-    """Claim operations of the application and run them, until SIGTERM or Ctrl-C.
+    """Run the application's operations as they are submitted, until SIGTERM or Ctrl-C.
 
-    The first signal lets running rows end (setting shutdown_s) and releases the others for other workers; the second
-    one ends the process at once. With --json one document is printed at the end.
+    After the first signal running rows may finish (setting shutdown_s), and other rows are released to other workers. A
+    second signal ends the process at once. With --json one document is printed at the end.
     """
     from penstock import failpoints
     from penstock.cli.screen import Screen
@@ -86,7 +86,7 @@ async def _serve(place: Place, definitions: tuple[Definition, ...]) -> int:
                 if starts > before:
                     pauses = _pauses()
                 await _pause(stop, next(pauses), error)
-    log.info("stopped; what was in hand is recorded and let go")
+    log.info("stopped; results are recorded, unfinished rows are released")
     return starts
 
 

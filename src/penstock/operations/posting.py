@@ -291,7 +291,7 @@ def refuse_unstorable(posting: Posting) -> None:
     try:
         _refuse_text("an operation's id", posting.operation, most=OPERATION_ID_MAX)
     except InvalidInput:
-        raise NoSuchWait(f"no operation has the id {posting.operation!r:.60}") from None
+        raise NoSuchWait(f"operation not found: {posting.operation!r:.60}") from None
     _refuse_text("a signal key", posting.given_key)
     _refuse_text("the actor of a signal", posting.word["actor"], most=ACTOR_MAX)
     if posting.dedupe_id is not None:

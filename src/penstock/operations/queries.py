@@ -88,11 +88,11 @@ async def number_of(tx: Connection, operation: str) -> int:
         return int(found)
     if len(operation) < PREFIX_CHARS:
         raise NotFound(
-            f"no operation has the id {operation!r}; the beginning of an id has {PREFIX_CHARS} characters or more"
+            f"operation not found: {operation!r}; the beginning of an id has {PREFIX_CHARS} characters or more"
         )
     near = await _beginning_with(tx, operation) if len(operation) < 36 else []
     if not near:
-        raise NotFound(f"no operation has the id {operation!r}")
+        raise NotFound(f"operation not found: {operation!r}")
     if len(near) > 1:
         raise NotFound(f"several operations have ids that begin with {operation!r}; give more of it:\n{_listed(near)}")
     return int(near[0].number)
@@ -173,7 +173,7 @@ def _known_states(status: Iterable[str]) -> list[str]:
     by_case = {state.casefold(): state for state in OPERATION.states}
     unknown = [state for state in wanted if state.casefold() not in by_case]
     if unknown:
-        raise InvalidInput(f"no such status: {', '.join(unknown)}; known are: {', '.join(OPERATION.states)}")
+        raise InvalidInput(f"no such status: {', '.join(unknown)}; known: {', '.join(OPERATION.states)}")
     return [by_case[state.casefold()] for state in wanted]
 
 

@@ -31,7 +31,7 @@ def verdict_codes(names: str | Sequence[str]) -> frozenset[int]:
     known = {name.casefold(): code for code, name in VERDICTS.items()}
     unknown = [name for name in wanted if name.casefold() not in known]
     if unknown:
-        raise InvalidInput(f"no such row state: {', '.join(unknown)}; known are: {', '.join(VERDICTS.values())}")
+        raise InvalidInput(f"no such row state: {', '.join(unknown)}; known: {', '.join(VERDICTS.values())}")
     return frozenset(known[name.casefold()] for name in wanted)
 
 
