@@ -181,7 +181,19 @@ def run(
     url: str | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Operation:
-    """Run one file through one operation and wait for the verdicts: the blocking door, for scripts."""
+    """Run one file through one operation and wait for the verdicts: for scripts, which have no event loop.
+
+    `RuntimeError` where an event loop runs, as in a coroutine or a notebook; its message says what to do there.
+    """
+    if _loop_runs():
+        name = getattr(operation, "__name__", "MyOperation")
+        raise RuntimeError(
+            "penstock.run() cannot be called while an event loop runs, as in a coroutine or a notebook. "
+            "Await the same there:\n"
+            f"    async with penstock.Penstock.open(url, operations=[{name}]) as engine:\n"
+            f"        made = await engine.operations.create({name}, file=file)\n"
+            "        report = await engine.run_until_done(made.id)"
+        )
 
     async def go() -> Operation:
         async with Penstock.open(url, operations=[operation]) as penstock:
@@ -189,6 +201,14 @@ def run(
             return await penstock.run_until_done(made.id)
 
     return asyncio.run(go())
+
+
+def _loop_runs() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 def by_name(operations: Iterable[object]) -> dict[str, Definition]:

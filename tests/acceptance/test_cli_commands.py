@@ -14,6 +14,7 @@ import typer
 from penstock.cli import main
 from penstock.cli.app import app
 from penstock.cli.machines import built_in
+from penstock.cli.problems import EXIT_MEANINGS
 from penstock.machine import Machine
 
 APP = str(Path(__file__).parent / "cli_app.py")
@@ -56,6 +57,18 @@ def test_every_command_says_in_one_line_what_it_does_and_gives_an_example(
     code, out, _ = penstock(*path, "--help")
     assert code == 0
     assert "Example: penstock" in out
+
+
+@pytest.mark.parametrize("path, found", COMMANDS)
+def test_help_shows_no_type_for_flags(penstock: Run, path: tuple[str, ...], found: Any):
+    assert "bool" not in penstock(*path, "--help")[1].lower()
+
+
+@pytest.mark.parametrize("path", [(), ("run",)])
+def test_help_explains_the_exit_codes(penstock: Run, path: tuple[str, ...]):
+    text = " ".join(penstock(*path, "--help")[1].split())
+    for code, meaning in EXIT_MEANINGS.items():
+        assert f"{code}: {meaning}" in text
 
 
 @pytest.mark.parametrize("path, found", COMMANDS)
@@ -121,8 +134,8 @@ def test_the_machines_are_a_list_for_machines(penstock: Run):
 def test_an_unknown_machine_and_two_forms_at_once_are_refused(penstock: Run):
     assert penstock("machines", "operations")[0::2] == (
         1,
-        "penstock: no machine is called 'operations'; did you mean 'operation'? "
-        "known are: operation, row step, idempotency key, blob, delivery\n",
+        "penstock: unknown machine 'operations'; did you mean 'operation'? "
+        "known: operation, row step, idempotency key, blob, delivery\n",
     )
     assert penstock("machines", "--mermaid", "--json")[0] == 2
 
@@ -131,7 +144,7 @@ def test_an_unknown_machine_and_two_forms_at_once_are_refused(penstock: Run):
 
 
 def test_the_database_is_made_then_found_up_to_date(penstock: Run, tmp_path: Path):
-    assert "was missing and is now at" in penstock("db", "upgrade")[1]
+    assert "was created; it is now at" in penstock("db", "upgrade")[1]
     assert (tmp_path / "penstock.db").exists()
     assert "up to date" in penstock("db", "upgrade")[1]
     again = json.loads(penstock("db", "upgrade", "--json")[1])

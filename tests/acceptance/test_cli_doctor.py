@@ -54,7 +54,7 @@ def test_an_empty_database_is_well(town: Town, database_kind: str):
     code, out, _ = town.call("doctor")
     assert code == 0
     assert out.splitlines()[0].startswith(f"Database         {database_kind} ")
-    assert out.endswith("\nAll is well.\n")
+    assert out.endswith("\nNo problems found.\n")
     document = town.ask("doctor")
     assert (document["isHealthy"], document["workers"], document["openOperations"]) == (True, [], 0)
     assert abs(document["clockAheadSeconds"]) < 1
@@ -180,7 +180,7 @@ def test_a_database_that_is_away_or_missing_is_a_problem_and_not_a_crash(town: T
     assert "Problem: postgresql cannot be reached" in out
     code, _, err = town.call("doctor", "--db", "sqlite:///elsewhere.db")
     assert code == 1
-    assert "there is no database at elsewhere.db" in err
+    assert "database not found: elsewhere.db" in err
     assert not (town.folder / "elsewhere.db").exists()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -52,7 +53,7 @@ def interrupt(process: subprocess.Popen[str], folder: Path, number: signal.Signa
     """Send a signal; when it was heard, open the gate. What the process says to its end."""
     process.send_signal(number)
     assert process.stderr is not None
-    heard = next(line for line in process.stderr if "once more" in line)
+    heard = next(line for line in process.stderr if "Ctrl-C again" in line)
     (folder / "gate").unlink()
     out, err = process.communicate(timeout=HANG_S)
     return out, heard + err
@@ -102,6 +103,24 @@ def test_a_terminal_gets_a_bar_that_is_drawn_again_and_again(folder: Path):
     assert process.returncode == 0
     assert "\x1b[2K" in seen
     assert f"{ROWS} of {ROWS}" in seen
+
+
+def test_a_terminal_shows_each_command_to_copy_on_one_line(folder: Path):
+    (folder / "guests.csv").write_text("name,age\nAnn,old\nNobody,30\n")
+    ours, theirs = pty.openpty()
+    words = ["run", "invite", "guests.csv", "--app", APP, "--meta", "words=Come!"]
+    with subprocess.Popen(
+        [*PENSTOCK, *words], cwd=folder, stdout=theirs, stderr=theirs,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "60"},
+    ) as process:  # fmt: skip
+        os.close(theirs)
+        seen = b"".join(iter(lambda: _read(ours), b"")).decode()
+        process.wait(HANG_S)
+    os.close(ours)
+    made = call(folder, "ops", "list")["items"][0]["id"]
+    lines = [re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", line).rstrip() for line in seen.splitlines()]
+    assert any(line.endswith(f"penstock run --resume {made} --app {APP}") for line in lines)
+    assert any(line.endswith(f"penstock ops rows {made[:13]} --state Failed --state Invalid") for line in lines)
 
 
 def _read(descriptor: int) -> bytes:

@@ -39,7 +39,7 @@ def test_a_worker_finishes_what_another_process_has_made(town: Town):
     assert re.match(
         r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z INFO penstock\.worker: worker \S+ \(process \d+\) runs ", first
     )
-    assert "runs linger, permit, stroll, visit on " in first
+    assert "runs linger, permit, stroll, travel, visit on " in first
     assert "Traceback" not in town.said(process)
     assert town.ask("doctor")["workers"] == []
 
@@ -133,7 +133,7 @@ def test_a_worker_ends_with_one_document_for_machines(town: Town):
     document = json.loads(town.said(process, "out"))
     assert document == {
         "process": process.pid,
-        "operations": ["linger", "permit", "stroll", "visit"],
+        "operations": ["linger", "permit", "stroll", "travel", "visit"],
         "starts": 1,
     }
 
@@ -199,7 +199,7 @@ def test_a_run_that_does_not_wait_leaves_the_waits_to_a_worker(town: Town):
     assert code == 5, err
     left = json.loads(out)
     assert (left["status"], left["waitingRows"], left["invalidRows"]) == ("Running", 1, 1)
-    assert "only waits remain (1 row)" in err
+    assert "all remaining rows wait for signals (1 row)" in err
     assert f"--resume {left['id']}" in err
     town.start_worker()
     assert town.ask("signal", left["id"], "permit-Ann")["outcome"] == "delivered"
@@ -210,3 +210,24 @@ def test_a_run_that_does_not_wait_leaves_the_waits_to_a_worker(town: Town):
 def test_a_run_that_does_not_wait_ends_as_usual_where_nothing_waits(town: Town):
     (town.folder / "citizens.csv").write_text("name,age\nAnn,30\n")
     assert town.call("run", "visit", "citizens.csv", "--app", APP, "--no-wait")[0] == 0
+
+
+@on_sqlite
+@pytest.mark.parametrize("age, code, status", [(7, 0, "Completed"), (30, 5, "Running")])
+def test_a_run_that_does_not_wait_asks_polled_steps_to_their_end(town: Town, age: int, code: int, status: str):
+    (town.folder / "citizens.csv").write_text(f"name,age\nAnn,{age}\n")
+    found, out, err = town.call("run", "travel", "citizens.csv", "--app", APP, "--no-wait", "--json")
+    assert found == code, err
+    assert json.loads(out)["status"] == status
+    steps = town.ask("ops", "show", json.loads(out)["id"], "--row", "1")["steps"]
+    assert [(step["stepName"], step["state"]) for step in steps[1:]] == [
+        ("train", "Completed"),
+        ("visa", "Skipped" if age < 20 else "WaitingForCompletion"),
+    ]
+
+
+@on_sqlite
+def test_a_run_that_does_not_wait_stays_for_a_signal_that_was_sent_before(town: Town):
+    operation = town.create("permit", rows=1)
+    town.ask("signal", operation, "permit-p1")
+    assert town.call("run", "--resume", operation, "--app", APP, "--no-wait")[0] == 0

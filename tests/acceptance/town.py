@@ -85,7 +85,7 @@ class Town:
     def halt(self, process: Process, number: int) -> None:
         """Send a signal that is heard: nothing more begins."""
         process.send_signal(number)
-        self.until(lambda: "once more to stop at once" in self.said(process), "the signal is heard")
+        self.until(lambda: "press Ctrl-C again to stop now" in self.said(process), "the signal is heard")
 
     def end(self, process: Process, number: int) -> int:
         """Send a signal and wait for the end; gives the exit code."""

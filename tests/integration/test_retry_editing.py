@@ -63,7 +63,7 @@ async def test_an_invalid_row_that_was_corrected_is_validated_and_runs_from_the_
     assert (done.status, done.successful_rows, done.invalid_rows, done.failed_rows) == ("Completed", 3, 0, 0)
     assert [calls[name, 2] for name in ("first", "second", "third")] == [1, 1, 1]
     view = await e.operations.row(made.id, 2)
-    assert (view.generation, view.data["code"], view.key) == (1, "p2", "p2")
+    assert (view.generation, view.data["code"], view.row_key) == (1, "p2", "p2")
 
 
 async def test_a_failed_row_that_was_corrected_goes_on_at_the_step_that_failed(e, calls):
@@ -123,7 +123,7 @@ async def test_the_cells_of_a_file_with_columns_are_edited_by_column(e):
     await e.work_until_idle()
     assert await states(e, made) == [DONE, DONE]
     view = await e.operations.row(made.id, 2)
-    assert (view.data, view.key) == ({"code": "p2", "desk": "front"}, "p2")
+    assert (view.data, view.row_key) == ({"code": "p2", "desk": "front"}, "p2")
     assert (await history(e, made, row=2))[0].data == {"code": "x2", "desk": "front"}
 
 
@@ -150,7 +150,7 @@ async def test_the_key_of_a_row_follows_its_correction_everywhere(e):
     await e.work_until_idle()
     (after,) = (await e.operations.errors(made.id)).items
     assert (before.row_key, after.row_key, after.generation) == ("bad", "bad2", 1)
-    assert [row.key for row in (await e.operations.rows(made.id, row_key="bad2")).items] == ["bad2"]
+    assert [row.row_key for row in (await e.operations.rows(made.id, row_key="bad2")).items] == ["bad2"]
 
 
 async def test_two_corrections_of_one_row_at_once_are_one(e):

@@ -190,7 +190,7 @@ async def test_a_missing_file_and_an_unknown_operation_are_refused(database_url:
     async with engine([Greet], url=database_url, tmp_path=tmp_path) as e:
         with pytest.raises(FileRejected, match="no such file"):
             await e.create(Greet, tmp_path / "nowhere.csv")
-        with pytest.raises(NotFound, match="known are: greet"):
+        with pytest.raises(NotFound, match="known: greet"):
             await e.create("great", CSV, file_name="a.csv")
         assert set((await count_of(e.penstock.db)).values()) == {0}
 

@@ -59,7 +59,7 @@ async def outcome(e: Engine, made: Operation) -> dict[str, Any]:
     return {
         "status": done.status,
         "counts": (done.total_rows, done.successful_rows, done.failed_rows, done.cancelled_rows),
-        "rows": [(row.number, row.key, row.state, row.data) for row in await every_row(e, made)],
+        "rows": [(row.number, row.row_key, row.state, row.data) for row in await every_row(e, made)],
         "errors": [(x.row, x.row_key, x.step, x.error_type, x.message, x.faults, x.attempt, x.data) for x in errors],
     }
 
@@ -90,7 +90,7 @@ async def test_rows_are_stored_by_who_validates_them(database_url: str, tmp_path
         await other.work_until_idle()
         assert await stored_chunks(other) == first_rows
         rows = await every_row(other, made)
-        assert [(row.number, row.key, row.data) for row in rows] == [
+        assert [(row.number, row.row_key, row.data) for row in rows] == [
             (n, paper["code"], paper) for n, paper in enumerate(papers(30), start=1)
         ]
         for number in (left[0], left[-1]):
@@ -193,7 +193,7 @@ async def test_a_chunk_that_is_validated_in_several_groups_is_stored_whole(
         assert [row.data for row in rows if row.number not in (6, 9)] == [
             row for n, row in enumerate(mixed(26), start=1) if n not in (6, 9)
         ]
-        assert Counter(bench.ran) == Counter(row.key for row in rows if row.state == "Completed")
+        assert Counter(bench.ran) == Counter(row.row_key for row in rows if row.state == "Completed")
         assert await clean(other) == []
 
 

@@ -12,22 +12,24 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import config, db, doctor, machines, ops, run, verify, waits, worker
+from penstock.cli import config, db, doctor, machines, ops, run, submit, verify, waits, worker
 from penstock.cli.documents import stdout_for_documents
-from penstock.cli.problems import INTERRUPTED, exit_code, report, report_usage
+from penstock.cli.options import Group, help_end
+from penstock.cli.problems import EXIT_MEANINGS, INTERRUPTED, exit_code, report, report_usage
 from penstock.errors import PenstockError
 
 __all__ = ["app", "main"]
 
 app = typer.Typer(
     name="penstock",
-    help="Durable bulk operations: every row validated, driven through its steps, and answered with a verdict.",
-    epilog="Example: penstock run price-update prices.csv --app shop.py --meta currency=EUR",
+    help="Run files of rows through operations: each row is validated, goes through its steps and gets a result.",
+    epilog=help_end("run price-update prices.csv --app shop.py --meta currency=EUR", EXIT_MEANINGS),
+    cls=Group,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 run.add_to(app)
+submit.add_to(app)
 worker.add_to(app)
 ops.add_to(app)
 waits.add_to(app)
@@ -49,7 +51,7 @@ def _print_version(is_wanted: bool) -> None:
 @app.callback()
 def _root(
     _version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and leave.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Options stand after the subcommand."""

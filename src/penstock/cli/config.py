@@ -28,7 +28,7 @@ def config(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Print the effective settings and where each comes from; secrets are masked."""
+    """Print all settings with their values and origins; secrets are masked."""
     from penstock.cli.screen import Screen
     from penstock.secret_keys import new_key as made_key
 

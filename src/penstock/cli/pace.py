@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from penstock.cli.printable import duration
 from penstock.operations.model import Operation
 
-__all__ = ["Look", "Pace", "sentence"]
+__all__ = ["AT_REST", "Look", "Pace", "sentence"]
 
 WINDOW_S = 10.0
+AT_REST = ("Paused", "Stopping")  # rows that run may still end, but no rate says when the others will
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,8 @@ class Look:
     @classmethod
     def at(cls, operation: Operation) -> Look:
         """The rows that count in the operation's phase."""
-        is_reading = operation.status in ("Pending", "Validating")
+        is_paused_reading = operation.status == "Paused" and not operation.total_rows
+        is_reading = operation.status in ("Pending", "Validating") or is_paused_reading
         return cls(
             phase=operation.status,
             done=operation.rows_read if is_reading else operation.processed_rows,
@@ -55,8 +57,8 @@ class Pace:
 
     @property
     def rate(self) -> float | None:
-        """Rows a second; None as long as there is nothing to tell."""
-        if len(self._seen) < 2:
+        """Rows a second; None as long as there is nothing to tell, and while nothing new begins."""
+        if len(self._seen) < 2 or self._phase in AT_REST:
             return None
         (began, first), (ended, last) = self._seen[0], self._seen[-1]
         return (last - first) / (ended - began) if ended > began and last > first else None

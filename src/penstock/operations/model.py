@@ -93,11 +93,11 @@ class StepView:
 class RowView:
     """One row: its verdict so far, the step it stands at, and every step it has reached.
 
-    A row that has run all its steps stands at the last one. `key` is the text of the row_key field.
+    A row that has run all its steps stands at the last one. `row_key` is the text of the row_key field.
     """
 
     number: int
-    key: str | None
+    row_key: str | None
     state: str
     step: int
     step_name: str
@@ -105,6 +105,7 @@ class RowView:
     total_steps: int
     steps: tuple[StepView, ...]
     data: Any = None
+    operation_id: str = ""
 
     @property
     def completed_steps(self) -> int:

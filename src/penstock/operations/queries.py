@@ -37,6 +37,8 @@ __all__ = [
 ]
 
 SORTS = ("created_at", "name", "status", "total_rows")
+PREFIX_CHARS = 8  # how much of an id may stand for it
+NEAR_LISTED_MAX = 10
 
 _SORT_COLUMNS = {
     "created_at": operations.c.number,
@@ -95,17 +97,34 @@ async def number_of(tx: Connection, operation: str) -> int:
     """The inner number of an operation, by its id or an unambiguous beginning of it (8 characters or more)."""
     exact = select(operations.c.number).where(operations.c.id == operation, _IS_THERE)
     found = (await tx.execute(exact)).scalar()
-    if found is None and 8 <= len(operation) < 36:
-        near = await tx.execute(
-            select(operations.c.number)
-            .where(operations.c.id >= operation, operations.c.id < operation + "\x7f", _IS_THERE)
-            .limit(2)
+    if found is not None:
+        return int(found)
+    if len(operation) < PREFIX_CHARS:
+        raise NotFound(
+            f"operation not found: {operation!r}; the beginning of an id has {PREFIX_CHARS} characters or more"
         )
-        numbers = near.scalars().all()
-        found = numbers[0] if len(numbers) == 1 else None
-    if found is None:
-        raise NotFound(f"no operation has the id {operation!r}")
-    return int(found)
+    near = await _beginning_with(tx, operation) if len(operation) < 36 else []
+    if not near:
+        raise NotFound(f"operation not found: {operation!r}")
+    if len(near) > 1:
+        raise NotFound(f"several operations have ids that begin with {operation!r}; give more of it:\n{_listed(near)}")
+    return int(near[0].number)
+
+
+async def _beginning_with(tx: Connection, beginning: str) -> Sequence[Any]:
+    """The newest operations whose ids begin so, one more than are listed."""
+    columns = (operations.c[name] for name in ("number", "id", "name", "state", "created_at"))
+    is_near = (operations.c.id >= beginning, operations.c.id < beginning + "\x7f", _IS_THERE)
+    query = select(*columns).where(*is_near).order_by(operations.c.id.desc()).limit(NEAR_LISTED_MAX + 1)
+    return (await tx.execute(query)).all()
+
+
+def _listed(near: Sequence[Any]) -> str:
+    lines = [
+        f"  {found.id}  {found.name}  {found.state}  created {from_micros(found.created_at):%Y-%m-%d %H:%M:%S} UTC"
+        for found in near[:NEAR_LISTED_MAX]
+    ]
+    return "\n".join(lines + ["  and others"] * (len(near) > NEAR_LISTED_MAX))
 
 
 async def stored_metadata(tx: Connection, number: int) -> tuple[Any, str | None]:
@@ -174,7 +193,7 @@ def _known_states(status: Iterable[str]) -> list[str]:
     by_case = {state.casefold(): state for state in OPERATION.states}
     unknown = [state for state in wanted if state.casefold() not in by_case]
     if unknown:
-        raise InvalidInput(f"no such status: {', '.join(unknown)}; known are: {', '.join(OPERATION.states)}")
+        raise InvalidInput(f"no such status: {', '.join(unknown)}; known: {', '.join(OPERATION.states)}")
     return [by_case[state.casefold()] for state in wanted]
 
 

@@ -102,7 +102,7 @@ class Operations:
             return self._definitions[name.casefold()]
         except KeyError:
             known = ", ".join(sorted(d.name for d in self._definitions.values())) or "none"
-            raise NotFound(f"no operation is called {name!r}; known are: {known}") from None
+            raise NotFound(f"unknown operation {name!r}; known: {known}") from None
 
     async def get(self, operation: str) -> Operation:
         """The operation with this id."""

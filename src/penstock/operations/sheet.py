@@ -32,7 +32,7 @@ def verdict_codes(names: str | Sequence[str]) -> frozenset[int]:
     known = {name.casefold(): code for code, name in VERDICTS.items()}
     unknown = [name for name in wanted if name.casefold() not in known]
     if unknown:
-        raise InvalidInput(f"no such row state: {', '.join(unknown)}; known are: {', '.join(VERDICTS.values())}")
+        raise InvalidInput(f"no such row state: {', '.join(unknown)}; known: {', '.join(VERDICTS.values())}")
     return frozenset(known[name.casefold()] for name in wanted)
 
 
@@ -163,7 +163,7 @@ class Sheet:
         step = self.step(i)
         return RowView(
             number=self.first_row + i,
-            key=self.key(i),
+            row_key=self.key(i),
             state=VERDICTS[self.ledger.state(i)],
             step=step,
             step_name=self.outline.step_name(step),
@@ -171,6 +171,7 @@ class Sheet:
             total_steps=self.ledger.steps,
             steps=tuple(self._step_view(i, place) for place in range(step + 2)),
             data=self.data(i) if with_data else None,
+            operation_id=self.outline.id,
         )
 
     def _edited(self, i: int) -> Any:

@@ -34,7 +34,7 @@ def error_type_named(name: str) -> str:
     """The error type of this name, ignoring case."""
     found = next((known for known in ERROR_TYPES if known.casefold() == name.casefold()), None)
     if found is None:
-        raise InvalidInput(f"no such error type: {name}; known are: {', '.join(ERROR_TYPES)}")
+        raise InvalidInput(f"no such error type: {name}; known: {', '.join(ERROR_TYPES)}")
     return found
 
 

@@ -86,7 +86,7 @@ def _sorted_out(
             by_step.setdefault(step.index, {})[name] = value
         else:
             known = ", ".join(step.attribute for step in definition.steps)
-            faults.append(Fault(f"there is no such step; known are: {known}", step_name))
+            faults.append(Fault(f"there is no such step; known: {known}", step_name))
     return own, by_step, faults
 
 
