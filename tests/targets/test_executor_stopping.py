@@ -369,3 +369,17 @@ async def test_a_throttle_is_reported_when_it_begins_with_its_end():
     first = reports[0]
     assert (first.phase, first.throttled_until_s, first.processed) == ("throttled", pytest.approx(41), 0)
     assert [report.phase for report in reports[1:]] == ["draining", "done"]
+
+
+@pytest.mark.covers("BX-019")
+@in_virtual_time
+async def test_a_race_and_a_search_for_a_bad_record_do_not_wait_for_each_other():
+    script = {1: Refuse(trouble(Trouble.RACE)), 2: Refuse(trouble(Trouble.DATA))}
+    remote = Remote(width=2, script=script, bad=lambda n: trouble(Trouble.DATA) if n == 15 else None)
+    pool = pool_of(remote)
+    options = BulkOptions(batch_size=10, continue_on_error=False)
+    first = executor(remote, pool=pool).start(Mode.CREATE, "account", numbered(20), options)
+    second = await executor(remote, pool=pool).create_multiple("account", numbered(5, start=100))
+    result = await first
+    assert result.stopped_reason == "stopped on error"
+    assert second.is_success, "another call on the same table goes on"
