@@ -122,7 +122,7 @@ class DataverseTarget(Target):
         spelling = Spelling(table)
         if batch.mode is not Mode.DELETE:
             spelling = await self._spelling(table, batch.records, options.references, source)
-        call = Call(batch.key, batch.mode, batch.records, options, spelling)
+        call = Call(batch, options, spelling)
         call.check()
         return call
 
