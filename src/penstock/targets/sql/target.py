@@ -10,7 +10,7 @@ from typing import Any
 from penstock.errors import SettingsInvalid
 from penstock.targets.model import BulkOptions, Mode, Outcome, TargetError, Trouble, Verdict
 from penstock.targets.sql.keys import identify
-from penstock.targets.sql.options import SqlOptions
+from penstock.targets.sql.options import DEFAULTS, SqlOptions
 from penstock.targets.sql.sheets import Layout, Sheet, assemble, lay_out
 from penstock.targets.sql.table import Table, choose_key
 from penstock.targets.sql.values import Converters, convert
@@ -68,7 +68,7 @@ class SqlTarget(Target):
         self.name = name
         self.width = self.width_max = connections
         self._tables: dict[str, Table] = {}
-        self._identifiers: dict[tuple[str, Mode], Callable[[Any], Hashable | None] | None] = {}
+        self._changed: set[str] = set()
 
     def check_options(self, options: BulkOptions) -> None:
         """Take the options of every target and those of tables."""
@@ -79,13 +79,11 @@ class SqlTarget(Target):
         """Look the table up and settle which columns identify its records."""
         self.forget(table)  # it may have changed since the last call
         found = await self._table(table)
-        key = choose_key(found, mode, options)
-        self._identifiers[table, mode] = self.identifier(table, mode, options)
-        return self._traits(mode, options, key)
+        return self._traits(mode, options, choose_key(found, mode, options))
 
     def identity(self, table: str, mode: Mode, record: Any) -> Hashable | None:
-        """The record's key as the table was last described; `identifier` knows the key of a call."""
-        found = self._identifiers.get((table, mode))
+        """The record's primary key; `identifier` knows the key of a call."""
+        found = self.identifier(table, mode, DEFAULTS)
         return found(record) if found else None
 
     def identifier(self, table: str, mode: Mode, options: BulkOptions) -> Callable[[Any], Hashable | None] | None:
@@ -93,7 +91,10 @@ class SqlTarget(Target):
         found = self._tables.get(table)
         if found is None or mode is Mode.CREATE:
             return None
-        return identify(found, mode, choose_key(found, mode, options))
+        try:
+            return identify(found, mode, choose_key(found, mode, options))
+        except TargetError:
+            return None  # `describe` has refused the call
 
     async def send(self, batch: Batch, source: str) -> Answer:
         """Write the batch in one transaction."""
@@ -112,8 +113,8 @@ class SqlTarget(Target):
         return Answer(assemble(len(batch), work.layout, written.verdicts), counts_exact=written.counts_exact)
 
     def forget(self, table: str) -> None:
-        """Look the table up again next time: it has changed."""
-        self._tables.pop(table, None)
+        """Look the table up again next time, since it may have changed; until then others use what is known of it."""
+        self._changed.add(table)
 
     async def _work(self, batch: Batch) -> Work:
         table = await self._table(batch.table)
@@ -126,8 +127,10 @@ class SqlTarget(Target):
         return Work(batch, table, key, layout)
 
     async def _table(self, name: str) -> Table:
-        if name not in self._tables:
-            self._tables[name] = await self._look_up(name)
+        if name not in self._tables or name in self._changed:
+            found = await self._look_up(name)
+            self._changed.discard(name)
+            self._tables[name] = found
         return self._tables[name]
 
     @abstractmethod

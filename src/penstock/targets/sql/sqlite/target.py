@@ -68,7 +68,7 @@ class SqliteTarget(SqlTarget):
 
     async def refresh(self, source: str) -> None:
         """Open the file anew, and look tables up again."""
-        self._tables.clear()
+        self._changed.update(self._tables)
         await self._run(self._close)
 
     async def aclose(self) -> None:
