@@ -54,9 +54,12 @@ async def states(e: Engine, made: Any) -> list[str]:
 
 
 @pytest.mark.covers("BX-005")
-async def test_rows_go_to_a_table_in_batches_and_the_ids_are_the_outputs(place: Place, tmp_path: Path):
+@pytest.mark.parametrize("mode", ["create", "upsert"])
+async def test_rows_go_to_a_table_in_batches_and_the_ids_are_the_outputs(place: Place, tmp_path: Path, mode: str):
     await place.products()
-    kind = pipeline(TargetStep(place.target, "products", "create", map=lambda row: {**dict(row), "code": row.name}))
+    if mode == "upsert":
+        await place.run("INSERT INTO products (id, name) VALUES (7, 'old')")
+    kind = pipeline(TargetStep(place.target, "products", mode, map=lambda row: {**dict(row), "code": row.name}))
     async with engine([kind], tmp_path=tmp_path, settings=SMALL) as e:
         done = await e.run(kind, products(120))
     assert (done.status, done.successful_rows) == ("Completed", 120)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from penstock.targets.sql.options import DEFAULTS, SqlOptions
 from penstock.targets.sql.sheets import Layout, Sheet, assemble, lay_out
 from penstock.targets.sql.table import Table, choose_key
 from penstock.targets.sql.values import Converters, convert
-from penstock.targets.target import Answer, Batch, Target, Traits
+from penstock.targets.target import Answer, Batch, Same, Target, Traits
 
 __all__ = ["DONE", "SqlTarget", "Work", "Written", "not_found"]
 
@@ -98,23 +98,25 @@ class SqlTarget(Target):
 
     async def send(self, batch: Batch, source: str) -> Answer:
         """Write the batch in one transaction."""
-        work = await self._work(batch)
-        if not work.layout.sheets:
-            return Answer(assemble(len(batch), work.layout, ()))
-        written = await self._write(work)
-        return Answer(assemble(len(batch), work.layout, written.verdicts), counts_exact=written.counts_exact)
+        return await self._sent(batch, self._write)
 
     async def send_each(self, batch: Batch, source: str) -> Answer:
         """Write the batch so that a bad record fails alone."""
-        work = await self._work(batch)
-        if not work.layout.sheets:
-            return Answer(assemble(len(batch), work.layout, ()))
-        written = await self._write_each(work)
-        return Answer(assemble(len(batch), work.layout, written.verdicts), counts_exact=written.counts_exact)
+        return await self._sent(batch, self._write_each)
 
     def forget(self, table: str) -> None:
         """Look the table up again next time, since it may have changed; until then others use what is known of it."""
         self._changed.add(table)
+
+    async def _sent(self, batch: Batch, write: Callable[[Work], Awaitable[Written]]) -> Answer:
+        work = await self._work(batch)
+        if not work.layout.sheets:
+            return Answer(assemble(len(batch), work.layout, ()))
+        written = await write(work)
+        verdicts = written.verdicts
+        if work.mode is Mode.UPSERT and batch.options.keep_ids:
+            verdicts = [_with_keys(work, *told) for told in zip(work.layout.sheets, verdicts, strict=True)]
+        return Answer(assemble(len(batch), work.layout, verdicts), counts_exact=written.counts_exact)
 
     async def _work(self, batch: Batch) -> Work:
         table = await self._table(batch.table)
@@ -148,6 +150,15 @@ class SqlTarget(Target):
     @abstractmethod
     def _traits(self, mode: Mode, options: BulkOptions, key: tuple[str, ...]) -> Traits:
         """How tables behave in this mode."""
+
+
+def _with_keys(work: Work, sheet: Sheet, verdicts: Sequence[Verdict]) -> Sequence[Verdict]:
+    """The verdicts on an upsert, with the keys of its records as their ids."""
+    columns = [sheet.column(name) for name in work.key]
+    ids = columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
+    if isinstance(verdicts, Same):
+        return Same(verdicts.verdict, len(sheet), ids)
+    return [Verdict(told.outcome, key, told.error) for told, key in zip(verdicts, ids, strict=True)]
 
 
 def not_found(work: Work, sheet: Sheet, index: int) -> Verdict:
