@@ -192,3 +192,12 @@ async def test_the_recommended_width_comes_with_every_answer(remote: Remote):
 async def test_the_size_of_a_record_is_its_json_and_nothing_when_it_has_none(remote: Remote):
     assert remote.target.size({"name": "x" * 100}) == len('{"name":""}') + 100
     assert remote.target.size({"name": object()}) == 0
+
+
+async def test_calls_at_the_same_time_keep_their_own_alternate_keys(remote: Remote):
+    by_code, by_both = DataverseOptions(alternate_key=["code"]), DataverseOptions(alternate_key=["code", "part"])
+    for options in (by_code, by_both):
+        await remote.target.describe("account", Mode.UPSERT, options, "app-1")
+    record, other = {"code": "A", "part": 1}, {"code": "A", "part": 2}
+    found = [remote.target.identifier("account", Mode.UPSERT, options) for options in (by_code, by_both)]
+    assert [identify(record) == identify(other) for identify in found if identify] == [True, False]

@@ -94,6 +94,9 @@ class StepObject(Generic[ObjectT]):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.run(*args, **kwargs)
 
+    async def aclose(self) -> None:
+        """Let go of what the step holds open. Called when the pipelines of a process end; it may be used again then."""
+
     def with_options(self, **options: Unpack[StepSettings]) -> Self:
         """A copy of this step object with other options."""
         changed = copy.copy(self)

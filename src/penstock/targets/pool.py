@@ -56,13 +56,27 @@ class Pool:
         if not self._sources:
             raise ValueError("a pool needs at least one source")
         self._throttles = Throttles(self._sources)
-        self._turns: deque[Party] = deque()
-        self._alarm: asyncio.Future[None] | None = None
         self._alarm_s = 0.0
-        self.races = Races()
-        self.refreshes = Refreshes()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._begin()
         self.throttle_count = 0
         """How often the remote asked to be left alone, by all bulk calls together."""
+
+    def _begin(self) -> None:
+        """Nobody waits and nothing is in flight."""
+        self._turns: deque[Party] = deque()
+        self._alarm: asyncio.Future[None] | None = None
+        self.races = Races()
+        self.refreshes = Refreshes()
+        for source in self._sources.values():
+            source.in_flight = 0
+
+    def enter(self) -> None:
+        """A bulk call begins; in another loop than before, what the last one left under way is forgotten."""
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            self._loop = loop
+            self._begin()
 
     @classmethod
     def of(

@@ -56,7 +56,6 @@ class DataverseTarget(Target):
         self._wire = Wire(origin, api_version, Tokens(named, f"{origin}/.default", clock), clock, client)
         self._catalogue = Catalogue(self._wire, clock, metadata_ttl_s)
         self._delivery = Delivery(self._wire, self._catalogue)
-        self._alternate_keys: dict[tuple[str, Mode], Sequence[str] | None] = {}
 
     def check_options(self, options: BulkOptions) -> None:
         if type(options) not in {BulkOptions, DataverseOptions}:
@@ -68,7 +67,6 @@ class DataverseTarget(Target):
         singly = goes_singly(known, mode, asked)
         if not singly:
             await self._catalogue.check_supports(table, mode, source)
-        self._alternate_keys[table, mode] = asked.alternate_key
         is_traceable = asked.client_made_ids or known.is_elastic or asked.alternate_key is not None
         return Traits(
             is_atomic=not singly and not known.is_elastic,
@@ -98,7 +96,11 @@ class DataverseTarget(Target):
 
     def identity(self, table: str, mode: Mode, record: Any) -> Hashable | None:
         known = self._catalogue.recall_table(table)
-        return None if known is None else identity(known, mode, record, self._alternate_keys.get((table, mode)))
+        return None if known is None else identity(known, mode, record, None)
+
+    def identifier(self, table: str, mode: Mode, options: BulkOptions) -> Callable[[Any], Hashable | None] | None:
+        known, alternate_key = self._catalogue.recall_table(table), platform_options(options).alternate_key
+        return None if known is None else lambda record: identity(known, mode, record, alternate_key)
 
     def references(self, table: str, record: Any, options: BulkOptions) -> Iterable[Reference]:
         return references(record, options.references, self._catalogue.entity_sets())
@@ -122,7 +124,7 @@ class DataverseTarget(Target):
         spelling = Spelling(table)
         if batch.mode is not Mode.DELETE:
             spelling = await self._spelling(table, batch.records, options.references, source)
-        call = Call(batch.key, batch.mode, batch.records, options, spelling)
+        call = Call(batch, options, spelling)
         call.check()
         return call
 

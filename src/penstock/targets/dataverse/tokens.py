@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Mapping
 from typing import Any, Protocol
 
 from penstock.clock import Clock
+from penstock.targets.loops import PerLoop
 from penstock.targets.model import TargetError, Trouble
 
 __all__ = ["AccessToken", "Credential", "Tokens"]
@@ -42,11 +43,11 @@ class Tokens:
         self._scope = scope
         self._clock = clock
         self._held: dict[str, tuple[str, float]] = {}  # the token and when to renew it
-        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._turns: PerLoop[defaultdict[str, asyncio.Lock]] = PerLoop(lambda: defaultdict(asyncio.Lock))
 
     async def get(self, source: str) -> str:
         """A token that is good for some minutes; whoever asks while it is fetched waits for the same one."""
-        async with self._turns[source]:
+        async with self._turns.get()[source]:
             held = self._held.get(source)
             if held is None or self._now_s() >= held[1]:
                 held = self._held[source] = await self._fetch(source)

@@ -10,6 +10,7 @@ from penstock.clock import Clock, from_micros
 from penstock.errors import SettingsInvalid
 from penstock.targets.dataverse.refusals import Reply, refusal
 from penstock.targets.dataverse.tokens import Tokens
+from penstock.targets.loops import PerLoop
 from penstock.targets.model import TargetError, Trouble
 
 try:
@@ -56,8 +57,7 @@ class Wire:
         self._base = f"{url}/api/data/{api_version}/"
         self._tokens = tokens
         self._clock = clock
-        self._make_client = client
-        self._client: httpx.AsyncClient | None = None
+        self._clients = PerLoop(client)
 
     async def read(self, source: str, path: str) -> Reply:
         """GET something; raises when it was refused."""
@@ -90,12 +90,12 @@ class Wire:
         return refusal(reply, from_micros(self._clock.now_us()), is_write=is_write)
 
     async def aclose(self) -> None:
-        if self._client is not None:
-            await self._client.aclose()
-            self._client = None
+        client = self._clients.take()
+        if client is not None:
+            await client.aclose()
 
     async def _exchange(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Reply:
-        client = self._client = self._client or self._make_client()
+        client = self._clients.get()
         request = client.build_request(method, self._base + path, headers=headers, content=body)
         # The platform's cookie pins every call to one web server, and its quota with it.
         request.headers.pop("cookie", None)

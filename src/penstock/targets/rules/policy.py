@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
-from math import isnan
+from math import isfinite
 from random import Random
 
 from penstock.targets.model import TargetError, Trouble
@@ -42,8 +42,8 @@ class RetryPolicy:
     throttle_default_s: float = 30.0
     """When a remote throttles without saying for how long."""
     throttle_min_s: float = 0.1
-    throttle_max_s: float = 600.0
-    """A remote that asks for more is asked again after this."""
+    throttle_max_s: float | None = None
+    """A remote that asks for more is asked again after this; None waits as long as it says."""
     acquire_timeout_s: float = 120.0
     """Without a free slot for so long, the pool counts as exhausted; the wait goes on in steps of 1 to 32 s."""
     budget: float = 100.0
@@ -63,9 +63,10 @@ class RetryPolicy:
 
     def throttle_s(self, asked_s: float | None) -> float:
         """For how long a throttled source is left alone."""
-        if asked_s is None or isnan(asked_s):
+        if asked_s is None or not isfinite(asked_s):
             return self.throttle_default_s
-        return min(max(asked_s, self.throttle_min_s), self.throttle_max_s)
+        wait_s = max(asked_s, self.throttle_min_s)
+        return wait_s if self.throttle_max_s is None else min(wait_s, self.throttle_max_s)
 
 
 class RetryBudget:

@@ -135,6 +135,8 @@ class Crew:
         """Whether a bad record is being looked for that would stop the call before this work is sent."""
         if self._job.options.continue_on_error or work.isolation is not None:
             return False
+        if self._pool.races.is_held_by(self._job.table, work):
+            return False  # the search waits for this work: it holds the table
         return any(other.isolation is not None for other in self._open)
 
     def _settle(self, work: Work, verdicts: Sequence[Verdict]) -> None:

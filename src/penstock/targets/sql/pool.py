@@ -5,13 +5,31 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from penstock.targets.loops import PerLoop
 from penstock.targets.model import TargetError
 
 __all__ = ["Pool"]
 
 C = TypeVar("C")
+
+
+@dataclass(slots=True)
+class _Held(Generic[C]):
+    """The connections of one event loop."""
+
+    free: asyncio.Semaphore
+    idle: list[C] = field(default_factory=list)
+    discarded: list[C] = field(default_factory=list)
+    generation: int = 0
+
+    def was_discarded(self, connection: C) -> bool:
+        """Whether the connection was thrown away while it was in use."""
+        remaining = [other for other in self.discarded if other is not connection]
+        was, self.discarded = len(remaining) < len(self.discarded), remaining
+        return was
 
 
 class Pool(Generic[C]):
@@ -27,17 +45,15 @@ class Pool(Generic[C]):
         is_alive: Callable[[C], bool],
     ) -> None:
         self._connect, self._close, self._drop, self._is_alive = connect, close, drop, is_alive
-        self._free = asyncio.Semaphore(connections)
-        self._idle: list[C] = []
-        self._discarded: list[C] = []
-        self._generation = 0
+        self._held: PerLoop[_Held[C]] = PerLoop(lambda: _Held(asyncio.Semaphore(connections)))
 
     @asynccontextmanager
     async def take(self) -> AsyncIterator[C]:
         """A connection for the length of the block."""
-        async with self._free:
-            generation = self._generation
-            connection = await self._open()
+        held = self._held.get()
+        async with held.free:
+            generation = held.generation
+            connection = await self._open(held.idle)
             is_usable = False
             try:
                 yield connection
@@ -46,38 +62,35 @@ class Pool(Generic[C]):
                 is_usable = True
                 raise
             finally:
-                if self._was_discarded(connection):
+                if held.was_discarded(connection):
                     pass
-                elif is_usable and generation == self._generation and self._is_alive(connection):
-                    self._idle.append(connection)
+                elif is_usable and generation == held.generation and self._is_alive(connection):
+                    held.idle.append(connection)
                 else:
                     self._drop(connection)
 
     def discard(self, connection: C) -> None:
         """Throw away a connection that is in use: nobody knows what it would say next."""
         self._drop(connection)
-        self._discarded.append(connection)
+        self._held.get().discarded.append(connection)
 
     def drop_all(self) -> None:
         """Throw away every connection; those in use when they are given back."""
-        self._generation += 1
-        while self._idle:
-            self._drop(self._idle.pop())
+        held = self._held.get()
+        held.generation += 1
+        while held.idle:
+            self._drop(held.idle.pop())
 
     async def aclose(self) -> None:
         """Take leave of idle connections; those in use are dropped when they are given back."""
-        self._generation += 1
-        while self._idle:
-            await self._close(self._idle.pop())
+        held = self._held.get()
+        held.generation += 1
+        while held.idle:
+            await self._close(held.idle.pop())
 
-    def _was_discarded(self, connection: C) -> bool:
-        remaining = [other for other in self._discarded if other is not connection]
-        was, self._discarded = len(remaining) < len(self._discarded), remaining
-        return was
-
-    async def _open(self) -> C:
-        while self._idle:
-            connection = self._idle.pop()
+    async def _open(self, idle: list[C]) -> C:
+        while idle:
+            connection = idle.pop()
             if self._is_alive(connection):
                 return connection
             self._drop(connection)

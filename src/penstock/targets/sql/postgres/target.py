@@ -63,7 +63,7 @@ class PostgresTarget(SqlTarget):
 
     async def refresh(self, source: str) -> None:
         """Open new connections from now on, and look tables up again."""
-        self._tables.clear()
+        self._changed.update(self._tables)
         self._pool.drop_all()
 
     async def aclose(self) -> None:
