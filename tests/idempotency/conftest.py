@@ -1,4 +1,4 @@
-"""Stores for tests of idempotency keys: one suite on SQLite, PostgreSQL, MariaDB and Redis, each test on an empty one."""
+"""Stores for tests of idempotency keys: SQLite, PostgreSQL, MariaDB and Redis in turn, each test on an empty one."""
 
 from __future__ import annotations
 
@@ -78,6 +78,13 @@ def open_store(store_url: str) -> Callable[[Clock], AsyncIterator[Store]]:
 async def store(open_store: Callable[[Clock], AsyncIterator[Store]], clock: ManualClock) -> AsyncIterator[Store]:
     """An empty store on the manual clock."""
     async for opened in open_store(clock):
+        yield opened
+
+
+@pytest.fixture
+async def real_store(open_store: Callable[[Clock], AsyncIterator[Store]]) -> AsyncIterator[Store]:
+    """An empty store on the real clock."""
+    async for opened in open_store(SystemClock()):
         yield opened
 
 

@@ -62,6 +62,11 @@ class Claim:
         """64 characters that stand for caller and key in every attempt."""
         return self._address.id
 
+    @property
+    def has_transaction(self) -> bool:
+        """Whether statements wait to be committed with the answer."""
+        return self._unit is not None
+
     # --- the lease
 
     def start(self) -> None:

@@ -22,7 +22,7 @@ def digest(parts: Iterable[str | bytes]) -> str:
     """SHA-256 over several parts, each with its length, so that no two lists of parts are told alike."""
     total = hashlib.sha256()
     for part in parts:
-        data = part.encode() if isinstance(part, str) else part
+        data = part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part
         total.update(b"%d:" % len(data))
         total.update(data)
     return total.hexdigest()

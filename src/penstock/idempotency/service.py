@@ -114,7 +114,7 @@ class Idempotency:
         wish = Wish(
             f"{self._entropy.bits(128):032x}",
             fingerprint,
-            label[:LABEL_CHARACTERS_MAX],
+            "".join(sign if sign.isprintable() else "?" for sign in label[:LABEL_CHARACTERS_MAX]),
             self._lease_us,
             self._retention_us if retention is None else _micros("retention", retention),
         )
