@@ -11,6 +11,7 @@ from sqlalchemy import CursorResult, Executable, text
 
 from penstock.db.connection import Connection
 from penstock.errors import Conflict
+from penstock.failpoints import hit
 
 if TYPE_CHECKING:
     from penstock.db.database import Database
@@ -63,7 +64,9 @@ class UnitOfWork:
 
     async def commit(self) -> None:
         """Commit; `CommitUnknown` when it may have happened."""
+        hit("unit:before")
         await self._end(None)
+        hit("unit:after")
 
     async def roll_back(self) -> None:
         """Undo everything."""
