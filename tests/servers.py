@@ -261,11 +261,9 @@ class RedisServer(Server):
         return done.stdout.strip() == b"PONG"
 
 
-KINDS: dict[str, type[Server]] = {
-    "postgresql": PostgresqlServer,
-    "mariadb": MariadbServer,
-    "redis": RedisServer,
-}
+# The databases that Penstock works on, and what else tests need.
+KINDS: dict[str, type[Server]] = {"postgresql": PostgresqlServer, "mariadb": MariadbServer}
+OTHERS: dict[str, type[Server]] = {"redis": RedisServer}
 
 
 def shared(kind: str, owner: int) -> str:
@@ -294,7 +292,7 @@ def private(kind: str, *options: str) -> Iterator[Server]:
     """A server of one's own, for tests that kill it or set it wrongly."""
     folder = Path(tempfile.mkdtemp(prefix=f"penstock-{kind}-"))
     folder.chmod(0o755)
-    server = KINDS[kind](folder, *options)
+    server = {**OTHERS, **KINDS}[kind](folder, *options)
     try:
         server.start()
         yield server
@@ -340,7 +338,7 @@ def _path(name: str) -> str:
 
 def _keep(kind: str, folder: Path, owner: int) -> None:
     """Run a server until the owner process is gone."""
-    server = KINDS[kind](folder)
+    server = {**OTHERS, **KINDS}[kind](folder)
     watched = os.pidfd_open(owner)
     try:
         server.start()
