@@ -43,6 +43,7 @@ torture: setup
 	$(BIN)/python -m tests.torture --db postgresql --seconds 1200
 	$(BIN)/python -m tests.torture --db mariadb --seconds 1200
 	$(BIN)/python -m tests.torture.schedules --seeds 500
+	$(BIN)/python -m tests.torture.idempotency --duplicates 2000
 
 lock: setup
 	$(BIN)/pip install --quiet uv

@@ -1,4 +1,4 @@
-"""Throwaway PostgreSQL and MariaDB servers, as durable as real ones, for tests.
+"""Throwaway PostgreSQL, MariaDB and Redis servers, as durable as real ones, for tests.
 
 `shared(kind, owner)` gives the URL of a server that all processes of one test run share: the first that asks starts
 it, and a keeper process stops it when the run's main process is gone, however that ended. Crash tests make a
@@ -24,7 +24,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 START_S = 300  # ends a hang only
-ENVIRONMENT = {"postgresql": "PENSTOCK_TEST_POSTGRES_URL", "mariadb": "PENSTOCK_TEST_MARIADB_URL"}
+ENVIRONMENT = {
+    "postgresql": "PENSTOCK_TEST_POSTGRES_URL",
+    "mariadb": "PENSTOCK_TEST_MARIADB_URL",
+    "redis": "PENSTOCK_TEST_REDIS_URL",
+}
 
 
 class Server(ABC):
@@ -221,7 +225,45 @@ class MariadbServer(Server):
         return done.returncode == 0
 
 
+class RedisServer(Server):
+    """A Redis server that writes each command to its disk before it answers."""
+
+    package = "redis-server"
+    scheme = "redis"
+    user = "redis"
+    binaries = ("redis-server", "redis-cli")
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def _create(self) -> None:
+        (self.folder / "data").mkdir()
+        self._own(self.folder / "data")
+
+    def _create_database(self) -> None:
+        """There is one from the start."""
+
+    def _command(self) -> list[str]:
+        settings = {
+            "bind": "127.0.0.1",
+            "port": self.port,
+            "dir": self.folder / "data",
+            "appendonly": "yes",
+            "appendfsync": "always",
+            "save": "",
+        }
+        given = [part for name, value in settings.items() for part in (f"--{name}", str(value))]
+        return [_path("redis-server"), *given, *self.options]
+
+    def _answers(self) -> bool:
+        done = subprocess.run([_path("redis-cli"), "-p", str(self.port), "PING"], capture_output=True, check=False)
+        return done.stdout.strip() == b"PONG"
+
+
+# The databases that Penstock works on, and what else tests need.
 KINDS: dict[str, type[Server]] = {"postgresql": PostgresqlServer, "mariadb": MariadbServer}
+OTHERS: dict[str, type[Server]] = {"redis": RedisServer}
 
 
 def shared(kind: str, owner: int) -> str:
@@ -250,7 +292,7 @@ def private(kind: str, *options: str) -> Iterator[Server]:
     """A server of one's own, for tests that kill it or set it wrongly."""
     folder = Path(tempfile.mkdtemp(prefix=f"penstock-{kind}-"))
     folder.chmod(0o755)
-    server = KINDS[kind](folder, *options)
+    server = {**OTHERS, **KINDS}[kind](folder, *options)
     try:
         server.start()
         yield server
@@ -296,7 +338,7 @@ def _path(name: str) -> str:
 
 def _keep(kind: str, folder: Path, owner: int) -> None:
     """Run a server until the owner process is gone."""
-    server = KINDS[kind](folder)
+    server = {**OTHERS, **KINDS}[kind](folder)
     watched = os.pidfd_open(owner)
     try:
         server.start()

@@ -13,7 +13,10 @@ from penstock.blobs.store import FileStore
 from penstock.clock import Clock, Entropy, FollowingClock, SystemClock
 from penstock.db.database import Database
 from penstock.db.shared_clock import share_clock
+from penstock.db.unit import UnitOfWork
 from penstock.errors import DeclarationError, Unavailable
+from penstock.idempotency.service import Idempotency
+from penstock.idempotency.sql import SqlStore
 from penstock.operations.intake import Source
 from penstock.operations.lifespans import Lifespans
 from penstock.operations.model import Operation
@@ -55,6 +58,7 @@ class Penstock:
             actor=actor,
             hint=self.hint,
         )
+        self.idempotency = Idempotency(SqlStore(db), entropy=entropy)
         self.signals = Signals(db, clock=clock, entropy=entropy, actor=actor, hint=self.hint)
 
     @classmethod
@@ -113,6 +117,13 @@ class Penstock:
                 yield worker
             finally:
                 self._workers.discard(worker)
+
+    def transaction(self) -> UnitOfWork:
+        """A transaction for your own statements: `async with penstock.transaction() as tx: await tx.execute(…)`.
+
+        It commits when the block ends well. Inside it nothing else of this `Penstock` is called that writes.
+        """
+        return self.db.unit()
 
     def hint(self) -> None:
         """Tell the workers of this process that there may be something to do."""

@@ -10,7 +10,8 @@ PenstockError
 ├── NotFound                look elsewhere
 │   └── NoSuchWait          no row could ever wait for that signal
 ├── Conflict                the record is not in a state for that
-│   └── IllegalMove         a machine's table does not list that move
+│   ├── IllegalMove         a machine's table does not list that move
+│   └── KeyRefused          an idempotency key is in use, or was used for something else
 ├── Unavailable             retry later
 │   ├── DatabaseUnready     the schema needs `penstock db upgrade`
 │   ├── DatabaseUnsafe      the server's settings could lose commits
@@ -37,6 +38,7 @@ __all__ = [
     "FileUnreadable",
     "IllegalMove",
     "InvalidInput",
+    "KeyRefused",
     "MetadataInvalid",
     "NoSuchWait",
     "NotFound",
@@ -138,6 +140,18 @@ class IllegalMove(Conflict):
         )
         may = ", ".join(allowed) if allowed else "nothing, it is settled"
         super().__init__(f"{subject} in {state!r} cannot take {event!r}; it can take: {may}")
+
+
+class KeyRefused(Conflict):
+    """An idempotency key does not admit this request; `reason` says why.
+
+    `in_flight`: it is running, ask again after `retry_after_s`. `mismatch`: the key was used for another request.
+    `indeterminate`: it was cut off, and nobody knows how far it came. `lost`: another attempt has taken over.
+    """
+
+    def __init__(self, reason: str, message: str, *, key: str, retry_after_s: int | None = None) -> None:
+        super().__init__(message)
+        self.reason, self.key, self.retry_after_s = reason, key, retry_after_s
 
 
 class Unavailable(PenstockError):

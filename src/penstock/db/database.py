@@ -22,6 +22,7 @@ from penstock.db.onehop import run_there
 from penstock.db.prepared import Statements
 from penstock.db.safety import Finding, judge, refuse_unsafe
 from penstock.db.shared_clock import ahead_us
+from penstock.db.unit import UnitOfWork, refuse_inside
 from penstock.errors import DatabaseUnsafe, PenstockError, SettingsInvalid, Unavailable
 from penstock.failpoints import hit
 
@@ -130,6 +131,7 @@ class Database:
         `CommitUnknown` when it may have happened. Any other error rolls back and propagates. `point` names the
         transaction for tests that crash around its COMMIT.
         """
+        refuse_inside(self)
         tries = 0
         while True:
             tries += 1
@@ -178,8 +180,15 @@ class Database:
     @asynccontextmanager
     async def write(self) -> AsyncIterator[Link]:
         """One write transaction that is tried once, committed at the end of the block, undone by any error."""
-        async with self._turn, self.connection() as tx, self._written(tx):
-            yield tx
+        async with self._turn, self.connection() as tx:
+            async with self._written(tx):
+                yield tx
+            if self._log is not None:
+                await asyncio.to_thread(self._log.tend)
+
+    def unit(self) -> UnitOfWork:
+        """A write transaction that code outside the engine may keep open; see `UnitOfWork`."""
+        return UnitOfWork(self)
 
     @asynccontextmanager
     async def _written(self, tx: Connection) -> AsyncIterator[None]:

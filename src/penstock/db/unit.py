@@ -1,0 +1,109 @@
+"""A unit of work: statements of the user's own, committed together with ours or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import CursorResult, Executable, text
+
+from penstock.db.connection import Connection
+from penstock.errors import Conflict
+from penstock.failpoints import hit
+
+if TYPE_CHECKING:
+    from penstock.db.database import Database
+
+__all__ = ["UnitOfWork", "refuse_inside"]
+
+Parameters = Mapping[str, Any] | Sequence[Mapping[str, Any]]
+
+_open_unit: ContextVar[UnitOfWork | None] = ContextVar("penstock_unit_of_work", default=None)
+
+
+class UnitOfWork:
+    """One write transaction that user code may keep open while it awaits other things.
+
+    On SQLite nobody else writes meanwhile, in any process, so keep it short. Inside it no other write transaction of
+    the same database is begun: on SQLite it would wait for this one for ever, so it is refused everywhere.
+    """
+
+    def __init__(self, db: Database) -> None:
+        self.db = db
+        self._block: AbstractAsyncContextManager[Connection] | None = None
+        self._connection: Connection | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has begun and not ended."""
+        return self._connection is not None
+
+    @property
+    def connection(self) -> Connection:
+        """The connection inside the transaction."""
+        if self._connection is None:
+            raise Conflict("this transaction has ended; begin another")
+        return self._connection
+
+    async def execute(
+        self, statement: str | Executable, parameters: Parameters | None = None
+    ) -> CursorResult[*tuple[Any, ...]]:
+        """Send a statement: SQLAlchemy's, or SQL text with `:name` for each parameter."""
+        sent = text(statement) if isinstance(statement, str) else statement
+        return await self.connection.execute(sent, parameters)
+
+    async def begin(self) -> None:
+        """Open the transaction."""
+        refuse_inside(self.db)
+        block = self.db.write()
+        self._connection = await block.__aenter__()
+        self._block = block
+        _open_unit.set(self)
+
+    async def commit(self) -> None:
+        """Commit; `CommitUnknown` when it may have happened."""
+        hit("unit:before")
+        await self._end(None)
+        hit("unit:after")
+
+    async def roll_back(self) -> None:
+        """Undo everything."""
+        undone = _RolledBack()
+        try:
+            await self._end(undone)
+        except _RolledBack:
+            return
+
+    async def _end(self, error: BaseException | None) -> None:
+        block, self._block, self._connection = self._block, None, None
+        if block is None:
+            raise Conflict("this transaction has ended; begin another")
+        await block.__aexit__(None if error is None else type(error), error, None)
+
+    async def __aenter__(self) -> UnitOfWork:
+        await self.begin()
+        return self
+
+    async def __aexit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if not self.is_open:
+            return
+        if error is None:
+            await self.commit()
+        else:
+            await self.roll_back()
+
+
+class _RolledBack(Exception):
+    """Ends a block without committing it."""
+
+
+def refuse_inside(db: Database) -> None:
+    """Raise if this code runs inside an open unit of work of the database."""
+    unit = _open_unit.get()
+    if unit is not None and unit.is_open and unit.db is db:
+        raise Conflict(
+            "inside a transaction of this database no other is begun, for on SQLite it would wait for ever; "
+            "use the open one, or do this before or after it"
+        )

@@ -1,0 +1,237 @@
+"""Keys in our database, on SQLite, PostgreSQL and MariaDB. All SQL of the capability is here.
+
+The state guards of the statements come from the machine's table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+from sqlalchemy import ColumnElement, Delete, Insert, Select, Update, and_, bindparam, delete, or_, select, update
+
+from penstock.db.connection import Connection
+from penstock.db.database import CommitUnknown, Database
+from penstock.idempotency.model import Address, Entry, Seen, Wish
+from penstock.idempotency.states import IDEMPOTENCY_KEY
+from penstock.idempotency.tables import idempotency_keys as keys
+
+__all__ = ["SqlStore", "move_in", "renew_in"]
+
+T = TypeVar("T")
+
+FIELDS = tuple(Entry.__dataclass_fields__)
+# What becomes due when: the lease of a key in progress, else the retention of its entry.
+DUE = {"lease_expired": keys.c.lease_until}
+
+
+class SqlStore:
+    """Keys in one database."""
+
+    def __init__(self, db: Database) -> None:
+        self.db = db
+
+    async def insert(self, address: Address, wish: Wish) -> Seen:
+        async def work(tx: Connection) -> Seen:
+            await tx.send(self.db.prepared(_insert), _columns(address, wish))
+            return await _read(self.db, address, tx)
+
+        return await self._repeatable(work, "key_claim")
+
+    async def take_over(self, address: Address, seen: Entry, wish: Wish) -> bool:
+        async def work(tx: Connection) -> bool:
+            if seen.state == "InProgress" and not await move_in(
+                self.db, tx, address, "lease_expired", owner=seen.owner, only_due=True
+            ):
+                return False
+            sent = {"of": address.id, "before": seen.owner, "lease_us": wish.lease_us, "owner": wish.owner}
+            return (await tx.send(self.db.prepared(_take_over), sent)).matched == 1
+
+        try:
+            return await self.db.transaction(work, "key_take_over")
+        except CommitUnknown:
+            found = (await self.read(address)).entry
+            return found is not None and found.owner == wish.owner
+
+    async def renew(self, address: Address, owner: str, lease_us: int) -> bool:
+        async def work(tx: Connection) -> bool:
+            return await renew_in(self.db, tx, address, owner, lease_us)
+
+        return await self._repeatable(work, "key_renew")
+
+    async def move(
+        self,
+        address: Address,
+        event: str,
+        *,
+        owner: str,
+        only_due: bool = False,
+        answer: bytes | None = None,
+        retention_us: int = 0,
+    ) -> bool:
+        async def work(tx: Connection) -> bool:
+            return await move_in(
+                self.db, tx, address, event, owner=owner, only_due=only_due, answer=answer, retention_us=retention_us
+            )
+
+        return await self.db.transaction(work, f"key_{event}")
+
+    async def read(self, address: Address) -> Seen:
+        return await self.db.look(partial(_read, self.db, address))
+
+    async def sweep(self, limit: int) -> int:
+        async def work(tx: Connection) -> int:
+            gone = await _ids(tx, select(keys.c.id).where(_is_gone(self.db)).limit(limit))
+            if not gone:
+                return 0
+            return (await tx.execute(delete(keys).where(keys.c.id.in_(gone), _is_gone(self.db)))).rowcount
+
+        return await self._repeatable(work, "key_sweep")
+
+    async def erase(self, scope: str, limit: int) -> int:
+        async def work(tx: Connection) -> int:
+            is_kept = and_(keys.c.scope == scope, keys.c.answer.is_not(None))
+            found = await _ids(tx, select(keys.c.id).where(is_kept).limit(limit))
+            if not found:
+                return 0
+            return (await tx.execute(update(keys).where(keys.c.id.in_(found), is_kept).values(answer=None))).rowcount
+
+        return await self._repeatable(work, "key_erase")
+
+    async def unsettled(self, limit: int) -> list[Entry]:
+        is_late = or_(keys.c.state == "Indeterminate", _is_due(self.db, "lease_expired"))
+        wanted = select(*(keys.c[name] for name in FIELDS)).where(is_late).order_by(keys.c.created_at).limit(limit)
+
+        async def work(tx: Connection) -> list[Entry]:
+            return [Entry(*row) for row in (await tx.execute(wanted)).all()]
+
+        return await self.db.look(work)
+
+    async def close(self) -> None:
+        """The database belongs to who opened it."""
+
+    async def _repeatable(self, work: Callable[[Connection], Awaitable[T]], point: str) -> T:
+        """Run a transaction that may be repeated when nobody knows whether it happened."""
+        while True:
+            try:
+                return await self.db.transaction(work, point)
+            except CommitUnknown:
+                continue
+
+
+async def move_in(
+    db: Database,
+    tx: Connection,
+    address: Address,
+    event: str,
+    *,
+    owner: str,
+    only_due: bool = False,
+    answer: bytes | None = None,
+    retention_us: int = 0,
+) -> bool:
+    """`Store.move` inside a transaction, perhaps one that is somebody else's."""
+    sent: dict[str, Any] = {"of": address.id, "before": owner}
+    if event == "completed":
+        sent |= {"answer": answer, "retention_us": retention_us}
+    return (await tx.send(db.prepared(_move, event, only_due), sent)).matched == 1
+
+
+async def renew_in(db: Database, tx: Connection, address: Address, owner: str, lease_us: int) -> bool:
+    """`Store.renew` inside a transaction."""
+    sent = {"of": address.id, "before": owner, "lease_us": lease_us}
+    return (await tx.send(db.prepared(_renew), sent)).matched == 1
+
+
+async def _read(db: Database, address: Address, tx: Connection) -> Seen:
+    found = (await tx.send(db.prepared(_select), {"of": address.id})).rows
+    if not found:
+        return Seen(None, (await tx.send(db.prepared(_time))).one()[0])
+    *values, now_us = found[0]
+    return Seen(Entry(*values), now_us)
+
+
+async def _ids(tx: Connection, statement: Select[str]) -> Sequence[str]:
+    return (await tx.execute(statement)).scalars().all()
+
+
+# --- statements
+
+
+def _columns(address: Address, wish: Wish) -> dict[str, Any]:
+    own = {"id": address.id, "scope": address.scope, "key": address.key, "label": wish.label, "owner": wish.owner}
+    return {**own, "fingerprint": wish.fingerprint, "lease_us": wish.lease_us, "retention_us": wish.retention_us}
+
+
+def _insert(db: Database) -> Insert:
+    return db.dialect.upsert(keys, key=["id"], update=[]).values(
+        {
+            **{name: bindparam(name) for name in ("id", "scope", "key", "label", "owner", "fingerprint")},
+            "state": IDEMPOTENCY_KEY.after("Absent", "claimed"),
+            "attempt": 1,
+            "created_at": db.now(),
+            "lease_until": db.now() + bindparam("lease_us", type_=keys.c.lease_until.type),
+            "expires_at": db.now() + bindparam("retention_us", type_=keys.c.expires_at.type),
+        }
+    )
+
+
+def _select(db: Database) -> Select[*tuple[Any, ...]]:
+    return select(*(keys.c[name] for name in FIELDS), db.now()).where(keys.c.id == bindparam("of"))
+
+
+def _time(db: Database) -> Select[int]:
+    return select(db.now())
+
+
+def _owned(event: str) -> ColumnElement[bool]:
+    return and_(keys.c.id == bindparam("of"), keys.c.owner == bindparam("before"), _admits(event))
+
+
+def _admits(event: str) -> ColumnElement[bool]:
+    return or_(*(keys.c.state == state for state in IDEMPOTENCY_KEY.sources(event)))
+
+
+def _is_due(db: Database, event: str) -> ColumnElement[bool]:
+    return and_(_admits(event), DUE.get(event, keys.c.expires_at) <= db.now())
+
+
+def _is_gone(db: Database) -> ColumnElement[bool]:
+    """Nobody has a lease, and it was kept for as long as was promised: expired, or released by its age."""
+    is_at_rest = or_(keys.c.state != "InProgress", keys.c.lease_until <= db.now())
+    return and_(keys.c.expires_at <= db.now(), is_at_rest)
+
+
+def _move(db: Database, event: str, only_due: bool) -> Update | Delete:
+    (target,) = set(IDEMPOTENCY_KEY.targets(event).values())
+    guard = and_(_owned(event), _is_due(db, event)) if only_due else _owned(event)
+    if target == IDEMPOTENCY_KEY.initial:
+        return delete(keys).where(guard)
+    values: dict[str, Any] = {"state": target}
+    if event == "completed":
+        lasts = bindparam("retention_us", type_=keys.c.expires_at.type)
+        values |= {"answer": bindparam("answer"), "finished_at": db.now(), "expires_at": db.now() + lasts}
+    return update(keys).where(guard).values(values)
+
+
+def _take_over(db: Database) -> Update:
+    """Released and claimed in one statement."""
+    state = IDEMPOTENCY_KEY.after(IDEMPOTENCY_KEY.after("Indeterminate", "released"), "claimed")
+    return (
+        update(keys)
+        .where(keys.c.id == bindparam("of"), keys.c.owner == bindparam("before"), keys.c.state == "Indeterminate")
+        .values(
+            state=state,
+            owner=bindparam("owner"),
+            attempt=keys.c.attempt + 1,
+            lease_until=db.now() + bindparam("lease_us", type_=keys.c.lease_until.type),
+        )
+    )
+
+
+def _renew(db: Database) -> Update:
+    is_ours = and_(keys.c.id == bindparam("of"), keys.c.owner == bindparam("before"), keys.c.state == "InProgress")
+    return (
+        update(keys).where(is_ours).values(lease_until=db.now() + bindparam("lease_us", type_=keys.c.lease_until.type))
+    )
