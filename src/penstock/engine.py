@@ -43,7 +43,7 @@ class Penstock:
     ) -> None:
         self.db, self.settings, self.definitions = db, settings, definitions
         self.clock, self.entropy = clock, entropy
-        self.files = FileStore(settings.storage_folder)
+        self.files = FileStore(settings.storage_folder, fault=settings.storage_fault)
         self.lifespans = Lifespans()
         self._workers: set[Worker] = set()
         actor = _user()
@@ -94,7 +94,8 @@ class Penstock:
 
     @asynccontextmanager
     async def worker(self) -> AsyncIterator[Worker]:
-        """A worker in this process."""
+        """A worker in this process; `SettingsInvalid` when it could not read any file."""
+        self.files.require_folder()
         worker = Worker(
             self.db,
             self.files,

@@ -37,7 +37,9 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     database_url: str = Field(default="sqlite:///penstock.db", description="where operations live")
-    storage_url: str | None = Field(default=None, description="where files live; beside a SQLite database unless set")
+    storage_url: str | None = Field(
+        default=None, description="where files live; beside a SQLite database unless set; a server needs it"
+    )
     secret_key: SecretStr | None = Field(
         default=None, description="encrypts secrets in metadata; a file beside a SQLite database unless set"
     )
@@ -104,13 +106,27 @@ class Settings(BaseModel):
         return Path(unquote(path.removeprefix("file:")) if path.startswith("file:") else path)
 
     @property
-    def storage_folder(self) -> Path:
-        """The folder that holds files when no storage is named: beside a SQLite database, else here."""
+    def storage_folder(self) -> Path | None:
+        """The folder that holds files, beside a SQLite database unless named; None where `storage_fault` says why."""
+        if self.storage_fault is not None:
+            return None
         if self.storage_url is not None:
-            return Path(self.storage_url.removeprefix("file:").removeprefix("//"))
-        if (file := self.database_file) is not None:
-            return file.with_name(f"{file.name}.blobs")
-        return Path("penstock-blobs")
+            return _folder(self.storage_url)
+        assert self.database_file is not None
+        return self.database_file.with_name(f"{self.database_file.name}.blobs")
+
+    @property
+    def storage_fault(self) -> str | None:
+        """Why no file can be stored: the processes of a server database would each look in a folder of their own."""
+        if self.database_file is not None or (self.storage_url and _folder(self.storage_url).is_absolute()):
+            return None
+        found = (
+            f"is {self.storage_url!r}, below each process's own working folder" if self.storage_url else "is not set"
+        )
+        return (
+            f"storage_url (PENSTOCK_STORAGE_URL) {found}; with a server database it must be an absolute folder that "
+            "all processes share, such as file:///srv/penstock/files"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +139,10 @@ class Layer:
     def written(self, name: str) -> str:
         """The setting's name as the user wrote it there."""
         return f"{PREFIX}{name.upper()}" if self.origin == "environment" else name
+
+
+def _folder(url: str) -> Path:
+    return Path(url.removeprefix("file:").removeprefix("//"))
 
 
 def load_settings(environ: Mapping[str, str] | None = None, file: Path = FILE, **arguments: Any) -> Settings:

@@ -42,7 +42,7 @@ def upgrade(db: Db = None, as_json: Json = False) -> None:
 
 
 def check(db: Db = None, as_json: Json = False) -> None:
-    """Look at the database's version, settings and schema, and name all problems.
+    """Look at the database's version, settings, schema and, on SQLite, every page, and name all problems.
 
     Exits with 0 when Penstock can work there, with 1 when not.
     """
@@ -52,7 +52,7 @@ def check(db: Db = None, as_json: Json = False) -> None:
 
     url = Place(db).settings().database_url
     require_database(url)
-    report = asyncio.run(look(url, SystemClock()))
+    report = asyncio.run(look(url, SystemClock(), pages=True))
     Screen(as_json=as_json).answer(lambda: _document(report), lambda: _people(report))
     raise typer.Exit(1 if report.problems else 0)
 
