@@ -21,11 +21,12 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, f
 from penstock.errors import Fault, SettingsInvalid
 from penstock.secret_keys import SecretKeys, is_key
 
-__all__ = ["FILE", "Layer", "Settings", "layers", "load_settings", "masked", "origins"]
+__all__ = ["FILE", "LISTED", "Layer", "Settings", "effective", "layers", "load_settings", "masked", "origins"]
 
 MIB = 1024 * 1024
 PREFIX = "PENSTOCK_"
 FILE = Path("penstock.toml")
+LISTED = "; `penstock config` lists them all"
 LogLevel = Literal["debug", "info", "warning", "error", "critical"]
 # Variables of the test suite and of the command's own shell completion are no settings.
 FOREIGN = (f"{PREFIX}TEST_", f"_{PREFIX}")
@@ -147,18 +148,24 @@ def _folder(url: str) -> Path:
 
 def load_settings(environ: Mapping[str, str] | None = None, file: Path = FILE, **arguments: Any) -> Settings:
     """The effective settings; `arguments` that are None count as not given. Every fault is reported at once."""
-    found = layers(environ, file, **arguments)
+    settings, faults = effective(layers(environ, file, **arguments))
+    if faults:
+        raise SettingsInvalid("settings: " + "; ".join(map(str, faults)), faults)
+    return settings
+
+
+def effective(found: tuple[Layer, ...]) -> tuple[Settings, list[Fault]]:
+    """The settings, and everything that is wrong with them; where a value is wrong, the default stands for it."""
     faults = [fault for layer in found for fault in _unknown(layer)]
     merged = {name: value for layer in found for name, value in layer.values.items() if name in Settings.model_fields}
     try:
-        settings = Settings.model_validate(merged)
+        return Settings.model_validate(merged), faults
     except ValidationError as error:
         by_origin = {name: layer.written(name) for layer in found for name in layer.values}
-        faults += [_fault(wrong, by_origin) for wrong in error.errors(include_url=False)]
-        settings = None
-    if faults or settings is None:
-        raise SettingsInvalid("settings: " + "; ".join(map(str, faults)), faults)
-    return settings
+        wrong = error.errors(include_url=False)
+        faults += [_fault(each, by_origin) for each in wrong]
+        kept = merged.keys() - {str(each["loc"][0]) for each in wrong}
+        return Settings.model_validate({name: merged[name] for name in kept}), faults
 
 
 def layers(environ: Mapping[str, str] | None = None, file: Path = FILE, **arguments: Any) -> tuple[Layer, ...]:
@@ -213,8 +220,8 @@ def _unknown(layer: Layer) -> Iterator[Fault]:
     known = tuple(Settings.model_fields)
     for name in sorted(layer.values.keys() - set(known)):
         near = get_close_matches(name, known, 1)
-        hint = f"did you mean {layer.written(near[0])}?" if near else "`penstock config` lists them all"
-        yield Fault(f"is not a setting; {hint}", layer.written(name))
+        hint = f"; did you mean {layer.written(near[0])}?" if near else LISTED
+        yield Fault(f"is not a setting{hint}", layer.written(name))
 
 
 def _fault(wrong: Any, by_origin: Mapping[str, str]) -> Fault:
