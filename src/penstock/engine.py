@@ -43,7 +43,7 @@ class Penstock:
     ) -> None:
         self.db, self.settings, self.definitions = db, settings, definitions
         self.clock, self.entropy = clock, entropy
-        self.files = FileStore(settings.storage_folder)
+        self.files = FileStore(settings.storage_folder, fault=settings.storage_fault)
         self.lifespans = Lifespans()
         self._workers: set[Worker] = set()
         actor = _user()
@@ -95,12 +95,13 @@ class Penstock:
 
     @asynccontextmanager
     async def worker(self, *, owns_process: bool = False) -> AsyncIterator[Worker]:
-        """A worker in this process: run it with `worker.run(stop)`.
+        """A worker in this process: run it with `worker.run(stop)`. `SettingsInvalid` when it could not read any file.
 
         As a guest it never ends the process: when a step blocks the event loop for longer than `stall_s`, its chunks go
         to other workers until the loop runs again. One that `owns_process` ends it (exit 75), and tunes its garbage
         collector.
         """
+        self.files.require_folder()
         worker = Worker(
             self.db,
             self.files,

@@ -18,6 +18,7 @@ PenstockError
 │   ├── FileUnreadable      this process cannot read a stored file
 │   ├── SecretsUnreadable   this process has not the key to stored secrets
 │   └── OperationUnready    an operation's lifespan raises
+├── DatabaseDamaged         restore the database: what it holds cannot be read
 ├── StepFailed              raised by your steps: this row cannot succeed
 └── RetryLater              raised by your steps: ask again after a while
 """
@@ -30,6 +31,7 @@ from datetime import timedelta
 
 __all__ = [
     "Conflict",
+    "DatabaseDamaged",
     "DatabaseUnready",
     "DatabaseUnsafe",
     "DeclarationError",
@@ -176,6 +178,10 @@ class SecretsUnreadable(Unavailable):
 
 class OperationUnready(Unavailable):
     """An operation's lifespan raises, so that nothing of its code can be called here now."""
+
+
+class DatabaseDamaged(PenstockError):
+    """The database's file is damaged, or is no database: it has to be restored, and nothing else helps."""
 
 
 class StepFailed(PenstockError):

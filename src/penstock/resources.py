@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from penstock.errors import (
     Conflict,
+    DatabaseDamaged,
     DatabaseUnready,
     DatabaseUnsafe,
     DeclarationError,
@@ -84,6 +85,7 @@ PROBLEMS: tuple[tuple[type[PenstockError], int, str, str], ...] = (
     (DatabaseUnready, 503, "database-unready", "The database needs an upgrade"),
     (DatabaseUnsafe, 503, "database-unsafe", "The database settings could lose commits"),
     (Unavailable, 503, "unavailable", "Temporarily unavailable"),
+    (DatabaseDamaged, 500, "database-damaged", "The database is damaged"),
     (PenstockError, 500, "error", "Error"),
 )
 

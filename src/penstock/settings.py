@@ -21,11 +21,12 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, f
 from penstock.errors import Fault, SettingsInvalid
 from penstock.secret_keys import SecretKeys, is_key
 
-__all__ = ["FILE", "Layer", "Settings", "layers", "load_settings", "masked", "origins"]
+__all__ = ["FILE", "LISTED", "Layer", "Settings", "effective", "layers", "load_settings", "masked", "origins"]
 
 MIB = 1024 * 1024
 PREFIX = "PENSTOCK_"
 FILE = Path("penstock.toml")
+LISTED = "; `penstock config` lists them all"
 LogLevel = Literal["debug", "info", "warning", "error", "critical"]
 # Variables of the test suite and of the command's own shell completion are no settings.
 FOREIGN = (f"{PREFIX}TEST_", f"_{PREFIX}")
@@ -37,7 +38,9 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     database_url: str = Field(default="sqlite:///penstock.db", description="where operations live")
-    storage_url: str | None = Field(default=None, description="where files live; beside a SQLite database unless set")
+    storage_url: str | None = Field(
+        default=None, description="where files live; beside a SQLite database unless set; a server needs it"
+    )
     secret_key: SecretStr | None = Field(
         default=None, description="encrypts secrets in metadata; a file beside a SQLite database unless set"
     )
@@ -107,13 +110,27 @@ class Settings(BaseModel):
         return Path(unquote(path.removeprefix("file:")) if path.startswith("file:") else path)
 
     @property
-    def storage_folder(self) -> Path:
-        """The folder that holds files when no storage is named: beside a SQLite database, else here."""
+    def storage_folder(self) -> Path | None:
+        """The folder that holds files, beside a SQLite database unless named; None where `storage_fault` says why."""
+        if self.storage_fault is not None:
+            return None
         if self.storage_url is not None:
-            return Path(self.storage_url.removeprefix("file:").removeprefix("//"))
-        if (file := self.database_file) is not None:
-            return file.with_name(f"{file.name}.blobs")
-        return Path("penstock-blobs")
+            return _folder(self.storage_url)
+        assert self.database_file is not None
+        return self.database_file.with_name(f"{self.database_file.name}.blobs")
+
+    @property
+    def storage_fault(self) -> str | None:
+        """Why no file can be stored: the processes of a server database would each look in a folder of their own."""
+        if self.database_file is not None or (self.storage_url and _folder(self.storage_url).is_absolute()):
+            return None
+        found = (
+            f"is {self.storage_url!r}, below each process's own working folder" if self.storage_url else "is not set"
+        )
+        return (
+            f"storage_url (PENSTOCK_STORAGE_URL) {found}; with a server database it must be an absolute folder that "
+            "all processes share, such as file:///srv/penstock/files"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,20 +145,30 @@ class Layer:
         return f"{PREFIX}{name.upper()}" if self.origin == "environment" else name
 
 
+def _folder(url: str) -> Path:
+    return Path(url.removeprefix("file:").removeprefix("//"))
+
+
 def load_settings(environ: Mapping[str, str] | None = None, file: Path = FILE, **arguments: Any) -> Settings:
     """The effective settings; `arguments` that are None count as not given. Every fault is reported at once."""
-    found = layers(environ, file, **arguments)
+    settings, faults = effective(layers(environ, file, **arguments))
+    if faults:
+        raise SettingsInvalid("settings: " + "; ".join(map(str, faults)), faults)
+    return settings
+
+
+def effective(found: tuple[Layer, ...]) -> tuple[Settings, list[Fault]]:
+    """The settings, and everything that is wrong with them; where a value is wrong, the default stands for it."""
     faults = [fault for layer in found for fault in _unknown(layer)]
     merged = {name: value for layer in found for name, value in layer.values.items() if name in Settings.model_fields}
     try:
-        settings = Settings.model_validate(merged)
+        return Settings.model_validate(merged), faults
     except ValidationError as error:
         by_origin = {name: layer.written(name) for layer in found for name in layer.values}
-        faults += [_fault(wrong, by_origin) for wrong in error.errors(include_url=False)]
-        settings = None
-    if faults or settings is None:
-        raise SettingsInvalid("settings: " + "; ".join(map(str, faults)), faults)
-    return settings
+        wrong = error.errors(include_url=False)
+        faults += [_fault(each, by_origin) for each in wrong]
+        kept = merged.keys() - {str(each["loc"][0]) for each in wrong}
+        return Settings.model_validate({name: merged[name] for name in kept}), faults
 
 
 def layers(environ: Mapping[str, str] | None = None, file: Path = FILE, **arguments: Any) -> tuple[Layer, ...]:
@@ -196,8 +223,8 @@ def _unknown(layer: Layer) -> Iterator[Fault]:
     known = tuple(Settings.model_fields)
     for name in sorted(layer.values.keys() - set(known)):
         near = get_close_matches(name, known, 1)
-        hint = f"did you mean {layer.written(near[0])}?" if near else "`penstock config` lists them all"
-        yield Fault(f"is not a setting; {hint}", layer.written(name))
+        hint = f"; did you mean {layer.written(near[0])}?" if near else LISTED
+        yield Fault(f"is not a setting{hint}", layer.written(name))
 
 
 def _fault(wrong: Any, by_origin: Mapping[str, str]) -> Fault:

@@ -197,13 +197,20 @@ async def engine(
     """
     with ExitStack() as stack:
         folder = tmp_path or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-")))
-        places = {"database_url": url or f"sqlite:///{folder / 'penstock.db'}", "storage_url": str(folder / "files")}
-        settings = (settings or Settings()).model_copy(update=places)
+        settings = _placed(settings or Settings(), folder, url)
         clock = clock or ManualClock()
         entropy = Entropy(jitter=random.Random(0))
         opened = Penstock.open(operations=operations, settings=settings, clock=clock, entropy=entropy)
         async with opened as penstock, Engine(penstock, clock) as made:
             yield made
+
+
+def _placed(settings: Settings, folder: Path, url: str | None) -> Settings:
+    """Settings with a database and a storage folder."""
+    files = str((folder / "files").absolute())
+    return settings.model_copy(
+        update={"database_url": url or f"sqlite:///{folder / 'penstock.db'}", "storage_url": files}
+    )
 
 
 def _step_of(definition: Definition, step: object) -> StepPlan:

@@ -230,6 +230,37 @@ def test_a_wrong_setting_is_named(penstock: Run, monkeypatch: pytest.MonkeyPatch
     assert "PENSTOCK_CHUNK_ROW: is not a setting; did you mean PENSTOCK_CHUNK_ROWS?" in err
 
 
+@pytest.mark.parametrize(
+    "name, hint", [("PENSTOCK_FOO", ""), ("PENSTOCK_CHUNK_ROW", "did you mean PENSTOCK_CHUNK_ROWS?")]
+)
+def test_config_works_and_shows_names_that_are_unknown(
+    penstock: Run, monkeypatch: pytest.MonkeyPatch, name: str, hint: str
+):
+    monkeypatch.setenv(name, "5")
+    code, out, _ = penstock("config")
+    assert code == 0
+    assert re.search(r"^chunk_rows +1000 +default ", out, re.MULTILINE)
+    assert f"{name}: is not a setting" in out
+    assert hint in out
+    assert "`penstock config`" not in out
+    (fault,) = json.loads(penstock("config", "--json")[1])["faults"]
+    assert fault["field"] == name
+    code, _, err = penstock("ops", "list")
+    assert code == 1
+    assert f"{name}: is not a setting; {hint or '`penstock config` lists them all'}" in err
+
+
+def test_config_shows_a_wrong_value_and_the_default_that_stands_for_it(
+    penstock: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.setenv("PENSTOCK_CHUNK_ROWS", "many")
+    (tmp_path / "penstock.toml").write_text("flush_s = 3\n")
+    code, out, _ = penstock("config")
+    assert code == 0
+    assert re.search(r"^flush_s +3.0 +penstock.toml ", out, re.MULTILINE)
+    assert "PENSTOCK_CHUNK_ROWS: Input should be a valid integer" in out
+
+
 # --- secrets
 
 SECRETIVE = """

@@ -115,6 +115,10 @@ class Town:
 
         return self.until(look, f"operation {operation} is settled")
 
+    def stored_files(self) -> list[Path]:
+        """The files that were handed in, without the mark of their folder."""
+        return [path for path in (self.folder / "blobs").iterdir() if not path.name.startswith("storage-")]
+
     def close_gate(self, age: int) -> None:
         """Those who stroll stop at a gate if they are older; citizen n is n years old."""
         (self.folder / "gate").write_text(str(age))

@@ -14,7 +14,7 @@ from left_chunks import SMALL, Bench, csv_of, every_row, left_rows, mixed, raw_c
 from patience import HANG_S
 from pydantic import BaseModel
 from sqlalchemy import select
-from stored import count_of
+from stored import count_of, stored_files
 
 from penstock import Context, Pipeline, operation, step
 from penstock.operations.model import Operation
@@ -535,7 +535,7 @@ async def test_an_operation_whose_file_is_gone_before_its_rows_are_read_fails_wi
     async with two_engines(bench.kind, url=database_url, folder=tmp_path, settings=SMALL) as (reader, other):
         made = await reader.create(bench.kind, csv_of(papers(12)), file_name="a.csv")
         await read_for_others(reader)
-        (file,) = (tmp_path / "files").iterdir()
+        (file,) = stored_files(tmp_path)
         file.unlink()
         done = await fail(reader, other, made)
         assert (done.status, done.cancelled_rows, bench.ran) == ("Failed", 12, [])
@@ -553,7 +553,7 @@ async def test_an_operation_whose_file_was_cut_short_before_its_rows_are_read_fa
         content = csv_of(papers(12)) if name == "a.csv" else json_lines(papers(12))
         made = await reader.create(bench.kind, content, file_name=name)
         await read_for_others(reader)
-        (file,) = (tmp_path / "files").iterdir()
+        (file,) = stored_files(tmp_path)
         file.write_bytes(content[: content.index(b"p7")])
         done = await fail(reader, other, made)
         assert (done.status, bench.ran) == ("Failed", [])
@@ -571,7 +571,7 @@ async def test_an_operation_whose_file_is_gone_when_a_chunk_is_read_again_fails_
         await read_for_others(reader)
         await at_wall(bench.wall, other.work_until_idle())
         await other.crash()
-        (file,) = (tmp_path / "files").iterdir()
+        (file,) = stored_files(tmp_path)
         file.unlink()
         done = await fail(reader, other, made)
         assert (done.status, done.cancelled_rows, bench.ran) == ("Failed", 12, [])

@@ -277,3 +277,27 @@ def test_no_transaction_holds_more_rows_than_subtransactions_are_cheap(database_
     found = list(portions(sheets))
     assert [sum(map(len, portion)) for portion in found] == [ROWS_MAX, ROWS_MAX, 25]
     assert [p for portion in found for sheet in portion for p in sheet.positions] == list(range(145))
+
+
+async def test_the_message_of_a_refusal_names_the_key_and_the_hint(place: Place):
+    await place.products()
+    await place.send(Mode.CREATE, [product(1)])
+    error = await place.refused(Mode.CREATE, [product(1)])
+    assert error.message == (
+        'duplicate key value violates unique constraint "products_pkey" (Key (id)=(1) already exists)'
+    )
+    await place.run(
+        """CREATE OR REPLACE FUNCTION penstock_no() RETURNS trigger LANGUAGE plpgsql AS
+        $$ BEGIN RAISE 'not today' USING DETAIL = 'It is Friday.', HINT = 'Come on Monday.'; END $$"""
+    )
+    await place.run("CREATE TRIGGER friday BEFORE INSERT ON products FOR EACH ROW EXECUTE FUNCTION penstock_no()")
+    error = await place.refused(Mode.CREATE, [product(2)])
+    assert error.message == "not today (It is Friday; hint: Come on Monday)"
+    answer = await place.send(Mode.CREATE, [product(2), product(3)], each=True)
+    assert [v.error.message for v in answer.verdicts if v.error] == [error.message] * 2
+
+
+async def test_a_message_does_not_repeat_the_whole_row(place: Place):
+    await place.products()
+    error = await place.refused(Mode.CREATE, [{"id": 1, "name": None, "price": 3}])
+    assert "Failing row" not in error.message

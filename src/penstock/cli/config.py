@@ -7,9 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli.options import App, Db, Json, command
+from penstock.cli.printable import printable
 from penstock.cli.session import Place
+from penstock.errors import Fault
 
 if TYPE_CHECKING:
+    from rich.text import Text
+
     from penstock.cli.tables import FittedTable
 
 __all__ = ["add_to", "config"]
@@ -36,16 +40,28 @@ def config(
         key = made_key()
         Screen(as_json=as_json).answer(lambda: {"key": key}, lambda: [key])
         return
-    items = _items(Place(db, app))
-    Screen(as_json=as_json).answer(lambda: {"items": items, "nextCursor": None}, lambda: [_table(items)])
+    items, faults = _items(Place(db, app))
+    shown = [{"field": fault.field, "message": fault.message} for fault in faults]
+    Screen(as_json=as_json).answer(
+        lambda: {"items": items, "nextCursor": None, "faults": shown},
+        lambda: [_table(items), *map(_fault_line, faults)],
+    )
 
 
-def _items(place: Place) -> list[dict[str, Any]]:
-    from penstock.settings import Settings, layers, masked, origins
+def _fault_line(fault: Fault) -> Text:
+    from rich.text import Text
 
-    settings = place.settings()
-    come_from = origins(layers(database_url=place.db, app=place.app))
-    return [
+    return Text(f"wrong: {printable(str(fault))}", style="red")
+
+
+def _items(place: Place) -> tuple[list[dict[str, Any]], list[Fault]]:
+    """Every setting, and what else was given that other commands refuse."""
+    from penstock.settings import LISTED, Settings, effective, layers, masked, origins
+
+    found = layers(database_url=place.db, app=place.app)
+    settings, faults = effective(found)
+    come_from = origins(found)
+    items = [
         {
             "name": name,
             "value": masked(getattr(settings, name)),
@@ -54,6 +70,7 @@ def _items(place: Place) -> list[dict[str, Any]]:
         }
         for name, field in Settings.model_fields.items()
     ]
+    return items, [Fault(fault.message.removesuffix(LISTED), fault.field) for fault in faults]
 
 
 def _table(items: list[dict[str, Any]]) -> FittedTable:

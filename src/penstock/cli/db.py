@@ -42,7 +42,7 @@ def upgrade(db: Db = None, as_json: Json = False) -> None:
 
 
 def check(db: Db = None, as_json: Json = False) -> None:
-    """Check the database's version, settings and schema, and list all problems.
+    """Check the database's version, settings and schema, on SQLite every page too, and list all problems.
 
     Exits with 0 when there are no problems, with 1 when there are.
     """
@@ -52,7 +52,7 @@ def check(db: Db = None, as_json: Json = False) -> None:
 
     url = Place(db).settings().database_url
     require_database(url)
-    report = asyncio.run(look(url, SystemClock()))
+    report = asyncio.run(look(url, SystemClock(), pages=True))
     Screen(as_json=as_json).answer(lambda: _document(report), lambda: _people(report))
     raise typer.Exit(1 if report.problems else 0)
 

@@ -62,6 +62,8 @@ def _people(found: Diagnosis) -> Iterator[RenderableType]:
 def _seen(facts: Facts) -> dict[str, str]:
     if facts.trouble is not None:
         return {"Database": "not reachable", "Storage": facts.storage}
+    if facts.damage is not None:
+        return {"Database": "damaged", "Storage": facts.storage}
     counts = Counter(worker.state for worker in facts.workers)
     return {
         "Database": f"{facts.database} {facts.version}",

@@ -14,7 +14,7 @@ import typer
 from penstock.cli.options import App, Db, Json, command
 from penstock.cli.session import Place, log_to_stderr, opened
 from penstock.cli.stopping import stop_on_signals, stop_when_stdin_closes
-from penstock.errors import DatabaseUnready, DatabaseUnsafe, Unavailable
+from penstock.errors import DatabaseUnready, DatabaseUnsafe, SettingsInvalid, Unavailable
 
 if TYPE_CHECKING:
     from penstock.pipeline import Definition
@@ -58,7 +58,10 @@ def worker(
         stop_when_stdin_closes()
     place = Place(db, app)
     definitions = place.definitions()
-    log_to_stderr(place.settings().log_level, with_time=True)
+    settings = place.settings()
+    if settings.storage_fault is not None:  # said at once, not when the database is there
+        raise SettingsInvalid(settings.storage_fault)
+    log_to_stderr(settings.log_level, with_time=True)
     starts = asyncio.run(_serve(place, definitions))
     if as_json:
         names = sorted(definition.name for definition in definitions)

@@ -20,10 +20,11 @@ from penstock.db.connection import Abandoned, Connection, Link
 from penstock.db.dialects import Dialect, notice_partitions
 from penstock.db.onehop import run_there
 from penstock.db.prepared import Statements
+from penstock.db.refusals import Refusals
 from penstock.db.safety import Finding, judge, refuse_unsafe
 from penstock.db.shared_clock import ahead_us
 from penstock.db.unit import UnitOfWork, refuse_inside
-from penstock.errors import DatabaseUnsafe, PenstockError, SettingsInvalid, Unavailable
+from penstock.errors import Unavailable
 from penstock.failpoints import hit
 
 __all__ = ["CommitUnknown", "Database"]
@@ -35,6 +36,7 @@ TRIES_MAX = 10
 BACKOFF_S = 0.005
 BACKOFF_MAX_S = 0.5
 POOL_WAIT_S = 10
+DAMAGE_MAX = 5  # findings that are told
 
 
 class CommitUnknown(Unavailable):
@@ -49,7 +51,9 @@ class Database:
 
     def __init__(self, engine: AsyncEngine, dialect: Dialect, clock: Clock, *, pool_size: int) -> None:
         self.dialect = dialect
-        self._log = WriteAheadLog(file_of(engine.url)) if dialect.is_file else None
+        file = file_of(engine.url) if dialect.is_file else None
+        self._log = None if file is None else WriteAheadLog(file)
+        self._refusals = Refusals(dialect, file)
         self._engine = engine
         # Connections stay checked out of SQLAlchemy's pool: going in and out of it costs more than a statement.
         self._places = asyncio.Semaphore(pool_size)
@@ -229,13 +233,12 @@ class Database:
             try:
                 yield connection
             except DBAPIError as error:
-                trouble = self.dialect.trouble(error)
-                if trouble == "full":
-                    raise Unavailable(f"the disk of {self.dialect.name} is full: {error.orig}") from error
-                if trouble != "unavailable":
+                refusal = self._refusals.in_use(error)
+                if refusal is None:
                     raise
-                await self._close_idle()  # they are no better
-                raise Unavailable(f"{self.dialect.name} is away: {error.orig}") from error
+                if self.dialect.trouble(error) == "unavailable":
+                    await self._close_idle()  # they are no better
+                raise refusal from error
             finally:
                 if _is_sound(connection):
                     self._idle.append(connection)
@@ -274,24 +277,19 @@ class Database:
             except DBAPIError as error:
                 # Processes that open a new SQLite file at once collide when they switch it to WAL.
                 if self.dialect.trouble(error) != "contended" or tries == TRIES_MAX:
-                    raise self._unreachable(error) from error
+                    raise self._refusals.at_connect(error) from error
             except (OSError, InvalidRequestError, TypeError) as error:
-                raise self._unreachable(error) from error
+                raise self._refusals.at_connect(error) from error
             await _back_off(tries)
 
-    def _unreachable(self, error: Exception) -> PenstockError:
-        """Why there is no connection, in our own words."""
-        name = self.dialect.name
-        match error:
-            case DBAPIError() if self.dialect.trouble(error) == "refused":
-                return SettingsInvalid(f"{name} refused the connection: {error.orig}")
-            case DBAPIError():
-                return Unavailable(f"{name} cannot be reached: {error.orig}")
-            case TypeError():
-                return SettingsInvalid(f"the database URL has an option the driver does not know: {error}")
-            case InvalidRequestError():  # a MySQL server behind a mariadb URL
-                return DatabaseUnsafe(f"this server is not the database its URL names: {error}")
-        return Unavailable(f"{name} cannot be reached: {error}")
+    async def damage(self) -> tuple[str, ...]:
+        """What is wrong with the pages of a SQLite file; reads all of it. A server looks after its own."""
+        if not self.dialect.is_file:
+            return ()
+        async with self.connection() as connection:
+            found = (await connection.exec_driver_sql(f"PRAGMA quick_check({DAMAGE_MAX})")).scalars().all()
+        lines = [line for text in found for line in str(text).splitlines()]
+        return () if lines == ["ok"] else (f"{self._refusals.place} is damaged: {self._refusals.restore}", *lines)
 
     async def _commit(self, tx: Connection) -> None:
         try:

@@ -47,7 +47,7 @@ CONNECT_S = 5
 # A silent partition is noticed after this: well under a lease of 10 s.
 PARTITION_S = 5
 
-Trouble = Literal["contended", "unavailable", "full", "refused", "other"]
+Trouble = Literal["contended", "unavailable", "full", "refused", "damaged", "other"]
 
 
 class Dialect(ABC):
@@ -104,7 +104,8 @@ class Dialect(ABC):
 
     @abstractmethod
     def trouble(self, error: DBAPIError) -> Trouble:
-        """What an error asks for: repeat the transaction, come back later, make room, fix the settings, or nothing.
+        """What an error asks for: repeat the transaction, come back later, make room, fix the settings, restore the
+        data, or nothing.
 
         A disk is full by the database's own word, so a COMMIT that met it did not happen.
         """
@@ -195,8 +196,8 @@ class Sqlite(Dialect):
                 return "full"
             case sqlite3.SQLITE_IOERR | sqlite3.SQLITE_READONLY | sqlite3.SQLITE_CANTOPEN:
                 return "unavailable"
-            case sqlite3.SQLITE_NOTADB:
-                return "refused"
+            case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_NOTADB:
+                return "damaged"
         return "other"
 
     def clock_expression(self, clock: Clock) -> ColumnElement[int]:
@@ -291,6 +292,8 @@ class Postgresql(Dialect):
             return "contended"
         if code == "53100":
             return "full"
+        if code in {"XX001", "XX002"}:
+            return "damaged"
         # Connection, resources, operator intervention, system; read only while it fails over.
         if error.connection_invalidated or code[:2] in {"08", "53", "57", "58"} or code == "25006":
             return "unavailable"

@@ -46,18 +46,20 @@ async def upgrade(url: str, clock: Clock) -> tuple[str | None, str]:
         await database.close()
 
 
-async def check(url: str, clock: Clock) -> Report:
-    """Look at version, settings and schema, and name all problems at once."""
+async def check(url: str, clock: Clock, *, pages: bool = False) -> Report:
+    """Look at version, settings and schema, at every page of a SQLite file if wanted, and name all problems at once."""
     database = Database.connect(url, clock=clock)
     try:
         findings = await database.findings()
         async with database.connection() as connection:
             revision = await revision_of(connection)
+        damage = await database.damage() if pages else ()
     finally:
         await database.close()
     problems = [str(finding) for finding in findings if not finding.is_ok]
     if revision != HEAD:
         problems.append(_unready(revision))
+    problems += damage
     version = next(finding.found for finding in findings if finding.setting == "version")
     return Report(database.dialect.name, version, revision, findings, tuple(problems))
 

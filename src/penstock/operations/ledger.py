@@ -16,6 +16,8 @@ from struct import pack, unpack
 import msgspec
 import zstandard
 
+from penstock.errors import DatabaseDamaged
+
 __all__ = [
     "CANCELLED",
     "COMPLETED",
@@ -62,7 +64,10 @@ def compress(data: bytes) -> bytes:
 
 def decompress(data: bytes) -> bytes:
     """Undo `compress`."""
-    return zstandard.ZstdDecompressor().decompress(data)
+    try:
+        return zstandard.ZstdDecompressor().decompress(data)
+    except zstandard.ZstdError as error:
+        raise DatabaseDamaged(f"rows that are stored in the database cannot be unpacked: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)

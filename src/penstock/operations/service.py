@@ -351,6 +351,7 @@ class Operations:
             raise InvalidInput("purge takes an instant with its time zone, such as datetime.now(UTC)")
         if dry_run:
             return await purging.purgeable(self._db, micros(before))
+        self._files.require_folder()
         await bury(self._db, long_dead_s=LONG_DEAD_S)
         return await purging.purge(self._db, self._files, micros(before))
 

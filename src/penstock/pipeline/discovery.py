@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+import sysconfig
+import traceback
 from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
@@ -14,6 +16,10 @@ from penstock.errors import DeclarationError
 from penstock.pipeline.definition import MARK, Definition, definition_of
 
 __all__ = ["discover", "load_app"]
+
+
+OURS = Path(__file__).parents[1]
+STANDARD = Path(sysconfig.get_path("stdlib"))
 
 
 def discover(module: ModuleType) -> tuple[Definition, ...]:
@@ -75,9 +81,7 @@ def _named_module(name: str) -> ModuleType:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
             raise DeclarationError(f"there is no module {name!r}; looked in the current folder, too") from error
         raise _failed(name, error) from error
-    except DeclarationError:
-        raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _failed(name, error) from error
 
 
@@ -101,16 +105,39 @@ def _file_module(path: Path) -> ModuleType:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
-        if isinstance(error, DeclarationError):
-            raise
         raise _failed(path.name, error) from error
     return module
 
 
-def _failed(place: str, error: Exception) -> DeclarationError:
-    return DeclarationError(f"{place!r} cannot be imported: {type(error).__name__}: {error}")
+def _failed(place: str, error: BaseException) -> DeclarationError:
+    """What went wrong while a module was imported, and the line of the user's code where it did."""
+    where = _line_of(error)
+    if isinstance(error, DeclarationError):
+        return DeclarationError(f"{where}: {error}" if where else str(error), error.faults)
+    said = error.msg if isinstance(error, SyntaxError) else str(error)
+    return DeclarationError(
+        f"{place!r} cannot be imported: {type(error).__name__}: {said}" + (f" ({where})" if where else "")
+    )
+
+
+def _line_of(error: BaseException) -> str | None:
+    """File, line and text of the innermost line that is the user's own: neither ours, nor of a library."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return _written_line(error.filename, error.lineno or 1, error.text)
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<frozen")]
+    frames = [frame for frame in frames if not Path(frame.filename).is_relative_to(OURS)]
+    own = [frame for frame in frames if not _is_library(Path(frame.filename))] or frames
+    return _written_line(own[-1].filename, own[-1].lineno or 1, own[-1].line) if own else None
+
+
+def _written_line(file: str, line: int, text: str | None) -> str:
+    return f"{file}, line {line}" + (f": {text.strip()}" if text and text.strip() else "")
+
+
+def _is_library(file: Path) -> bool:
+    return "site-packages" in file.parts or file.is_relative_to(STANDARD)
 
 
 def _file_of(module: ModuleType) -> Path | None:

@@ -49,11 +49,15 @@ class KeyTemplate:
         """The fields it uses, in order."""
         return tuple(field for _, field in self.parts if field is not None)
 
-    def faults(self, row: Model, meta: Model) -> Iterator[str]:
-        """What is wrong with its fields, given the two models."""
-        secret = {f"row.{name}" for name in row.secret_names} | {f"meta.{name}" for name in meta.secret_names}
-        known = (*(f"row.{name}" for name in row.names), *(f"meta.{name}" for name in meta.names), *PLACES)
+    def faults(self, row: Model | None, meta: Model | None) -> Iterator[str]:
+        """What is wrong with its fields, given the two models; nothing is said of the fields of one that is None."""
+        models = {source: model for source, model in (("row", row), ("meta", meta)) if model is not None}
+        secret = {f"{source}.{name}" for source, model in models.items() for name in model.secret_names}
+        known = (*(f"{source}.{name}" for source, model in models.items() for name in model.names), *PLACES)
+        unknowable = {"row", "meta"} - models.keys()
         for field in self.fields:
+            if field.partition(".")[0] in unknowable:
+                continue
             if field not in known:
                 yield f"has {{{field}}}, which does not exist; there are: {', '.join(known)}"
             elif field in secret:

@@ -160,9 +160,8 @@ class Planner:
         except ValueError as error:
             self.report.add(f"{error}; found {key!r}", place)
             return None
-        if self.row is not None and self.meta is not None:
-            for fault in template.faults(self.row, self.meta):
-                self.report.add(fault, place)
+        for fault in template.faults(self.row, self.meta):
+            self.report.add(fault, place)
         return template
 
 

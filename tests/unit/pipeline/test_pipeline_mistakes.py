@@ -361,3 +361,30 @@ def test_all_faults_of_a_declaration_are_told_at_once():
     with pytest.raises(DeclarationError, match="operation 'x' is declared wrongly") as caught:
         operation("x", row_key="nope", max_errors=-1)(cls)
     assert [fault.field for fault in caught.value.faults] == [None, "max_errors", "a.retries", "b.timeout", "b"]
+
+
+def test_a_wrong_key_template_is_told_together_with_a_wrong_row_key_and_wrong_metadata():
+    def declare() -> object:
+        @operation("x", row_key="nope")
+        class Keyed(Pipeline[Row, Meta]):
+            @step.signal(key="a-{row.nix}", timeout=1)
+            async def wait(self, row: Row, ctx: Context[Meta]) -> None: ...
+
+        return Keyed
+
+    told = fault_of(declare)
+    assert "row_key is 'nope'" in told
+    assert "wait.key: has {row.nix}, which does not exist" in told
+
+    def declare_without_model() -> object:
+        @operation("x")
+        class Keyed(Pipeline[Row, int]):  # type: ignore[type-var]
+            @step.signal(key="a-{row.nix}-{meta.carrier}", timeout=1)
+            async def wait(self, row: Row, ctx: Context[Any]) -> None: ...
+
+        return Keyed
+
+    told = fault_of(declare_without_model)
+    assert "metadata type must be" in told
+    assert "wait.key: has {row.nix}, which does not exist; there are: row.id, row_number, operation_id" in told
+    assert "meta.carrier" not in told, "nothing is known of the metadata's fields"

@@ -16,7 +16,7 @@ from penstock.clock import Clock
 from penstock.db.connection import Connection
 from penstock.db.database import Database
 from penstock.db.upgrade import HEAD, REVISIONS, check
-from penstock.errors import FileUnreadable, NotFound, PenstockError, SecretsUnreadable
+from penstock.errors import DatabaseDamaged, FileUnreadable, NotFound, PenstockError, SecretsUnreadable
 from penstock.operations.chunks import is_dead, is_free
 from penstock.operations.hearing import has_signal
 from penstock.operations.proof.symptoms import Diagnosis, Facts, Health, OpenOperation, WorkerFacts, examine
@@ -41,7 +41,11 @@ async def diagnose(settings: Settings, clock: Clock) -> Diagnosis:
 async def collect(settings: Settings, clock: Clock) -> Facts:
     """Everything the checks look at, as far as it can be seen."""
     storage = settings.storage_folder
-    facts = Facts(storage=str(storage), storage_trouble=await asyncio.to_thread(_storage_trouble, storage))
+    facts = Facts(
+        storage="not named" if storage is None else str(storage),
+        storage_fault=settings.storage_fault,
+        storage_trouble=None if storage is None else await asyncio.to_thread(_storage_trouble, storage),
+    )
     try:
         report = await check(settings.database_url, clock)
         facts = replace(
@@ -54,6 +58,8 @@ async def collect(settings: Settings, clock: Clock) -> Facts:
             is_newer=report.revision is not None and report.revision not in REVISIONS,
         )
         return facts if report.revision != HEAD else await _with_records(facts, settings, clock)
+    except DatabaseDamaged as error:
+        return replace(facts, damage=str(error))
     except PenstockError as error:
         return replace(facts, trouble=str(error))
 
@@ -71,8 +77,8 @@ async def _with_records(facts: Facts, settings: Settings, clock: Clock) -> Facts
             encrypted = await _encrypted(tx)
     finally:
         await db.close()
-    files = FileStore(settings.storage_folder)
-    seen = await asyncio.to_thread(lambda: tuple(replace(o, has_file=_has(files, key)) for o, key in found))
+    files = None if settings.storage_folder is None else FileStore(settings.storage_folder)
+    seen = await asyncio.to_thread(lambda: tuple(_with_file(opened, files, key) for opened, key in found))
     locked, why = _locked(encrypted, settings)
     return replace(
         facts,
@@ -153,7 +159,6 @@ async def _open_operations(db: Database, tx: Connection, now: int) -> list[tuple
             id=row.id,
             name=row.name,
             state=row.state,
-            has_file=True,
             lost_chunks=lost.get(row.number, 0) + int(row.is_lost_file),
             overdue_chunks=due.get(row.number, 0) * is_at_work + is_unread,
             overdue_signals=heard.get(row.number, 0) * is_at_work,
@@ -171,12 +176,16 @@ async def _by_operation(
     return {number: int(count) for number, count in found}
 
 
-def _has(files: FileStore, key: str) -> bool:
+def _with_file(operation: OpenOperation, files: FileStore | None, key: str) -> OpenOperation:
+    """The operation, and whether its file is there and can be read."""
     try:
-        files.open(key).close()
-    except (NotFound, FileUnreadable):
-        return False
-    return True
+        if files is not None:
+            files.open(key).close()
+    except NotFound:
+        return replace(operation, has_file=False)
+    except FileUnreadable as error:
+        return replace(operation, file_trouble=str(error))
+    return operation
 
 
 def _storage_trouble(folder: Path) -> str | None:

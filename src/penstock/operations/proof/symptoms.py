@@ -37,12 +37,13 @@ class OpenOperation:
     id: str
     name: str
     state: str
-    has_file: bool
+    has_file: bool = True
     lost_chunks: int = 0  # owned by a worker that is dead; 1 for a file that was being read
     overdue_chunks: int = 0  # nobody's, and due for a while
     overdue_signals: int = 0  # rows that wait although their signal is here
     overdue_waits: int = 0  # rows that wait although their deadline has passed
     trouble: str | None = None  # why the worker that tried last could not go on
+    file_trouble: str | None = None  # why a file that may be there cannot be read here
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,7 @@ class Facts:
 
     database: str = ""
     trouble: str | None = None  # why the database cannot be used at all
+    damage: str | None = None  # the same, when that is for good
     version: str = ""
     settings: tuple[Finding, ...] = ()
     revision: str | None = None
@@ -63,6 +65,7 @@ class Facts:
     busy_workers: int = 0
     operations: tuple[OpenOperation, ...] = ()
     storage: str = ""
+    storage_fault: str | None = None  # why there is none
     storage_trouble: str | None = None
 
     @property
@@ -109,6 +112,15 @@ def reachable(facts: Facts) -> Iterator[Symptom]:
         yield Symptom(
             "reachable", facts.trouble, "nothing works without the database",
             "start it, or name another with --db or PENSTOCK_DATABASE_URL",
+        )  # fmt: skip
+
+
+def intact(facts: Facts) -> Iterator[Symptom]:
+    """The database can be read."""
+    if facts.damage is not None:
+        yield Symptom(
+            "intact", facts.damage, "nothing can be trusted that is read from it, and writing makes it worse",
+            "do what the message says; `penstock db check` lists the damage, `penstock verify` judges what was saved",
         )  # fmt: skip
 
 
@@ -213,7 +225,7 @@ def work_is_known(facts: Facts) -> Iterator[Symptom]:
 
 def work_goes_on(facts: Facts) -> Iterator[Symptom]:
     """Workers can go on with the operations they know."""
-    for trouble, found in _by_trouble(facts.operations).items():
+    for trouble, found in _grouped(facts.operations, lambda each: each.trouble).items():
         yield Symptom(
             "work_goes_on", f"{_count(found, 'operation')} set aside by a worker: {trouble}: {_ids(found)}",
             "that worker cannot go on with it and tries again within a minute; no other has gone on with it since",
@@ -221,12 +233,15 @@ def work_goes_on(facts: Facts) -> Iterator[Symptom]:
         )  # fmt: skip
 
 
-def _by_trouble(found: Iterable[OpenOperation]) -> dict[str, list[OpenOperation]]:
-    by_trouble: dict[str, list[OpenOperation]] = {}
+def _grouped(
+    found: Iterable[OpenOperation], word: Callable[[OpenOperation], str | None]
+) -> dict[str, list[OpenOperation]]:
+    """Operations by a word about them; those about which there is none are left out."""
+    groups: dict[str, list[OpenOperation]] = {}
     for operation in found:
-        if operation.trouble is not None:
-            by_trouble.setdefault(operation.trouble, []).append(operation)
-    return by_trouble
+        if (said := word(operation)) is not None:
+            groups.setdefault(said, []).append(operation)
+    return groups
 
 
 def nothing_is_lost(facts: Facts) -> Iterator[Symptom]:
@@ -279,6 +294,16 @@ def secrets_are_readable(facts: Facts) -> Iterator[Symptom]:
         )
 
 
+def storage_is_named(facts: Facts) -> Iterator[Symptom]:
+    """All processes look for files in the same folder."""
+    if facts.storage_fault is not None:
+        yield Symptom(
+            "storage_is_named", facts.storage_fault,
+            "another process would not find the file that one takes in; so none is taken in, and no worker starts",
+            "set PENSTOCK_STORAGE_URL, in every process the same",
+        )  # fmt: skip
+
+
 def storage_is_writable(facts: Facts) -> Iterator[Symptom]:
     """New files can be stored."""
     if facts.storage_trouble is not None:
@@ -297,6 +322,13 @@ def files_are_there(facts: Facts) -> Iterator[Symptom]:
             "files_are_there",
             f"{_count(missing, 'open operation')} without a file in {facts.storage}: {_ids(missing)}",
             "a worker with this folder breaks an operation whose file is gone from it",
+            "restore the file, or cancel the operation and hand the file in again",
+        )  # fmt: skip
+    for trouble, found in _grouped(facts.operations, lambda each: each.file_trouble).items():
+        yield Symptom(
+            "files_are_there",
+            f"the file of {_count(found, 'open operation')} cannot be read here: {trouble}: {_ids(found)}",
+            "a worker with this folder sets such an operation aside until it can read the file",
             "let all processes share one folder (PENSTOCK_STORAGE_URL), or run this command from where the workers run",
         )  # fmt: skip
 
@@ -304,6 +336,7 @@ def files_are_there(facts: Facts) -> Iterator[Symptom]:
 Check = Callable[[Facts], Iterable[Symptom]]
 CHECKS: tuple[Check, ...] = (
     reachable,
+    intact,
     durable,
     schema_fits,
     sqlite_is_fixed,
@@ -316,6 +349,7 @@ CHECKS: tuple[Check, ...] = (
     signals_are_heard,
     deadlines_are_kept,
     secrets_are_readable,
+    storage_is_named,
     storage_is_writable,
     files_are_there,
 )

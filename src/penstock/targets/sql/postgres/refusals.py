@@ -25,6 +25,8 @@ class Unsendable(ValueError):
 TOLD = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError)
 DRIVER_ERRORS = (*TOLD, Unsendable)
 """What a call through `driven` may raise."""
+WHOLE_ROW = ("23502", "23514")
+"""Codes whose detail is nothing but all values of the row."""
 FACTS = ("constraint_name", "table_name", "column_name", "detail", "hint")
 
 
@@ -59,7 +61,16 @@ def _is_told_by_server(error: Any) -> bool:
 def described(code: str, message: str, facts: dict[str, Any]) -> TargetError:
     """An error the server told: SQLSTATE, message and what it knows beside."""
     details = {name.removesuffix("_name"): value for name, value in facts.items() if value}
+    message += _beside(code, details)
     return TargetError(message, kind=kind_of(code), code=code, field=facts.get("column_name") or None, details=details)
+
+
+def _beside(code: str, details: dict[str, Any]) -> str:
+    """What makes the message complete: which key it is about, and what to do."""
+    said = [details["detail"].rstrip(".")] if "detail" in details and code not in WHOLE_ROW else []
+    if "hint" in details:
+        said.append(f"hint: {details['hint'].rstrip('.')}")
+    return f" ({'; '.join(said)})" if said else ""
 
 
 def refusal_of_rows(error: BaseException, sheets: Sequence[Sheet], table: Table) -> TargetError:
