@@ -1,7 +1,7 @@
 """Every error Penstock raises, split by what the caller should do about it.
 
 PenstockError
-├── InvalidInput            fix what you sent
+├── InvalidInput            correct what you sent
 │   ├── DeclarationError    an operation or a step is declared wrongly
 │   ├── FileRejected        the file as a whole cannot be read
 │   ├── MetadataInvalid     the metadata does not fit the operation
@@ -67,11 +67,11 @@ class Fault:
 
 
 class PenstockError(Exception):
-    """The root of all errors raised by Penstock."""
+    """The base class of all errors raised by Penstock."""
 
 
 class InvalidInput(PenstockError):
-    """What was sent is wrong; `faults` names every fault that was found."""
+    """The input is invalid; `faults` lists every fault that was found."""
 
     def __init__(self, message: str, faults: Iterable[Fault] = ()) -> None:
         super().__init__(message)
@@ -126,7 +126,7 @@ class NoSuchWait(NotFound):
 
 
 class Conflict(PenstockError):
-    """The record exists, but its state does not admit the request."""
+    """The record exists, but the request is not possible in its current state."""
 
 
 class IllegalMove(Conflict):
@@ -140,8 +140,8 @@ class IllegalMove(Conflict):
             event,
             tuple(allowed),
         )
-        may = ", ".join(allowed) if allowed else "nothing, it is settled"
-        super().__init__(f"{subject} in {state!r} cannot take {event!r}; it can take: {may}")
+        may = f"possible: {', '.join(allowed)}" if allowed else "nothing is, because it is settled"
+        super().__init__(f"{subject} is {state}, and {event!r} is not possible in this state; {may}")
 
 
 class KeyRefused(Conflict):
@@ -165,11 +165,11 @@ class DatabaseUnready(Unavailable):
 
 
 class DatabaseUnsafe(Unavailable):
-    """The database's settings would lose commits that Penstock calls durable."""
+    """The database's settings could lose committed data."""
 
 
 class FileUnreadable(Unavailable):
-    """A stored file is there, but this process may not or cannot read it; another may."""
+    """A stored file exists, but this process cannot read it; another process may be able to."""
 
 
 class SecretsUnreadable(Unavailable):
@@ -177,7 +177,7 @@ class SecretsUnreadable(Unavailable):
 
 
 class OperationUnready(Unavailable):
-    """An operation's lifespan raises, so that nothing of its code can be called here now."""
+    """An operation's lifespan raises, so its code cannot be called in this process now."""
 
 
 class DatabaseDamaged(PenstockError):

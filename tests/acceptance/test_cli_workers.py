@@ -105,6 +105,16 @@ def test_worker_processes_end_when_the_run_that_started_them_is_killed(party: Pa
     assert (finished["status"], finished["successfulRows"]) == ("Completed", ROWS)
 
 
+def test_worker_processes_end_with_a_run_that_is_interrupted_and_nothing_is_said_of_them(party: Party):
+    host = party.start("mingle", "guests.csv")
+    [other] = party.others(1)
+    host.send_signal(signal.SIGINT)
+    assert host.wait(HANG_S) == 130
+    assert has_ended(other)
+    assert "worker process" not in party.said()
+    assert "penstock: interrupted. Operation " in party.said()
+
+
 def test_a_worker_process_that_is_killed_is_reported_at_once_and_replaced(party: Party):
     host = party.start("mingle", "guests.csv")
     [other] = party.others(1)

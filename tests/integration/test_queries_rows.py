@@ -224,7 +224,7 @@ async def test_an_unknown_operation_is_not_found(penstock):
 async def test_an_operation_that_nobody_has_picked_up_has_no_rows(penstock):
     made = await penstock.operations.create(Parcels, file=b"code,weight\nP1,1\n", file_name="a.csv")
     assert await numbers(penstock, made.id) == []
-    with pytest.raises(NotFound, match="it has 0 rows"):
+    with pytest.raises(NotFound, match="it has no rows"):
         await penstock.operations.row(made.id, 1)
 
 

@@ -101,7 +101,9 @@ def _announce(place: Place, operation: Operation, show: Display) -> None:
     show.say(f"  {place.command('run', '--resume', operation.id, app=True)}")
 
 
-async def _look_for_leave(penstock: Penstock, operation: str, stop: asyncio.Event, *, is_wanted: bool) -> bool:
+async def _stop_when_only_signals_remain(
+    penstock: Penstock, operation: str, stop: asyncio.Event, *, is_wanted: bool
+) -> bool:
     """Set `stop` as soon as every row that is left waits for a signal that nobody has sent yet; says whether it was.
 
     A row whose step is polled does not count: this process asks the checks, and nobody might when it has gone.
@@ -172,7 +174,9 @@ async def _work(
                 _announce(place, operation, show)
                 show(operation)
                 async with worker_processes(place, workers - 1, stop) as processes:
-                    leaving = asyncio.create_task(_look_for_leave(penstock, operation.id, stop, is_wanted=no_wait))
+                    leaving = asyncio.create_task(
+                        _stop_when_only_signals_remain(penstock, operation.id, stop, is_wanted=no_wait)
+                    )
                     try:
                         operation = await penstock.run_until_done(
                             operation.id, watch=show, stop=stop, owns_process=True

@@ -129,7 +129,7 @@ def durable(facts: Facts) -> Iterator[Symptom]:
     for finding in facts.settings:
         if not finding.is_ok:
             yield Symptom(
-                "durable", str(finding), "it could lose commits that Penstock has called durable",
+                "durable", str(finding), "the database could lose data that it has committed",
                 f"upgrade the database to {finding.right}" if finding.setting == "version"
                 else f"set {finding.setting} to {finding.right}",
             )  # fmt: skip
@@ -159,9 +159,9 @@ def sqlite_is_fixed(facts: Facts) -> Iterator[Symptom]:
         fixed = ".".join(map(str, WAL_RESET_FIXED))
         yield Symptom(
             "sqlite_is_fixed",
-            f"this is SQLite {facts.version}, which has the WAL-reset fault; {fixed} has not",
+            f"this is SQLite {facts.version}, which has the WAL-reset bug (fixed in {fixed})",
             "another program that writes to this file could, very rarely, corrupt it; Penstock's own processes cannot, "
-            "because they fold the log under the write lock",
+            "because they checkpoint only while they hold the write lock",
             "let only Penstock write to the file, or use a Python with a newer SQLite",
             is_problem=False,
         )
@@ -194,7 +194,7 @@ def workers_beat(facts: Facts) -> Iterator[Symptom]:
     dead = [worker for worker in facts.workers if worker.state == "dead"]
     if dead:
         yield Symptom(
-            "workers_beat", f"{_count(dead, 'worker')} ended without saying so: {_named(w.id for w in dead)}",
+            "workers_beat", f"{_count(dead, 'worker')} ended without signing off: {_named(w.id for w in dead)}",
             "it was killed, or its machine was; what it held is taken over by any live worker",
             "nothing, if this was expected; live workers remove its record", is_problem=False,
         )  # fmt: skip
@@ -206,7 +206,7 @@ def work_has_workers(facts: Facts) -> Iterator[Symptom]:
     if waiting and not facts.has_workers:
         yield Symptom(
             "work_has_workers", f"{_count(waiting, 'operation')} with open work, and no live worker: {_ids(waiting)}",
-            "nothing of it goes on, and no deadline is kept",
+            "these operations make no progress, and their deadlines are not enforced",
             "start one: `penstock worker --app MODULE`",
         )  # fmt: skip
 
@@ -229,7 +229,7 @@ def work_goes_on(facts: Facts) -> Iterator[Symptom]:
         yield Symptom(
             "work_goes_on", f"{_count(found, 'operation')} set aside by a worker: {trouble}: {_ids(found)}",
             "that worker cannot go on with it and tries again within a minute; no other has gone on with it since",
-            "mend what the message names; nothing has to be restarted, unless a worker needs other code",
+            "fix what the message names; nothing has to be restarted, unless a worker needs other code",
         )  # fmt: skip
 
 
@@ -252,8 +252,8 @@ def nothing_is_lost(facts: Facts) -> Iterator[Symptom]:
         yield Symptom(
             "nothing_is_lost",
             f"{number:,} {'chunk is' if number == 1 else 'chunks are'} held by workers that are dead: {_ids(lost)}",
-            "their rows stand still until a live worker takes them over, which takes it seconds",
-            "ask again in a moment" if facts.has_workers else "start a worker: `penstock worker --app MODULE`",
+            "their rows make no progress until a live worker takes them over, which takes seconds",
+            "run this again in a moment" if facts.has_workers else "start a worker: `penstock worker --app MODULE`",
         )
 
 
@@ -266,7 +266,7 @@ def signals_are_heard(facts: Facts) -> Iterator[Symptom]:
             "signals_are_heard",
             f"{number:,} {'row waits' if number == 1 else 'rows wait'} beside a stored signal: {_ids(deaf)}",
             "the signal was accepted but its row does not go on",
-            "start a worker that has these operations; one that runs sweeps every few seconds",
+            "start a worker that has these operations; it looks for such rows every few seconds",
         )
 
 
@@ -309,7 +309,7 @@ def storage_is_writable(facts: Facts) -> Iterator[Symptom]:
     if facts.storage_trouble is not None:
         yield Symptom(
             "storage_is_writable", f"the storage folder {facts.storage} cannot be written: {facts.storage_trouble}",
-            "no new file can be taken in on this machine",
+            "new files cannot be stored on this machine",
             "make it writable, or name another with PENSTOCK_STORAGE_URL",
         )  # fmt: skip
 
@@ -321,14 +321,14 @@ def files_are_there(facts: Facts) -> Iterator[Symptom]:
         yield Symptom(
             "files_are_there",
             f"{_count(missing, 'open operation')} without a file in {facts.storage}: {_ids(missing)}",
-            "a worker with this folder breaks an operation whose file is gone from it",
+            "a worker that uses this folder fails operations whose files are missing from it",
             "restore the file, or cancel the operation and hand the file in again",
         )  # fmt: skip
     for trouble, found in _grouped(facts.operations, lambda each: each.file_trouble).items():
         yield Symptom(
             "files_are_there",
             f"the file of {_count(found, 'open operation')} cannot be read here: {trouble}: {_ids(found)}",
-            "a worker with this folder sets such an operation aside until it can read the file",
+            "a worker that uses this folder sets such an operation aside until it can read the file",
             "let all processes share one folder (PENSTOCK_STORAGE_URL), or run this command from where the workers run",
         )  # fmt: skip
 
