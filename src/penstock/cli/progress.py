@@ -102,8 +102,8 @@ class LiveProgress(NoProgress):
         rows = f"{look.done:,} rows" if look.total is None else f"{look.done:,} of {look.total:,}"
         self._bars.update(
             task,
-            total=look.total,
-            completed=look.done if look.total is not None else 0,
+            total=None if look.total is None else 1,
+            completed=look.share or 0,
             rows=rows,
             note=self._note(look),
         )
