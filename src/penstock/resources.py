@@ -128,6 +128,8 @@ def operation(found: Operation) -> Document:
         "timedOutRows": found.timed_out_rows,
         "waitingRows": found.waiting_rows,
         "cancelledRows": found.cancelled_rows,
+        "stepsDone": found.steps_done,
+        "stepsTotal": found.steps_total,
         "progress": progress(found),
         "generation": found.generation,
         "retryCount": found.retry_count,
@@ -147,10 +149,10 @@ def operation(found: Operation) -> Document:
 
 
 def progress(found: Operation) -> float:
-    """How much of the rows has a verdict, from 0 to 100; 100 is never said before it is true."""
+    """How many of the steps of all rows are done, from 0 to 100; 100 is never said before it is true."""
     if not found.total_rows:
         return 100.0 if found.status == "Completed" else 0.0
-    return found.processed_rows * 1000 // found.total_rows / 10
+    return found.steps_done * 1000 // found.steps_total / 10
 
 
 def row(found: RowView) -> Document:

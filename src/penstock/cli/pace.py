@@ -23,6 +23,7 @@ class Look:
     total: int | None
     failed: int
     waiting: int
+    share: float | None = None  # of the steps of all rows that are done
 
     @classmethod
     def at(cls, operation: Operation) -> Look:
@@ -35,6 +36,7 @@ class Look:
             total=None if is_reading else operation.total_rows,
             failed=operation.failed_rows,
             waiting=operation.waiting_rows,
+            share=operation.steps_done / operation.steps_total if operation.steps_total else None,
         )
 
 
@@ -72,8 +74,8 @@ class Pace:
 def sentence(look: Look, pace: Pace) -> str:
     """One line of progress for a log."""
     parts = [f"{look.done:,} of {look.total:,} rows" if look.total is not None else f"{look.done:,} rows read"]
-    if look.total:
-        parts[0] += f" ({look.done * 100 // look.total} %)"
+    if look.share is not None and look.total is not None:
+        parts[0] += f" ({int(look.share * 100)} %)"
     if look.failed:
         parts.append(f"{look.failed:,} failed")
     if look.waiting:

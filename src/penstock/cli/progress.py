@@ -116,8 +116,8 @@ class LiveProgress(NoProgress):
         self._bars.update(
             task,
             description=label,
-            total=look.total,
-            completed=look.done if look.total is not None else 0,
+            total=None if look.total is None else 1,
+            completed=look.share or 0,
             rows=rows,
             note=self._note(look),
         )

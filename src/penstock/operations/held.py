@@ -107,9 +107,14 @@ class Writing:
     begun: Begun
     ledger: bytes
     counts: Counts
+    steps_done: int
     stories: Mapping[tuple[int, int], Mapping[str, Any]]
     lines: Sequence[Mapping[str, Any]]
     rows: Mapping[str, Any] | None
+
+    def columns(self) -> dict[str, Any]:
+        """What is written to the chunk's own record."""
+        return {"ledger": self.ledger, **self.counts.columns(), "steps_done": self.steps_done}
 
 
 @dataclass(slots=True)
@@ -201,7 +206,8 @@ class Held:
         stories = {key: self._columns(key) for key in sorted(self.changed)}
         rows = None if self.unstored is None else {"chunk": self.id, **self.unstored}
         begun, lines = Begun.of(self.ledger), tuple(self.lines)
-        return Writing(begun, self.ledger.encode(), self.ledger.counts(), stories, lines, rows)
+        ledger = self.ledger
+        return Writing(begun, ledger.encode(), ledger.counts(), ledger.steps_done(), stories, lines, rows)
 
     def written(self, writing: Writing) -> None:
         """It is on disk; what changed while it was being written is still to be."""

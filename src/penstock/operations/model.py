@@ -57,12 +57,18 @@ class Operation:
     finished_at: datetime | None
     steps: tuple[str, ...]
     options: Mapping[str, Any] = field(repr=False)
+    steps_done: int = 0  # steps that rows have behind them; of a row that has failed, all
     trouble: str | None = None  # why the worker that tried last could not go on with it; nothing once one does
 
     @property
     def processed_rows(self) -> int:
         """Rows with a verdict of success or failure; the rest of `total_rows` is unprocessed."""
         return self.successful_rows + self.failed_rows
+
+    @property
+    def steps_total(self) -> int:
+        """The steps of all rows; 0 until the file is validated."""
+        return self.total_rows * len(self.steps)
 
     @property
     def is_settled(self) -> bool:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import RowMapping, exists, func, or_, select, tuple_
+from sqlalchemy import RowMapping, case, exists, func, or_, select, tuple_
 
 from penstock.clock import from_micros, micros
 from penstock.db.connection import Connection
@@ -18,7 +18,6 @@ from penstock.journal.tables import transitions
 from penstock.operations.keys import key_names
 from penstock.operations.ledger import Counts
 from penstock.operations.model import Event, Operation, Page
-from penstock.operations.referee import sum_counts
 from penstock.operations.sheet import Outline
 from penstock.operations.states import OPERATION
 from penstock.operations.tables import REMOVED, chunks, operations, workers
@@ -70,7 +69,7 @@ async def get(tx: Connection, operation: str) -> Operation:
     """The operation with this id."""
     number = await number_of(tx, operation)
     row = (await tx.execute(select(operations).where(operations.c.number == number))).one()
-    return _operation(row._mapping, await sum_counts(tx, number))
+    return _operation(row._mapping, (await _counts(tx, [number])).get(number, Tallied()))
 
 
 async def outline(tx: Connection, operation: str, definitions: Mapping[str, Definition]) -> Outline:
@@ -174,18 +173,39 @@ async def list_operations(
         next_cursor = f"{last['number']}:{last[by.name]}"
     shown = rows[:limit]
     counts = await _counts(tx, [row["number"] for row in shown])
-    return Page([_operation(row, counts.get(row["number"], Counts())) for row in shown], next_cursor)
+    return Page([_operation(row, counts.get(row["number"], Tallied())) for row in shown], next_cursor)
 
 
-async def _counts(tx: Connection, numbers: Sequence[int]) -> dict[int, Counts]:
+@dataclass(frozen=True, slots=True)
+class Tallied:
+    """An operation's counters: its verdicts, and how far its rows have come."""
+
+    counts: Counts = field(default_factory=Counts)
+    rows_over: int = 0  # rows of closed chunks, but for those that were cancelled
+    steps_done: int = 0  # of rows of open chunks
+
+
+async def _counts(tx: Connection, numbers: Sequence[int]) -> dict[int, Tallied]:
     """The counters of several operations; one without chunks is missing."""
-    names = [field.name for field in fields(Counts)]
+    names = [counter.name for counter in fields(Counts)]
+    is_over = chunks.c.is_open == 0
+    # In this order SQLite does not read past the ledgers of closed chunks.
     sums = await tx.execute(
-        select(chunks.c.operation, *(func.sum(chunks.c[name]).label(name) for name in names))
+        select(
+            chunks.c.operation,
+            func.sum(case((is_over, chunks.c.row_count - chunks.c.cancelled), else_=0)).label("rows_over"),
+            func.sum(case((is_over, 0), else_=func.coalesce(chunks.c.steps_done, 0))).label("steps_done"),
+            *(func.sum(chunks.c[name]).label(name) for name in names),
+        )
         .where(chunks.c.operation.in_(numbers))
         .group_by(chunks.c.operation)
     )
-    return {row.operation: Counts(*(int(getattr(row, name)) for name in names)) for row in sums}
+    return {
+        row.operation: Tallied(
+            Counts(*(int(getattr(row, name)) for name in names)), int(row.rows_over), int(row.steps_done)
+        )
+        for row in sums
+    }
 
 
 def _known_states(status: Iterable[str]) -> list[str]:
@@ -217,11 +237,11 @@ async def events(tx: Connection, *, operation: str | None = None, since: int = 0
     ]
 
 
-def _operation(row: RowMapping, counts: Counts) -> Operation:
+def _operation(row: RowMapping, tallied: Tallied) -> Operation:
     def instant(name: str) -> datetime | None:
         return None if row[name] is None else from_micros(row[name])
 
-    plan = row["plan"]
+    plan, counts = row["plan"], tallied.counts
     return Operation(
         id=row["id"],
         name=row["name"],
@@ -246,6 +266,7 @@ def _operation(row: RowMapping, counts: Counts) -> Operation:
         started_at=instant("started_at"),
         finished_at=instant("finished_at"),
         steps=tuple(step["name"] for step in plan["steps"]),
+        steps_done=tallied.rows_over * len(plan["steps"]) + tallied.steps_done,
         options=plan["options"],
         trouble=None if OPERATION.is_settled(row["state"]) else row["trouble"],
     )

@@ -109,6 +109,8 @@ chunks = table(
     Column("cancelled", Integer, nullable=False, default=0),
     Column("waiting", Integer, nullable=False, default=0),
     Column("ledger", Bytes, nullable=False),
+    # For progress alone, of a chunk that is open; null before the first write.
+    Column("steps_done", BigInteger),
     UniqueConstraint("operation", "first_row", name="uq_penstock_chunk_first_row"),
     Index("ix_penstock_chunk_open", "is_open", "due_at"),
     Index("ix_penstock_chunk_owner", "owner"),

@@ -19,6 +19,8 @@ __all__ = ["overridden", "overridden_for_run", "planned"]
 
 Changes = dict[str, Any]
 
+# Options of steps that earlier releases stored; they have no meaning any more.
+RETIRED = ("wait",)
 # The key of the rows belongs to the operation, but not to its options.
 RULES = {**OPERATION_RULES, "row_key": optional(text)}
 
@@ -132,7 +134,8 @@ def _changed(definition: Definition, step: StepPlan, changes: Changes, faults: l
 
 def _as_stored(definition: Definition, step: StepPlan, stored: Mapping[str, Any], faults: list[Fault]) -> StepPlan:
     """The step with stored options. Without a stored key template its code computes the key, as it does now."""
-    given = {**stored, "retry_on": step.options.retry_on}  # of classes only the names are stored
+    given = {name: value for name, value in stored.items() if name not in RETIRED}
+    given["retry_on"] = step.options.retry_on  # of classes only the names are stored
     options, wrong = step_options(step.kind, given, step.attribute)
     faults += wrong
     template = step.key_template

@@ -41,7 +41,7 @@ def watch() -> Stopwatch:
 
 
 def at(done: int, **changes: Any) -> Operation:
-    return replace(RUNNING, successful_rows=done, **changes)
+    return replace(RUNNING, successful_rows=done, **{"steps_done": done + changes.get("failed_rows", 0), **changes})
 
 
 def test_a_rate_needs_two_looks():

@@ -57,7 +57,7 @@ class Sims(Pipeline[Sim]):
     )
     def activate_sim(self, row: Sim, ctx: Context) -> None: ...
 
-    @step.batch(size=5, wait=0, isolate=False)
+    @step.batch(size=5, isolate=False)
     def book(self, rows: list[Sim], ctx: BatchContext) -> None: ...
 
     @step.signal(key="sim-{row.id}", timeout=45)
@@ -84,7 +84,7 @@ def changed(**overrides: Any) -> Definition:
 @pytest.mark.covers("SM-056", "SM-017", "SM-069", "SM-039", "SG-052")
 def test_the_defaults_are_those_of_the_contract():
     found = plan(definition_of(Sims), "book").options
-    assert found == StepOptions(size=5, wait=0.0, isolate=False)
+    assert found == StepOptions(size=5, isolate=False)
     assert (found.retries, found.timeout, found.retry_on, found.delivery) == (0, None, (Exception,), "at_least_once")
     assert (found.allow_operation_retry, found.concurrency, found.rate) == (True, None, None)
     options = definition_of(Sims).options

@@ -175,10 +175,11 @@ class ChunkActor:
                 return
             if self._must_look:
                 await self._settle()
-            left = job.left
+            left, places = job.left, self.held.ledger.at[:]
             await _hear(self._word, self.tempo.flush_s)
             self._word.clear()
-            if job.left > 0 and (job.left != left or self.held.changed):
+            has_moved = job.left != left or self.held.changed or self.held.ledger.at != places
+            if job.left > 0 and has_moved:
                 await self._flush()
 
     async def _withdraw(self, job: RowsJob) -> None:
