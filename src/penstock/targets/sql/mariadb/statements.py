@@ -16,7 +16,7 @@ from penstock.targets.sql.table import Table
 
 __all__ = ["Statement", "delete", "find", "insert", "update"]
 
-ORDINAL = "penstock_ord"
+ORDINAL = "penstock ordinal"
 Statement = tuple[str, list[Any]]
 
 
@@ -30,7 +30,7 @@ def find(
     rest = [name for name in wanted if name not in key]
     differs = " OR ".join(f"NOT (t.{backticks(c)} <=> {_as(table, c, is_exact=True)})" for c in rest) or "0"
     text = (
-        f"SELECT g.{ORDINAL}, {differs} FROM {_given((ORDINAL, *wanted), given)} "
+        f"SELECT g.{backticks(ORDINAL)}, {differs} FROM {_given((ORDINAL, *wanted), given)} "
         f"STRAIGHT_JOIN {table.quoted(backticks)} t ON {_same_key(table, key)} FOR UPDATE"
     )
     return text, list(chain.from_iterable(given))

@@ -25,6 +25,8 @@ class Unsendable(ValueError):
 TOLD = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError)
 DRIVER_ERRORS = (*TOLD, Unsendable)
 """What a call through `driven` may raise."""
+BAD_TYPES = (asyncpg.InternalClientError, asyncpg.UnsupportedClientFeatureError)
+"""What the driver raises about a type that it has no form for; errors of the protocol are among the former."""
 FACTS = ("constraint_name", "table_name", "column_name", "detail", "hint")
 
 
@@ -44,6 +46,8 @@ def refusal(error: BaseException) -> TargetError:
         return TargetError(str(error), kind=Trouble.RACE, code=getattr(error, "sqlstate", None))
     if isinstance(error, asyncpg.PostgresError) and _is_told_by_server(error):
         return described(str(error.sqlstate), error.args[0], {name: getattr(error, name, None) for name in FACTS})
+    if isinstance(error, BAD_TYPES) and not isinstance(error, asyncpg.ProtocolError):
+        return TargetError(f"the driver cannot send a value: {error}", kind=Trouble.DATA, code="BAD_TYPE")
     if isinstance(error, asyncpg.InterfaceError | asyncpg.InternalClientError | OSError):
         return TargetError(f"the connection failed: {str(error) or type(error).__name__}", kind=Trouble.CONNECTION)
     return TargetError(
