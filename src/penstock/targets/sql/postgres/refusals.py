@@ -7,7 +7,8 @@ from typing import Any, TypeVar
 
 import asyncpg  # type: ignore[import-untyped]
 
-from penstock.targets.model import TargetError, Trouble
+from penstock.targets.model import Limit, TargetError, Trouble
+from penstock.targets.sql.pool import FULL_WAIT_S
 from penstock.targets.sql.postgres.fits import misfits
 from penstock.targets.sql.postgres.troubles import kind_of, suspects
 from penstock.targets.sql.sheets import Sheet
@@ -16,6 +17,7 @@ from penstock.targets.sql.table import Table
 __all__ = ["DRIVER_ERRORS", "Unsendable", "described", "driven", "refusal", "refusal_of_rows"]
 
 T = TypeVar("T")
+TOO_MANY_CONNECTIONS = "53300"
 
 
 class Unsendable(ValueError):
@@ -62,8 +64,16 @@ def _is_told_by_server(error: Any) -> bool:
 
 def described(code: str, message: str, facts: dict[str, Any]) -> TargetError:
     """An error the server told: SQLSTATE, message and what it knows beside."""
-    details = {name.removesuffix("_name"): value for name, value in facts.items() if value}
-    return TargetError(message, kind=kind_of(code), code=code, field=facts.get("column_name") or None, details=details)
+    is_full = code == TOO_MANY_CONNECTIONS
+    return TargetError(
+        message,
+        kind=kind_of(code),
+        code=code,
+        field=facts.get("column_name") or None,
+        details={name.removesuffix("_name"): value for name, value in facts.items() if value},
+        limit=Limit.CONCURRENCY if is_full else None,
+        retry_after_s=FULL_WAIT_S if is_full else None,
+    )
 
 
 def refusal_of_rows(error: BaseException, sheets: Sequence[Sheet], table: Table) -> TargetError:
