@@ -26,6 +26,7 @@ class Column:
     """The expression the database would use for a missing value."""
     is_generated: bool = False
     """The database computes it and takes no value."""
+    takes_null: bool = True
     is_required: bool = False
     """It takes no null and has no default."""
     is_array: bool = False
