@@ -257,3 +257,17 @@ async def test_batches_that_share_rows_in_other_orders_do_not_deadlock(place: Pl
     batches = [batch(mode, [product(n, note=str(turn)) for n in order]) for turn in range(5) for order in orders]
     answers = await asyncio.gather(*(place.target.send(one, "default") for one in batches))
     assert all(set(outcomes(answer)) == {"updated"} for answer in answers)
+
+
+@pytest.mark.databases("mariadb")
+@pytest.mark.parametrize("mode", [Mode.UPDATE, Mode.UPSERT])
+async def test_null_for_a_column_that_takes_none_is_refused_where_a_trigger_runs_first(place: Place, mode: Mode):
+    await place.make(
+        "strict", "CREATE TABLE strict (id integer PRIMARY KEY, name varchar(9) NOT NULL, n integer NOT NULL)"
+    )
+    await place.run("CREATE TRIGGER strict_first BEFORE UPDATE ON strict FOR EACH ROW SET NEW.n = IFNULL(NEW.n, 7)")
+    await place.run("INSERT INTO strict VALUES (1, 'a', 1), (2, 'b', 2), (3, 'c', 3)")
+    records = [{"id": 1, "name": "x", "n": 1}, {"id": 2, "name": None, "n": 2}, {"id": 3, "name": "z", "n": None}]
+    answer = await place.target.send_each(batch(mode, records, table="strict"), "default")
+    assert outcomes(answer) == ["updated", "1048", "updated"]
+    assert await place.rows("SELECT * FROM strict ORDER BY id") == [(1, "x", 1), (2, "b", 2), (3, "z", 7)]

@@ -17,6 +17,8 @@ __all__ = ["AccessToken", "Credential", "Tokens"]
 
 EARLY_S = 300
 EARLY_SHARE = 0.1  # of a short life
+UNREACHED = frozenset({"ServiceRequestError", "ServiceResponseError"})
+"""What azure-core, which is not needed here, raises when nobody answers."""
 ENTRA_CODE = re.compile(r"\bAADSTS\d+\b")
 
 
@@ -72,9 +74,9 @@ class Tokens:
             # What a credential says may hold its secret, so only its kind and the identity platform's code are kept.
             code = ENTRA_CODE.search(str(error))
             reason = f"{type(error).__name__} {code[0]}" if code else type(error).__name__
-            failed = TargetError(
-                f"the credential {source!r} gave no token: {reason}", kind=Trouble.TOKEN, code=code and code[0]
-            )
+            names = {base.__name__ for base in type(error).__mro__}
+            kind = Trouble.CONNECTION if isinstance(error, OSError) or names & UNREACHED else Trouble.TOKEN
+            failed = TargetError(f"the credential {source!r} gave no token: {reason}", kind=kind, code=code and code[0])
         raise failed
 
 

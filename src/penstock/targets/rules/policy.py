@@ -52,6 +52,8 @@ class RetryPolicy:
     """Calls in a row that got no answer before a source is left alone."""
     breaker_first_s: float = 1.0
     breaker_max_s: float = 30.0
+    outage_s: float = 300.0
+    """How long a remote may give nobody an answer before a call gives up; a restart takes less."""
     extra_calls_max: int = 512
     """Calls spent on finding the guilty records of one batch; after that what is left of it fails whole."""
     grace_s: float = 5.0
@@ -60,6 +62,10 @@ class RetryPolicy:
     def wait_s(self, retry: int, random: Random) -> float:
         """Seconds before retry number `retry`, counted from 1."""
         return self.wait_first_s * 2.0 ** (retry - 1) * (1 + self.jitter * random.random())
+
+    def outage_wait_s(self, silent_s: float) -> float:
+        """Seconds before the next try at a remote that has not answered for so long."""
+        return min(max(self.wait_first_s, silent_s / 4), self.breaker_max_s)
 
     def throttle_s(self, asked_s: float | None) -> float:
         """For how long a throttled source is left alone."""

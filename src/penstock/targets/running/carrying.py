@@ -34,7 +34,6 @@ __all__ = ["Carrier"]
 
 JUDGED = frozenset({Trouble.DATA, Trouble.BUSINESS})
 """The remote looked at the records and said no; an earlier, unanswered call was told the same."""
-SILENT = frozenset({Trouble.CONNECTION, Trouble.TOKEN})
 _ERROR = attrgetter("error")
 
 
@@ -185,10 +184,10 @@ class Carrier:
 
     def _refused(self, work: Work, error: TargetError) -> bool:
         self._adapt(error)
+        counts = work.lost_questions if work.manner is Manner.ASK else work.tries
+        counts[error.kind] = self._count(work, error, counts[error.kind])
         if work.manner is Manner.ASK:
-            work.lost_questions[error.kind] += 1
-            return self._act(work, error, after_lost_question(error, work.lost_questions, self._policy))
-        work.tries[error.kind] += 1
+            return self._act(work, error, after_lost_question(error, counts, self._policy))
         if error.maybe_applied:
             work.lose(error)
         elif self._is_unproven(work, error):
@@ -197,6 +196,19 @@ class Carrier:
         elif error.kind in JUDGED:
             work.believe()
         return self._decide(work, error)
+
+    def _count(self, work: Work, error: TargetError, tries: int) -> int:
+        """The tries that failed so; while the remote answers nobody, the last one does not count."""
+        was_outage, work.is_outage = work.is_outage, False
+        if error.kind is not Trouble.CONNECTION:
+            work.silent_since_s = None
+            return tries + 1
+        now = self._pool.clock.monotonic()
+        if work.silent_since_s is None or self._pool.silent_s < now - work.silent_since_s:
+            work.silent_since_s = now
+            return 1 if was_outage else tries + 1
+        work.is_outage = self._pool.silent_s < self._policy.outage_s
+        return min(tries + 1, self._policy.retries_max) if work.is_outage else tries + 1
 
     def _adapt(self, error: TargetError) -> None:
         match error.kind:
@@ -228,12 +240,14 @@ class Carrier:
         return False
 
     def _again(self, work: Work, error: TargetError, retry: int) -> bool:
-        if retry and not self._budget.spend():
+        if retry and not work.is_outage and not self._budget.spend():
             self._give_up(work, error)
             return False
         if retry:
             self.retries[error.kind] += 1
             work.wait_s = self._policy.wait_s(retry, self._pool.entropy.jitter)
+            if work.is_outage:
+                work.wait_s = max(work.wait_s, self._policy.outage_wait_s(self._pool.silent_s))
         if error.kind is Trouble.RACE:
             self._pool.races.begin(self._job.table, work)
         work.turn = Turn.RETRY
@@ -242,5 +256,6 @@ class Carrier:
     def _give_up(self, work: Work, error: TargetError) -> None:
         """No more tries for this work; and for no other, when the remote does not answer at all."""
         self._desk.fail(work, error)
-        if error.kind in SILENT and self._pool.is_broken:
+        is_over = error.kind is Trouble.TOKEN or self._pool.silent_s >= self._policy.outage_s
+        if error.kind in (Trouble.TOKEN, Trouble.CONNECTION) and is_over and self._pool.is_broken:
             self._desk.stop("systemic", error)

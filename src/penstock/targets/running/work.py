@@ -40,6 +40,10 @@ class Work:
     """Refusals so far, by class."""
     lost_questions: Counter[Trouble] = field(default_factory=Counter)
     """Refusals of the question what became of it."""
+    silent_since_s: float | None = None
+    """Since when this work, and nobody else either, got an answer."""
+    is_outage: bool = False
+    """The remote answers nobody: the work waits for it."""
     lost: TargetError | None = None
     """Why an earlier call was not answered; it may have taken effect, or do so late."""
     is_asked: bool = False

@@ -9,11 +9,17 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from penstock.targets.loops import PerLoop
-from penstock.targets.model import TargetError
+from penstock.targets.model import Limit, TargetError
 
-__all__ = ["Pool"]
+__all__ = ["FULL_WAIT_S", "Pool"]
 
 C = TypeVar("C")
+
+
+FULL_WAIT_S = 1.0
+"""How long to leave a server alone that has no room for a single connection."""
+RETRY_S = 60.0
+"""After so long a connection that the server refused for want of room is tried again."""
 
 
 @dataclass(slots=True)
@@ -24,6 +30,10 @@ class _Held(Generic[C]):
     idle: list[C] = field(default_factory=list)
     discarded: list[C] = field(default_factory=list)
     generation: int = 0
+    opened: int = 0
+    refused: int = 0
+    """Connections that the server has no room for; they are not counted as free."""
+    refused_at_s: float = 0.0
 
     def was_discarded(self, connection: C) -> bool:
         """Whether the connection was thrown away while it was in use."""
@@ -31,9 +41,23 @@ class _Held(Generic[C]):
         was, self.discarded = len(remaining) < len(self.discarded), remaining
         return was
 
+    def make_do(self) -> None:
+        """The server has room for no more than are open."""
+        self.refused += 1
+        self.refused_at_s = asyncio.get_running_loop().time()
+
+    def try_again(self) -> None:
+        """Count refused connections as free again, once none is left or some time has passed."""
+        if self.refused and (not self.opened or asyncio.get_running_loop().time() - self.refused_at_s > RETRY_S):
+            self.refused -= 1
+            self.free.release()
+
 
 class Pool(Generic[C]):
-    """At most `connections` at once. A connection is kept for reuse only when its use ended well or was refused."""
+    """At most `connections` at once, and fewer where the server has no room for so many.
+
+    A connection is kept for reuse only when its use ended well or was refused.
+    """
 
     def __init__(
         self,
@@ -53,7 +77,7 @@ class Pool(Generic[C]):
         held = self._held.get()
         async with held.free:
             generation = held.generation
-            connection = await self._open(held.idle)
+            connection = await self._open(held)
             is_usable = False
             try:
                 yield connection
@@ -67,31 +91,48 @@ class Pool(Generic[C]):
                 elif is_usable and generation == held.generation and self._is_alive(connection):
                     held.idle.append(connection)
                 else:
-                    self._drop(connection)
+                    self._let_go(held, connection)
+                held.try_again()
 
     def discard(self, connection: C) -> None:
         """Throw away a connection that is in use: nobody knows what it would say next."""
-        self._drop(connection)
-        self._held.get().discarded.append(connection)
+        held = self._held.get()
+        self._let_go(held, connection)
+        held.discarded.append(connection)
 
     def drop_all(self) -> None:
         """Throw away every connection; those in use when they are given back."""
         held = self._held.get()
         held.generation += 1
         while held.idle:
-            self._drop(held.idle.pop())
+            self._let_go(held, held.idle.pop())
 
     async def aclose(self) -> None:
         """Take leave of idle connections; those in use are dropped when they are given back."""
         held = self._held.get()
         held.generation += 1
         while held.idle:
+            held.opened -= 1
             await self._close(held.idle.pop())
 
-    async def _open(self, idle: list[C]) -> C:
-        while idle:
-            connection = idle.pop()
-            if self._is_alive(connection):
+    def _let_go(self, held: _Held[C], connection: C) -> None:
+        self._drop(connection)
+        held.opened -= 1
+
+    async def _open(self, held: _Held[C]) -> C:
+        while True:
+            while held.idle:
+                connection = held.idle.pop()
+                if self._is_alive(connection):
+                    return connection
+                self._let_go(held, connection)
+            try:
+                connection = await self._connect()
+            except TargetError as error:
+                if error.limit is not Limit.CONCURRENCY or not held.opened:
+                    raise
+                held.make_do()
+                await held.free.acquire()
+            else:
+                held.opened += 1
                 return connection
-            self._drop(connection)
-        return await self._connect()

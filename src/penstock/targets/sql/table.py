@@ -26,9 +26,12 @@ class Column:
     """The expression the database would use for a missing value."""
     is_generated: bool = False
     """The database computes it and takes no value."""
+    takes_null: bool = True
     is_required: bool = False
     """It takes no null and has no default."""
     is_array: bool = False
+    is_copied_as_text: bool = False
+    """The driver has no binary form of its values, so they are staged as text."""
     fold: Callable[[str], str] | None = None
     """Texts that this makes equal are equal to the table, as far as we can tell; None when only equal ones are."""
     is_text: bool = False

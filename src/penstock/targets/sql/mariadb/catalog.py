@@ -19,7 +19,7 @@ TABLE = (
 )
 COLUMNS = (
     "SELECT column_name, data_type, column_type, column_default, extra, generation_expression, "
-    "character_set_name, collation_name "
+    "character_set_name, collation_name, is_nullable "
     f"FROM information_schema.columns {WHERE} ORDER BY ordinal_position"
 )
 # A prefix index (sub_part) compares beginnings only, so it is no key for us.
@@ -68,12 +68,13 @@ async def look_up(cursor: Any, name: str) -> Table:
 
 
 def _column(found: tuple[Any, ...]) -> Column:
-    name, kind, full, default, extra, generation, charset, collation = found
+    name, kind, full, default, extra, generation, charset, collation, nullable = found
     return Column(
         name,
         kind,
         full,
         default=default,
+        takes_null=nullable == "YES",
         is_generated=bool(generation) or "GENERATED" in extra.upper(),
         # MariaDB would take any text as the number 0, and so find the wrong row.
         key_types=NUMBERS if kind in NUMERIC else (),

@@ -29,12 +29,15 @@ SELECT c.relkind::text, n.nspname AS schema, c.relname AS name, c.relrowsecurity
       'is_generated', a.attgenerated <> '',
       'is_required', a.attnotnull AND d.adbin IS NULL AND a.attidentity = '',
       'is_array', t.typcategory = 'A',
+      'is_copied_as_text', e.typtype = 'b' AND (e.typnamespace <> 'pg_catalog'::regnamespace OR e.typname LIKE 'reg%'
+          OR e.typname IN ('aclitem', 'macaddr', 'macaddr8', 'money', 'refcursor', 'tsquery', 'tsvector')),
       'is_text', t.typcategory = 'S',
       'length_max', CASE WHEN t.typname IN ('varchar', 'bpchar') AND b.typmod > 4 THEN b.typmod - 4 END
     ) ORDER BY a.attnum)
     FROM pg_attribute a
     JOIN bases b ON b.attnum = a.attnum
     JOIN pg_type t ON t.oid = b.oid AND t.typtype <> 'd'
+    JOIN pg_type e ON e.oid = CASE WHEN t.typcategory = 'A' THEN t.typelem ELSE t.oid END
     LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
     WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped) AS columns,
   (SELECT json_agg(json_build_object('is_primary', i.indisprimary, 'columns', (

@@ -85,6 +85,7 @@ def _made(plan: Plan, mode: Mode) -> tuple[str, ...]:
 
 def _loop(plan: Plan, mode: Mode, name: str, rows: int) -> str:
     row = f"WHERE {ORDINAL} = penstock_i"
+    statement = plan.told(mode, from_stage(name, plan.given, only="penstock_i"))
     told = ", ".join(f"penstock_{fact} = penstock_v_{fact}" for fact in FACTS)
     body = f"""
 #variable_conflict use_column
@@ -92,7 +93,7 @@ DECLARE penstock_v_outcome text; {" ".join(f"penstock_v_{fact} text;" for fact i
 BEGIN
   FOR penstock_i IN 1..{rows} LOOP
     BEGIN
-      {plan.told(mode, from_stage(name, only="penstock_i"))} SELECT outcome INTO penstock_v_outcome FROM told;
+      {statement} SELECT outcome INTO penstock_v_outcome FROM told;
       UPDATE {name} SET penstock_outcome = penstock_v_outcome {row};
     EXCEPTION WHEN OTHERS THEN
       IF SQLSTATE IN ({", ".join(f"'{code}'" for code in RETRIED)}) THEN RAISE; END IF;

@@ -14,9 +14,11 @@ from penstock.targets.model import Mode
 from penstock.targets.sql.names import ansi
 from penstock.targets.sql.table import Column, Table
 
-__all__ = ["EXACT", "ORDINAL", "Plan", "from_arrays", "from_stage", "stage_name", "stage_table"]
+__all__ = ["EXACT", "ORDINAL", "ORDINAL_NAME", "Plan", "from_arrays", "from_stage", "stage_name", "stage_table"]
 
-ORDINAL = "penstock_ord"
+ORDINAL_NAME = "penstock ordinal"
+ORDINAL = ansi(ORDINAL_NAME)
+IS_NEW = ansi("penstock is new")
 XID = "pg_current_xact_id()::text AS xid"
 EXACT = frozenset({"smallint", "integer", "bigint", "text"})
 """Types whose values come back equal to what was sent, so that they can be told apart by value."""
@@ -37,6 +39,11 @@ class Plan:
     only_changed: bool = False
     server: int = 15
     """The server's major version."""
+
+    @property
+    def given(self) -> list[Column]:
+        """The columns that are written."""
+        return [self.table.columns[name] for name in self.columns]
 
     @property
     def by_value(self) -> bool:
@@ -65,7 +72,7 @@ class Plan:
         if mode is Mode.CREATE:
             return f"{self._create(source)} SELECT {XID}{self._created_keys()}"
         if mode is Mode.UPSERT and self.by_value:
-            keys = ", ".join(f"array_agg({ansi(k)}) FILTER (WHERE is_new) AS k{n}" for n, k in enumerate(self.key))
+            keys = ", ".join(f"array_agg({ansi(k)}) FILTER (WHERE {IS_NEW}) AS k{n}" for n, k in enumerate(self.key))
             return f"{self._upsert(source)} SELECT {XID}, {keys} FROM written"
         return f"{self.told(mode, source)} {TALLY}"
 
@@ -110,7 +117,7 @@ class Plan:
             f"written AS (INSERT INTO {self._name} AS t ({_listed(self.columns)}) OVERRIDING SYSTEM VALUE "
             f"SELECT {_listed(self.columns)} FROM given "
             f"ON CONFLICT ({_listed(self.key)}) DO {self._on_conflict()} "
-            f"RETURNING {', '.join(f't.{ansi(k)}' for k in self.key)}, {is_new} AS is_new)"
+            f"RETURNING {', '.join(f't.{ansi(k)}' for k in self.key)}, {is_new} AS {IS_NEW})"
         )
 
     def _on_conflict(self) -> str:
@@ -123,7 +130,7 @@ class Plan:
         types = {k: self.table.columns[k].full_type for k in self.key}
         same = " AND ".join(f"w.{ansi(k)} = g.{ansi(k)}::{types[k]}" for k in self.key)
         was_there = f"EXISTS (SELECT FROM before b WHERE b.{ORDINAL} = g.{ORDINAL})"
-        is_new = f"NOT {was_there}" if self.reads_before else "w.is_new"
+        is_new = f"NOT {was_there}" if self.reads_before else f"w.{IS_NEW}"
         return (
             f"SELECT g.{ORDINAL}, CASE WHEN w.{ansi(self.key[0])} IS NULL THEN 'unchanged' "
             f"WHEN {is_new} THEN 'created' ELSE 'updated' END AS outcome FROM given g LEFT JOIN written w ON {same}"
@@ -177,9 +184,13 @@ def from_arrays(columns: Sequence[Column]) -> str:
     return f"unnest({given}) WITH ORDINALITY AS g ({_listed(c.name for c in columns)}, {ORDINAL})"
 
 
-def from_stage(name: str, only: str | None = None) -> str:
-    """Rows from a stage, or the one of an ordinal."""
-    return f"(SELECT * FROM {name} WHERE {ORDINAL} = {only}) AS g" if only else f"{name} AS g"
+def from_stage(name: str, columns: Sequence[Column], only: str | None = None) -> str:
+    """Rows from a stage, or the one of an ordinal; what was staged as text gets its own type again."""
+    if not only and not any(column.is_copied_as_text for column in columns):
+        return f"{name} AS g"
+    given = "".join(f", {ansi(c.name)}::{c.type} AS {ansi(c.name)}" for c in columns)
+    where = f" WHERE {ORDINAL} = {only}" if only else ""
+    return f"(SELECT {ORDINAL}{given} FROM {name}{where}) AS g"
 
 
 def stage_name(columns: Sequence[Column], more: str = "") -> str:
@@ -189,8 +200,14 @@ def stage_name(columns: Sequence[Column], more: str = "") -> str:
 
 def stage_table(name: str, columns: Sequence[Column], more: str = "") -> str:
     """A temporary table that is empty in every transaction."""
-    typed = "".join(f"{ansi(column.name)} {column.type}, " for column in columns)
+    typed = "".join(f"{ansi(column.name)} {_staged_type(column)}, " for column in columns)
     return f"CREATE TEMP TABLE IF NOT EXISTS {name} ({typed}{ORDINAL} integer{more}) ON COMMIT DELETE ROWS"
+
+
+def _staged_type(column: Column) -> str:
+    if not column.is_copied_as_text:
+        return column.type
+    return "text[]" if column.is_array else "text"
 
 
 def _listed(names: Iterable[str]) -> str:
