@@ -41,8 +41,7 @@ async def entry_of(store: Store, address: Address) -> Entry | None:
 
 async def take(store: Store, address: Address, event: str, owner: str) -> bool:
     if event == "claimed":
-        seen = await store.insert(address, wish(owner="second"))
-        return seen.entry is not None and seen.entry.owner == "second"
+        return await store.insert(address, wish(owner="second")) is None
     return await store.move(address, event, owner=owner, answer=b"new", retention_us=RETENTION_S * 1_000_000)
 
 
@@ -119,6 +118,16 @@ async def test_a_late_owner_completes_a_key_that_nobody_took_over(store: Store, 
     entry = await entry_of(store, address)
     assert entry is not None
     assert (entry.state, entry.answer) == ("Completed", b"late")
+
+
+async def test_a_claim_that_is_repeated_because_its_answer_was_lost_finds_itself(store: Store):
+    address = Address.of("repeated")
+    assert await store.insert(address, wish()) is None
+    again = await store.insert(address, wish())
+    entry = await entry_of(store, address)
+    assert entry is not None
+    assert again is None or again.entry == entry
+    assert (entry.owner, entry.attempt) == ("first", 1)
 
 
 async def test_an_answer_comes_back_byte_by_byte(store: Store):

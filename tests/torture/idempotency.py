@@ -162,7 +162,8 @@ async def _until_answered(client: httpx.AsyncClient, tally: Tally, path: str, ke
             tally.statuses[type(error).__name__] += 1
             await asyncio.sleep(PAUSE_S)
             continue
-        kind = response.json()["code"] if response.status_code >= 400 else ""
+        is_problem = response.headers.get("content-type") == "application/problem+json"
+        kind = response.json()["code"] if is_problem else ""
         tally.statuses[f"{response.status_code} {kind}".strip()] += 1
         if response.status_code == 201:
             tally.answers[path, key].add(response.content)

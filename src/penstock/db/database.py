@@ -16,10 +16,10 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from penstock.clock import Clock
 from penstock.db.address import file_of, parse
 from penstock.db.checkpoint import WriteAheadLog
-from penstock.db.connection import Abandoned, Connection, Link
+from penstock.db.connection import NOTHING, Abandoned, Connection, Link
 from penstock.db.dialects import Dialect, notice_partitions
 from penstock.db.onehop import run_there
-from penstock.db.prepared import Statements
+from penstock.db.prepared import Answer, Statement, Statements, Values
 from penstock.db.refusals import Refusals
 from penstock.db.safety import Finding, judge, refuse_unsafe
 from penstock.db.shared_clock import ahead_us
@@ -136,12 +136,47 @@ class Database:
         transaction for tests that crash around its COMMIT.
         """
         refuse_inside(self)
+
+        async def once() -> T:
+            async with self._turn, self.connection() as connection:
+                return await self._run(connection, partial(self._whole, work, point))
+
+        return await self._until_alone(once)
+
+    async def single(self, statement: Statement, values: Values = NOTHING, point: str = "single") -> Answer:
+        """Send one statement that is a transaction by itself, in one round trip; otherwise as `transaction`."""
+        if self.dialect.is_file:
+            return await self.transaction(lambda tx: tx.send(statement, values), point)
+        refuse_inside(self)
+
+        async def once() -> Answer:
+            async with self.connection() as connection:
+                hit(f"{point}:before")
+                answer = await self._sent(connection, statement, values)
+            hit(f"{point}:after")
+            return answer
+
+        return await self._until_alone(once)
+
+    async def _sent(self, connection: Link, statement: Statement, values: Values) -> Answer:
+        """The answer to a statement that commits by itself; who hears none does not know whether it did."""
+        try:
+            return await connection.send(statement, values)
+        except DBAPIError as error:
+            if self.dialect.trouble(error) != "unavailable":
+                raise
+            raise CommitUnknown(f"the connection died before an answer came: {error.orig}") from error
+        except OSError as error:
+            await connection.invalidate()
+            raise CommitUnknown(f"the connection died before an answer came: {error}") from error
+
+    async def _until_alone(self, once: Callable[[], Awaitable[T]]) -> T:
+        """Repeat what collides with others."""
         tries = 0
         while True:
             tries += 1
             try:
-                async with self._turn, self.connection() as connection:
-                    return await self._run(connection, partial(self._whole, work, point))
+                return await once()
             except DBAPIError as error:
                 if self.dialect.trouble(error) != "contended":
                     raise

@@ -49,6 +49,7 @@ if redis.call('EXISTS', KEYS[1]) == 0 then
   redis.call('HSET', KEYS[1], 'state', state, 'owner', owner, 'fingerprint', fingerprint, 'key', key, 'label', label,
     'attempt', '1', 'created_at', text(now), 'lease_until', text(now + tonumber(lease)), 'expires_at', text(ends))
   keep_until(math.max(ends, now + tonumber(lease)))
+  return 1
 end
 return {text(now), redis.call('HGETALL', KEYS[1])}
 """
@@ -139,15 +140,14 @@ class RedisStore:
             raise SettingsInvalid("keys in Redis need its client: install penstock[redis]") from None
         return cls(Redis.from_url(url), prefix=prefix, clock=clock)
 
-    async def insert(self, address: Address, wish: Wish) -> Seen:
+    async def insert(self, address: Address, wish: Wish) -> Seen | None:
         state = IDEMPOTENCY_KEY.after("Absent", "claimed")
-        return _seen(
-            await self._run(
-                INSERT,
-                self._name(address),
-                (state, wish.owner, wish.fingerprint, address.key, wish.label, wish.lease_us, wish.retention_us),
-            )
+        found = await self._run(
+            INSERT,
+            self._name(address),
+            (state, wish.owner, wish.fingerprint, address.key, wish.label, wish.lease_us, wish.retention_us),
         )
+        return None if found == 1 else _seen(found)
 
     async def take_over(self, address: Address, seen: Entry, wish: Wish) -> bool:
         state = IDEMPOTENCY_KEY.after(IDEMPOTENCY_KEY.after("Indeterminate", "released"), "claimed")

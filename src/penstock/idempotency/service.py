@@ -130,10 +130,12 @@ class Idempotency:
     async def _claim(self, address: Address, wish: Wish, *, may_take_over: bool) -> Claim | Replay:
         for _ in range(TRIES_MAX):
             seen = await self.store.insert(address, wish)
+            if seen is None:
+                return self._started(address, wish, 1)
             entry = seen.entry
             if entry is None:
                 continue
-            if entry.owner == wish.owner:
+            if entry.owner == wish.owner:  # a try whose answer was lost
                 return self._started(address, wish, entry.attempt)
             match judge(seen, wish.fingerprint, may_take_over=may_take_over):
                 case "claim":

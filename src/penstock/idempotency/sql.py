@@ -6,10 +6,10 @@ The state guards of the statements come from the machine's table.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
 from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, Delete, Insert, Select, Update, and_, bindparam, delete, or_, select, update
+from sqlalchemy import ColumnElement, Delete, Select, Update, and_, bindparam, delete, or_, select, update
+from sqlalchemy.sql.dml import ReturningInsert
 
 from penstock.db.connection import Connection
 from penstock.db.database import CommitUnknown, Database
@@ -32,12 +32,12 @@ class SqlStore:
     def __init__(self, db: Database) -> None:
         self.db = db
 
-    async def insert(self, address: Address, wish: Wish) -> Seen:
-        async def work(tx: Connection) -> Seen:
-            await tx.send(self.db.prepared(_insert), _columns(address, wish))
-            return await _read(self.db, address, tx)
-
-        return await self._repeatable(work, "key_claim")
+    async def insert(self, address: Address, wish: Wish) -> Seen | None:
+        try:
+            added = await self.db.single(self.db.prepared(_insert), _columns(address, wish), "key_claim")
+        except CommitUnknown:
+            return await self.read(address)
+        return None if added.rows == [(wish.owner,)] else await self.read(address)
 
     async def take_over(self, address: Address, seen: Entry, wish: Wish) -> bool:
         async def work(tx: Connection) -> bool:
@@ -55,10 +55,10 @@ class SqlStore:
             return found is not None and found.owner == wish.owner
 
     async def renew(self, address: Address, owner: str, lease_us: int) -> bool:
-        async def work(tx: Connection) -> bool:
-            return await renew_in(self.db, tx, address, owner, lease_us)
-
-        return await self._repeatable(work, "key_renew")
+        try:
+            return (await self.db.single(*_renewal(self.db, address, owner, lease_us), "key_renew")).matched == 1
+        except CommitUnknown:
+            return await self.renew(address, owner, lease_us)
 
     async def move(
         self,
@@ -70,15 +70,17 @@ class SqlStore:
         answer: bytes | None = None,
         retention_us: int = 0,
     ) -> bool:
-        async def work(tx: Connection) -> bool:
-            return await move_in(
-                self.db, tx, address, event, owner=owner, only_due=only_due, answer=answer, retention_us=retention_us
-            )
-
-        return await self.db.transaction(work, f"key_{event}")
+        statement = self.db.prepared(_move, event, only_due)
+        sent = _moving(address, event, owner, answer, retention_us)
+        return (await self.db.single(statement, sent, f"key_{event}")).matched == 1
 
     async def read(self, address: Address) -> Seen:
-        return await self.db.look(partial(_read, self.db, address))
+        async with self.db.connection() as connection:
+            found = (await connection.send(self.db.prepared(_select), {"of": address.id})).rows
+            if not found:
+                return Seen(None, (await connection.send(self.db.prepared(_time))).one()[0])
+        *values, now_us = found[0]
+        return Seen(Entry(*values), now_us)
 
     async def sweep(self, limit: int) -> int:
         async def work(tx: Connection) -> int:
@@ -132,24 +134,13 @@ async def move_in(
     retention_us: int = 0,
 ) -> bool:
     """`Store.move` inside a transaction, perhaps one that is somebody else's."""
-    sent: dict[str, Any] = {"of": address.id, "before": owner}
-    if event == "completed":
-        sent |= {"answer": answer, "retention_us": retention_us}
+    sent = _moving(address, event, owner, answer, retention_us)
     return (await tx.send(db.prepared(_move, event, only_due), sent)).matched == 1
 
 
 async def renew_in(db: Database, tx: Connection, address: Address, owner: str, lease_us: int) -> bool:
     """`Store.renew` inside a transaction."""
-    sent = {"of": address.id, "before": owner, "lease_us": lease_us}
-    return (await tx.send(db.prepared(_renew), sent)).matched == 1
-
-
-async def _read(db: Database, address: Address, tx: Connection) -> Seen:
-    found = (await tx.send(db.prepared(_select), {"of": address.id})).rows
-    if not found:
-        return Seen(None, (await tx.send(db.prepared(_time))).one()[0])
-    *values, now_us = found[0]
-    return Seen(Entry(*values), now_us)
+    return (await tx.send(*_renewal(db, address, owner, lease_us))).matched == 1
 
 
 async def _ids(tx: Connection, statement: Select[str]) -> Sequence[str]:
@@ -164,8 +155,20 @@ def _columns(address: Address, wish: Wish) -> dict[str, Any]:
     return {**own, "fingerprint": wish.fingerprint, "lease_us": wish.lease_us, "retention_us": wish.retention_us}
 
 
-def _insert(db: Database) -> Insert:
-    return db.dialect.upsert(keys, key=["id"], update=[]).values(
+def _moving(address: Address, event: str, owner: str, answer: bytes | None, retention_us: int) -> dict[str, Any]:
+    """What is sent with a move."""
+    sent: dict[str, Any] = {"of": address.id, "before": owner}
+    return {**sent, "answer": answer, "retention_us": retention_us} if event == "completed" else sent
+
+
+def _renewal(db: Database, address: Address, owner: str, lease_us: int) -> tuple[Update, dict[str, Any]]:
+    return db.prepared(_renew), {"of": address.id, "before": owner, "lease_us": lease_us}
+
+
+def _insert(db: Database) -> ReturningInsert[str]:
+    """Answers with the owner of the new entry; where there was one, with nothing, or on MariaDB with its owner."""
+    adding = db.dialect.upsert(keys, key=["id"], update=[])
+    return adding.values(
         {
             **{name: bindparam(name) for name in ("id", "scope", "key", "label", "owner", "fingerprint")},
             "state": IDEMPOTENCY_KEY.after("Absent", "claimed"),
@@ -174,7 +177,7 @@ def _insert(db: Database) -> Insert:
             "lease_until": db.now() + bindparam("lease_us", type_=keys.c.lease_until.type),
             "expires_at": db.now() + bindparam("retention_us", type_=keys.c.expires_at.type),
         }
-    )
+    ).returning(keys.c.owner)
 
 
 def _select(db: Database) -> Select[*tuple[Any, ...]]:

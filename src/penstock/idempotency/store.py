@@ -15,8 +15,8 @@ class Store(Protocol):
     A repeat of a call whose answer was lost does no harm: every claim has a token of its own.
     """
 
-    async def insert(self, address: Address, wish: Wish) -> Seen:
-        """Set an entry if there is none, and give the one that is there then; ours has our token."""
+    async def insert(self, address: Address, wish: Wish) -> Seen | None:
+        """Set an entry if there is none; None when that was done, else what is there. After a lost answer it may be ours."""
 
     async def take_over(self, address: Address, seen: Entry, wish: Wish) -> bool:
         """Make a key ours whose owner's lease has run out; False when the entry is no longer the one we saw."""
