@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -187,7 +188,11 @@ class Desk:
             "step_name": step,
             "attempt": self.ledger.tracks[place].attempt[i],
         }
-        self.execution.log.debug("the attempt ended in an error", exc_info=error, extra=fields)
+        if self.execution.has_secrets:
+            trace = self._without_secrets(i, "".join(traceback.format_exception(error)))
+            self.execution.log.debug("the attempt ended in an error\n%s", trace, extra=fields)
+        else:
+            self.execution.log.debug("the attempt ended in an error", exc_info=error, extra=fields)
 
     def raised_by_batch(self, rows: Sequence[int], place: int, error: BaseException, began: int) -> None:
         """A batch raised: that is every row's, and past the retries the batch is halved to find the guilty ones."""
