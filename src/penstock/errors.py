@@ -14,6 +14,7 @@ PenstockError
 ├── Unavailable             retry later
 │   ├── DatabaseUnready     the schema needs `penstock db upgrade`
 │   ├── DatabaseUnsafe      the server's settings could lose commits
+│   ├── DiskFull            make room on the disk of the database or the storage folder
 │   ├── FileUnreadable      this process cannot read a stored file
 │   ├── SecretsUnreadable   this process has not the key to stored secrets
 │   └── OperationUnready    an operation's lifespan raises
@@ -34,6 +35,7 @@ __all__ = [
     "DatabaseUnready",
     "DatabaseUnsafe",
     "DeclarationError",
+    "DiskFull",
     "Fault",
     "FileRejected",
     "FileUnreadable",
@@ -152,6 +154,10 @@ class DatabaseUnready(Unavailable):
 
 class DatabaseUnsafe(Unavailable):
     """The database's settings would lose commits that Penstock calls durable."""
+
+
+class DiskFull(Unavailable):
+    """There is no room for what should be written; it was not, and the same call succeeds once there is room."""
 
 
 class FileUnreadable(Unavailable):

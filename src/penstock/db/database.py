@@ -18,12 +18,13 @@ from penstock.db.address import file_of, parse
 from penstock.db.checkpoint import WriteAheadLog
 from penstock.db.connection import Abandoned, Connection, Link
 from penstock.db.dialects import Dialect, notice_partitions
+from penstock.db.full_disk import disk_of
 from penstock.db.onehop import run_there
 from penstock.db.prepared import Statements
 from penstock.db.refusals import Refusals
 from penstock.db.safety import Finding, judge, refuse_unsafe
 from penstock.db.shared_clock import ahead_us
-from penstock.errors import Unavailable
+from penstock.errors import DiskFull, Unavailable
 from penstock.failpoints import hit
 
 __all__ = ["CommitUnknown", "Database"]
@@ -53,6 +54,7 @@ class Database:
         file = file_of(engine.url) if dialect.is_file else None
         self._log = None if file is None else WriteAheadLog(file)
         self._refusals = Refusals(dialect, file)
+        self._disk = disk_of(f"{engine.url.host} {file or engine.url.database}")
         self._engine = engine
         # Connections stay checked out of SQLAlchemy's pool: going in and out of it costs more than a statement.
         self._places = asyncio.Semaphore(pool_size)
@@ -139,7 +141,13 @@ class Database:
             tries += 1
             try:
                 async with self._turn, self.connection() as connection:
-                    return await self._run(connection, partial(self._whole, work, point))
+                    answer = await self._run(connection, partial(self._whole, work, point))
+                if self._disk.is_full:
+                    self._disk.passed(point)
+                return answer
+            except DiskFull as error:
+                self._disk.met(point, error)
+                raise
             except DBAPIError as error:
                 if self.dialect.trouble(error) != "contended":
                     raise

@@ -19,6 +19,7 @@ from penstock.clock import Clock, Entropy
 from penstock.db.connection import Connection
 from penstock.db.database import Database
 from penstock.errors import PenstockError, Unavailable
+from penstock.operations.running.away import log_away
 from penstock.operations.running.gates import Refused
 from penstock.operations.tables import workers
 
@@ -191,7 +192,7 @@ class Heart:
                 self._stop.set()
         except Unavailable as error:
             # The lease runs on by itself; `may_start` says for how long.
-            log.warning("heartbeat: %s", error)
+            log_away(error, "heartbeat")
         except PenstockError as error:
             log.error("heartbeat: %s", error)
 

@@ -11,6 +11,7 @@ from penstock.errors import FileUnreadable, NotFound, Unavailable
 from penstock.operations import chunks as store
 from penstock.operations.reading import Reading, take
 from penstock.operations.referee import HEAD, Head
+from penstock.operations.running.away import log_away
 from penstock.operations.running.draining import abandon_readings, give_back_reading
 from penstock.operations.running.execution import Execution
 from penstock.operations.running.executions import CannotRun
@@ -82,7 +83,7 @@ class Readers:
         try:
             await self._read(head, execution, had_trouble=had_trouble)
         except Unavailable as error:
-            log.warning("the database is away: %s", error)  # the reading is given up within a second, and begun again
+            log_away(error)  # the reading is given up within a second, and begun again
         finally:
             worker.readings.pop(head.number, None)
             worker.wake.set()

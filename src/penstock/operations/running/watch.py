@@ -19,6 +19,7 @@ from penstock.operations.purging import Retention
 from penstock.operations.referee import touch
 from penstock.operations.running import mailroom
 from penstock.operations.running.actor import Halt
+from penstock.operations.running.away import log_away
 from penstock.operations.running.lease import Heart, bury
 from penstock.operations.running.limits import remove_dead_shares
 from penstock.operations.tables import chunks, operations, workers
@@ -51,7 +52,7 @@ class Watch:
                 await self.look_round()
                 await self._sweep_sometimes()
             except Unavailable as error:
-                log.warning("the database is away: %s", error)
+                log_away(error)
 
     async def listen(self) -> None:
         """Hear at once of work that was left by another process, where the database can tell."""

@@ -24,6 +24,7 @@ from penstock.operations.reading import Reading
 from penstock.operations.referee import move
 from penstock.operations.rules.decide import cut
 from penstock.operations.running.actor import ChunkActor, Halt, Tempo
+from penstock.operations.running.away import log_away
 from penstock.operations.running.claiming import Claims
 from penstock.operations.running.draining import drain_chunk
 from penstock.operations.running.executions import Broken, CannotRun, Executions
@@ -179,7 +180,7 @@ class Worker:
                 started = await self._readers.start() or started
             return started
         except Unavailable as error:
-            log.warning("the database is away: %s", error)
+            log_away(error)
             return False
 
     @property
@@ -354,7 +355,7 @@ class Worker:
             if held.is_raw:
                 await self._have_read(held)
         except Unavailable as error:
-            log.warning("the database is away: %s", error)  # the chunk is given up within a second, and claimed again
+            log_away(error)  # the chunk is given up within a second, and claimed again
         finally:
             self.actors.pop(held.id, None)
             self.wake.set()
