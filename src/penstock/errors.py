@@ -15,6 +15,7 @@ PenstockError
 ├── Unavailable             retry later
 │   ├── DatabaseUnready     the schema needs `penstock db upgrade`
 │   ├── DatabaseUnsafe      the server's settings could lose commits
+│   ├── DiskFull            make room on the disk of the database or the storage folder
 │   ├── FileUnreadable      this process cannot read a stored file
 │   ├── SecretsUnreadable   this process has not the key to stored secrets
 │   └── OperationUnready    an operation's lifespan raises
@@ -35,6 +36,7 @@ __all__ = [
     "DatabaseUnready",
     "DatabaseUnsafe",
     "DeclarationError",
+    "DiskFull",
     "Fault",
     "FileRejected",
     "FileUnreadable",
@@ -166,6 +168,10 @@ class DatabaseUnready(Unavailable):
 
 class DatabaseUnsafe(Unavailable):
     """The database's settings could lose committed data."""
+
+
+class DiskFull(Unavailable):
+    """There is no room for what should be written; it was not, and the same call succeeds once there is room."""
 
 
 class FileUnreadable(Unavailable):

@@ -6,6 +6,7 @@ process with another folder can tell "this is not the place" from "the file is g
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import secrets
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from penstock.errors import FileUnreadable, NotFound, SettingsInvalid
+from penstock.errors import DiskFull, FileUnreadable, NotFound, SettingsInvalid
 
 __all__ = ["FileStore", "Stored"]
 
@@ -56,6 +57,14 @@ class FileStore:
 
     def put(self, source: BinaryIO) -> Stored:
         """Store a stream; returns once the bytes would outlive a crash. The same bytes are kept once."""
+        try:
+            return self._put(source)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise DiskFull(f"the storage folder {self._folder} is full: {error.strerror}; make room") from error
+            raise
+
+    def _put(self, source: BinaryIO) -> Stored:
         self._folder.mkdir(parents=True, exist_ok=True)
         digest, size = hashlib.sha256(), 0
         if not self._has_looked:  # once is enough: who left something behind is not there any more

@@ -18,13 +18,14 @@ from penstock.db.address import file_of, parse
 from penstock.db.checkpoint import WriteAheadLog
 from penstock.db.connection import NOTHING, Abandoned, Connection, Link
 from penstock.db.dialects import Dialect, notice_partitions
+from penstock.db.full_disk import disk_of
 from penstock.db.onehop import run_there
 from penstock.db.prepared import Answer, Statement, Statements, Values
 from penstock.db.refusals import Refusals
 from penstock.db.safety import Finding, judge, refuse_unsafe
 from penstock.db.shared_clock import ahead_us
 from penstock.db.unit import UnitOfWork, refuse_inside
-from penstock.errors import Unavailable
+from penstock.errors import DiskFull, Unavailable
 from penstock.failpoints import hit
 
 __all__ = ["CommitUnknown", "Database"]
@@ -54,6 +55,7 @@ class Database:
         file = file_of(engine.url) if dialect.is_file else None
         self._log = None if file is None else WriteAheadLog(file)
         self._refusals = Refusals(dialect, file)
+        self._disk = disk_of(f"{engine.url.host} {file or engine.url.database}")
         self._engine = engine
         # Connections stay checked out of SQLAlchemy's pool: going in and out of it costs more than a statement.
         self._places = asyncio.Semaphore(pool_size)
@@ -141,7 +143,7 @@ class Database:
             async with self._turn, self.connection() as connection:
                 return await self._run(connection, partial(self._whole, work, point))
 
-        return await self._until_alone(once)
+        return await self._until_alone(once, point)
 
     async def single(self, statement: Statement, values: Values = NOTHING, point: str = "single") -> Answer:
         """Send one statement that is a transaction by itself, in one round trip; otherwise as `transaction`."""
@@ -156,7 +158,7 @@ class Database:
             hit(f"{point}:after")
             return answer
 
-        return await self._until_alone(once)
+        return await self._until_alone(once, point)
 
     async def _sent(self, connection: Link, statement: Statement, values: Values) -> Answer:
         """The answer to a statement that commits by itself; who hears none does not know whether it did."""
@@ -170,13 +172,19 @@ class Database:
             await connection.invalidate()
             raise CommitUnknown(f"the connection died before an answer came: {error}") from error
 
-    async def _until_alone(self, once: Callable[[], Awaitable[T]]) -> T:
+    async def _until_alone(self, once: Callable[[], Awaitable[T]], point: str) -> T:
         """Repeat what collides with others."""
         tries = 0
         while True:
             tries += 1
             try:
-                return await once()
+                answer = await once()
+                if self._disk.is_full:
+                    self._disk.passed(point)
+                return answer
+            except DiskFull as error:
+                self._disk.met(point, error)
+                raise
             except DBAPIError as error:
                 if self.dialect.trouble(error) != "contended":
                     raise

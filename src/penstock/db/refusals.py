@@ -8,7 +8,7 @@ from pathlib import Path
 from sqlalchemy.exc import DBAPIError, InvalidRequestError
 
 from penstock.db.dialects import Dialect
-from penstock.errors import DatabaseDamaged, DatabaseUnsafe, PenstockError, SettingsInvalid, Unavailable
+from penstock.errors import DatabaseDamaged, DatabaseUnsafe, DiskFull, PenstockError, SettingsInvalid, Unavailable
 
 __all__ = ["Refusals"]
 
@@ -34,7 +34,7 @@ class Refusals:
         """What an error of a statement means; None when it is about the statement."""
         match self._dialect.trouble(error):
             case "full":
-                return Unavailable(f"the disk of {self.place} is full: {error.orig}")
+                return DiskFull(f"the disk of {self.place} is full: {error.orig}")
             case "damaged":
                 return self._damaged(error)
             case "unavailable":

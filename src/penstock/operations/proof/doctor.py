@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import tempfile
 from collections.abc import Iterable
 from dataclasses import replace
@@ -31,6 +32,7 @@ __all__ = ["OVERDUE_S", "collect", "diagnose"]
 OVERDUE_S = 10.0  # workers look every second and sweep every five: what is due for longer is stuck
 OPEN_OPERATIONS_MAX = 1000
 ENCRYPTED_MAX = 1000
+ROOM_BYTES = 16 * 1024 * 1024  # less than this is as good as full
 
 
 async def diagnose(settings: Settings, clock: Clock) -> Diagnosis:
@@ -45,6 +47,7 @@ async def collect(settings: Settings, clock: Clock) -> Facts:
         storage="not named" if storage is None else str(storage),
         storage_fault=settings.storage_fault,
         storage_trouble=None if storage is None else await asyncio.to_thread(_storage_trouble, storage),
+        crowded=await asyncio.to_thread(_crowded, (storage, settings.database_file)),
     )
     try:
         report = await check(settings.database_url, clock)
@@ -188,9 +191,21 @@ def _with_file(operation: OpenOperation, files: FileStore | None, key: str) -> O
     return operation
 
 
+def _crowded(places: Iterable[Path | None]) -> tuple[tuple[str, int], ...]:
+    """The folders among these with little room left."""
+    folders = {place if (place := _nearest(path)).is_dir() else place.parent for path in places if path is not None}
+    found = ((str(folder), shutil.disk_usage(folder).free) for folder in sorted(folders))
+    return tuple((folder, free) for folder, free in found if free < ROOM_BYTES)
+
+
+def _nearest(path: Path) -> Path:
+    """The path itself, or the first folder above it that is there."""
+    return next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())
+
+
 def _storage_trouble(folder: Path) -> str | None:
     """Why nothing could be stored in a folder; it is made when the first file comes, so its parent counts as well."""
-    place = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    place = _nearest(folder)
     try:
         with tempfile.TemporaryFile(dir=place):
             return None

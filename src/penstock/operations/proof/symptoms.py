@@ -65,6 +65,7 @@ class Facts:
     busy_workers: int = 0
     operations: tuple[OpenOperation, ...] = ()
     storage: str = ""
+    crowded: tuple[tuple[str, int], ...] = ()  # folders with little room, and the bytes that are free
     storage_fault: str | None = None  # why there is none
     storage_trouble: str | None = None
 
@@ -314,6 +315,16 @@ def storage_is_writable(facts: Facts) -> Iterator[Symptom]:
         )  # fmt: skip
 
 
+def disks_have_room(facts: Facts) -> Iterator[Symptom]:
+    """What is written finds room."""
+    for folder, free in facts.crowded:
+        yield Symptom(
+            "disks_have_room", f"the disk of {folder} is full, or nearly so: {free:,} bytes are free",
+            "nothing is lost, but nothing goes on while it is full",
+            "make room; workers go on by themselves",
+        )  # fmt: skip
+
+
 def files_are_there(facts: Facts) -> Iterator[Symptom]:
     """The files of open operations are where workers look for them."""
     missing = [operation for operation in facts.operations if not operation.has_file]
@@ -351,6 +362,7 @@ CHECKS: tuple[Check, ...] = (
     secrets_are_readable,
     storage_is_named,
     storage_is_writable,
+    disks_have_room,
     files_are_there,
 )
 

@@ -6,6 +6,8 @@ import logging
 import threading
 from collections.abc import Callable
 
+from penstock.errors import DiskFull
+
 __all__ = ["Outage"]
 
 log = logging.getLogger("penstock.worker")
@@ -21,7 +23,9 @@ class Outage:
         self._since = 0.0
 
     def failed(self, part: str, error: Exception) -> None:
-        """This part of the worker could not reach the database."""
+        """This part of the worker could not reach the database. A full disk is told of where it was met."""
+        if isinstance(error, DiskFull):
+            return
         with self._lock:
             if not self._failing:
                 self._since = self._monotonic()
