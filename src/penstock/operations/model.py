@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from penstock.errors import Fault
 from penstock.operations.states import OPERATION
@@ -21,12 +21,25 @@ __all__ = [
     "Page",
     "Purged",
     "RowError",
+    "RowState",
     "RowView",
+    "Status",
+    "StepState",
     "StepView",
     "VerifyReport",
 ]
 
 T = TypeVar("T")
+Status = Literal[
+    "Pending", "Validating", "Running", "Paused", "Stopping", "Retrying",
+    "Completed", "CompletedWithErrors", "Failed", "Cancelled",
+]  # fmt: skip
+StepState = Literal[
+    "Pending", "Running", "WaitingForCompletion", "Completed", "Failed", "TimedOut", "Cancelled", "Skipped"
+]
+RowState = Literal[
+    "Pending", "Running", "WaitingForCompletion", "Completed", "Invalid", "Failed", "TimedOut", "Cancelled"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +48,7 @@ class Operation:
 
     id: str
     name: str
-    status: str
+    status: Status
     total_rows: int
     rows_read: int
     successful_rows: int
@@ -82,7 +95,7 @@ class StepView:
 
     index: int
     name: str
-    state: str
+    state: StepState
     attempt: int
     started_at: datetime | None
     ended_at: datetime | None
@@ -104,7 +117,7 @@ class RowView:
 
     number: int
     row_key: str | None
-    state: str
+    state: RowState
     step: int
     step_name: str
     generation: int

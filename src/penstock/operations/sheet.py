@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -14,7 +14,7 @@ from penstock.errors import Fault, InvalidInput
 from penstock.operations.held import StoredRows, Story
 from penstock.operations.keys import key_of
 from penstock.operations.ledger import INVALID, STATES, Ledger
-from penstock.operations.model import RowView, StepView
+from penstock.operations.model import RowState, RowView, StepState, StepView
 from penstock.operations.states import ROW_STEP
 from penstock.pipeline.secret_values import mask_fields
 
@@ -164,7 +164,7 @@ class Sheet:
         return RowView(
             number=self.first_row + i,
             row_key=self.key(i),
-            state=VERDICTS[self.ledger.state(i)],
+            state=cast("RowState", VERDICTS[self.ledger.state(i)]),
             step=step,
             step_name=self.outline.step_name(step),
             generation=self.ledger.generation[i],
@@ -194,7 +194,7 @@ class Sheet:
         return StepView(
             index=place - 1,
             name=self.outline.step_name(place - 1),
-            state=STATES[code],
+            state=cast("StepState", STATES[code]),
             attempt=track.attempt[i] or int(place == 0),
             started_at=started,
             ended_at=ended,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from types import new_class
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 from pydantic import BaseModel, RootModel
@@ -108,6 +108,31 @@ def test_a_step_object_needs_a_run_method():
     class Empty(StepObject[None]): ...
 
     assert "a: Empty has no method run(self, row, ctx)" in declared(a=Empty())
+
+
+class Wide(Protocol):
+    id: int
+
+
+def test_a_step_that_names_another_row_type_is_refused():
+    def other(self: Any, row: Meta, ctx: Context[Meta]) -> None: ...
+    def others(self: Any, rows: list[Meta], ctx: BatchContext[Meta]) -> None: ...
+    def is_other(self: Any, row: Meta, ctx: Context[Meta]) -> bool: ...
+
+    wrong = "takes a row of type Meta, but the operation's rows are Row"
+    assert f"go: {wrong}" in declared(go=step(other))
+    assert f"go: {wrong}" in declared(go=step.batch()(others))
+    go = step(body)
+    go.when(is_other)
+    assert f"go.when: {wrong}" in declared(go=go)
+
+
+@pytest.mark.parametrize("named", [Row, BaseModel, object, Any, Wide, Row | None, "Nowhere"])
+def test_a_step_may_name_its_rows_in_wider_words(named: Any):
+    def go(self: Any, row: Any, ctx: Any) -> None: ...
+
+    go.__annotations__["row"] = named
+    operation("x")(pipeline(Pipeline[Row, Meta], go=step(go)))
 
 
 def test_only_polled_steps_take_a_check():
