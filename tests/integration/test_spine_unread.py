@@ -85,7 +85,7 @@ async def test_rows_are_stored_by_who_validates_them(database_url: str, tmp_path
         assert len(left) >= 20
         assert await stored_chunks(reader) == first_rows - set(left)
         unread = await reader.operations.row(made.id, left[0])
-        assert (unread.state, unread.key, unread.data) == ("Pending", None, None)
+        assert (unread.state, unread.row_key, unread.data) == ("Pending", None, None)
         assert (await reader.operations.rows(made.id, row_key=f"p{left[0]}")).items == []
         await other.work_until_idle()
         assert await stored_chunks(other) == first_rows
