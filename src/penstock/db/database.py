@@ -22,7 +22,7 @@ from penstock.db.onehop import run_there
 from penstock.db.prepared import Answer, Statement, Statements, Values
 from penstock.db.safety import Finding, judge, refuse_unsafe
 from penstock.db.shared_clock import ahead_us
-from penstock.db.unit import UnitOfWork, refuse_inside
+from penstock.db.unit import LIMIT_S, UnitOfWork, refuse_inside
 from penstock.errors import DatabaseUnsafe, PenstockError, SettingsInvalid, Unavailable
 from penstock.failpoints import hit
 
@@ -137,7 +137,7 @@ class Database:
             async with self._turn, self.connection() as connection:
                 return await self._run(connection, partial(self._whole, work, point))
 
-        return await self._until_alone(once)
+        return await self.uncontended(once)
 
     async def single(self, statement: Statement, values: Values = NOTHING, point: str = "single") -> Answer:
         """Send one statement that is a transaction by itself, in one round trip; otherwise as `transaction`."""
@@ -152,7 +152,7 @@ class Database:
             hit(f"{point}:after")
             return answer
 
-        return await self._until_alone(once)
+        return await self.uncontended(once)
 
     async def _sent(self, connection: Link, statement: Statement, values: Values) -> Answer:
         """The answer to a statement that commits by itself; who hears none does not know whether it did."""
@@ -166,8 +166,8 @@ class Database:
             await connection.invalidate()
             raise CommitUnknown(f"the connection died before an answer came: {error}") from error
 
-    async def _until_alone(self, once: Callable[[], Awaitable[T]]) -> T:
-        """Repeat what collides with others."""
+    async def uncontended(self, once: Callable[[], Awaitable[T]]) -> T:
+        """What `once` gives; repeated while it collides with others."""
         tries = 0
         while True:
             tries += 1
@@ -221,9 +221,9 @@ class Database:
             if self._log is not None:
                 await asyncio.to_thread(self._log.tend)
 
-    def unit(self) -> UnitOfWork:
+    def unit(self, limit_s: float = LIMIT_S) -> UnitOfWork:
         """A write transaction that code outside the engine may keep open; see `UnitOfWork`."""
-        return UnitOfWork(self)
+        return UnitOfWork(self, limit_s)
 
     @asynccontextmanager
     async def _written(self, tx: Connection) -> AsyncIterator[None]:

@@ -16,7 +16,10 @@ class Store(Protocol):
     """
 
     async def insert(self, address: Address, wish: Wish) -> Seen | None:
-        """Set an entry if there is none; None when that was done, else what is there. After a lost answer it may be ours."""
+        """Set an entry if there is none; None when that was done, else what is there.
+
+        After a try whose answer was lost, that may be ours.
+        """
 
     async def take_over(self, address: Address, seen: Entry, wish: Wish) -> bool:
         """Make a key ours whose owner's lease has run out; False when the entry is no longer the one we saw."""
