@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import config, db, doctor, machines, ops, run, verify, waits, worker
+from penstock.cli import config, db, doctor, idempotency, machines, ops, run, verify, waits, worker
 from penstock.cli.problems import INTERRUPTED, exit_code, report, report_usage
 from penstock.errors import PenstockError
 
@@ -33,6 +33,7 @@ machines.add_to(app)
 verify.add_to(app)
 doctor.add_to(app)
 db.add_to(app)
+idempotency.add_to(app)
 config.add_to(app)
 
 
