@@ -25,6 +25,7 @@ from penstock.errors import (
     SettingsInvalid,
     Unavailable,
 )
+from penstock.idempotency.model import KeyRecord
 from penstock.operations.model import (
     Difference,
     ErrorGroup,
@@ -53,6 +54,7 @@ __all__ = [
     "faults",
     "file_check",
     "history_entry",
+    "idempotency_key",
     "instant",
     "listing",
     "operation",
@@ -350,6 +352,21 @@ def _symptom(found: Symptom) -> Document:
         "what": found.what,
         "why": found.why,
         "remedy": found.remedy,
+    }
+
+
+def idempotency_key(found: KeyRecord) -> Document:
+    """An idempotency key; `leaseUntil` only while its request runs."""
+    return {
+        "key": found.key,
+        "request": found.label,
+        "state": found.state,
+        "attempt": found.attempt,
+        "createdAt": instant(found.created_at),
+        "leaseUntil": instant(found.lease_until),
+        "completedAt": instant(found.finished_at),
+        "expiresAt": instant(found.expires_at),
+        "hasAnswer": found.has_answer,
     }
 
 

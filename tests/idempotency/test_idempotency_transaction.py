@@ -14,7 +14,8 @@ from sqlalchemy.exc import DBAPIError
 
 from penstock.clock import ManualClock
 from penstock.db.database import CommitUnknown, Database
-from penstock.errors import Conflict, KeyRefused, SettingsInvalid
+from penstock.db.unit import UnitOfWork
+from penstock.errors import Conflict, KeyRefused, SettingsInvalid, Unavailable
 from penstock.idempotency import Address, Claim, Idempotency, IdempotencyMiddleware, idempotent, one_caller
 from penstock.idempotency.sql import SqlStore
 from penstock.idempotency.store import Store
@@ -216,6 +217,52 @@ async def test_requests_at_once_move_once_each(keys: Idempotency, db: Database):
         answers = await asyncio.gather(*(until_answered(number % 5) for number in range(25)))
     assert [answer.json() for answer in answers] == [{"moved": number % 5} for number in range(25)]
     assert await amounts(db) == [0, 1, 2, 3, 4]
+
+
+async def test_a_late_request_gets_the_answer_of_the_one_that_followed_it(
+    keys: Idempotency, db: Database, clock: ManualClock
+):
+    begun, go_on = asyncio.Event(), asyncio.Event()
+    app = bank(keys, [])
+    is_first = True
+
+    @app.post("/slow")
+    @idempotent(may_run_again=True)
+    async def slow(request: Request) -> dict[str, int]:
+        nonlocal is_first
+        claim: Claim = request.scope["penstock.idempotency"]
+        if is_first:
+            is_first = False
+            begun.set()
+            await go_on.wait()
+        async with claim.transaction() as tx:
+            await tx.execute(ADD, {"amount": claim.attempt})
+        return {"attempt": claim.attempt}
+
+    async with client_of(app) as client:
+        late = asyncio.create_task(client.post("/slow", headers=KEY))
+        await begun.wait()
+        clock.advance(31)
+        second = await client.post("/slow", headers=KEY)
+        go_on.set()
+        assert (await late).content == second.content == b'{"attempt":2}'
+        assert (await late).headers["idempotent-replayed"] == "true"
+    assert await amounts(db) == [2]
+
+
+async def test_a_transaction_that_cannot_begin_is_a_reason_to_come_again(
+    keys: Idempotency, db: Database, monkeypatch: pytest.MonkeyPatch
+):
+    async def away(_: UnitOfWork) -> None:
+        raise Unavailable("the database is away")
+
+    async with client_of(bank(keys, [])) as client:
+        with monkeypatch.context() as patch:
+            patch.setattr(UnitOfWork, "begin", away)
+            refused = await client.post("/transfers?amount=1", headers=KEY)
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "2")
+        assert (await client.post("/transfers?amount=1", headers=KEY)).status_code == 200
+    assert await amounts(db) == [1]
 
 
 @pytest.mark.databases("redis")

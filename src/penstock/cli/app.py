@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import config, db, doctor, machines, ops, run, submit, verify, waits, worker
+from penstock.cli import config, db, doctor, idempotency, machines, ops, run, submit, verify, waits, worker
 from penstock.cli.documents import stdout_for_documents
 from penstock.cli.options import Group, help_end
 from penstock.cli.problems import EXIT_MEANINGS, INTERRUPTED, exit_code, report, report_usage
@@ -37,6 +37,7 @@ machines.add_to(app)
 verify.add_to(app)
 doctor.add_to(app)
 db.add_to(app)
+idempotency.add_to(app)
 config.add_to(app)
 
 

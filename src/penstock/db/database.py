@@ -24,7 +24,7 @@ from penstock.db.prepared import Answer, Statement, Statements, Values
 from penstock.db.refusals import Refusals
 from penstock.db.safety import Finding, judge, refuse_unsafe
 from penstock.db.shared_clock import ahead_us
-from penstock.db.unit import UnitOfWork, refuse_inside
+from penstock.db.unit import LIMIT_S, UnitOfWork, refuse_inside
 from penstock.errors import DiskFull, Unavailable
 from penstock.failpoints import hit
 
@@ -143,7 +143,7 @@ class Database:
             async with self._turn, self.connection() as connection:
                 return await self._run(connection, partial(self._whole, work, point))
 
-        return await self._until_alone(once, point)
+        return await self.uncontended(once, point)
 
     async def single(self, statement: Statement, values: Values = NOTHING, point: str = "single") -> Answer:
         """Send one statement that is a transaction by itself, in one round trip; otherwise as `transaction`."""
@@ -158,7 +158,7 @@ class Database:
             hit(f"{point}:after")
             return answer
 
-        return await self._until_alone(once, point)
+        return await self.uncontended(once, point)
 
     async def _sent(self, connection: Link, statement: Statement, values: Values) -> Answer:
         """The answer to a statement that commits by itself; who hears none does not know whether it did."""
@@ -172,8 +172,8 @@ class Database:
             await connection.invalidate()
             raise CommitUnknown(f"the connection died before an answer came: {error}") from error
 
-    async def _until_alone(self, once: Callable[[], Awaitable[T]], point: str) -> T:
-        """Repeat what collides with others."""
+    async def uncontended(self, once: Callable[[], Awaitable[T]], point: str) -> T:
+        """What `once` gives; repeated while it collides with others."""
         tries = 0
         while True:
             tries += 1
@@ -233,9 +233,9 @@ class Database:
             if self._log is not None:
                 await asyncio.to_thread(self._log.tend)
 
-    def unit(self) -> UnitOfWork:
+    def unit(self, limit_s: float = LIMIT_S) -> UnitOfWork:
         """A write transaction that code outside the engine may keep open; see `UnitOfWork`."""
-        return UnitOfWork(self)
+        return UnitOfWork(self, limit_s)
 
     @asynccontextmanager
     async def _written(self, tx: Connection) -> AsyncIterator[None]:

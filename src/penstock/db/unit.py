@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar
@@ -10,13 +12,18 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import CursorResult, Executable, text
 
 from penstock.db.connection import Connection
-from penstock.errors import Conflict
+from penstock.errors import Conflict, PenstockError, Unavailable
 from penstock.failpoints import hit
 
 if TYPE_CHECKING:
     from penstock.db.database import Database
 
-__all__ = ["UnitOfWork", "refuse_inside"]
+__all__ = ["LIMIT_S", "UnitOfWork", "refuse_inside"]
+
+log = logging.getLogger("penstock.db")
+
+# As long as a server lets a transaction do nothing; here it is the most for all of it.
+LIMIT_S = 30.0
 
 Parameters = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 
@@ -24,14 +31,16 @@ _open_unit: ContextVar[UnitOfWork | None] = ContextVar("penstock_unit_of_work", 
 
 
 class UnitOfWork:
-    """One write transaction that user code may keep open while it awaits other things.
+    """One write transaction that user code may keep open while it awaits other things, for `limit_s` at most.
 
     On SQLite nobody else writes meanwhile, in any process, so keep it short. Inside it no other write transaction of
     the same database is begun: on SQLite it would wait for this one for ever, so it is refused everywhere.
     """
 
-    def __init__(self, db: Database) -> None:
-        self.db = db
+    def __init__(self, db: Database, limit_s: float = LIMIT_S) -> None:
+        self.db, self._limit_s = db, limit_s
+        self._timer: asyncio.TimerHandle | None = None
+        self._undoing: asyncio.Task[None] | None = None
         self._block: AbstractAsyncContextManager[Connection] | None = None
         self._connection: Connection | None = None
 
@@ -44,7 +53,7 @@ class UnitOfWork:
     def connection(self) -> Connection:
         """The connection inside the transaction."""
         if self._connection is None:
-            raise Conflict("this transaction has ended; begin another")
+            raise self._ended()
         return self._connection
 
     async def execute(
@@ -57,10 +66,13 @@ class UnitOfWork:
     async def begin(self) -> None:
         """Open the transaction."""
         refuse_inside(self.db)
-        block = self.db.write()
-        self._connection = await block.__aenter__()
-        self._block = block
+        self._block, self._connection = await self.db.uncontended(self._begun, "unit")
         _open_unit.set(self)
+        self._timer = asyncio.get_running_loop().call_later(self._limit_s, self._expire)
+
+    async def _begun(self) -> tuple[AbstractAsyncContextManager[Connection], Connection]:
+        block = self.db.write()
+        return block, await block.__aenter__()
 
     async def commit(self) -> None:
         """Commit; `CommitUnknown` when it may have happened."""
@@ -76,10 +88,22 @@ class UnitOfWork:
         except _RolledBack:
             return
 
+    def _expire(self) -> None:
+        """It was open for too long: others wait for it."""
+        log.warning("a transaction was open for %s s, and is undone", self._limit_s)
+        self._undoing = asyncio.create_task(self.roll_back(), name="undo a transaction that was open for too long")
+
+    def _ended(self) -> PenstockError:
+        if self._undoing is not None:
+            return Unavailable(f"this transaction was open for {self._limit_s} s, the most there is, and was undone")
+        return Conflict("this transaction has ended; begin another")
+
     async def _end(self, error: BaseException | None) -> None:
         block, self._block, self._connection = self._block, None, None
+        if self._timer is not None:
+            self._timer.cancel()
         if block is None:
-            raise Conflict("this transaction has ended; begin another")
+            raise self._ended()
         await block.__aexit__(None if error is None else type(error), error, None)
 
     async def __aenter__(self) -> UnitOfWork:
@@ -87,11 +111,9 @@ class UnitOfWork:
         return self
 
     async def __aexit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if not self.is_open:
-            return
         if error is None:
             await self.commit()
-        else:
+        elif self.is_open:
             await self.roll_back()
 
 

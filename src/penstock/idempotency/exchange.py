@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from penstock.errors import KeyRefused, Unavailable
 from penstock.idempotency import problems
@@ -110,9 +110,11 @@ class Exchange:
         extensions = {name: value for name, value in extensions.items() if name not in BYPASSES}
         try:
             await guarded.app({**self.scope, "extensions": extensions, SCOPE_KEY: claim}, receive_again, answering.send)
-        except Exception:
+        except Exception as error:
             await claim.release()
-            raise
+            if answering.is_settled.is_set() or not _is_about(error, claim):
+                raise
+            await self._answer_of_others(guarded, error)
         except BaseException:
             await claim.abandon()
             raise
@@ -160,3 +162,9 @@ class Exchange:
     async def _refuse(self, reason: str, detail: str, **more: Any) -> None:
         for message in problems.messages(reason, detail, help_url=self.help_url, **more):
             await self.send(message)
+
+
+def _is_about(error: Exception, claim: Claim) -> TypeGuard[KeyRefused | Unavailable]:
+    """Whether an application's error says that its attempt does not count, or that it found nothing to work with."""
+    is_ours = isinstance(error, KeyRefused) and (error.reason, error.key) == ("lost", claim.key)
+    return is_ours or isinstance(error, Unavailable)

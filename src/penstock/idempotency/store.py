@@ -16,9 +16,9 @@ class Store(Protocol):
     """
 
     async def insert(self, address: Address, wish: Wish) -> Seen | None:
-        """Set an entry if there is none: None when that was done, else what is there.
+        """Set an entry if there is none; None when that was done, else what is there.
 
-        After a lost answer that may be ours.
+        After a try whose answer was lost, that may be ours.
         """
 
     async def take_over(self, address: Address, seen: Entry, wish: Wish) -> bool:
