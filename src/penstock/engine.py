@@ -8,13 +8,18 @@ import getpass
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
+from types import MappingProxyType
 from typing import Any
 
 from penstock.blobs.store import FileStore
 from penstock.clock import Clock, Entropy, FollowingClock, SystemClock
+from penstock.db.connection import Connection
 from penstock.db.database import Database
 from penstock.db.shared_clock import share_clock
 from penstock.errors import DeclarationError, Unavailable
+from penstock.lifecycles.guards import Guard
+from penstock.lifecycles.scope import Scope
+from penstock.lifecycles.service import Lifecycles
 from penstock.operations.intake import Source
 from penstock.operations.lifespans import Lifespans
 from penstock.operations.model import Operation
@@ -39,7 +44,14 @@ class Penstock:
     """Operations on one database. Use `async with Penstock.open(…)`, or `penstock.run` from a script."""
 
     def __init__(
-        self, db: Database, settings: Settings, definitions: Mapping[str, Definition], *, clock: Clock, entropy: Entropy
+        self,
+        db: Database,
+        settings: Settings,
+        definitions: Mapping[str, Definition],
+        *,
+        clock: Clock,
+        entropy: Entropy,
+        guards: Mapping[str, Guard] = MappingProxyType({}),
     ) -> None:
         self.db, self.settings, self.definitions = db, settings, definitions
         self.clock, self.entropy = clock, entropy
@@ -59,6 +71,10 @@ class Penstock:
             hint=self.hint,
         )
         self.signals = Signals(db, clock=clock, entropy=entropy, actor=actor, hint=self.hint)
+        self.lifecycles = Lifecycles(
+            Scope(db, clock=clock, entropy=entropy, actor=actor, guards=guards, page_max=settings.page_max)
+        )
+        self.deliveries = self.lifecycles.deliveries
 
     @classmethod
     @asynccontextmanager
@@ -70,8 +86,11 @@ class Penstock:
         settings: Settings | None = None,
         clock: Clock | None = None,
         entropy: Entropy | None = None,
+        guards: Mapping[str, Guard] = MappingProxyType({}),
     ) -> AsyncIterator[Penstock]:
         """Connect to a database with these operations: classes or functions marked by `@operation`.
+
+        `guards` are what lifecycles' transitions name as theirs: functions, sync or async, that allow or deny them.
 
         A SQLite database is made and upgraded when needed; a server refuses until `penstock db upgrade` was run.
         """
@@ -84,13 +103,22 @@ class Penstock:
         db = await Database.open(settings.database_url, clock=clock)
         try:
             clock = await _database_clock(db, clock, settings)
-            penstock = cls(db, settings, definitions, clock=clock, entropy=entropy or Entropy())
+            penstock = cls(db, settings, definitions, clock=clock, entropy=entropy or Entropy(), guards=guards)
             try:
                 yield penstock
             finally:
                 await penstock.lifespans.close()
         finally:
             await db.close()
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Connection]:
+        """A unit of work: what is done with this `tx`, and your own SQL on it, commits together or not at all.
+
+        `lifecycles.start`, `trigger`, `force`, `change_data` and `deliveries.acknowledge` take it. It is tried once.
+        """
+        async with self.db.write() as tx:
+            yield tx
 
     @asynccontextmanager
     async def worker(self) -> AsyncIterator[Worker]:

@@ -17,7 +17,8 @@ ROOT = Path(penstock.__file__).parent
 # except that everything may raise our errors.
 LINES: tuple[tuple[str, ...], ...] = (
     ("errors",),
-    ("machine", "clock", "schema", "settings", "failpoints"),
+    ("graphs",),
+    ("machine", "clock", "schema", "settings", "failpoints", "listing"),
     ("pipeline",),
     ("db",),
     ("journal", "outbox", "formats", "targets"),
@@ -38,6 +39,10 @@ ROOT_LEVEL = LEVEL["engine"]
 PURE = (
     "machine",
     "errors",
+    "graphs.checks",
+    "graphs.conditions",
+    "graphs.document",
+    "graphs.writing",
     "schema",
     "operations.states",
     "operations.model",

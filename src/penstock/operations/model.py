@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from penstock.errors import Fault
+from penstock.listing import Page
 from penstock.operations.states import OPERATION
 
 __all__ = [
@@ -25,8 +26,6 @@ __all__ = [
     "StepView",
     "VerifyReport",
 ]
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,11 +249,3 @@ class Event:
     at: datetime
     actor: str
     cause: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Page(Generic[T]):
-    """Part of a list; pass `next_cursor` to get the next part."""
-
-    items: Sequence[T]
-    next_cursor: str | None = None
