@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from penstock.cli.options import Db, Json, command
 from penstock.cli.session import Place, ask
+
+if TYPE_CHECKING:
+    from penstock.engine import Penstock
+    from penstock.operations.model import VerifyReport
 
 __all__ = ["add_to", "verify"]
 
@@ -33,6 +38,20 @@ def verify(
     from penstock.cli import views
     from penstock.cli.screen import Screen
 
-    found = ask(Place(db), lambda penstock: penstock.operations.verify(operation, deep=deep))
+    found = ask(Place(db), lambda penstock: _verify(penstock, operation, deep=deep))
     Screen(as_json=as_json).answer(lambda: resources.verify_report(found), lambda: views.verify_report(found))
     raise typer.Exit(0 if found.is_clean else 1)
+
+
+async def _verify(penstock: Penstock, operation: str | None, *, deep: bool) -> VerifyReport:
+    """The operations, and the lifecycles of every tenant unless one operation was named."""
+    from penstock.operations.model import Difference
+
+    found = await penstock.operations.verify(operation, deep=deep)
+    if operation is not None:
+        return found
+    differences = list(found.differences)
+    for tenant in await penstock.lifecycles.tenants():
+        _, wrong = await penstock.lifecycles.tenant(tenant).verify()
+        differences += [Difference(each.rule, each.message, None, None, None) for each in wrong]
+    return replace(found, differences=tuple(differences))

@@ -12,7 +12,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, Select, Update, and_, func, or_, select, update
+from sqlalchemy import ColumnElement, Row, Select, Update, and_, exists, func, or_, select, update
 
 from penstock.clock import from_micros
 from penstock.db.connection import Connection
@@ -62,7 +62,7 @@ async def claim(scope: Scope, consumer: str, *, limit: int, lease_us: int) -> li
 
     async def work(tx: Connection) -> list[Delivery]:
         due = and_(*mine, deliveries.c.due_at <= scope.db.now(), deliveries.c.attempts < deliveries.c.attempts_max)
-        oldest = select(deliveries.c.id).where(due).order_by(deliveries.c.due_at, deliveries.c.id)
+        oldest = select(deliveries.c.id).where(due, ~_is_behind(scope)).order_by(deliveries.c.due_at, deliveries.c.id)
         ids = (await tx.execute(oldest.limit(limit))).scalars().all()
         if not ids:
             return []
@@ -77,6 +77,18 @@ async def claim(scope: Scope, consumer: str, *, limit: int, lease_us: int) -> li
     found = await scope.db.transaction(work, "lifecycle_claim")
     scope.tally["delivery_retries_total", consumer] += sum(each.attempts > 1 for each in found)
     return found
+
+
+def _is_behind(scope: Scope) -> ColumnElement[bool]:
+    """Whether an earlier move of the same instance is still to be dealt with: a consumer hears of them in order."""
+    earlier = deliveries.alias("earlier")
+    return exists().where(
+        earlier.c.tenant == scope.tenant,
+        earlier.c.instance == deliveries.c.instance,
+        earlier.c.consumer == deliveries.c.consumer,
+        earlier.c.sequence < deliveries.c.sequence,
+        earlier.c.state.in_(OPEN),
+    )
 
 
 async def acknowledge(

@@ -6,6 +6,7 @@ Guards are asked before the transaction, on the instance as it was read. The tra
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -23,6 +24,8 @@ from penstock.lifecycles.rules.deciding import decide
 from penstock.lifecycles.rules.graph import Graph, LifecycleTransition
 from penstock.lifecycles.scope import Scope
 from penstock.lifecycles.states import LogFlag, entered
+
+log = logging.getLogger("penstock.lifecycles")
 
 __all__ = ["available", "can", "guard_denial", "move_of", "reading", "trigger"]
 
@@ -59,6 +62,8 @@ async def trigger(
         retries -= 1
         outcome = await _try(scope, instance, event, stamp, tx, is_once=is_once)
     scope.tally["lifecycle_transitions_total", outcome.kind] += 1
+    if not outcome.applied:
+        log.info("refused: %s (actor %s, correlation %s)", outcome, stamp.actor, stamp.correlation)
     return outcome
 
 

@@ -1,0 +1,50 @@
+"""What the commands on lifecycles share: whose they are, and the question to the engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from penstock.cli.session import Place, log_to_stderr, require_database
+
+if TYPE_CHECKING:
+    from penstock.lifecycles.guards import Guard
+    from penstock.lifecycles.service import Lifecycles
+
+__all__ = ["Environment", "Tenant", "VersionOption", "ask_lifecycles"]
+
+T = TypeVar("T")
+
+Tenant = Annotated[str, typer.Option("--tenant", metavar="NAME", help="Whose lifecycles; those of nobody if not.")]
+Environment = Annotated[
+    str | None,
+    typer.Option("--env", metavar="NAME", help="The environment, where several have a definition of this name."),
+]
+VersionOption = Annotated[
+    str | None, typer.Option("--version", metavar="X.Y.Z", help="The version, by label or number; the latest if not.")
+]
+
+
+def ask_lifecycles(
+    place: Place,
+    tenant: str,
+    question: Callable[[Lifecycles], Coroutine[Any, Any, T]],
+    *,
+    makes: bool = False,
+    guards: dict[str, Guard] | None = None,
+) -> T:
+    """The answer to one question about a tenant's lifecycles."""
+    from penstock.engine import Penstock
+
+    async def answer() -> T:
+        settings = place.settings()
+        if not makes:
+            require_database(settings.database_url)
+        log_to_stderr("warning" if settings.log_level == "info" else settings.log_level)
+        async with Penstock.open(settings=settings, guards=guards or {}) as penstock:
+            return await question(penstock.lifecycles.tenant(tenant))
+
+    return asyncio.run(answer())
