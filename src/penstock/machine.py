@@ -18,6 +18,7 @@ from penstock.graphs.flags import StateFlag
 
 __all__ = ["Machine", "Transition"]
 
+_ESCAPES = str.maketrans({'"': "#quot;", ";": "#59;", ":": "#58;"})
 _WORD = re.compile(r"(?!state\b|end\b|note\b)[A-Za-z_]\w*", re.IGNORECASE)
 
 
@@ -141,4 +142,4 @@ class Machine:
 
 def _quoted(text: str) -> str:
     """Text that Mermaid takes as it is."""
-    return text.replace('"', "#quot;").replace(";", "#59;").replace(":", "#58;")
+    return text.translate(_ESCAPES)
