@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -96,15 +97,18 @@ def export(
     out: Annotated[str | None, typer.Option("--out", metavar="FILE", help="Write to a file instead.")] = None,
     tenant: Tenant = "",
     db: Db = None,
+    as_json: Json = False,
 ) -> None:
     """Print the document that a version was imported from, byte for byte."""
+    from penstock.cli.screen import Screen
+
     found = ask_lifecycles(Place(db), tenant, lambda it: it.export(name, version=version, environment=env))
     if out is not None:
         Path(out).write_bytes(found)
+    elif as_json:
+        Screen(as_json=True).document(json.loads(found))
     else:
         sys.stdout.write(found.decode())
-        if not found.endswith(b"\n") and sys.stdout.isatty():
-            sys.stdout.write("\n")
 
 
 def diff(
@@ -156,7 +160,7 @@ def list_definitions(*, tenant: Tenant = "", db: Db = None, as_json: Json = Fals
     shown = [(version, many) for version, many in found if version is not None]
     Screen(as_json=as_json).answer(
         lambda: resources.listing(shown, lambda each: {**lifecycle_resources.version(each[0]), "instances": each[1]}),
-        lambda: [lifecycle_views.definitions(shown) if shown else views.nothing("definitions")],
+        lambda: [lifecycle_views.definitions(shown) if shown else views.nothing("definition")],
     )
 
 
@@ -210,11 +214,17 @@ def diagram(
     svg: Annotated[bool, typer.Option("--svg", help="Draw an SVG picture instead of Mermaid text.")] = False,
     tenant: Tenant = "",
     db: Db = None,
+    as_json: Json = False,
 ) -> None:
     """Print a version as a Mermaid state diagram, or as an SVG picture."""
+    from penstock.cli.screen import Screen
+
     form = "svg" if svg else "mermaid"
     found = ask_lifecycles(Place(db), tenant, lambda it: it.diagram(name, version=version, environment=env, form=form))
-    typer.echo(found, nl=False)
+    if as_json:
+        Screen(as_json=True).document({"form": form, "diagram": found})
+    else:
+        typer.echo(found, nl=False)
 
 
 def categories(*, tenant: Tenant = "", db: Db = None, as_json: Json = False) -> None:
@@ -222,11 +232,10 @@ def categories(*, tenant: Tenant = "", db: Db = None, as_json: Json = False) -> 
     from rich.text import Text
 
     from penstock import resources
-    from penstock.cli import views
     from penstock.cli.screen import Screen
 
     found = ask_lifecycles(Place(db), tenant, lambda it: it.categories())
     Screen(as_json=as_json).answer(
         lambda: resources.listing(found, lambda each: {"id": each.id, "name": each.name}),
-        lambda: [Text(each.name) for each in found] or [views.nothing("categories")],
+        lambda: [Text(each.name) for each in found] or [Text("There are no categories.")],
     )

@@ -178,7 +178,7 @@ def instances(
     page = ask_lifecycles(Place(db), tenant, question)
 
     def people() -> Iterator[RenderableType]:
-        yield lifecycle_views.instances(page.items) if page.items else views.nothing("instances")
+        yield lifecycle_views.instances(page.items) if page.items else views.nothing("instance")
         yield from views.more(page.next_cursor)
 
     Screen(as_json=as_json).answer(

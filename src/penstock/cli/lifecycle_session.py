@@ -18,7 +18,7 @@ __all__ = ["Environment", "Tenant", "VersionOption", "ask_lifecycles"]
 
 T = TypeVar("T")
 
-Tenant = Annotated[str, typer.Option("--tenant", metavar="NAME", help="Whose lifecycles; those of nobody if not.")]
+Tenant = Annotated[str, typer.Option("--tenant", metavar="NAME", help="The tenant whose lifecycles are meant.")]
 Environment = Annotated[
     str | None,
     typer.Option("--env", metavar="NAME", help="The environment, where several have a definition of this name."),
