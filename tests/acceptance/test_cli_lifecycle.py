@@ -137,6 +137,9 @@ def test_a_trigger_says_where_the_instance_went_or_why_not(penstock: Run):
     assert (code, out) == (1, "refused, not allowed: ship\nin New it can take: pay, expire\n")
     code, out, _ = penstock("lifecycle", "trigger", guid, "pay", "--check")
     assert (code, out) == (0, "New → Paid, could be moved by pay\n")
+    assert penstock("lifecycle", "trigger", "order/A-1", "pay", "--check")[0] == 0
+    code, _, err = penstock("lifecycle", "trigger", "order/A-2", "pay")
+    assert (code, err) == (1, "penstock: no instance of 'order' has the reference 'A-2'\n")
     words = ("lifecycle", "trigger", guid[:30], "PAY", "--key", "r-1", "--actor", "ana", "--meta", "till:=3")
     assert penstock(*words)[:2] == (0, "New → Paid, moved by pay\n")
     assert penstock(*words)[:2] == (0, "New → Paid, was moved before by pay\n")

@@ -33,7 +33,7 @@ def lifecycles(penstock: Penstock) -> Lifecycles:
 # --- Importer
 
 
-@pytest.mark.covers("LC-118", "LC-063", "LC-064", "LC-018", "LC-025", "LC-002", "LC-078")
+@pytest.mark.covers("LC-001", "LC-012", "LC-013", "LC-118", "LC-063", "LC-064", "LC-018", "LC-025", "LC-002", "LC-078")
 async def test_a_valid_document_is_imported_from_text_and_from_a_file(lifecycles: Lifecycles, tmp_path: Path):
     path = tmp_path / "order.json"
     path.write_text(text())
@@ -68,6 +68,12 @@ async def test_without_an_initial_state_the_first_one_is_and_a_warning_says_so(l
     assert (await lifecycles.graph("order")).initial.name == "A"
     with pytest.raises(DefinitionInvalid, match="no state is marked as initial"):
         await lifecycles.import_text(unmarked, strict=True)
+
+
+@pytest.mark.covers("LC-076")
+async def test_a_document_without_transitions_has_none(lifecycles: Lifecycles):
+    made = await lifecycles.import_text(text(transitions=None))
+    assert (made.states, made.events, made.transitions) == (5, 0, 0)
 
 
 @pytest.mark.covers("LC-118", "LC-080", "LC-015", "LC-016")

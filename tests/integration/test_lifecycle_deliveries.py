@@ -176,6 +176,17 @@ async def test_deliveries_of_some_age_are_made_due_again(penstock: Penstock, clo
         await deliveries.resend("nobody")
 
 
+@pytest.mark.covers("LC-109")
+async def test_yes_and_no_come_back_from_every_database(penstock: Penstock):
+    for name, suspends in (("strict", True), ("lenient", False)):
+        await penstock.deliveries.register(name, suspends=suspends)
+    found = {each.name: each.suspends for each in await penstock.deliveries.consumers()}
+    assert found == {"strict": True, "lenient": False}
+    guid = (await penstock.lifecycles.start("order", data={"yes": True, "no": False, "one": 1})).guid
+    stored = (await penstock.lifecycles.get(guid)).data
+    assert [(name, type(value)) for name, value in stored.items()] == [("yes", bool), ("no", bool), ("one", int)]
+
+
 async def test_a_consumer_that_leaves_has_its_deliveries_cancelled(penstock: Penstock):
     deliveries = penstock.deliveries
     await deliveries.register("billing", attempts_max=4)

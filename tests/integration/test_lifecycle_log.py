@@ -66,6 +66,14 @@ async def test_old_entries_are_purged_and_the_rest_still_explains_the_instance(
         await lifecycles.purge(datetime(2030, 1, 1))
 
 
+@pytest.mark.covers("LC-062")
+async def test_indexes_are_rebuilt_and_everything_is_found_as_before(lifecycles: Lifecycles, clock: ManualClock):
+    guid = await busy(lifecycles, clock)
+    await lifecycles.rebuild_indexes()
+    assert [each.guid for each in (await lifecycles.instances(state="paid")).items] == [guid]
+    assert await lifecycles.verify() == (1, [])
+
+
 async def test_a_purge_in_slices_counts_every_entry(lifecycles: Lifecycles, clock: ManualClock):
     started = await lifecycles.start_many("order", (f"A-{n}" for n in range(1200)))
     clock.advance(10)

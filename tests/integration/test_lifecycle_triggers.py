@@ -37,6 +37,7 @@ async def paid(lifecycles: Lifecycles, **data: Any) -> str:
     return guid
 
 
+@pytest.mark.covers("LC-007", "LC-014")
 async def test_each_refusal_is_a_value_that_says_why(lifecycles: Lifecycles):
     guid = await paid(lifecycles, stock=0)
     refused = {event: await lifecycles.trigger(guid, event) for event in ("fly", "release", "SHIP")}

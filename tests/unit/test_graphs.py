@@ -203,6 +203,7 @@ def test_order_and_case_make_no_difference_and_content_does(given_document: dict
     assert check_document(more).digest() != graph.digest()
 
 
+@pytest.mark.covers("LC-008", "LC-043", "LC-034")
 def test_flags_and_names_know_their_documented_values():
     assert {word: int(flag) for word, flag in flag_words(TransitionFlag).items()} == {
         "System": 1, "Auto": 2, "Manual": 4, "NeedsApproval": 8, "CanRetry": 16, "Critical": 32, "Rollback": 64,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.lifecycle_session import Environment, Tenant, VersionOption, ask_lifecycles
+from penstock.cli.lifecycle_session import Environment, Tenant, VersionOption, ask_lifecycles, guid_of
 from penstock.cli.options import App, Cause, Cursor, Db, Json, Limit, command
 from penstock.cli.printable import counted
 from penstock.cli.problems import WrongUsage
@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 
 __all__ = ["add_to"]
 
-Guid = Annotated[str, typer.Argument(metavar="GUID", help="The instance's guid, or 8 characters or more of it.")]
+Guid = Annotated[
+    str, typer.Argument(metavar="GUID", help="The instance's guid, 8 characters or more of it, or NAME/REFERENCE.")
+]
 Actor = Annotated[str | None, typer.Option("--actor", metavar="NAME", help="Who does it; the user if not.")]
 Pairs = list[str] | None
 
@@ -117,10 +119,11 @@ def trigger(
     place, given = Place(db, app), dict(_fields("--meta", metadata)) or None
 
     async def question(it: Lifecycles) -> Outcome:
+        guid = await guid_of(it, instance)
         if check:
-            return await it.can(instance, event, actor=actor, metadata=given)
+            return await it.can(guid, event, actor=actor, metadata=given)
         return await it.trigger(
-            instance, event, request_key=key, actor=actor, cause=cause, correlation=correlation, metadata=given,
+            guid, event, request_key=key, actor=actor, cause=cause, correlation=correlation, metadata=given,
             retries=3,
         )  # fmt: skip
 
@@ -202,7 +205,7 @@ def history(
     from penstock.cli.screen import Screen
 
     async def question(it: Lifecycles) -> tuple[Instance, Page[LogEntry], Sequence[Available]]:
-        found = await it.get(instance)
+        found = await it.get(await guid_of(it, instance))
         page = await it.log(found.guid, cursor=cursor, limit=limit)
         return found, page, await it.available_events(found.guid)
 
@@ -234,7 +237,12 @@ def _action(name: str, summary: str) -> Callable[..., None]:
         as_json: Json = False,
     ) -> None:
         place = Place(db)
-        found = ask_lifecycles(place, tenant, lambda it: getattr(it, name)(instance, actor=actor, cause=cause))
+
+        async def question(it: Lifecycles) -> Instance:
+            changed: Instance = await getattr(it, name)(await guid_of(it, instance), actor=actor, cause=cause)
+            return changed
+
+        found = ask_lifecycles(place, tenant, question)
         _show_instance(place, found, as_json=as_json)
 
     act.__doc__ = summary

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from penstock.cli.session import Place, log_to_stderr, require_database
+from penstock.errors import NotFound
 
 if TYPE_CHECKING:
     from penstock.lifecycles.guards import Guard
     from penstock.lifecycles.service import Lifecycles
 
-__all__ = ["Environment", "Tenant", "VersionOption", "ask_lifecycles"]
+__all__ = ["Environment", "Tenant", "VersionOption", "ask_lifecycles", "guid_of"]
 
 T = TypeVar("T")
 
@@ -48,3 +49,14 @@ def ask_lifecycles(
             return await question(penstock.lifecycles.tenant(tenant))
 
     return asyncio.run(answer())
+
+
+async def guid_of(lifecycles: Lifecycles, written: str) -> str:
+    """The guid of an instance named by it, by its beginning, or by definition and reference: order/A-1001."""
+    name, slash, reference = written.partition("/")
+    if not slash:
+        return (await lifecycles.get(written)).guid
+    found = (await lifecycles.instances(definition=name, reference=reference)).items
+    if not found:
+        raise NotFound(f"no instance of {name!r} has the reference {reference!r}")
+    return found[-1].guid

@@ -8,11 +8,14 @@ from functools import partial
 from sqlalchemy import ColumnElement, Select, Table, case, delete, func, select
 
 from penstock.db.connection import Connection
+from penstock.db.schema import metadata
 from penstock.lifecycles.records import INSTANCES_EACH
 from penstock.lifecycles.scope import Scope
 from penstock.lifecycles.tables import checkpoints, deliveries, logs
 
-__all__ = ["count_purgeable", "purge"]
+__all__ = ["count_purgeable", "purge", "rebuild_indexes"]
+
+PREFIX = "penstock_lifecycle_"
 
 
 async def purge(scope: Scope, before_us: int) -> int:
@@ -25,6 +28,13 @@ async def purge(scope: Scope, before_us: int) -> int:
         last = found[-1]
         removed += await scope.db.transaction(partial(_purge_some, scope, before_us, found), "lifecycle_purge")
     return removed
+
+
+async def rebuild_indexes(scope: Scope) -> None:
+    """Rebuild the indexes of every table of lifecycles, one after the other."""
+    async with scope.db.connection() as connection:
+        for name in sorted(name for name in metadata.tables if name.startswith(PREFIX)):
+            await connection.exec_driver_sql(scope.db.dialect.rebuild_indexes.format(table=name))
 
 
 async def count_purgeable(scope: Scope, before_us: int) -> int:

@@ -12,9 +12,9 @@ from sqlalchemy import select
 from penstock.clock import micros
 from penstock.db.connection import Connection
 from penstock.errors import InvalidInput
-from penstock.lifecycles import acting, bulk, lists, log, migrating, proving, purging, queries, starting, triggering
-from penstock.lifecycles.changes import Stamp
-from penstock.lifecycles.definitions import Definitions, VersionName
+from penstock.lifecycles import bulk, lists, log, proving, purging, queries, starting, triggering
+from penstock.lifecycles.actions import InstanceActions
+from penstock.lifecycles.definitions import VersionName
 from penstock.lifecycles.deliveries import Deliveries, Span, micros_of
 from penstock.lifecycles.model import (
     Available,
@@ -22,7 +22,6 @@ from penstock.lifecycles.model import (
     Difference,
     Instance,
     LogEntry,
-    Migration,
     Outcome,
     Start,
     Started,
@@ -31,7 +30,7 @@ from penstock.lifecycles.model import (
 from penstock.lifecycles.monitoring import Tick, tick
 from penstock.lifecycles.records import instance_of, record_of
 from penstock.lifecycles.scope import Scope
-from penstock.lifecycles.states import ACTIONS, InstanceFlag, LogFlag
+from penstock.lifecycles.states import InstanceFlag, LogFlag
 from penstock.listing import Page
 
 __all__ = ["Lifecycles"]
@@ -41,7 +40,7 @@ TICK_EACH = 100
 TICK_LEASE_S = 60
 
 
-class Lifecycles(Definitions):
+class Lifecycles(InstanceActions):
     """The lifecycles of one tenant. Instances are named by guid (8 characters or more of it) or by number."""
 
     def __init__(self, scope: Scope) -> None:
@@ -231,91 +230,6 @@ class Lifecycles(Definitions):
         """The events that an instance's state admits, and what its guards say now."""
         return await triggering.available(self._scope, instance, self._stamp(actor, metadata=metadata))
 
-    # --- what no event does
-
-    async def suspend(self, instance: str | int, *, actor: str | None = None, cause: str | None = None) -> Instance:
-        """Let an instance take no event until it is resumed."""
-        return await self._act(instance, "suspend", actor, cause)
-
-    async def resume(self, instance: str | int, *, actor: str | None = None, cause: str | None = None) -> Instance:
-        """Let a suspended instance go on."""
-        return await self._act(instance, "resume", actor, cause)
-
-    async def complete(self, instance: str | int, *, actor: str | None = None, cause: str | None = None) -> Instance:
-        """Mark an instance as completed; its other flags and its state stay."""
-        return await self._act(instance, "complete", actor, cause)
-
-    async def fail(self, instance: str | int, *, actor: str | None = None, cause: str | None = None) -> Instance:
-        """Mark an instance as failed; its other flags and its state stay."""
-        return await self._act(instance, "fail", actor, cause)
-
-    async def archive(self, instance: str | int, *, actor: str | None = None, cause: str | None = None) -> Instance:
-        """Mark an instance as archived; its other flags and its state stay."""
-        return await self._act(instance, "archive", actor, cause)
-
-    async def reopen(self, instance: str | int, *, actor: str | None = None, cause: str | None = None) -> Instance:
-        """Make an instance active again that was completed or has failed; its state stays."""
-        return await self._act(instance, "reopen", actor, cause)
-
-    async def force(
-        self,
-        instance: str | int,
-        state: str,
-        *,
-        cause: str,
-        actor: str | None = None,
-        tx: Connection | None = None,
-    ) -> Instance:
-        """Put an instance into a state whatever its table says, for administrators; the log says so, and why."""
-        if not cause.strip():
-            raise InvalidInput("say why: the log of a forced state has a cause")
-        return await acting.force(self._scope, instance, state, self._stamp(actor, cause, flags=LogFlag.MANUAL), tx)
-
-    async def change_data(
-        self,
-        instance: str | int,
-        changes: Mapping[str, Any],
-        *,
-        revision: int | None = None,
-        actor: str | None = None,
-        cause: str | None = None,
-        tx: Connection | None = None,
-    ) -> Instance:
-        """Set fields of an instance's data, and remove those that are None; `revision` is the one you looked at."""
-        return await acting.change_data(
-            self._scope, instance, changes, self._stamp(actor, cause), revision=revision, tx=tx
-        )
-
-    async def delete(
-        self, instance: str | int, *, force: bool = False, actor: str | None = None, cause: str | None = None
-    ) -> None:
-        """Delete an instance with its log. Archiving is better; one that has not ended needs `force`."""
-        await acting.delete_instance(self._scope, instance, force=force, actor=actor or self._scope.actor, cause=cause)
-
-    async def migrate(
-        self,
-        definition: str | int,
-        *,
-        source: str | int,
-        target: VersionName = None,
-        states: Mapping[str, str] | None = None,
-        environment: str | int | None = None,
-        dry_run: bool = False,
-        actor: str | None = None,
-        cause: str | None = None,
-    ) -> Migration:
-        """Move all instances of a version to another one; `states` maps those whose names have changed.
-
-        A dry run says how many would go from where to where, and every fault; with a fault nothing moves.
-        """
-        async with self._scope.db.read() as tx:
-            before = await self._graph(tx, definition, source, environment)
-            after = await self._graph(tx, definition, target, environment)
-        if before.version.id == after.version.id:
-            raise InvalidInput(f"source and target are both {before.version.title}")
-        stamp = self._stamp(actor, cause)
-        return await migrating.migrate(self._scope, before, after, states or {}, stamp, dry_run=dry_run)
-
     # --- the log
 
     async def log(
@@ -365,6 +279,10 @@ class Lifecycles(Definitions):
             return await purging.count_purgeable(self._scope, instant)
         return await purging.purge(self._scope, instant)
 
+    async def rebuild_indexes(self) -> None:
+        """Let the database rebuild the indexes of the lifecycle tables, as after a large purge."""
+        await purging.rebuild_indexes(self._scope)
+
     async def verify(self) -> tuple[int, list[Difference]]:
         """Fold the log of every instance and compare: how many there are, and every difference."""
         return await proving.verify(self._scope)
@@ -386,11 +304,6 @@ class Lifecycles(Definitions):
         }
         return found
 
-    # ---
-
-    async def _act(self, instance: str | int, action: str, actor: str | None, cause: str | None) -> Instance:
-        return await acting.act(self._scope, instance, ACTIONS[action], self._stamp(actor, cause))
-
     async def _which(
         self,
         tx: Connection,
@@ -405,18 +318,6 @@ class Lifecycles(Definitions):
         found = await queries.definition_named(tx, self._scope, definition, environment)
         number = None if version is None else (await queries.version_named(tx, found, version)).id
         return {"definition": found.id, "version": number}
-
-    def _stamp(
-        self,
-        actor: str | None,
-        cause: str | None = None,
-        correlation: str | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        *,
-        flags: LogFlag = LogFlag.NONE,
-        request_key: str | None = None,
-    ) -> Stamp:
-        return Stamp(actor or self._scope.actor, cause, correlation, request_key, metadata, flags)
 
 
 def _triggers(given: Iterable[Trigger | str], event: str | None) -> Iterable[Trigger]:
