@@ -99,6 +99,7 @@ class Penstock:
         elif url is not None:
             settings = settings.model_copy(update={"database_url": url})
         definitions = by_name(operations)
+        _require_callable(guards)
         clock = clock or SystemClock()
         db = await Database.open(settings.database_url, clock=clock)
         try:
@@ -209,6 +210,12 @@ def run(
             return await penstock.run_until_done(made.id)
 
     return asyncio.run(go())
+
+
+def _require_callable(guards: Mapping[str, object]) -> None:
+    wrong = [name for name, guard in guards.items() if not callable(guard)]
+    if wrong:
+        raise DeclarationError(f"guards are functions; these are not: {', '.join(map(repr, wrong))}")
 
 
 def by_name(operations: Iterable[object]) -> dict[str, Definition]:

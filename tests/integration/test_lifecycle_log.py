@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -12,9 +13,10 @@ from orders import opened, text
 from sqlalchemy import delete, insert, update
 
 from penstock import Penstock
-from penstock.clock import ManualClock
+from penstock.clock import ManualClock, micros
 from penstock.errors import InvalidInput
 from penstock.lifecycles import Lifecycles
+from penstock.lifecycles.purging import _purge_some
 from penstock.lifecycles.tables import instances, logs, timers
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
@@ -80,6 +82,21 @@ async def test_a_purge_in_slices_counts_every_entry(lifecycles: Lifecycles, cloc
     await lifecycles.trigger_many([each.guid for each in started], "pay")
     assert await lifecycles.purge(START + timedelta(seconds=5)) == 1200
     assert await lifecycles.verify() == (1200, [])
+
+
+@pytest.mark.databases("postgresql", "mariadb")
+async def test_a_purge_of_less_that_comes_later_leaves_the_checkpoint_of_a_purge_of_more(
+    penstock: Penstock, clock: ManualClock
+):
+    lifecycles = penstock.lifecycles
+    guid = await busy(lifecycles, clock)
+    ids = [(await lifecycles.get(guid)).id]
+    async with penstock.db.write() as tx:
+        assert await _purge_some(lifecycles._scope, micros(START + timedelta(days=3, hours=1)), ids, tx) == 4
+        less = asyncio.create_task(lifecycles.purge(START + timedelta(days=1, hours=1)))
+        await asyncio.wait({less}, timeout=0.3)  # it waits for us, or has not begun
+    assert await less == 0
+    assert await lifecycles.verify() == (1, [])
 
 
 async def test_what_a_consumer_has_not_heard_of_is_not_purged(penstock: Penstock, clock: ManualClock):

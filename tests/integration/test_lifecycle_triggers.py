@@ -14,7 +14,7 @@ from orders import opened, text
 from penstock import Penstock
 from penstock.clock import ManualClock
 from penstock.db.database import CommitUnknown, Database
-from penstock.errors import Conflict, InvalidInput, NotFound
+from penstock.errors import Conflict, DeclarationError, InvalidInput, NotFound
 from penstock.failpoints import armed
 from penstock.lifecycles import Deny, GuardContext, InstanceFlag, Lifecycles, LogFlag
 
@@ -210,6 +210,40 @@ async def test_data_is_merged_logged_and_kept_from_those_who_looked_at_an_older_
         await lifecycles.change_data(started.guid, {"d": 4}, revision=1)
     with pytest.raises(InvalidInput, match="data is JSON"):
         await lifecycles.change_data(started.guid, {"d": object()})
+    with pytest.raises(InvalidInput, match="metadata is JSON"):
+        await lifecycles.trigger(started.guid, "pay", metadata={"d": object()})
+
+
+async def test_a_change_of_data_leaves_values_that_are_null_alone(lifecycles: Lifecycles):
+    guid = (await lifecycles.start("order", data={"gift": None})).guid
+    assert (await lifecycles.change_data(guid, {"total": 3})).data == {"gift": None, "total": 3}
+    assert (await lifecycles.change_data(guid, {"gift": None})).data == {"total": 3}
+
+
+async def test_a_guard_that_is_no_function_is_refused_when_the_engine_opens(database_url: str, tmp_path: Path):
+    wrong: Any = {"in_stock": True}
+    with pytest.raises(DeclarationError, match="guards are functions; these are not: 'in_stock'"):
+        async with opened(database_url, tmp_path, guards=wrong):
+            pass
+
+
+async def test_a_move_that_was_tried_again_says_so_in_the_log(database_url: str, tmp_path: Path, clock: ManualClock):
+    asked = 0
+
+    async def in_stock(context: GuardContext) -> bool:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            await penstock.lifecycles.change_data(context.instance.guid, {"seen": True})
+        return True
+
+    async with opened(database_url, tmp_path, clock, {"in_stock": in_stock}) as penstock:
+        await penstock.lifecycles.import_text(text())
+        guid = await paid(penstock.lifecycles)
+        assert (await penstock.lifecycles.trigger(guid, "ship", retries=1)).applied
+        last = await penstock.lifecycles.latest(guid)
+        assert last is not None
+        assert last.flags == LogFlag.RETRY
 
 
 @pytest.mark.covers("I-29")

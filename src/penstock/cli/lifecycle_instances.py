@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from penstock.lifecycles.guards import Guard
     from penstock.lifecycles.model import Available, Instance, LogEntry, Outcome
-    from penstock.lifecycles.monitoring import Tick
     from penstock.lifecycles.service import Lifecycles
     from penstock.lifecycles.states import InstanceFlag
     from penstock.listing import Page
@@ -271,18 +270,28 @@ def purge(
     Screen(as_json=as_json).answer(lambda: {"entries": found, "isDryRun": dry_run}, lambda: [Text(words)])
 
 
-def tick(*, tenant: Tenant = "", db: Db = None, app: App = None, as_json: Json = False) -> None:
+def tick(
+    *,
+    tenant: Annotated[
+        str | None, typer.Option("--tenant", metavar="NAME", help="Only this tenant; all of them if not.")
+    ] = None,
+    db: Db = None,
+    app: App = None,
+    as_json: Json = False,
+) -> None:
     """Fire the timers that are due and give up deliveries that are spent: one pass of the monitor."""
     from penstock import lifecycle_resources
     from penstock.cli import views
     from penstock.cli.screen import Screen
+    from penstock.lifecycles.monitoring import Tick
 
     place = Place(db, app)
 
     async def question(it: Lifecycles) -> Tick:
-        return await it.tick()
+        names = await it.tenants() if tenant is None else [tenant]
+        return Tick.total([await it.tenant(name).tick() for name in names])
 
-    found = ask_lifecycles(place, tenant, question, guards=_guards(place))
+    found = ask_lifecycles(place, "", question, guards=_guards(place))
     facts = {
         "timers fired": str(found.timers_fired),
         "timers refused": str(found.timers_refused),

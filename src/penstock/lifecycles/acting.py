@@ -13,13 +13,12 @@ from penstock.db.connection import Connection
 from penstock.errors import Conflict
 from penstock.graphs.flags import StateFlag
 from penstock.journal.queries import record as record_move
-from penstock.lifecycles.changes import Change, Stamp, write
+from penstock.lifecycles.changes import Change, Stamp, checked_data, write
 from penstock.lifecycles.model import Instance
 from penstock.lifecycles.queries import graph_of
 from penstock.lifecycles.records import Record, instance_of, record_of
 from penstock.lifecycles.rules.graph import Graph
 from penstock.lifecycles.scope import Scope
-from penstock.lifecycles.starting import checked_data
 from penstock.lifecycles.states import TERMINAL, Action, InstanceFlag, entered
 from penstock.lifecycles.tables import checkpoints, deliveries, instances, logs, timers
 from penstock.lifecycles.triggering import reading
@@ -61,8 +60,9 @@ async def change_data(
     def plan(record: Record, graph: Graph) -> Change | None:
         if revision is not None and record.revision != revision:
             raise Conflict(f"instance {record.guid} is at revision {record.revision}, not at {revision} any more")
-        merged = {**record.data, **changes}
-        data = checked_data({name: value for name, value in merged.items() if value is not None}) or {}
+        gone = {name for name, value in changes.items() if value is None}
+        merged = {name: value for name, value in {**record.data, **changes}.items() if name not in gone}
+        data = checked_data(merged) or {}
         if data == record.data:
             return None
         told = Stamp(stamp.actor, stamp.cause, stamp.correlation, None, {"changes": dict(changes)}, stamp.flags)

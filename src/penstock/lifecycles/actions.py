@@ -8,7 +8,7 @@ from typing import Any
 from penstock.db.connection import Connection
 from penstock.errors import InvalidInput
 from penstock.lifecycles import acting, migrating
-from penstock.lifecycles.changes import Stamp
+from penstock.lifecycles.changes import Stamp, checked_data
 from penstock.lifecycles.definitions import Definitions, VersionName
 from penstock.lifecycles.model import Instance, Migration
 from penstock.lifecycles.states import ACTIONS, LogFlag
@@ -115,4 +115,5 @@ class InstanceActions(Definitions):
         flags: LogFlag = LogFlag.NONE,
         request_key: str | None = None,
     ) -> Stamp:
-        return Stamp(actor or self._scope.actor, cause, correlation, request_key, metadata, flags)
+        checked = checked_data(metadata, "metadata")
+        return Stamp(actor or self._scope.actor, cause, correlation, request_key, checked, flags)

@@ -9,7 +9,7 @@ from functools import partial
 from itertools import islice
 
 from penstock.db.connection import Connection
-from penstock.lifecycles.changes import Change, Stamp, write_many
+from penstock.lifecycles.changes import Change, Stamp, checked_data, write_many
 from penstock.lifecycles.log import entry_at
 from penstock.lifecycles.model import Outcome, Trigger
 from penstock.lifecycles.queries import graph_of
@@ -63,7 +63,7 @@ async def _turn(scope: Scope, todo: Numbered, stamp: Stamp, retries: int) -> dic
         again = {place: todo[place] for place, outcome in outcomes.items() if outcome.kind == "conflict"}
         if not again:
             break
-        outcomes |= await _try(scope, again, stamp)
+        outcomes |= await _try(scope, again, stamp.again())
     return outcomes
 
 
@@ -97,7 +97,8 @@ async def _try(scope: Scope, todo: Numbered, stamp: Stamp) -> dict[int, Outcome]
 def _stamped(stamp: Stamp, each: Trigger) -> Stamp:
     if each.request_key is None and each.metadata is None:
         return stamp
-    return replace(stamp, request_key=each.request_key, metadata=each.metadata or stamp.metadata)
+    metadata = checked_data(each.metadata, "metadata") or stamp.metadata
+    return replace(stamp, request_key=each.request_key, metadata=metadata)
 
 
 async def _duplicates(tx: Connection, scope: Scope, todo: Numbered, records: dict[str, Record]) -> dict[int, Outcome]:

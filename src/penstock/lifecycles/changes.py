@@ -7,20 +7,40 @@ timers and leaves word for consumers. All of it is one transaction, the caller's
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 from sqlalchemy import Delete, Insert, Update, and_, bindparam, delete, insert, literal, or_, select, update
 
 from penstock.db.connection import Connection
 from penstock.db.database import Database
+from penstock.errors import InvalidInput
 from penstock.lifecycles.records import Record
 from penstock.lifecycles.rules.graph import LifecycleState
 from penstock.lifecycles.scope import Scope
 from penstock.lifecycles.states import EntryKind, InstanceFlag, LogFlag
 from penstock.lifecycles.tables import consumers, deliveries, instances, logs, timers
 
-__all__ = ["Change", "Stamp", "entry_columns", "message_id", "write", "write_many"]
+__all__ = ["Change", "Stamp", "checked_data", "entry_columns", "message_id", "write", "write_many"]
+
+
+DATA_BYTES_MAX = 1024 * 1024
+
+
+def checked_data(data: Mapping[str, Any] | None, what: str = "data") -> dict[str, Any] | None:
+    """Data or metadata that can be stored; None for none."""
+    if not data:
+        return None
+    if not isinstance(data, Mapping):
+        raise InvalidInput(f"{what} is a mapping of names to JSON values; found {type(data).__name__}")
+    try:
+        size = len(msgspec.json.encode(data))
+    except (TypeError, UnicodeEncodeError) as error:
+        raise InvalidInput(f"{what} is JSON: {error}") from None
+    if size > DATA_BYTES_MAX:
+        raise InvalidInput(f"{what} has {size:,} bytes; {DATA_BYTES_MAX:,} fit")
+    return dict(data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +53,10 @@ class Stamp:
     request_key: str | None = None
     metadata: Mapping[str, Any] | None = None
     flags: LogFlag = LogFlag.NONE
+
+    def again(self) -> Stamp:
+        """The stamp of a change that is tried again after a conflict."""
+        return replace(self, flags=self.flags | LogFlag.RETRY)
 
 
 @dataclass(frozen=True, slots=True)

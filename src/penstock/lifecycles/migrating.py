@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from functools import partial
 
 from sqlalchemy import func, select
+from sqlalchemy.exc import IntegrityError
 
 from penstock.db.connection import Connection
-from penstock.errors import Fault, InvalidInput
+from penstock.errors import Conflict, Fault, InvalidInput
 from penstock.graphs.names import name_key, similar
 from penstock.lifecycles.changes import Change, Stamp, write_many
 from penstock.lifecycles.model import Migration
@@ -113,7 +114,13 @@ async def _migrate(scope: Scope, source: Graph, target: Graph, mapped: StateMap,
         while records := await _some(scope, source, last):
             last = records[-1].id
             changes = [_change(record, source, target, mapped, stamp) for record in records if record.state in mapped]
-            written = await scope.db.transaction(partial(_write, scope, target, changes), "lifecycle_migrate")
+            try:
+                written = await scope.db.transaction(partial(_write, scope, target, changes), "lifecycle_migrate")
+            except IntegrityError as error:
+                raise Conflict(
+                    f"a reference was started in {target.version.title} meanwhile; a dry run names it, "
+                    f"{sum(moved.values()):,} instance(s) have moved"
+                ) from error
             moved.update(
                 (source.by_id[change.record.state].name, change.state.name)
                 for change in changes

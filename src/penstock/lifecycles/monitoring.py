@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import astuple, dataclass
 from typing import Any
 
 from sqlalchemy import select, update
@@ -48,6 +48,12 @@ class Tick:
     processed: int = 0
     failed: int = 0
     given_up: int = 0
+
+    @classmethod
+    def total(cls, ticks: Iterable[Tick]) -> Tick:
+        """What several passes did together."""
+        sums = zip(*(astuple(tick) for tick in ticks), strict=True)
+        return cls(*map(sum, sums))
 
     @property
     def is_idle(self) -> bool:

@@ -11,7 +11,7 @@ from penstock.db.connection import Connection
 from penstock.db.schema import metadata
 from penstock.lifecycles.records import INSTANCES_EACH
 from penstock.lifecycles.scope import Scope
-from penstock.lifecycles.tables import checkpoints, deliveries, logs
+from penstock.lifecycles.tables import checkpoints, deliveries, instances, logs
 
 __all__ = ["count_purgeable", "purge", "rebuild_indexes"]
 
@@ -55,7 +55,10 @@ async def _instances(scope: Scope, before_us: int, last: int) -> Sequence[int]:
         return (await tx.execute(query.limit(INSTANCES_EACH))).scalars().all()
 
 
-async def _purge_some(scope: Scope, before_us: int, found: Sequence[int], tx: Connection) -> int:
+async def _purge_some(scope: Scope, before_us: int, wanted: Sequence[int], tx: Connection) -> int:
+    # Held until the commit: another purge must not put an older checkpoint over ours, nor a deletion leave ours behind.
+    held = select(instances.c.id).where(instances.c.tenant == scope.tenant, instances.c.id.in_(wanted))
+    found = (await tx.execute(held.order_by(instances.c.id).with_for_update())).scalars().all()
     cuts = {row.instance: row.cut for row in await tx.execute(_cuts(scope, before_us, found)) if row.cut}
     for row in await tx.execute(_waited_for(scope, found)):
         if row.instance in cuts:

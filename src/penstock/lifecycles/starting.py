@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any
 
-import msgspec
 from sqlalchemy import insert, select
 
 from penstock.db.connection import Connection
 from penstock.errors import Conflict, InvalidInput
-from penstock.lifecycles.changes import Stamp, arm_started
+from penstock.lifecycles.changes import Stamp, arm_started, checked_data
 from penstock.lifecycles.model import Start, Started
 from penstock.lifecycles.records import INSTANCES_EACH
 from penstock.lifecycles.rules.graph import Graph
@@ -20,9 +19,7 @@ from penstock.lifecycles.scope import Scope
 from penstock.lifecycles.states import InstanceFlag
 from penstock.lifecycles.tables import instances, logs, versions
 
-__all__ = ["DATA_BYTES_MAX", "checked_data", "hold_version", "start", "start_many"]
-
-DATA_BYTES_MAX = 1024 * 1024
+__all__ = ["hold_version", "start", "start_many"]
 
 
 async def start(scope: Scope, graph: Graph, wanted: Start, stamp: Stamp, tx: Connection | None = None) -> Started:
@@ -113,21 +110,6 @@ def _rows(scope: Scope, graph: Graph, wanted: Sequence[Start]) -> list[dict[str,
         }
         rows.append(row if each.reference is None else made.setdefault(each.reference, row))
     return rows
-
-
-def checked_data(data: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Instance data that can be stored; None for none."""
-    if not data:
-        return None
-    if not isinstance(data, Mapping):
-        raise InvalidInput(f"data is a mapping of names to JSON values; found {type(data).__name__}")
-    try:
-        size = len(msgspec.json.encode(data))
-    except (TypeError, UnicodeEncodeError) as error:
-        raise InvalidInput(f"data is JSON: {error}") from None
-    if size > DATA_BYTES_MAX:
-        raise InvalidInput(f"data has {size:,} bytes; {DATA_BYTES_MAX:,} fit")
-    return dict(data)
 
 
 def _entry(scope: Scope, graph: Graph, instance: int, stamp: Stamp, now: int) -> dict[str, Any]:

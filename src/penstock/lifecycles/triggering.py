@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 
 from penstock.db.connection import Connection
@@ -60,7 +61,7 @@ async def trigger(
     outcome = await _try(scope, instance, event, stamp, tx, is_once=is_once)
     while outcome.kind == "conflict" and retries > 0:
         retries -= 1
-        outcome = await _try(scope, instance, event, stamp, tx, is_once=is_once)
+        outcome = await _try(scope, instance, event, stamp.again(), tx, is_once=is_once)
     scope.tally["lifecycle_transitions_total", outcome.kind] += 1
     if not outcome.applied:
         log.info("refused: %s (actor %s, correlation %s)", outcome, stamp.actor, stamp.correlation)
@@ -119,9 +120,7 @@ def _flagged(stamp: Stamp, transition: LifecycleTransition) -> Stamp:
         flags |= LogFlag.SYSTEM
     if TransitionFlag.ROLLBACK in transition.flags:
         flags |= LogFlag.ROLLBACK
-    if flags == stamp.flags:
-        return stamp
-    return Stamp(stamp.actor, stamp.cause, stamp.correlation, stamp.request_key, stamp.metadata, flags)
+    return stamp if flags == stamp.flags else replace(stamp, flags=flags)
 
 
 def moved(change: Change, transition: LifecycleTransition) -> Outcome:
