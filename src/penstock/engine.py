@@ -7,6 +7,7 @@ import contextlib
 import getpass
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
+from types import MappingProxyType
 from typing import Any
 
 from penstock.blobs.store import FileStore
@@ -17,6 +18,9 @@ from penstock.db.unit import UnitOfWork
 from penstock.errors import DeclarationError, Unavailable
 from penstock.idempotency.service import Idempotency
 from penstock.idempotency.sql import SqlStore
+from penstock.lifecycles.guards import Guard
+from penstock.lifecycles.scope import Scope
+from penstock.lifecycles.service import Lifecycles
 from penstock.operations.intake import Source
 from penstock.operations.lifespans import Lifespans
 from penstock.operations.model import Operation
@@ -39,7 +43,14 @@ class Penstock:
     """Operations on one database. Use `async with Penstock.open(…)`, or `penstock.run` from a script."""
 
     def __init__(
-        self, db: Database, settings: Settings, definitions: Mapping[str, Definition], *, clock: Clock, entropy: Entropy
+        self,
+        db: Database,
+        settings: Settings,
+        definitions: Mapping[str, Definition],
+        *,
+        clock: Clock,
+        entropy: Entropy,
+        guards: Mapping[str, Guard] = MappingProxyType({}),
     ) -> None:
         self.db, self.settings, self.definitions = db, settings, definitions
         self.clock, self.entropy = clock, entropy
@@ -60,6 +71,10 @@ class Penstock:
         )
         self.idempotency = Idempotency(SqlStore(db), entropy=entropy)
         self.signals = Signals(db, clock=clock, entropy=entropy, actor=actor, hint=self.hint)
+        self.lifecycles = Lifecycles(
+            Scope(db, clock=clock, entropy=entropy, actor=actor, guards=guards, page_max=settings.page_max)
+        )
+        self.deliveries = self.lifecycles.deliveries
 
     @classmethod
     @asynccontextmanager
@@ -71,8 +86,11 @@ class Penstock:
         settings: Settings | None = None,
         clock: Clock | None = None,
         entropy: Entropy | None = None,
+        guards: Mapping[str, Guard] = MappingProxyType({}),
     ) -> AsyncIterator[Penstock]:
         """Connect to a database with these operations: classes or functions marked by `@operation`.
+
+        `guards` are what lifecycles' transitions name as theirs: functions, sync or async, that allow or deny them.
 
         A SQLite database is made and upgraded when needed; a server refuses until `penstock db upgrade` was run.
         """
@@ -81,11 +99,12 @@ class Penstock:
         elif url is not None:
             settings = settings.model_copy(update={"database_url": url})
         definitions = by_name(operations)
+        _require_callable(guards)
         clock = clock or SystemClock()
         db = await Database.open(settings.database_url, clock=clock)
         try:
             clock = await _database_clock(db, clock, settings)
-            penstock = cls(db, settings, definitions, clock=clock, entropy=entropy or Entropy())
+            penstock = cls(db, settings, definitions, clock=clock, entropy=entropy or Entropy(), guards=guards)
             try:
                 yield penstock
             finally:
@@ -122,7 +141,9 @@ class Penstock:
     def transaction(self) -> UnitOfWork:
         """A transaction for your own statements: `async with penstock.transaction() as tx: await tx.execute(…)`.
 
-        It commits when the block ends well. Inside it nothing else of this `Penstock` is called that writes.
+        It commits when the block ends well. `lifecycles.start`, `trigger`, `force`, `change_data` and
+        `deliveries.acknowledge` take it as `tx` and commit with it; nothing else of this `Penstock` that writes is
+        called inside it.
         """
         return self.db.unit()
 
@@ -221,6 +242,12 @@ def _loop_runs() -> bool:
     except RuntimeError:
         return False
     return True
+
+
+def _require_callable(guards: Mapping[str, object]) -> None:
+    wrong = [name for name, guard in guards.items() if not callable(guard)]
+    if wrong:
+        raise DeclarationError(f"guards are functions; these are not: {', '.join(map(repr, wrong))}")
 
 
 def by_name(operations: Iterable[object]) -> dict[str, Definition]:

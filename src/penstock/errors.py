@@ -3,6 +3,7 @@
 PenstockError
 ├── InvalidInput            correct what you sent
 │   ├── DeclarationError    an operation or a step is declared wrongly
+│   ├── DefinitionInvalid   the document of a lifecycle or machine has faults
 │   ├── FileRejected        the file as a whole cannot be read
 │   ├── MetadataInvalid     the metadata does not fit the operation
 │   ├── SettingsInvalid     a setting or option is unknown or out of range
@@ -36,6 +37,7 @@ __all__ = [
     "DatabaseUnready",
     "DatabaseUnsafe",
     "DeclarationError",
+    "DefinitionInvalid",
     "DiskFull",
     "Fault",
     "FileRejected",
@@ -82,6 +84,10 @@ class InvalidInput(PenstockError):
 
 class DeclarationError(InvalidInput):
     """An operation, a step or a row model is declared in a way that cannot work."""
+
+
+class DefinitionInvalid(InvalidInput):
+    """The document of a lifecycle or machine has faults; each names its path in the document."""
 
 
 class FileRejected(InvalidInput):

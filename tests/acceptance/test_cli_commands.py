@@ -127,7 +127,7 @@ def test_machines_are_drawn_by_mermaid(penstock: Run):
 
 
 def test_the_machines_are_a_list_for_machines(penstock: Run):
-    names = [item["name"] for item in json.loads(penstock("machines", "--json")[1])["items"]]
+    names = [item["definition"]["name"] for item in json.loads(penstock("machines", "--json")[1])["items"]]
     assert names == ["operation", "row step", "idempotency key", "blob", "delivery"]
 
 

@@ -32,7 +32,7 @@ DOCS = ROOT / "docs"
 REFERENCE = DOCS / "reference"
 SHARED_OPTIONS = {"--db", "--app", "--json", "--limit", "--cursor"}
 LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)#\s]+)(?:#[^)]*)?\)")
-COVERED = re.compile(r"(?:SM|SG|GR)-\d{3}")
+COVERED = re.compile(r"(?:SM|SG|GR|LC)-\d{3}")
 
 
 def page(name: str) -> str:
@@ -177,13 +177,13 @@ def _refusals() -> Iterator[str]:
 
 
 def test_every_behaviour_that_a_test_covers_is_on_the_list():
-    listed = re.findall(r"^\| ((?:SM|SG|GR)-\d{3}) ", page("behaviours.md"), re.MULTILINE)
+    listed = re.findall(r"^\| ((?:SM|SG|GR|LC)-\d{3}) ", page("behaviours.md"), re.MULTILINE)
     assert len(listed) == len(set(listed)), "an id is listed twice"
     covered = {i for path in (ROOT / "tests").rglob("*.py") for i in COVERED.findall(path.read_text())}
     assert covered - set(listed) == set()
 
 
-@pytest.mark.parametrize("kind", ["SM", "SG", "GR"])
+@pytest.mark.parametrize("kind", ["SM", "SG", "GR", "LC"])
 def test_the_ids_of_behaviours_have_no_gaps(kind: str):
     numbers = [int(n) for n in re.findall(rf"^\| {kind}-(\d{{3}}) ", page("behaviours.md"), re.MULTILINE)]
     assert numbers == list(range(1, len(numbers) + 1))

@@ -12,7 +12,20 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import config, db, doctor, idempotency, machines, ops, run, submit, verify, waits, worker
+from penstock.cli import (
+    config,
+    db,
+    doctor,
+    idempotency,
+    lifecycle,
+    machines,
+    ops,
+    run,
+    submit,
+    verify,
+    waits,
+    worker,
+)
 from penstock.cli.documents import stdout_for_documents
 from penstock.cli.options import Group, help_end
 from penstock.cli.problems import EXIT_MEANINGS, INTERRUPTED, exit_code, report, report_usage
@@ -33,6 +46,7 @@ submit.add_to(app)
 worker.add_to(app)
 ops.add_to(app)
 waits.add_to(app)
+lifecycle.add_to(app)
 machines.add_to(app)
 verify.add_to(app)
 doctor.add_to(app)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -37,10 +38,21 @@ def verify(
     from penstock.cli import views
     from penstock.cli.screen import Screen
 
-    async def look(penstock: Penstock) -> VerifyReport:
-        of = None if operation is None else await exact_id(penstock, operation)
-        return await penstock.operations.verify(of, deep=deep)
-
-    found = ask(Place(db), look)
+    found = ask(Place(db), lambda penstock: _verify(penstock, operation, deep=deep))
     Screen(as_json=as_json).answer(lambda: resources.verify_report(found), lambda: views.verify_report(found))
     raise typer.Exit(0 if found.is_clean else 1)
+
+
+async def _verify(penstock: Penstock, operation: str | None, *, deep: bool) -> VerifyReport:
+    """The operations, and the lifecycles of every tenant unless one operation was named."""
+    from penstock.operations.model import Difference
+
+    of = None if operation is None else await exact_id(penstock, operation)
+    found = await penstock.operations.verify(of, deep=deep)
+    if of is not None:
+        return found
+    differences = list(found.differences)
+    for tenant in await penstock.lifecycles.tenants():
+        _, wrong = await penstock.lifecycles.tenant(tenant).verify()
+        differences += [Difference(each.rule, each.message, None, None, None) for each in wrong]
+    return replace(found, differences=tuple(differences))

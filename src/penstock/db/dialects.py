@@ -74,6 +74,9 @@ class Dialect(ABC):
     hears: ClassVar[bool] = False
     hears_itself: ClassVar[bool] = False
 
+    # Rebuilds the indexes of a table, outside any transaction.
+    rebuild_indexes: ClassVar[str]
+
     # One query whose row holds the version and the settings, and what they must be.
     facts: ClassVar[str]
     requirements: ClassVar[tuple[Requirement, ...]]
@@ -161,6 +164,7 @@ class Sqlite(Dialect):
         "PRAGMA wal_autocheckpoint=0",
         f"PRAGMA journal_size_limit={LOG_BYTES}",
     )
+    rebuild_indexes = "REINDEX {table}"
     facts = "SELECT sqlite_version() AS version"
     requirements = (Requirement("version", "3.37 or newer", at_least(3, 37)),)
 
@@ -230,6 +234,7 @@ class Postgresql(Dialect):
     upgrade_lock = "SELECT CAST(pg_try_advisory_lock(7308324469) AS INTEGER)"
     ring = "SELECT pg_notify('penstock', '')"
     hears = True
+    rebuild_indexes = "REINDEX TABLE CONCURRENTLY {table}"
     facts = (
         "SELECT current_setting('server_version') AS version, current_setting('fsync') AS fsync,"
         " current_setting('synchronous_commit') AS synchronous_commit,"
@@ -336,6 +341,7 @@ class Mariadb(Dialect):
     upgrade_lock = "SELECT GET_LOCK(CONCAT('penstock.', DATABASE()), 0)"
     # Its default is a day, and whole seconds are all it knows.
     before_change = (f"SET SESSION lock_wait_timeout = {round(CHANGE_WAIT_S)}",)
+    rebuild_indexes = "OPTIMIZE TABLE {table}"  # InnoDB makes the table and its indexes anew, beside those who use it
     facts = (
         "SELECT VERSION() AS version, @@innodb_flush_log_at_trx_commit AS innodb_flush_log_at_trx_commit,"
         " @@innodb_doublewrite AS innodb_doublewrite, IF(@@log_bin, @@sync_binlog, 1) AS sync_binlog"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Literal
 
 from penstock.errors import Fault
+from penstock.listing import Page
 from penstock.operations.states import OPERATION
 
 __all__ = [
@@ -29,7 +30,6 @@ __all__ = [
     "VerifyReport",
 ]
 
-T = TypeVar("T")
 Status = Literal[
     "Pending", "Validating", "Running", "Paused", "Stopping", "Retrying",
     "Completed", "CompletedWithErrors", "Failed", "Cancelled",
@@ -286,11 +286,3 @@ class Event:
     at: datetime
     actor: str
     cause: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Page(Generic[T]):
-    """Part of a list; pass `next_cursor` to get the next part."""
-
-    items: Sequence[T]
-    next_cursor: str | None = None

@@ -15,7 +15,7 @@ from typing import Any
 from penstock.errors import DeclarationError
 from penstock.pipeline.definition import MARK, Definition, definition_of
 
-__all__ = ["discover", "load_app"]
+__all__ = ["discover", "load_app", "load_module"]
 
 
 OURS = Path(__file__).parents[1]
@@ -38,15 +38,21 @@ def load_app(spec: str) -> tuple[Definition, ...]:
     cause.
     """
     place, _, name = spec.partition(":")
-    if not place:
-        raise DeclarationError(f"{spec!r} names no module; write pkg.module, pkg.module:name or path/to/file.py")
-    module = _file_module(Path(place)) if place.endswith(".py") else _named_module(place)
+    module = load_module(spec)
     if not name:
         return discover(module)
     if name not in vars(module):
         raise DeclarationError(f"module {place!r} has no {name!r}; it has: {_public_names(module)}")
     found = getattr(module, name)
     return _distinct(map(definition_of, found if isinstance(found, list | tuple) else [found]), spec)
+
+
+def load_module(spec: str) -> ModuleType:
+    """The module that "pkg.module", "pkg.module:name" or the path of a .py file stands for."""
+    place = spec.partition(":")[0]
+    if not place:
+        raise DeclarationError(f"{spec!r} names no module; write pkg.module, pkg.module:name or path/to/file.py")
+    return _file_module(Path(place)) if place.endswith(".py") else _named_module(place)
 
 
 def _is_marked(value: Any) -> bool:
