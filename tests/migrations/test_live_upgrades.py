@@ -33,6 +33,7 @@ CHANGED = {
     "penstock_chunk_rows": "data",
     "penstock_row_record": "state",
     "penstock_operation": "state",
+    "penstock_chunk": "version",
     "penstock_transition": "event",
 }
 INDEXES = {
