@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import servers
 from patience import HANG_S
-from sqlalchemy import Column, Integer, MetaData, Table, func, insert, make_url, select, update
+from sqlalchemy import Column, Integer, MetaData, Table, bindparam, func, insert, make_url, select, update
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -380,6 +380,40 @@ async def test_a_connection_lost_before_commit_is_unavailable_and_nothing_happen
         await database.transaction(work)
     assert not isinstance(caught.value, CommitUnknown)
     assert await amounts(database) == [0, 0]
+
+
+async def test_a_single_statement_is_a_transaction_by_itself(db):
+    paid = update(accounts).where(accounts.c.id == bindparam("of")).values(amount=accounts.c.amount + 1)
+    assert (await db.single(paid, {"of": 1})).matched == 1
+    assert (await db.single(paid, {"of": 99})).matched == 0
+    assert await amounts(db) == [1, 0]
+
+
+async def test_single_statements_at_once_are_all_carried_out(db):
+    paid = update(accounts).where(accounts.c.id == bindparam("of")).values(amount=accounts.c.amount + 1)
+    await asyncio.gather(*(db.single(paid, {"of": 1 + number % 2}) for number in range(40)))
+    assert await amounts(db) == [20, 20]
+
+
+async def test_a_single_statement_that_is_refused_harms_no_other(db):
+    add = insert(accounts)
+    answers = await asyncio.gather(
+        *(db.single(add, {"id": number, "amount": 0}) for number in (3, 1, 4, 2, 5)), return_exceptions=True
+    )
+    assert [isinstance(answer, IntegrityError) for answer in answers] == [False, True, False, True, False]
+    assert len(await amounts(db)) == 5
+
+
+@pytest.mark.covers("I-42")
+@pytest.mark.databases("postgresql", "mariadb")
+@pytest.mark.parametrize("is_delivered", [False, True])
+async def test_a_connection_lost_at_a_single_statement_is_reported_as_unknown(cable, is_delivered):
+    line, database = cable
+    paid = update(accounts).where(accounts.c.id == bindparam("of")).values(amount=7)
+    line.cut_at, line.is_delivered = b"UPDATE account", is_delivered
+    with pytest.raises(CommitUnknown):
+        await database.single(paid, {"of": 1})
+    assert await amounts(database) in ([[7, 0], [0, 0]] if is_delivered else [[0, 0]])
 
 
 @pytest.mark.databases("sqlite")

@@ -24,6 +24,7 @@ from penstock.db.prepared import Answer, Statement, Statements, Values
 from penstock.db.refusals import Refusals
 from penstock.db.safety import Finding, judge, refuse_unsafe
 from penstock.db.shared_clock import ahead_us
+from penstock.db.together import Together
 from penstock.db.unit import LIMIT_S, UnitOfWork, refuse_inside
 from penstock.errors import DiskFull, Unavailable
 from penstock.failpoints import hit
@@ -63,6 +64,7 @@ class Database:
         self.clock, self._now = clock, dialect.now(clock)
         self._prepared: dict[Hashable, Any] = {}
         self._statements = Statements(engine.dialect)
+        self._together = Together(self.transaction)
         # SQLite has one writer; ours queue here in order instead of fighting over the file's lock.
         self._turn: AbstractAsyncContextManager[Any] = asyncio.Lock() if dialect.is_file else nullcontext()
 
@@ -146,10 +148,13 @@ class Database:
         return await self.uncontended(once, point)
 
     async def single(self, statement: Statement, values: Values = NOTHING, point: str = "single") -> Answer:
-        """Send one statement that is a transaction by itself, in one round trip; otherwise as `transaction`."""
-        if self.dialect.is_file:
-            return await self.transaction(lambda tx: tx.send(statement, values), point)
+        """Send one statement that is a transaction by itself, in one round trip; otherwise as `transaction`.
+
+        On SQLite those that come at once share a commit.
+        """
         refuse_inside(self)
+        if self.dialect.is_file:
+            return await self._together.send(statement, values, point)
 
         async def once() -> Answer:
             async with self.connection() as connection:
