@@ -218,3 +218,28 @@ def test_tenants_are_apart(penstock: Run):
     started(penstock, "A-1", "--tenant", "acme")
     assert ask(penstock, "instances")["items"] == []
     assert len(ask(penstock, "instances", "--tenant", "acme")["items"]) == 1
+
+
+def test_deliveries_are_listed_and_sent_again(penstock: Run, tmp_path: Path):
+    import asyncio
+
+    from penstock import Penstock
+
+    guid = started(penstock)
+
+    async def give_up() -> str:
+        async with Penstock.open(f"sqlite:///{tmp_path / 'penstock.db'}") as opened:
+            await opened.deliveries.register("billing", attempts_max=1)
+            await opened.lifecycles.trigger(guid, "pay")
+            (claimed,) = await opened.deliveries.claim("billing")
+            return (await opened.deliveries.fail(claimed.message_id, "no paper")).message_id
+
+    message = asyncio.run(give_up())
+    code, out, _ = penstock("deliveries", "list", "--state", "Failed")
+    assert code == 0
+    assert re.search(rf"^{message}\s+Failed\s+1/1\s+New → Paid\s+no paper$", out, re.MULTILINE)
+    assert penstock("deliveries", "resend")[0] == 2
+    assert penstock("deliveries", "resend", "--failed", "--consumer", "billing")[1] == "1 delivery is due now.\n"
+    assert penstock("deliveries", "resend", message, "--json")[1] == '{\n  "deliveries": 1\n}\n'
+    assert penstock("deliveries", "list", "--overdue", "--json")[0] == 0
+    assert penstock("deliveries", "list", "--older-than", "1d")[1] == "No delivery fits.\n"

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import config, db, doctor, lifecycle, machines, ops, run, verify, waits, worker
+from penstock.cli import config, db, deliveries, doctor, lifecycle, machines, ops, run, verify, waits, worker
 from penstock.cli.problems import INTERRUPTED, exit_code, report, report_usage
 from penstock.errors import PenstockError
 
@@ -30,6 +30,7 @@ worker.add_to(app)
 ops.add_to(app)
 waits.add_to(app)
 lifecycle.add_to(app)
+deliveries.add_to(app)
 machines.add_to(app)
 verify.add_to(app)
 doctor.add_to(app)

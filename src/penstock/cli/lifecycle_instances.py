@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from penstock.cli.inputs import age
 from penstock.cli.lifecycle_session import Environment, Tenant, VersionOption, ask_lifecycles, guid_of
 from penstock.cli.options import App, Cause, Cursor, Db, Json, Limit, command
 from penstock.cli.printable import counted
@@ -33,8 +33,6 @@ Guid = Annotated[
 ]
 Actor = Annotated[str | None, typer.Option("--actor", metavar="NAME", help="Who does it; the user if not.")]
 Pairs = list[str] | None
-
-_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 ACTIONS = {
     "suspend": ("Let an instance take no event until it is resumed.", "--cause 'under review'"),
@@ -264,7 +262,7 @@ def purge(
 
     from penstock.cli.screen import Screen
 
-    before = datetime.now(UTC) - _age(older_than)
+    before = datetime.now(UTC) - age("--older-than", older_than)
     found = ask_lifecycles(Place(db), tenant, lambda it: it.purge(before, dry_run=dry_run))
     words = f"{'Would remove' if dry_run else 'Removed'} {counted(found, 'log entry').replace('entrys', 'entries')}."
     Screen(as_json=as_json).answer(lambda: {"entries": found, "isDryRun": dry_run}, lambda: [Text(words)])
@@ -346,10 +344,3 @@ def _flags(option: str, written: Pairs) -> InstanceFlag:
             raise WrongUsage(f"{option} takes active, suspended, completed, failed or archived; found {word!r}")
         flags |= InstanceFlag[word.upper()]
     return flags
-
-
-def _age(written: str) -> timedelta:
-    found = re.fullmatch(r"(\d{1,6})([smhdw])", written.strip())
-    if found is None:
-        raise WrongUsage(f"--older-than takes a number and s, m, h, d or w, such as 365d; found {written!r}")
-    return timedelta(**{_UNITS[found[2]]: int(found[1])})
