@@ -95,7 +95,8 @@ async def is_building(url: str) -> bool:
         return bool(await connection.scalar(text("SELECT COUNT(*) FROM pg_index WHERE NOT indisvalid")))
 
 
-@pytest.mark.parametrize("release", REVISIONS[:-1])
+# From the last of these on, revisions only make new tables, for which nobody waits.
+@pytest.mark.parametrize("release", REVISIONS[: REVISIONS.index("0004")])
 async def test_an_upgrade_waits_for_a_long_look_and_holds_nobody_up(fresh_url, release):
     await inside(fresh_url, lambda connection: upgrade_to(connection, release))
     store = text("INSERT INTO penstock_chunk_rows (chunk, data) VALUES (1, :data)")
