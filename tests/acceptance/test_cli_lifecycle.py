@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from patience import HANG_S
 
 from penstock.cli import main
 
@@ -243,3 +248,27 @@ def test_deliveries_are_listed_and_sent_again(penstock: Run, tmp_path: Path):
     assert penstock("deliveries", "resend", message, "--json")[1] == '{\n  "deliveries": 1\n}\n'
     assert penstock("deliveries", "list", "--overdue", "--json")[0] == 0
     assert penstock("deliveries", "list", "--older-than", "1d")[1] == "No delivery fits.\n"
+
+
+def test_a_monitor_that_stays_fires_timers_until_it_is_told_to_stop(penstock: Run, tmp_path: Path):
+    timed = {
+        "definition": {"name": "Egg"},
+        "states": [{"name": "Raw", "timeout": "PT0.1S", "timeout_event": "boil"}, {"name": "Done", "is_final": True}],
+        "transitions": [{"from": "Raw", "event": "boil", "to": "Done"}],
+    }
+    (tmp_path / "egg.json").write_text(json.dumps(timed))
+    assert penstock("lifecycle", "import", "egg.json", "--tenant", "kitchen")[0] == 0
+    guid = ask(penstock, "start", "egg", "--tenant", "kitchen")["guid"]
+    command = [sys.executable, "-m", "penstock", "lifecycle", "tick", "--every", "0.1", "--json"]
+    monitor = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    try:
+        until = time.monotonic() + HANG_S
+        while ask(penstock, "history", guid, "--tenant", "kitchen")["items"][-1]["event"] != "boil":
+            assert time.monotonic() < until
+        monitor.send_signal(signal.SIGTERM)
+        out, _ = monitor.communicate(timeout=HANG_S)
+    finally:
+        monitor.kill()
+        monitor.wait()
+    assert json.loads(out)["timersFired"] == 1
+    assert monitor.returncode == 0
