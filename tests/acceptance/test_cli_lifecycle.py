@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from patience import HANG_S
 
 from penstock.cli import main
 
@@ -218,3 +223,52 @@ def test_tenants_are_apart(penstock: Run):
     started(penstock, "A-1", "--tenant", "acme")
     assert ask(penstock, "instances")["items"] == []
     assert len(ask(penstock, "instances", "--tenant", "acme")["items"]) == 1
+
+
+def test_deliveries_are_listed_and_sent_again(penstock: Run, tmp_path: Path):
+    import asyncio
+
+    from penstock import Penstock
+
+    guid = started(penstock)
+
+    async def give_up() -> str:
+        async with Penstock.open(f"sqlite:///{tmp_path / 'penstock.db'}") as opened:
+            await opened.deliveries.register("billing", attempts_max=1)
+            await opened.lifecycles.trigger(guid, "pay")
+            (claimed,) = await opened.deliveries.claim("billing")
+            return (await opened.deliveries.fail(claimed.message_id, "no paper")).message_id
+
+    message = asyncio.run(give_up())
+    code, out, _ = penstock("deliveries", "list", "--state", "Failed")
+    assert code == 0
+    assert re.search(rf"^{message}\s+Failed\s+1/1\s+New → Paid\s+no paper$", out, re.MULTILINE)
+    assert penstock("deliveries", "resend")[0] == 2
+    assert penstock("deliveries", "resend", "--failed", "--consumer", "billing")[1] == "1 delivery is due now.\n"
+    assert penstock("deliveries", "resend", message, "--json")[1] == '{\n  "deliveries": 1\n}\n'
+    assert penstock("deliveries", "list", "--overdue", "--json")[0] == 0
+    assert penstock("deliveries", "list", "--older-than", "1d")[1] == "No delivery fits.\n"
+
+
+def test_a_monitor_that_stays_fires_timers_until_it_is_told_to_stop(penstock: Run, tmp_path: Path):
+    timed = {
+        "definition": {"name": "Egg"},
+        "states": [{"name": "Raw", "timeout": "PT0.1S", "timeout_event": "boil"}, {"name": "Done", "is_final": True}],
+        "transitions": [{"from": "Raw", "event": "boil", "to": "Done"}],
+    }
+    (tmp_path / "egg.json").write_text(json.dumps(timed))
+    assert penstock("lifecycle", "import", "egg.json", "--tenant", "kitchen")[0] == 0
+    guid = ask(penstock, "start", "egg", "--tenant", "kitchen")["guid"]
+    command = [sys.executable, "-m", "penstock", "lifecycle", "tick", "--every", "0.1", "--json"]
+    monitor = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    try:
+        until = time.monotonic() + HANG_S
+        while ask(penstock, "history", guid, "--tenant", "kitchen")["items"][-1]["event"] != "boil":
+            assert time.monotonic() < until
+        monitor.send_signal(signal.SIGTERM)
+        out, _ = monitor.communicate(timeout=HANG_S)
+    finally:
+        monitor.kill()
+        monitor.wait()
+    assert json.loads(out)["timersFired"] == 1
+    assert monitor.returncode == 0

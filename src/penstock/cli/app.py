@@ -15,6 +15,7 @@ import typer
 from penstock.cli import (
     config,
     db,
+    deliveries,
     doctor,
     idempotency,
     lifecycle,
@@ -47,6 +48,7 @@ worker.add_to(app)
 ops.add_to(app)
 waits.add_to(app)
 lifecycle.add_to(app)
+deliveries.add_to(app)
 machines.add_to(app)
 verify.add_to(app)
 doctor.add_to(app)

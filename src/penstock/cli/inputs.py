@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,6 +23,7 @@ __all__ = [
     "MetaFile",
     "OperationName",
     "Set",
+    "age",
     "existing_file",
     "metadata",
     "overrides",
@@ -32,6 +35,8 @@ NAME_ARGUMENT = typer.Argument(
 FILE_ARGUMENT = typer.Argument(metavar="FILE", help="The file: .csv, .tsv, .json, .jsonl or .ndjson.")
 OperationName = Annotated[str, NAME_ARGUMENT]
 InputFile = Annotated[str, FILE_ARGUMENT]
+
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 Meta = Annotated[
     list[str] | None, typer.Option("--meta", metavar="NAME=VALUE", help="One metadata field; can be repeated.")
@@ -69,6 +74,14 @@ def metadata(written: Iterable[str] | None, file: str | None) -> dict[str, Any] 
 def overrides(written: Iterable[str] | None) -> dict[str, str]:
     """Options by their dotted names."""
     return dict(_pairs("--set", written))
+
+
+def age(option: str, written: str) -> timedelta:
+    """A span of time such as 90d or 12h."""
+    found = re.fullmatch(r"(\d{1,6})([smhdw])", written.strip())
+    if found is None:
+        raise WrongUsage(f"{option} takes a number and s, m, h, d or w, such as 90d; found {written!r}")
+    return timedelta(**{_UNITS[found[2]]: int(found[1])})
 
 
 def _json_object(file: str) -> dict[str, Any]:

@@ -2,39 +2,44 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
-import re
-from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime, timedelta
+import logging
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from penstock.cli.inputs import age
 from penstock.cli.lifecycle_session import Environment, Tenant, VersionOption, ask_lifecycles, guid_of
 from penstock.cli.options import App, Cause, Cursor, Db, Json, Limit, command
 from penstock.cli.printable import counted
 from penstock.cli.problems import WrongUsage
 from penstock.cli.session import Place
-from penstock.errors import DeclarationError
+from penstock.cli.stopping import stop_on_signals
+from penstock.errors import DeclarationError, Unavailable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from penstock.lifecycles.guards import Guard
     from penstock.lifecycles.model import Available, Instance, LogEntry, Outcome
+    from penstock.lifecycles.monitoring import Tick
     from penstock.lifecycles.service import Lifecycles
     from penstock.lifecycles.states import InstanceFlag
     from penstock.listing import Page
 
 __all__ = ["add_to"]
 
+log = logging.getLogger("penstock.lifecycles")
+
 Guid = Annotated[
     str, typer.Argument(metavar="GUID", help="The instance's guid, 8 characters or more of it, or NAME/REFERENCE.")
 ]
 Actor = Annotated[str | None, typer.Option("--actor", metavar="NAME", help="Who does it; the user if not.")]
 Pairs = list[str] | None
-
-_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 ACTIONS = {
     "suspend": ("Let an instance take no event until it is resumed.", "--cause 'under review'"),
@@ -264,7 +269,7 @@ def purge(
 
     from penstock.cli.screen import Screen
 
-    before = datetime.now(UTC) - _age(older_than)
+    before = datetime.now(UTC) - age("--older-than", older_than)
     found = ask_lifecycles(Place(db), tenant, lambda it: it.purge(before, dry_run=dry_run))
     words = f"{'Would remove' if dry_run else 'Removed'} {counted(found, 'log entry').replace('entrys', 'entries')}."
     Screen(as_json=as_json).answer(lambda: {"entries": found, "isDryRun": dry_run}, lambda: [Text(words)])
@@ -272,6 +277,10 @@ def purge(
 
 def tick(
     *,
+    every: Annotated[
+        float | None,
+        typer.Option("--every", min=0.1, metavar="SECONDS", help="Stay, and pass so often, until SIGTERM or Ctrl-C."),
+    ] = None,
     tenant: Annotated[
         str | None, typer.Option("--tenant", metavar="NAME", help="Only this tenant; all of them if not.")
     ] = None,
@@ -287,9 +296,12 @@ def tick(
 
     place = Place(db, app)
 
-    async def question(it: Lifecycles) -> Tick:
+    async def one_pass(it: Lifecycles) -> Tick:
         names = await it.tenants() if tenant is None else [tenant]
         return Tick.total([await it.tenant(name).tick() for name in names])
+
+    async def question(it: Lifecycles) -> Tick:
+        return await one_pass(it) if every is None else await _until_stopped(lambda: one_pass(it), every)
 
     found = ask_lifecycles(place, "", question, guards=_guards(place))
     facts = {
@@ -298,6 +310,25 @@ def tick(
         "deliveries given up": str(found.given_up),
     }
     Screen(as_json=as_json).answer(lambda: lifecycle_resources.tick(found), lambda: [views.facts(facts)])
+
+
+async def _until_stopped(one_pass: Callable[[], Awaitable[Tick]], every_s: float) -> Tick:
+    """Pass again and again; a database that is away is waited for."""
+    from penstock.lifecycles.monitoring import Tick
+
+    total = Tick()
+    with stop_on_signals() as stop:
+        while not stop.is_set():
+            try:
+                done = await one_pass()
+            except Unavailable as error:
+                done = Tick()
+                log.warning("%s; trying again in %g s", error, every_s)
+            total = Tick.total([total, done])
+            if done.is_idle:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(stop.wait(), every_s)
+    return total
 
 
 def _show_instance(place: Place, found: Instance, *, as_json: bool) -> None:
@@ -346,10 +377,3 @@ def _flags(option: str, written: Pairs) -> InstanceFlag:
             raise WrongUsage(f"{option} takes active, suspended, completed, failed or archived; found {word!r}")
         flags |= InstanceFlag[word.upper()]
     return flags
-
-
-def _age(written: str) -> timedelta:
-    found = re.fullmatch(r"(\d{1,6})([smhdw])", written.strip())
-    if found is None:
-        raise WrongUsage(f"--older-than takes a number and s, m, h, d or w, such as 365d; found {written!r}")
-    return timedelta(**{_UNITS[found[2]]: int(found[1])})

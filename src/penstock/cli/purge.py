@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from penstock.cli.inputs import age
 from penstock.cli.options import Db, Json, command
 from penstock.cli.printable import counted
-from penstock.cli.problems import WrongUsage
 from penstock.cli.session import Place, ask
 
 if TYPE_CHECKING:
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
     from penstock.operations.model import Purged
 
 __all__ = ["add_to", "purge"]
-
-_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 
 def add_to(ops: typer.Typer) -> None:
@@ -51,18 +48,11 @@ def purge(
     from penstock import resources
     from penstock.cli.screen import Screen
 
-    before = datetime.now(UTC) - _age(older_than)
+    before = datetime.now(UTC) - age("--older-than", older_than)
     found = ask(Place(db), lambda penstock: penstock.operations.purge(before, dry_run=dry_run))
     Screen(as_json=as_json).answer(
         lambda: resources.purged(found, is_dry_run=dry_run), lambda: _sentences(found, is_dry_run=dry_run)
     )
-
-
-def _age(written: str) -> timedelta:
-    found = re.fullmatch(r"(\d{1,6})([smhdw])", written.strip())
-    if found is None:
-        raise WrongUsage(f"--older-than takes a number and s, m, h, d or w, such as 90d; found {written!r}")
-    return timedelta(**{_UNITS[found[2]]: int(found[1])})
 
 
 def _sentences(found: Purged, *, is_dry_run: bool) -> Iterator[RenderableType]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from sqlalchemy import Row, and_, select
+from sqlalchemy import Row, and_, func, select
 
 from penstock.db.connection import Connection
 from penstock.lifecycles.model import Difference
@@ -26,8 +26,15 @@ _COLUMNS = ("sequence", "kind", "version", "source", "event", "target", "instanc
 
 async def tenants(scope: Scope) -> list[str]:
     """Every tenant that has instances."""
+    found: list[str] = []
+    least = select(func.min(instances.c.tenant))
     async with scope.db.read() as tx:
-        return list((await tx.execute(select(instances.c.tenant).distinct().order_by(instances.c.tenant))).scalars())
+        # From one to the next by the index: DISTINCT would read every instance.
+        last = (await tx.execute(least)).scalar()
+        while last is not None:
+            found.append(last)
+            last = (await tx.execute(least.where(instances.c.tenant > last))).scalar()
+    return found
 
 
 async def verify(scope: Scope) -> tuple[int, list[Difference]]:
