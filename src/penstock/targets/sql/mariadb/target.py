@@ -22,7 +22,7 @@ from penstock.targets.sql.pool import Pool
 from penstock.targets.sql.sheets import Sheet
 from penstock.targets.sql.table import Table
 from penstock.targets.sql.target import SqlTarget, Work, Written
-from penstock.targets.sql.values import Converters, to_json
+from penstock.targets.sql.values import Converters, finite, to_json
 from penstock.targets.target import Batch, Traits
 
 __all__ = ["MariaDbTarget"]
@@ -44,6 +44,7 @@ class MariaDbTarget(SqlTarget):
         made={
             datetime: lambda value: value.astimezone(UTC).replace(tzinfo=None) if value.tzinfo else value,
             UUID: str,
+            float: finite,
             dict: to_json,
             list: to_json,
             Enum: lambda value: value.value,

@@ -135,6 +135,9 @@ class PostgresTarget(SqlTarget):
             for sheet in sheets:
                 xid, told = await write(connection, work, sheet)
                 verdicts.append(told)
+        except TargetError:
+            await undo(connection)
+            raise
         except DRIVER_ERRORS as error:
             await undo(connection)
             raise self._refused(error, work, sheets[len(verdicts) :][:1]) from error
