@@ -15,6 +15,7 @@ from uuid import UUID
 import asyncmy
 
 from penstock.targets.model import BadInput, BulkOptions, Mode, TargetError, Trouble, Verdict
+from penstock.targets.sql.cancelling import committed
 from penstock.targets.sql.mariadb.catalog import look_up
 from penstock.targets.sql.mariadb.commits import Commits, Pending, is_done
 from penstock.targets.sql.mariadb.writing import DRIVER_ERRORS, told, write_each, write_sheet
@@ -153,12 +154,10 @@ class MariaDbTarget(SqlTarget):
         return Written(verdicts)
 
     async def _commit(self, connection: Any, work: Work) -> None:
-        # Cancelling a commit would only hide what became of it, so its answer is awaited.
-        commit = asyncio.ensure_future(connection.commit())
         try:
-            await asyncio.shield(commit)
+            await committed(connection.commit())
         except asyncio.CancelledError:
-            await asyncio.wait([commit])
+            self._pool.discard(connection)
             raise
         except DRIVER_ERRORS as error:
             refused = told(error)
