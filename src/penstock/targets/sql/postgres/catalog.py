@@ -31,7 +31,8 @@ SELECT c.relkind::text, n.nspname AS schema, c.relname AS name, c.relrowsecurity
       'name', a.attname,
       'type', format_type(t.oid, -1),
       'full_type', format_type(t.oid, b.typmod),
-      'default', coalesce(pg_get_expr(d.adbin, d.adrelid), CASE WHEN a.attidentity <> '' THEN
+      'default', coalesce(pg_get_expr(d.adbin, d.adrelid), CASE WHEN a.attidentity <> '' AND
+          has_sequence_privilege(pg_get_serial_sequence(to_regclass($1)::text, a.attname), 'USAGE') THEN
           format('nextval(%L::regclass)', pg_get_serial_sequence(to_regclass($1)::text, a.attname)) END),
       'is_generated', a.attgenerated <> '',
       'is_required', a.attnotnull AND d.adbin IS NULL AND a.attidentity = '',
