@@ -149,7 +149,7 @@ class HttpRemote:
             await asyncio.Event().wait()
         content = reply.content
         length = len(content) + (5 if fault == "wrong-length" else 0)
-        headers = [("Content-Length", str(length)), ("Content-Type", "application/json"), *reply.headers.items()]
+        headers = [("Content-Length", str(length)), *{"Content-Type": "application/json", **reply.headers}.items()]
         writer.write(protocol.send(h11.Response(status_code=reply.status, headers=headers)) or b"")
         if fault == "drip":
             writer.write(content[:1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -258,3 +259,21 @@ async def test_a_create_whose_ids_do_not_fit_its_records_is_not_believed():
         with pytest.raises(TargetError, match="told 1 ids where 2 records were sent") as caught:
             await target.send(remote.batch(Mode.CREATE, [{"name": "a"}, {"name": "b"}]), "default")
         assert caught.value.maybe_applied
+
+
+async def test_an_answer_that_drips_for_ever_is_given_up():
+    class Drip(httpx.AsyncBaseTransport):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            await asyncio.Event().wait()
+            raise AssertionError("it never ends")
+
+    async with opened() as remote:
+        target = DataverseTarget(
+            remote.server.url,
+            remote.server.credential(),
+            client=lambda: httpx.AsyncClient(transport=Drip()),
+            timeout_s=0.01,
+        )
+        with pytest.raises(TargetError, match="TimeoutError") as caught:
+            await target.describe("account", Mode.CREATE, BulkOptions(), "default")
+        assert caught.value.kind is Trouble.CONNECTION

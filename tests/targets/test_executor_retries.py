@@ -167,7 +167,7 @@ async def test_three_retries_come_after_half_a_second_one_and_two(kind: Trouble)
 
 
 @pytest.mark.covers("BX-020", "BX-066")
-@pytest.mark.parametrize("kind", FINITE)
+@pytest.mark.parametrize("kind", [kind for kind in FINITE if kind is not Trouble.DEADLOCK])
 @in_virtual_time
 async def test_after_the_fourth_try_the_records_fail_with_the_cause_and_the_other_results_are_kept(kind: Trouble):
     remote = Remote(latency_s=0, decide=lambda batch, _: refuse(kind, code="X1") if len(batch) == 7 else None)
@@ -491,3 +491,12 @@ async def test_an_answer_lost_while_throttled_is_not_simply_sent_again():
     result = await executor(remote).create_multiple("account", numbered(10))
     assert result.unknown_count == 10
     assert set(remote.applied.values()) == {1}
+
+
+@pytest.mark.covers("BX-061")
+@in_virtual_time
+async def test_a_batch_that_deadlocks_again_and_again_is_split():
+    remote = Remote(decide=lambda batch, _: refuse(Trouble.DEADLOCK) if len(batch) > 25 else None)
+    result = await executor(remote).create_multiple("account", numbered(100))
+    assert result.is_success
+    assert remote.sizes == [100] * 4 + [50] * 8 + [25] * 4

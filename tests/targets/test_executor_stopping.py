@@ -423,3 +423,14 @@ async def test_an_async_input_is_closed_when_a_call_stops_early(is_refused: bool
     result = await executor(remote).create_multiple("account", records, BulkOptions(deadline_s=1))
     assert result.stopped_reason == ("systemic" if is_refused else "deadline")
     assert is_closed
+
+
+@in_virtual_time
+async def test_a_call_stops_when_more_records_have_failed_than_it_may_lose():
+    remote = Remote(width=1, bad=lambda n: trouble(Trouble.DATA) if n % 50 == 0 else None, sends_each=True)
+    result = await executor(remote).create_multiple("account", numbered(10_000), BulkOptions(max_errors=9))
+    assert result.stopped_reason == "too many errors"
+    assert 10 <= result.failure_count <= 14
+    assert result.not_run_count > 9000
+    few = await executor(Remote(bad=remote.bad)).create_multiple("account", numbered(450), BulkOptions(max_errors=9))
+    assert (few.stopped_reason, few.failure_count) == (None, 9)

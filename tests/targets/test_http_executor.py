@@ -304,3 +304,20 @@ async def faulty_run(way: str, seed: int) -> None:
             times = applied[record["id"]]
             assert times <= 1, f"seed {seed}: {record['id']} was applied {times} times"
             assert outcome is Outcome.UNKNOWN or bool(times) == outcome.is_success, f"seed {seed}: {record} {outcome}"
+
+
+async def test_a_page_for_people_is_no_success(remote: HttpRemote):
+    remote.faults += [Reply(200, b"<html>log in</html>", {"Content-Type": "text/html; charset=utf-8"})]
+    async with closing(HttpTarget(remote.url, {Mode.CREATE: Endpoint(url="/bulk/{table}")})) as target:
+        result = await executor_of(target).create_multiple("thing", things(100))
+    assert (result.success_count, result.unknown_count, remote.ledger) == (0, 100, [])
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), [{"deep": float("nan")}]])
+async def test_a_number_that_json_does_not_have_fails_its_record(remote: HttpRemote, value: Any):
+    records = things(20)
+    records[3]["value"], records[4]["value"] = None, value
+    async with closing(HttpTarget(remote.url, LOOSE)) as target:
+        result = await executor_of(target).create_multiple("thing", records)
+    assert [(error.index, error.code) for error in result.errors] == [(4, "NotJson")]
+    assert len(remote.ledger) == 19

@@ -338,3 +338,16 @@ async def test_columns_may_have_the_names_that_statements_use(place: Place):
         answer = await place.send(mode, records, table="odd")
     assert outcomes(answer) == ["updated"] * 3
     assert await place.rows("SELECT is_new, penstock_ord FROM odd ORDER BY 1") == [(0, 0), (1, 1), (2, 2)]
+
+
+async def test_a_role_that_may_only_insert_can_create(place: Place):
+    await place.make("inbox", "CREATE TABLE inbox (id integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY, body text)")
+    await place.run(
+        "DO $$ BEGIN IF to_regrole('writer') IS NOT NULL THEN DROP OWNED BY writer; DROP ROLE writer; END IF; END $$"
+    )
+    await place.run("CREATE ROLE writer LOGIN PASSWORD 'writer'")
+    await place.run("GRANT INSERT ON inbox TO writer")
+    target = place.new_target(place.url.replace("penstock:penstock@", "writer:writer@"))
+    answer = await target.send(batch(Mode.CREATE, [{"body": "a"}, {"body": "b"}], table="inbox"), "default")
+    assert outcomes(answer) == ["created", "created"]
+    assert await place.rows("SELECT body FROM inbox ORDER BY id") == [("a",), ("b",)]

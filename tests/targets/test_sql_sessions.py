@@ -196,3 +196,14 @@ async def test_a_server_with_room_for_few_connections_is_used_with_those(place: 
     result = await BulkExecutor(target).upsert_multiple("products", records)
     await target.aclose()
     assert (result.is_success, result.statistics.throttles) == (True, 0)
+
+
+def test_the_options_of_a_mariadb_address_are_not_dropped():
+    from penstock.targets.sql.mariadb.target import _place
+
+    given = _place("mariadb://u:p@h/db?ssl=true&connect_timeout=3&unix_socket=/run/x")
+    assert (given["connect_timeout"], given["unix_socket"]) == (3, "/run/x")
+    assert given["ssl"].check_hostname
+    assert "ssl" not in _place("mariadb://u:p@h/db?ssl=false")
+    with pytest.raises(BadInput, match="sslmode is no option of a MariaDB address"):
+        MariaDbTarget("mariadb://u:p@h/db?sslmode=require")

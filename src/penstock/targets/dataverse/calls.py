@@ -13,6 +13,7 @@ from penstock.targets.dataverse.catalogue import Table
 from penstock.targets.dataverse.entities import Key, Spelling, encode, key_columns, made_id
 from penstock.targets.dataverse.literals import address, guid
 from penstock.targets.dataverse.options import BYPASS_PRIVILEGE, DataverseOptions, behaviour
+from penstock.targets.http.bodies import refuse_nan
 from penstock.targets.model import Mode, TargetError, Trouble
 from penstock.targets.target import Batch
 
@@ -108,11 +109,21 @@ class Call:
             entity[self.table.id_column] = self.id(position)
         return entity
 
+    def encoded(self, position: int, leave_out: Collection[str] = ()) -> bytes:
+        """A record as the body of a request of its own."""
+        body = encode(self.entity(position, leave_out), position)
+        if b"null" in body:
+            refuse_nan(self.records)
+        return body
+
     def body(self) -> bytes:
         """The body of the bulk action; a value that is no JSON is blamed on its record."""
         targets = [self._target(position) for position in range(len(self))]
         try:
-            return encode({"Targets": targets})
+            body = encode({"Targets": targets})
+            if b"null" in body:
+                refuse_nan(self.records)
+            return body
         except TargetError:
             for position, target in enumerate(targets):
                 encode(target, position)

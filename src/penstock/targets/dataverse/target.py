@@ -15,7 +15,7 @@ from penstock.targets.dataverse.identity import identity, references
 from penstock.targets.dataverse.multipart import PARTS_MAX
 from penstock.targets.dataverse.options import DataverseOptions, platform_options
 from penstock.targets.dataverse.tokens import Credential, Tokens
-from penstock.targets.dataverse.wire import Wire, default_client, environment_url
+from penstock.targets.dataverse.wire import TOTAL_S, Wire, default_client, environment_url
 from penstock.targets.model import BulkOptions, Mode, TargetError, Verdict
 from penstock.targets.target import Answer, Batch, Reference, Target, Traits
 
@@ -44,6 +44,7 @@ class DataverseTarget(Target):
         clock: Clock | None = None,
         request_bytes_max: int = 4 * 2**20,
         metadata_ttl_s: float = 3600.0,
+        timeout_s: float = TOTAL_S,
     ) -> None:
         named = credentials if isinstance(credentials, Mapping) else {"default": credentials}
         if not named:
@@ -53,7 +54,9 @@ class DataverseTarget(Target):
         self.name = f"Dataverse {origin}"
         self.sources = tuple(named)
         self._request_bytes_max = request_bytes_max
-        self._wire = Wire(origin, api_version, Tokens(named, f"{origin}/.default", clock), clock, client)
+        self._wire = Wire(
+            origin, api_version, Tokens(named, f"{origin}/.default", clock), clock, client, timeout_s=timeout_s
+        )
         self._catalogue = Catalogue(self._wire, clock, metadata_ttl_s)
         self._delivery = Delivery(self._wire, self._catalogue)
 

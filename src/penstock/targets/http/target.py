@@ -139,6 +139,13 @@ class HttpTarget(Target):
             )
         if reply.status not in endpoint.success:
             raise self._refused(reply, endpoint, f"{endpoint.method} {path}")
+        if reply.headers.get("content-type", "").startswith("text/html"):
+            raise TargetError(
+                f"{endpoint.method} {path} answered {reply.status} with a page for people, perhaps to log in",
+                kind=Trouble.CONNECTION,
+                code="NotAnAnswer",
+                maybe_applied=True,
+            )
         return read_answer(batch, endpoint, reply.status, reply.body, _width(reply, endpoint))
 
     async def _repeated(self, batch: Batch, source: str, *, is_atomic: bool) -> Sequence[Verdict | None]:

@@ -127,7 +127,8 @@ def after_refusal(
         case Trouble.UNSUPPORTED:
             return Move(Act.STOP)
         case kind if kind in FINITE:
-            return _few_times(tries[kind], policy, Act.FAIL)
+            is_smaller_better = kind is Trouble.DEADLOCK and size > 1
+            return _few_times(tries[kind], policy, Act.SPLIT if is_smaller_better else Act.FAIL)
         case _:
             return Move(Act.ISOLATE)
 

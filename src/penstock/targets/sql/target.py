@@ -16,7 +16,7 @@ from penstock.targets.sql.table import Table, choose_key
 from penstock.targets.sql.values import Converters, convert
 from penstock.targets.target import Answer, Batch, Same, Target, Traits
 
-__all__ = ["DONE", "SqlTarget", "Work", "Written", "not_found"]
+__all__ = ["DONE", "SqlTarget", "Work", "Written", "left_out", "not_found"]
 
 DONE = {
     Mode.CREATE: Verdict(Outcome.CREATED),
@@ -159,6 +159,11 @@ def _with_keys(work: Work, sheet: Sheet, verdicts: Sequence[Verdict]) -> Sequenc
     if isinstance(verdicts, Same):
         return Same(verdicts.verdict, len(sheet), ids)
     return [Verdict(told.outcome, key, told.error) for told, key in zip(verdicts, ids, strict=True)]
+
+
+def left_out(work: Work) -> TargetError:
+    """The error for a row that a trigger did not let into the table."""
+    return TargetError(f"a trigger of {work.table} left the row out", kind=Trouble.BUSINESS, code="LEFT_OUT")
 
 
 def not_found(work: Work, sheet: Sheet, index: int) -> Verdict:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
 from decimal import Decimal
 from typing import Any
 
 from penstock.targets.model import TargetError, Trouble
+from penstock.targets.sql.folds import Fold, as_uuid, caseless, lower, rounded, single, then, unpadded
 from penstock.targets.sql.names import split_name
 from penstock.targets.sql.table import Column, Table, no_such_table
 
@@ -30,6 +31,8 @@ KEYS = (
 
 NUMERIC = ("tinyint", "smallint", "mediumint", "int", "bigint", "decimal", "float", "double", "bit", "year")
 NUMBERS = (int, float, Decimal)
+FOLDS: dict[str, Fold] = {"uuid": as_uuid, "float": single}
+SCALE = re.compile(r",(\d+)\)")
 
 
 async def look_up(cursor: Any, name: str) -> Table:
@@ -80,13 +83,18 @@ def _column(found: tuple[Any, ...]) -> Column:
         key_types=NUMBERS if kind in NUMERIC else (),
         charset=charset,
         collation=collation,
-        fold=_fold(collation) if collation else None,
+        fold=_fold(kind, full, collation),
     )
 
 
-def _fold(collation: str) -> Callable[[str], str] | None:
-    """Equal texts as far as all such collations agree: case when they ignore it, blanks at the end when they pad."""
+def _fold(kind: str, full: str, collation: str | None) -> Fold | None:
+    """How the column compares, where Python compares otherwise."""
+    if kind == "decimal" and (scale := SCALE.search(full)):
+        return rounded(int(scale[1]))
+    if collation is None:
+        return FOLDS.get(kind)
     is_caseless = "_ci" in collation
+    letters = (lower if "_as_" in collation else caseless) if is_caseless else None
     if "nopad" in collation:
-        return str.lower if is_caseless else None
-    return (lambda text: text.lower().rstrip(" ")) if is_caseless else (lambda text: text.rstrip(" "))
+        return letters
+    return then(letters, unpadded) if letters is not None else unpadded

@@ -80,8 +80,10 @@ def _same_key(table: Table, key: tuple[str, ...]) -> str:
 
 
 def _as(table: Table, name: str, *, is_exact: bool = False) -> str:
-    """A given value in the column's own character set and collation, without which no index would serve."""
+    """A given value as the column would hold it: in its character set and collation, with its decimals."""
     column = table.columns[name]
+    if column.type == "decimal":
+        return f"CAST(g.{backticks(name)} AS {column.full_type.partition(' ')[0]})"
     if column.charset is None:
         return f"g.{backticks(name)}"
     collation = f"{column.charset}_bin" if is_exact else column.collation

@@ -18,7 +18,7 @@ from penstock.targets.sql.postgres.refusals import described
 from penstock.targets.sql.postgres.statements import ORDINAL, Plan, from_stage
 from penstock.targets.sql.postgres.writing import plan_for, stage
 from penstock.targets.sql.sheets import Sheet
-from penstock.targets.sql.target import DONE, Work, not_found
+from penstock.targets.sql.target import DONE, Work, left_out, not_found
 
 __all__ = ["ROWS_MAX", "portions", "without_misfits", "write_rows"]
 
@@ -112,6 +112,8 @@ def _verdict(work: Work, sheet: Sheet, index: int, row: Any) -> Verdict:
     if facts["code"]:
         return Verdict(Outcome.FAILED, error=described(facts.pop("code"), facts.pop("message"), facts))
     outcome = row["penstock_outcome"]
+    if outcome == "left out":
+        return Verdict(Outcome.FAILED, error=left_out(work))
     if outcome == "missing":
         return not_found(work, sheet, index)
     if outcome == "created" and work.mode is Mode.CREATE:

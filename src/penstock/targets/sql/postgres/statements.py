@@ -22,9 +22,13 @@ IS_NEW = ansi("penstock is new")
 XID = "pg_current_xact_id()::text AS xid"
 EXACT = frozenset({"smallint", "integer", "bigint", "text"})
 """Types whose values come back equal to what was sent, so that they can be told apart by value."""
+GEOMETRIC = ("point", "line", "lseg", "box", "path", "polygon", "circle")
+ODD = frozenset({"json", "xml", "citext", "text", "bpchar", "character varying", *GEOMETRIC})
+"""Types without `=`, or with one that calls different values equal: boxes, for one, are compared by their area."""
 TALLY = (
     f"SELECT {XID}, array_agg({ORDINAL}) FILTER (WHERE outcome = 'created') AS created, "
     f"array_agg({ORDINAL}) FILTER (WHERE outcome = 'unchanged') AS unchanged, "
+    f"array_agg({ORDINAL}) FILTER (WHERE outcome = 'left out') AS left_out, "
     f"array_agg({ORDINAL}) FILTER (WHERE outcome = 'missing') AS missing FROM told"
 )
 
@@ -49,7 +53,7 @@ class Plan:
     def by_value(self) -> bool:
         """Whether an upsert can name created rows by key, which saves joining them to what was sent."""
         exact = all(self.table.columns[name].type in EXACT for name in self.key)
-        is_plain = not (self.only_changed or self.reads_before or self.lacks_required)
+        is_plain = not (self.only_changed or self.reads_before or self.lacks_required or self.table.has_insert_trigger)
         return exact and is_plain and bool(self._rest)
 
     @property
@@ -70,7 +74,7 @@ class Plan:
     def write(self, mode: Mode, source: str) -> str:
         """One statement for a whole sheet."""
         if mode is Mode.CREATE:
-            return f"{self._create(source)} SELECT {XID}{self._created_keys()}"
+            return f"{self._create(source)} SELECT {XID}{self._written_count()}{self._created_keys()}"
         if mode is Mode.UPSERT and self.by_value:
             keys = ", ".join(f"array_agg({ansi(k)}) FILTER (WHERE {IS_NEW}) AS k{n}" for n, k in enumerate(self.key))
             return f"{self._upsert(source)} SELECT {XID}, {keys} FROM written"
@@ -79,7 +83,11 @@ class Plan:
     def told(self, mode: Mode, source: str) -> str:
         """The statement up to a relation `told` of ordinals and outcomes."""
         if mode is Mode.CREATE:
-            return f"{self._create(source)}, told AS (SELECT {ORDINAL}, 'created' AS outcome FROM given)"
+            # One row at a time, so that it is either written or left out.
+            may_leave_out = self.table.has_insert_trigger
+            left_out = "CASE WHEN EXISTS (SELECT FROM written) THEN 'created' ELSE 'left out' END"
+            is_written = left_out if may_leave_out else "'created'"
+            return f"{self._create(source)}, told AS (SELECT {ORDINAL}, {is_written} AS outcome FROM given)"
         if mode is Mode.UPSERT and not self.lacks_required:
             return f"{self._upsert(source)}, told AS ({self._told_of_upsert()})"
         return self._change(mode, source)
@@ -96,10 +104,15 @@ class Plan:
         # Keys are made before the insert, because RETURNING promises no order to find them by.
         made = "".join(f", {self.table.columns[k].default} AS {ansi(k)}" for k in self.generated)
         columns = _listed((*self.columns, *self.generated))
+        told = " RETURNING 1" if self.table.has_insert_trigger else ""
         return (
             f"WITH given AS MATERIALIZED (SELECT g.*{made} FROM {source}), "
-            f"written AS (INSERT INTO {self._name} ({columns}) OVERRIDING SYSTEM VALUE SELECT {columns} FROM given)"
+            f"written AS (INSERT INTO {self._name} ({columns}) OVERRIDING SYSTEM VALUE "
+            f"SELECT {columns} FROM given{told})"
         )
+
+    def _written_count(self) -> str:
+        return ", (SELECT count(*) FROM written) AS written" if self.table.has_insert_trigger else ""
 
     def _created_keys(self) -> str:
         keys = (f", array_agg({ansi(k)} ORDER BY {ORDINAL}) AS k{n}" for n, k in enumerate(self.key))
@@ -129,10 +142,12 @@ class Plan:
     def _told_of_upsert(self) -> str:
         types = {k: self.table.columns[k].full_type for k in self.key}
         same = " AND ".join(f"w.{ansi(k)} = g.{ansi(k)}::{types[k]}" for k in self.key)
+        # Every row is written, unless it holds the same already or a trigger objects.
+        absent = "unchanged" if self.only_changed or not self._rest else "left out"
         was_there = f"EXISTS (SELECT FROM before b WHERE b.{ORDINAL} = g.{ORDINAL})"
         is_new = f"NOT {was_there}" if self.reads_before else f"w.{IS_NEW}"
         return (
-            f"SELECT g.{ORDINAL}, CASE WHEN w.{ansi(self.key[0])} IS NULL THEN 'unchanged' "
+            f"SELECT g.{ORDINAL}, CASE WHEN w.{ansi(self.key[0])} IS NULL THEN '{absent}' "
             f"WHEN {is_new} THEN 'created' ELSE 'updated' END AS outcome FROM given g LEFT JOIN written w ON {same}"
         )
 
@@ -174,7 +189,7 @@ class Plan:
     def _exactly(self, of: str, name: str) -> str:
         """A value of which only the same is equal: not every collation tells `A` from `a`, not every type has `=`."""
         column = self.table.columns[name]
-        is_odd = column.is_text or column.type in ("json", "xml", "point", "polygon", "citext")
+        is_odd = column.is_text or column.type.removesuffix("[]") in ODD
         return f'{of}.{ansi(name)}::text COLLATE "C"' if is_odd else f"{of}.{ansi(name)}"
 
 

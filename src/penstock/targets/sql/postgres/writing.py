@@ -20,7 +20,7 @@ from penstock.targets.sql.postgres.statements import (
     stage_table,
 )
 from penstock.targets.sql.sheets import Sheet
-from penstock.targets.sql.target import DONE, Work, not_found
+from penstock.targets.sql.target import DONE, Work, left_out, not_found
 from penstock.targets.target import Same
 
 __all__ = ["STAGE_FROM", "ids_of", "plan_for", "stage", "write_sheet"]
@@ -40,7 +40,8 @@ async def write_sheet(connection: Any, work: Work, sheet: Sheet) -> tuple[str, S
     """Write a sheet and return the transaction's id and the verdicts, in the order of the rows."""
     plan = plan_for(connection, work, sheet)
     columns = [work.table.columns[name] for name in sheet.columns]
-    is_copied = not (work.table.has_row_security or any(column.is_copied_as_text for column in columns))
+    is_special = work.table.has_row_security or work.table.has_insert_trigger
+    is_copied = not (is_special or any(column.is_copied_as_text for column in columns))
     if work.mode is Mode.CREATE and not plan.generated and is_copied:
         return await _copy(connection, work, sheet)
     if len(sheet) >= STAGE_FROM or any(column.is_array for column in columns):
@@ -78,6 +79,8 @@ async def _copy(connection: Any, work: Work, sheet: Sheet) -> tuple[str, Sequenc
 
 def _verdicts(plan: Plan, work: Work, sheet: Sheet, told: Any) -> Sequence[Verdict]:
     if work.mode is Mode.CREATE:
+        if work.table.has_insert_trigger and told["written"] != len(sheet):
+            raise left_out(work)  # which of them, row by row will tell
         ids = ids_of([told[f"k{n}"] for n in range(len(work.key))]) if "k0" in told else None
         return Same(CREATED, len(sheet), ids)
     if work.mode is Mode.UPSERT and plan.by_value:
@@ -87,6 +90,8 @@ def _verdicts(plan: Plan, work: Work, sheet: Sheet, told: Any) -> Sequence[Verdi
         verdicts[ordinal - 1] = CREATED
     for ordinal in told["unchanged"] or ():
         verdicts[ordinal - 1] = UNCHANGED
+    for ordinal in told["left_out"] or ():
+        verdicts[ordinal - 1] = Verdict(Outcome.FAILED, error=left_out(work))
     for ordinal in told["missing"] or ():
         verdicts[ordinal - 1] = not_found(work, sheet, ordinal - 1)
     return verdicts

@@ -21,7 +21,7 @@ from penstock.targets.sql.sqlite.troubles import refusal
 from penstock.targets.sql.sqlite.writing import row_writer
 from penstock.targets.sql.table import Table
 from penstock.targets.sql.target import SqlTarget, Work, Written
-from penstock.targets.sql.values import Converters, to_json
+from penstock.targets.sql.values import Converters, not_nan, to_json
 from penstock.targets.target import Traits
 
 __all__ = ["SqliteTarget"]
@@ -54,6 +54,7 @@ class SqliteTarget(SqlTarget):
             time: time.isoformat,
             Decimal: str,
             UUID: str,
+            float: not_nan,
             dict: to_json,
             list: to_json,
             Enum: lambda value: value.value,
