@@ -22,18 +22,18 @@ from penstock.lifecycles.guards import Guard
 from penstock.lifecycles.scope import Scope
 from penstock.lifecycles.service import Lifecycles
 from penstock.operations.intake import Source
-from penstock.operations.lifespans import Lifespans
 from penstock.operations.model import Operation
-from penstock.operations.queries import is_time_counted, latest_instant
-from penstock.operations.running.worker import Worker
+from penstock.operations.rows.lifespans import Lifespans
 from penstock.operations.service import Operations
 from penstock.operations.signals import Signals
+from penstock.operations.views.operation_views import is_time_counted, latest_instant
+from penstock.operations.worker.worker import Worker
 from penstock.pipeline import Definition, definition_of
 from penstock.settings import Settings, load_settings
 
 __all__ = ["Penstock", "run"]
 
-Watch = Callable[[Operation], None]
+BackgroundDuties = Callable[[Operation], None]
 
 # Another worker may be about to end the operation; each look that finds it has not doubles the pause.
 REST_LOOK_S = 0.01
@@ -156,7 +156,7 @@ class Penstock:
         self,
         operation: str,
         *,
-        watch: Watch | None = None,
+        watch: BackgroundDuties | None = None,
         every_s: float = 0.25,
         stop: asyncio.Event | None = None,
         owns_process: bool = False,
@@ -179,7 +179,7 @@ class Penstock:
         return await self.operations.get(operation)
 
     async def _follow(
-        self, operation: str, worker: Worker, stop: asyncio.Event, watch: Watch | None, every_s: float
+        self, operation: str, worker: Worker, stop: asyncio.Event, watch: BackgroundDuties | None, every_s: float
     ) -> None:
         """Look at the operation now and then, and more often when the worker has nothing left to do."""
         pause_s, is_due, rests = every_s, True, worker.rests

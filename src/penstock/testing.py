@@ -28,10 +28,10 @@ from penstock.engine import Penstock
 from penstock.lifecycles.guards import Guard
 from penstock.operations.intake import Source
 from penstock.operations.model import Operation
-from penstock.operations.queries import number_of
-from penstock.operations.running.worker import Worker
+from penstock.operations.operation_ids import number_of
 from penstock.operations.service import Operations
 from penstock.operations.tables import chunks
+from penstock.operations.worker.worker import Worker
 from penstock.pipeline import BatchContext, Context, Definition, Run, StepPlan, definition_of
 from penstock.settings import Settings
 

@@ -13,7 +13,7 @@ from sqlalchemy import select
 from town import APP, Town, town_at
 
 from penstock.engine import Penstock
-from penstock.operations.queries import number_of
+from penstock.operations.operation_ids import number_of
 from penstock.operations.tables import chunks
 
 ROWS = 400

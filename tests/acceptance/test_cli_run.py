@@ -15,7 +15,7 @@ import pytest
 from penstock.cli import main
 from penstock.engine import Penstock
 from penstock.operations.control import cancel
-from penstock.operations.queries import number_of
+from penstock.operations.operation_ids import number_of
 from penstock.pipeline import load_app
 
 APP = str(Path(__file__).parent / "cli_app.py")

@@ -18,7 +18,7 @@ from penstock import Context, Pipeline, StepFailed, operation, step
 from penstock.clock import ManualClock
 from penstock.db.database import Database
 from penstock.operations.model import HistoryEntry, Operation
-from penstock.operations.queries import number_of
+from penstock.operations.operation_ids import number_of
 from penstock.operations.running.job import RowsJob
 from penstock.operations.tables import chunks, requests, signals
 from penstock.settings import Settings

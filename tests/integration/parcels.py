@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 from sqlalchemy import select, update
 
 from penstock import Context, Penstock, Pipeline, RowInvalid, StepFailed, operation, step
-from penstock.operations.ledger import Ledger
+from penstock.operations.chunk.ledger import Ledger
 from penstock.operations.model import Operation
 from penstock.operations.tables import chunks
 from penstock.settings import Settings

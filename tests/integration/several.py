@@ -17,7 +17,7 @@ from sqlalchemy import select
 from penstock import Context, Penstock, Pipeline, operation, step
 from penstock.clock import Entropy, ManualClock
 from penstock.operations.model import Operation
-from penstock.operations.queries import number_of
+from penstock.operations.operation_ids import number_of
 from penstock.operations.tables import limit_shares
 from penstock.settings import Settings
 from penstock.testing import Engine

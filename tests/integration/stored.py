@@ -10,8 +10,8 @@ import msgspec
 from sqlalchemy import func, select
 
 from penstock.db.database import Database
-from penstock.operations.ledger import INVALID, PENDING, STATES, Ledger
-from penstock.operations.queries import number_of
+from penstock.operations.chunk.ledger import INVALID, PENDING, STATES, Ledger
+from penstock.operations.operation_ids import number_of
 from penstock.operations.tables import chunk_rows, chunks, history, operations, row_records
 
 __all__ = ["StoredRow", "StoredStep", "count_of", "history_of", "records_of", "rows_of", "stored_files"]

@@ -27,9 +27,9 @@ from approvals import (
 from penstock import Context, Pipeline, operation, step
 from penstock.errors import IllegalMove
 from penstock.operations import control
+from penstock.operations.inbox import settling
 from penstock.operations.model import Operation
-from penstock.operations.queries import number_of
-from penstock.operations.running import mailroom
+from penstock.operations.operation_ids import number_of
 from penstock.settings import Settings
 from penstock.testing import Engine, engine
 
@@ -339,15 +339,15 @@ async def test_a_drain_that_another_owner_overtakes_is_made_again(e, monkeypatch
     made = await e.create("approvals", papers(2))
     await e.work_until_idle()
     await e.penstock.signals.complete(made.id, "paper-p1")
-    consume, times = mailroom._consume, []
+    consume, times = settling._consume, []
 
     async def overtaken_once(*args: Any) -> None:
         times.append(len(times))
         if len(times) == 1:
-            raise mailroom.Overtaken
+            raise settling.Overtaken
         await consume(*args)
 
-    monkeypatch.setattr(mailroom, "_consume", overtaken_once)
+    monkeypatch.setattr(settling, "_consume", overtaken_once)
     if by == "worker":
         monkeypatch.setattr(control, "drain", _leave_it_to_the_worker)
     await e.operations.cancel(made.id)

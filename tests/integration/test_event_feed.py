@@ -18,8 +18,8 @@ from penstock.journal import numbering
 from penstock.journal.queries import record
 from penstock.journal.tables import transitions
 from penstock.operations.model import Event
-from penstock.operations.queries import number_of
-from penstock.operations.referee import move
+from penstock.operations.moves import move
+from penstock.operations.operation_ids import number_of
 from penstock.testing import Engine, engine
 
 

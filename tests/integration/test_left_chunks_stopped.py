@@ -11,7 +11,7 @@ from sqlalchemy import select
 
 from penstock import Context, Pipeline, RowInvalid, operation, step
 from penstock.operations.model import Operation
-from penstock.operations.queries import number_of
+from penstock.operations.operation_ids import number_of
 from penstock.operations.tables import operations
 from penstock.testing import Engine
 
@@ -137,7 +137,7 @@ async def test_a_worker_that_knew_the_operation_before_its_file_was_opened_runs_
         made = await reader.create(mill.kind, csv_of(rows), file_name="a.csv")
         async with other.penstock.db.read() as tx:
             number = await number_of(tx, made.id)
-        await other.worker.executions.get(number)  # and somebody else was first to read it
+        await other.worker.runtimes.get(number)  # and somebody else was first to read it
         await read_for_others(reader)
         await other.work_until_idle()
         assert (await other.operations.get(made.id)).status == "Completed"

@@ -17,8 +17,8 @@ from timers import Timers, most_within_a_second
 
 from penstock import BatchContext, Context, Pipeline, operation, step
 from penstock.operations.model import Operation
-from penstock.operations.running import gates
-from penstock.operations.running.limits import LimitShares
+from penstock.operations.rows import gates
+from penstock.operations.worker.limit_shares import LimitShares
 from penstock.testing import Engine
 
 LEASE_S = CALM.lease_s
@@ -248,7 +248,7 @@ async def test_rows_that_queue_for_units_that_are_gone_are_given_back(database_u
             await until(lambda: witness.rows == [1])
         await pass_time(LEASE_S + 1, other)
         (chunk,) = await chunks_of(one, made)
-        execution = await other.worker.executions.get(chunk.operation)
+        execution = await other.worker.runtimes.get(chunk.operation)
         assert await other.worker.limit_shares.take_part(execution), "its lease is over"
         await one.worker.lease.beat()
         assert not one.worker.lease.may_start(), "it has not yet seen what became of its units"
@@ -283,7 +283,7 @@ async def test_a_batch_that_queues_for_units_that_are_gone_is_given_back(databas
             await until(lambda: witness.rows == [1])
         await pass_time(LEASE_S + 1, other)
         (chunk,) = await chunks_of(one, made)
-        assert await other.worker.limit_shares.take_part(await other.worker.executions.get(chunk.operation))
+        assert await other.worker.limit_shares.take_part(await other.worker.runtimes.get(chunk.operation))
         await one.worker.lease.beat()
         await look(one)
         witness.let_go()
@@ -365,10 +365,10 @@ async def test_the_shares_of_the_dead_are_removed_although_nobody_shares_with_th
         await one.worker.vanish()
         assert len(await shares_of(other, made)) == 1
         await pass_time(LEASE_S - 1, other)
-        await other.worker._watch._sweep_sometimes()
+        await other.worker._background._sweep_sometimes()
         assert len(await shares_of(other, made)) == 1, "it might be alive"
         await pass_time(SWEEP_S, other)
-        await other.worker._watch._sweep_sometimes()
+        await other.worker._background._sweep_sometimes()
         assert await shares_of(other, made) == {}
 
 

@@ -25,8 +25,8 @@ from penstock.db.database import Database
 from penstock.errors import OperationUnready, SettingsInvalid, Unavailable
 from penstock.operations.model import Operation
 from penstock.operations.proof.doctor import diagnose
-from penstock.operations.reading import Pieces
 from penstock.operations.tables import operations
+from penstock.operations.validating.reading import Pieces
 from penstock.settings import Settings
 from penstock.testing import Engine, engine, json_lines
 
@@ -134,13 +134,13 @@ async def test_trouble_is_tried_again_less_and_less_often_and_written_once(datab
         await e.work_until_idle()
         revision = await revision_of(e, made)
         tries = []
-        asked = e.worker.executions.get
+        asked = e.worker.runtimes.get
 
         async def counted(number: int) -> Any:
             tries.append(e.clock.monotonic())
             return await asked(number)
 
-        e.worker.executions.get = counted  # type: ignore[method-assign]
+        e.worker.runtimes.get = counted  # type: ignore[method-assign]
         for _ in range(70):
             await e.advance(1)
             await e.work_until_idle()

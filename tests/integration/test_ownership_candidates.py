@@ -11,7 +11,7 @@ from sqlalchemy import select, update
 
 from penstock.db.connection import Connection
 from penstock.db.database import Database
-from penstock.operations import chunks as store
+from penstock.operations.chunk import store
 from penstock.operations.tables import chunks, operations
 
 CHUNKS = 20

@@ -28,15 +28,15 @@ from stored import rows_of
 
 from penstock import Context, Pipeline, operation, step
 from penstock.db.database import Database
-from penstock.operations import chunks as store
 from penstock.operations import control
-from penstock.operations.chunks import Lost
-from penstock.operations.held import Held
-from penstock.operations.queries import number_of
-from penstock.operations.reading import Interrupted, Reading
-from penstock.operations.referee import head_of
-from penstock.operations.running import mailroom
+from penstock.operations.chunk import store
+from penstock.operations.chunk.owned import OwnedChunk
+from penstock.operations.chunk.store import Lost
+from penstock.operations.inbox import settling
+from penstock.operations.moves import head_of
+from penstock.operations.operation_ids import number_of
 from penstock.operations.tables import chunks, workers
+from penstock.operations.validating.reading import Interrupted, Reading
 from penstock.settings import Settings
 from penstock.testing import Engine, engine
 
@@ -228,12 +228,12 @@ WRITES = {
     "flush": lambda e, tx, held: store.flush(e.penstock.db, tx, held, held.writing()),
     "close": lambda e, tx, held: store.close(e.penstock.db, tx, held, held.writing(), actor="one"),
     "release": lambda e, tx, held: store.release(tx, held, due_at=0),
-    "settle": lambda e, tx, held: mailroom.settle(e.penstock.db, tx, held, lambda i: None, e.clock.now_us()),
-    "drain": lambda e, tx, held: mailroom.drain(e.penstock.db, tx, held, e.clock.now_us(), actor="one"),
+    "settle": lambda e, tx, held: settling.settle(e.penstock.db, tx, held, lambda i: None, e.clock.now_us()),
+    "drain": lambda e, tx, held: settling.drain(e.penstock.db, tx, held, e.clock.now_us(), actor="one"),
 }
 
 
-async def held_by(e: Engine, operation_id: str, owner: str) -> Held:
+async def held_by(e: Engine, operation_id: str, owner: str) -> OwnedChunk:
     """The operation's only chunk, claimed by an owner that nobody has heard of."""
     db = e.penstock.db
     async with db.read() as tx:
@@ -270,7 +270,7 @@ async def test_a_chunk_that_is_lost_while_it_is_drained_does_not_end_its_worker(
         made = await e.create(Lostlike, papers(1))
         working = asyncio.create_task(e.work_until_idle())
         await wall.reached.wait()
-        monkeypatch.setattr(mailroom, "drain", taken)
+        monkeypatch.setattr(settling, "drain", taken)
         await stop(e, made.id)
         wall.gone.set()
         await working
@@ -352,7 +352,7 @@ async def test_a_frozen_owner_cannot_take_a_signal_that_its_successor_took(datab
         await e.work_until_idle()
         assert await states(e, made) == [DONE]
         async with e.penstock.db.read() as tx:
-            await store.load_stories(tx, stale)
+            await store.load_records(tx, stale)
         with pytest.raises(Lost):
             await e.penstock.db.transaction(lambda tx: WRITES["settle"](e, tx, stale))
         assert await clean(e) == []

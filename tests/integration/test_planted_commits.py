@@ -12,12 +12,12 @@ from test_planted_faults import both, office, parked
 
 from penstock import Context, failpoints, operation
 from penstock.db.database import CommitUnknown
-from penstock.operations import chunks as store
-from penstock.operations import held, reading
-from penstock.operations.reading import Reading
+from penstock.operations.chunk import owned, store
 from penstock.operations.running import claiming
 from penstock.operations.running.actor import ChunkActor
 from penstock.operations.tables import chunks, operations
+from penstock.operations.validating import reading
+from penstock.operations.validating.reading import Reading
 from penstock.testing import engine
 
 CLOSE_BY_FENCE_ALONE = (
@@ -117,7 +117,7 @@ async def test_chunks_appended_while_an_operation_is_paused_or_stopping_are_caug
 @both
 @pytest.mark.parametrize("fault", ["not counted", "not stored"])
 async def test_rows_lost_with_their_worker_that_are_forgotten_are_caught(tmp_path, monkeypatch, weak, fault):
-    recover, flush = held.recover, ChunkActor._flush
+    recover, flush = owned.recover, ChunkActor._flush
 
     def uncounted(chunk: Any, now: int) -> None:
         before = bytes(chunk.ledger.lost)
@@ -125,10 +125,10 @@ async def test_rows_lost_with_their_worker_that_are_forgotten_are_caught(tmp_pat
         chunk.ledger.lost[:] = before
 
     async def unstored(actor: ChunkActor, **given: Any) -> None:
-        lost = bytes(actor.held.ledger.lost)
-        actor.held.ledger.lost[:] = bytes(len(lost))
+        lost = bytes(actor.owned.ledger.lost)
+        actor.owned.ledger.lost[:] = bytes(len(lost))
         await flush(actor, **given)
-        actor.held.ledger.lost[:] = lost
+        actor.owned.ledger.lost[:] = lost
 
     if weak and fault == "not counted":
         monkeypatch.setattr(claiming, "recover", uncounted)

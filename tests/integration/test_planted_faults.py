@@ -21,22 +21,23 @@ from penstock import Context, Pipeline, failpoints, operation, step
 from penstock.db.database import CommitUnknown
 from penstock.db.schema import metadata
 from penstock.errors import StepFailed
-from penstock.operations import chunks as store
-from penstock.operations import control, hearing, held, posting, referee, retrying
-from penstock.operations.addressing import DEAF
-from penstock.operations.chunks import Lost
-from penstock.operations.ledger import CANCELLED
+from penstock.operations import control, moves, retrying
+from penstock.operations.chunk import owned, store
+from penstock.operations.chunk.ledger import CANCELLED
+from penstock.operations.chunk.store import Lost
+from penstock.operations.inbox import applying, matching, settling, signal_batching
+from penstock.operations.inbox.addressing import TAKES_NO_SIGNALS
 from penstock.operations.model import Operation
-from penstock.operations.queries import number_of
-from penstock.operations.rules import settling, spans
-from penstock.operations.rules.planning import next_due
+from penstock.operations.operation_ids import number_of
+from penstock.operations.rows import segments
+from penstock.operations.rows.start_limit import FOREVER, StartLimit
 from penstock.operations.running import actor as acting
-from penstock.operations.running import lease as leasing
-from penstock.operations.running import mailroom
 from penstock.operations.running.actor import ChunkActor
-from penstock.operations.running.lease import FOREVER, Lease, StartLimit
-from penstock.operations.running.outcomes import Desk
+from penstock.operations.running.chunk_progress import ChunkProgress
+from penstock.operations.running.planning import next_due
 from penstock.operations.tables import chunks, operations, signals
+from penstock.operations.worker import lease as leasing
+from penstock.operations.worker.lease import Lease
 from penstock.settings import Settings
 from penstock.testing import Engine, engine
 
@@ -139,11 +140,11 @@ async def test_parking_and_letting_go_in_one_commit_is_caught(tmp_path, monkeypa
     flush = ChunkActor._flush
 
     async def park_and_go(actor: ChunkActor, **given: Any) -> None:
-        if not actor.desk.has_parked:
+        if not actor.progress.has_parked:
             return await flush(actor, **given)
-        writing, due = actor.held.writing(), next_due(actor.held)
+        writing, due = actor.owned.writing(), next_due(actor.owned)
         await actor.db.transaction(
-            lambda tx: store.flush(actor.db, tx, actor.held, writing, owner=None, due_at=due), "park"
+            lambda tx: store.flush(actor.db, tx, actor.owned, writing, owner=None, due_at=due), "park"
         )
         raise Lost("let go in the same breath")
 
@@ -158,7 +159,7 @@ async def test_parking_and_letting_go_in_one_commit_is_caught(tmp_path, monkeypa
 
 @both
 async def test_a_paused_operation_that_cannot_finish_is_caught(tmp_path, monkeypatch, weak):
-    finish = referee.finish_if_over
+    finish = moves.finish_if_over
 
     async def not_while_paused(db: Any, tx: Any, head: Any, **given: Any) -> Any:
         return head if head.state == "Paused" else await finish(db, tx, head, **given)
@@ -188,7 +189,7 @@ async def test_a_cancel_straight_to_cancelled_is_caught(tmp_path, monkeypatch, w
     async def at_once(db: Any, number: int, **_: Any) -> Any:
         async def stop(tx: Any) -> Any:
             await tx.execute(update(operations).where(operations.c.number == number).values(state="Cancelled"))
-            return await referee.head_of(tx, number)
+            return await moves.head_of(tx, number)
 
         return await db.transaction(stop)
 
@@ -223,12 +224,12 @@ async def test_a_drain_that_waits_for_something_to_be_due_is_caught(tmp_path, mo
 
 @both
 async def test_signals_that_outlive_their_generation_are_caught(tmp_path, monkeypatch, weak):
-    def hears(signal: hearing.Message, *, key: str | None, row: int, since: int | None) -> bool:
+    def hears(signal: matching.Message, *, key: str | None, row: int, since: int | None) -> bool:
         return signal.key == key and signal.row in (None, row)
 
     if weak:
-        monkeypatch.setattr(hearing, "hears", hears)
-        monkeypatch.setattr(hearing, "since", lambda: literal(0))
+        monkeypatch.setattr(matching, "accepts", hears)
+        monkeypatch.setattr(matching, "since", lambda: literal(0))
     async with office(tmp_path) as e:
         made = await parked(e, papers(2))
         for _ in range(2):
@@ -246,7 +247,7 @@ async def test_shared_keys_without_a_pass_on_are_caught(tmp_path, monkeypatch, w
         return 0
 
     if weak:
-        monkeypatch.setattr(mailroom, "wake", nobody)
+        monkeypatch.setattr(settling, "wake", nobody)
     async with office(tmp_path, key=SHARED) as e:
         made = await parked(e, papers(4))
         for _ in range(3):
@@ -262,7 +263,7 @@ async def test_a_higher_row_that_takes_the_signal_first_is_caught(tmp_path, monk
         return []
 
     if weak:
-        monkeypatch.setattr(mailroom, "waiters", nobody_else)
+        monkeypatch.setattr(settling, "waiters", nobody_else)
     rows = papers(4)
     rows[3]["desk"] = "back"
     async with office(tmp_path, key=SHARED) as e:
@@ -275,14 +276,14 @@ async def test_a_higher_row_that_takes_the_signal_first_is_caught(tmp_path, monk
 
 @both
 async def test_a_timeout_before_the_look_is_caught(tmp_path, monkeypatch, weak):
-    matches = mailroom._matches
+    matches = settling._matches
 
     async def time_first(db: Any, tx: Any, chunk: Any) -> Any:
-        settling.apply_deadlines(chunk, e.clock.now_us())
+        applying.apply_deadlines(chunk, e.clock.now_us())
         return await matches(db, tx, chunk)
 
     if weak:
-        monkeypatch.setattr(mailroom, "_matches", time_first)
+        monkeypatch.setattr(settling, "_matches", time_first)
     async with office(tmp_path) as e:
         made = await parked(e, papers(1))
         await e.advance(61)
@@ -311,18 +312,18 @@ async def test_a_claim_that_does_not_look_first_is_caught(tmp_path, monkeypatch,
 
 @both
 async def test_a_wait_behind_a_retried_step_that_hears_old_signals_is_caught(tmp_path, monkeypatch, weak):
-    park = Desk.park
+    park = ChunkProgress.park
 
-    def park_by_itself(desk: Desk, i: int, place: int, *given: Any) -> None:
-        before = desk.held.told(i, place)
+    def park_by_itself(desk: ChunkProgress, i: int, place: int, *given: Any) -> None:
+        before = desk.owned.record_of(i, place)
         since = before.since if before else None
         park(desk, i, place, *given)
-        story = desk.held.told(i, place)
+        story = desk.owned.record_of(i, place)
         assert story is not None
         story.since = since
 
     if weak:
-        monkeypatch.setattr(Desk, "park", park_by_itself)
+        monkeypatch.setattr(ChunkProgress, "park", park_by_itself)
 
     @operation("retried")
     class Retried(Pipeline[Paper]):
@@ -353,12 +354,14 @@ async def test_a_lost_answer_after_which_nobody_is_woken_is_caught(tmp_path, mon
             lost.append(point)
             raise CommitUnknown("the connection died at COMMIT")
 
-    async def known(slot: posting.Slot, subject: Any, mine: posting.Posting, refusal: Exception) -> Any:
-        mine.answer = posting.Receipt("duplicate", mine.token)
+    async def known(
+        slot: signal_batching.SignalBatcher, subject: Any, mine: signal_batching.PendingSignal, refusal: Exception
+    ) -> Any:
+        mine.answer = signal_batching.Receipt("duplicate", mine.token)
         return ()
 
     if weak:
-        monkeypatch.setattr(posting.Slot, "_stored_before", known)
+        monkeypatch.setattr(signal_batching.SignalBatcher, "_stored_before", known)
     async with office(tmp_path) as e:
         made = await parked(e, papers(1))
         with failpoints.armed(lose):
@@ -372,7 +375,7 @@ async def test_a_lost_answer_after_which_nobody_is_woken_is_caught(tmp_path, mon
 async def test_a_signal_stored_without_the_operations_lock_is_caught(database_url, tmp_path, monkeypatch, weak):
     row = select(operations.c.number).where(operations.c.number == bindparam("number"))
     if weak:
-        monkeypatch.setattr(posting, "_HEARING", row.where(operations.c.state.not_in(DEAF)))
+        monkeypatch.setattr(signal_batching, "_TAKES_SIGNALS", row.where(operations.c.state.not_in(TAKES_NO_SIGNALS)))
 
     async def is_locked(number: int) -> bool:
         try:
@@ -406,8 +409,8 @@ def take_any(db: Any) -> Any:
     return update(signals).where(signals.c.id.in_(bindparam("ids", expanding=True))).values(consumed_at=db.now())
 
 
-async def consume_uncounted(*given: Any, consume: Any = mailroom._consume) -> None:
-    with suppress(mailroom.Overtaken):
+async def consume_uncounted(*given: Any, consume: Any = settling._consume) -> None:
+    with suppress(settling.Overtaken):
         await consume(*given)
 
 
@@ -419,8 +422,8 @@ async def consume_uncounted(*given: Any, consume: Any = mailroom._consume) -> No
 @pytest.mark.databases("postgresql", "mariadb")  # SQLite has one writer
 async def test_a_signal_that_is_taken_twice_is_caught(database_url, tmp_path, monkeypatch, fault):
     for name, plant in fault.items():
-        monkeypatch.setattr(mailroom, name, plant)
-    matches, late, between = mailroom._matches, Wall(), Wall()
+        monkeypatch.setattr(settling, name, plant)
+    matches, late, between = settling._matches, Wall(), Wall()
 
     async def with_a_pause(*given: Any) -> Any:
         found = await matches(*given)
@@ -443,7 +446,7 @@ async def test_a_signal_that_is_taken_twice_is_caught(database_url, tmp_path, mo
         await at_wall(late, one.work_until_idle())  # nobody waits in the first chunk yet
         while (second := (await chunks_of(other, made))[1]).waiting < 2 or second.owner is not None:
             await other.work_until_idle()
-        monkeypatch.setattr(mailroom, "_matches", with_a_pause)
+        monkeypatch.setattr(settling, "_matches", with_a_pause)
         await other.penstock.signals.complete(made.id, "desk")
         await at_wall(between, other.work_until_idle())  # row 3 is about to take it
         late.gone.set()
@@ -460,7 +463,7 @@ async def test_a_callers_death_without_a_sweep_is_caught(tmp_path, weak):
         made = await parked(e, papers(1))
         await post_quietly(e, made, "paper-p1")
         if not weak:
-            await mailroom.sweep(e.penstock.db)
+            await settling.sweep(e.penstock.db)
         await e.work_until_idle()
         assert await overlooked(e) is weak
 
@@ -497,7 +500,7 @@ class Payments:
 @both
 async def test_an_at_most_once_step_inside_a_longer_span_is_caught(tmp_path, monkeypatch, weak):
     if weak:
-        monkeypatch.setattr(spans, "stands_alone", lambda step: step.kind != "plain")
+        monkeypatch.setattr(segments, "stands_alone", lambda step: step.kind != "plain")
     payments = Payments()
     async with engine([payments.kind], tmp_path=tmp_path) as e:
         await payments.begin(e)
@@ -512,7 +515,7 @@ async def test_a_begun_at_most_once_call_that_is_cancelled_is_caught(tmp_path, m
         chunk.ledger.tracks[place].state[i], chunk.ledger.in_flight[i] = CANCELLED, 0
 
     if weak:
-        monkeypatch.setattr(held, "_leave_in_doubt", cancel)
+        monkeypatch.setattr(owned, "_leave_in_doubt", cancel)
     payments = Payments()
     async with engine([payments.kind], tmp_path=tmp_path, settings=Settings(cancel_grace_s=0)) as e:
         made = await payments.begin(e)
@@ -666,5 +669,5 @@ def test_a_foreign_key_to_the_operation_is_caught(weak):
 
 
 def test_the_faults_are_planted_where_the_engine_looks():
-    assert acting.mailroom is mailroom
+    assert acting.settling is settling
     assert acting.store is store

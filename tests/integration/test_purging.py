@@ -22,9 +22,8 @@ from penstock.errors import InvalidInput, NotFound
 from penstock.journal.tables import transitions
 from penstock.operations import purging
 from penstock.operations.model import Operation, Purged
+from penstock.operations.operation_ids import number_of
 from penstock.operations.purging import Retention
-from penstock.operations.queries import number_of
-from penstock.operations.running import watch
 from penstock.operations.tables import (
     chunk_rows,
     chunks,
@@ -36,6 +35,7 @@ from penstock.operations.tables import (
     signals,
     workers,
 )
+from penstock.operations.worker import background
 from penstock.settings import Settings
 from penstock.testing import Engine, engine, json_lines
 
@@ -440,7 +440,7 @@ async def test_a_file_that_cannot_be_removed_holds_up_no_other(e, tmp_path, monk
 
 @pytest.mark.databases("sqlite")
 async def test_a_worker_purges_by_itself(database_url, tmp_path, monkeypatch):
-    monkeypatch.setattr(watch, "SWEEP_S", 0.0)
+    monkeypatch.setattr(background, "SWEEP_S", 0.0)
     monkeypatch.setattr(purging, "LOOK_AGAIN_S", 0.0)
     settings = Settings(
         database_url=database_url, storage_url=str(tmp_path / "files"), control_poll_s=0.01, lease_s=3600

@@ -13,10 +13,10 @@ from pydantic import BaseModel, Field
 from sqlalchemy import delete, select, update
 
 from penstock import Context, Penstock, StepFailed, operation
-from penstock.operations import queries, views
-from penstock.operations.keys import GROUPS, mark
 from penstock.operations.retrying import retry_rows
+from penstock.operations.row_keys import GROUPS, mark
 from penstock.operations.tables import chunk_rows, chunks
+from penstock.operations.views import operation_views, row_views
 
 SAME_SUM = ("plumless", "buckeroo")  # two words of one CRC-32
 
@@ -203,7 +203,7 @@ async def test_chunks_stored_before_there_were_marks_are_looked_through(penstock
 
 @pytest.mark.parametrize("told_max", [0, 1])
 async def test_a_key_of_many_records_is_found_without_naming_their_chunks(penstock, monkeypatch, told_max):
-    monkeypatch.setattr(views, "TOLD_MAX", told_max)
+    monkeypatch.setattr(row_views, "TOLD_MAX", told_max)
     done = await run(penstock, sims(*(["same:broken", *(f"B{n}" for n in range(9))] * 3)), activate)
     assert await found(penstock, done.id, "same") == [201, 211, 221]
 
@@ -211,8 +211,8 @@ async def test_a_key_of_many_records_is_found_without_naming_their_chunks(pensto
 async def test_more_chunks_with_records_of_a_key_than_a_statement_has_room_for_are_all_looked_at(penstock):
     done = await run(penstock, sims(rows=30), activate)
     async with penstock.db.read() as tx:
-        outline = await queries.outline(tx, done.id, {})
-        search = views._KeySearch(outline, "A1", frozenset(range(-100_000, 0)))
+        outline = await operation_views.layout(tx, done.id, {})
+        search = row_views._KeySearch(outline, "A1", frozenset(range(-100_000, 0)))
         looked_at = await tx.execute(search.narrowed(select(chunks.c.first_row)))
         assert sorted(chunk.first_row for chunk in looked_at) == [1, 11, 21]
 
@@ -247,7 +247,7 @@ async def test_a_row_without_a_recorded_key_shows_the_one_of_the_file(penstock):
     done = await run(penstock, sims("B1:broken"), activate)
 
     async def forget(tx: Any) -> None:
-        await tx.execute(update(views.row_records).values(row_key=None))
+        await tx.execute(update(row_views.row_records).values(row_key=None))
 
     await penstock.db.transaction(forget)
     page = await penstock.operations.rows(done.id, state="Failed")

@@ -10,9 +10,9 @@ from parcels import COURSE, Parcel, Parcels, replant, run, shop
 
 from penstock import Context, Penstock, operation
 from penstock.errors import Fault, InvalidInput, NotFound
-from penstock.operations.ledger import CANCELLED, PENDING, WAITING, Ledger
+from penstock.operations.chunk.ledger import CANCELLED, PENDING, WAITING, Ledger
 from penstock.operations.model import Operation
-from penstock.operations.queries import number_of
+from penstock.operations.operation_ids import number_of
 from penstock.operations.retrying import retry_rows
 
 

@@ -15,7 +15,7 @@ from stored import rows_of
 from penstock import Context, Pipeline, operation, step
 from penstock.errors import Conflict, NotFound, RowInvalid
 from penstock.operations.model import Operation
-from penstock.operations.queries import number_of
+from penstock.operations.operation_ids import number_of
 from penstock.operations.retrying import NothingToRetry, retry_rows
 from penstock.settings import Settings
 from penstock.testing import Engine, engine

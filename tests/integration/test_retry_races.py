@@ -12,11 +12,11 @@ from approvals import Paper, Wall, at_wall, clean, requests_of, states
 
 from penstock import Context, Pipeline, StepFailed, operation, step
 from penstock.errors import Conflict
-from penstock.operations import chunks as store
 from penstock.operations import retrying
+from penstock.operations.chunk import store
 from penstock.operations.model import Operation
-from penstock.operations.queries import number_of
-from penstock.operations.referee import touch
+from penstock.operations.moves import touch
+from penstock.operations.operation_ids import number_of
 from penstock.operations.retrying import NothingToRetry
 from penstock.settings import Settings
 from penstock.testing import Engine, engine

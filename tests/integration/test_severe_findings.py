@@ -61,7 +61,7 @@ async def test_02_an_acknowledged_signal_is_not_lost_between_the_look_and_the_wa
     flush, posted = ChunkActor._flush, []
 
     async def signal_beside_the_park(actor: ChunkActor, **given: bool) -> None:
-        has_parked = actor.desk.has_parked
+        has_parked = actor.progress.has_parked
         await flush(actor, **given)
         if has_parked and not posted:
             posted.append(await e.penstock.signals.complete(made.id, "paper-p1"))

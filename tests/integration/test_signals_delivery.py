@@ -14,8 +14,9 @@ from stored import records_of, rows_of
 
 from penstock import Context, Done, Penstock, Pipeline, failpoints, operation, step
 from penstock.errors import InvalidInput, NoSuchWait
+from penstock.operations.inbox import settling
 from penstock.operations.model import Operation
-from penstock.operations.running import mailroom, watch
+from penstock.operations.worker import background
 from penstock.settings import Settings
 from penstock.testing import Engine, engine, json_lines
 
@@ -384,16 +385,16 @@ async def test_a_signal_whose_caller_died_before_waking_anybody_is_found_by_the_
         await e.penstock.signals.complete(made.id, "paper-p2")
     await e.work_until_idle()
     assert await states(e, made) == ["WaitingForCompletion"] * 2
-    assert await mailroom.sweep(e.penstock.db) == 1
+    assert await settling.sweep(e.penstock.db) == 1
     await e.work_until_idle()
     assert await states(e, made) == ["WaitingForCompletion", "Completed"]
-    assert await mailroom.sweep(e.penstock.db) == 0
+    assert await settling.sweep(e.penstock.db) == 0
 
 
 @pytest.mark.covers("I-19")
 @pytest.mark.databases("sqlite")
 async def test_a_worker_sweeps_by_itself(database_url, tmp_path, monkeypatch):
-    monkeypatch.setattr(watch, "SWEEP_S", 0.0)
+    monkeypatch.setattr(background, "SWEEP_S", 0.0)
     quick = Settings(database_url=database_url, storage_url=str(tmp_path / "files"), control_poll_s=0.01, lease_s=3600)
 
     def forget(point: str) -> None:

@@ -11,9 +11,9 @@ import pytest
 from approvals import Calls, approvals, chunks_of, clean, papers, signals_of, states
 from sqlalchemy import insert
 
+from penstock.operations.inbox import lookup, settling
 from penstock.operations.model import Operation
-from penstock.operations.queries import number_of
-from penstock.operations.running import looking, mailroom
+from penstock.operations.operation_ids import number_of
 from penstock.operations.tables import signals
 from penstock.settings import Settings
 from penstock.testing import Engine, engine
@@ -83,7 +83,7 @@ async def test_rows_that_signals_failed_twice_can_be_approved_after_a_retry(data
     async with engine([approvals(Calls())], url=database_url, tmp_path=tmp_path) as e:
         made = await parked(e, count)
         await plant(e, made, keys * 3, at=e.clock.now_us(), outcome="failed", message="no")
-        await mailroom.sweep(e.penstock.db)
+        await settling.sweep(e.penstock.db)
         await e.work_until_idle()
         assert await states(e, made) == [FAILED] * count
         await e.advance(1)
@@ -115,7 +115,7 @@ async def two_generations(shared: Engine) -> Operation:
 
 async def test_an_owner_looks_past_what_only_its_other_rows_hear(shared):
     made = await two_generations(shared)
-    await mailroom.sweep(shared.penstock.db)
+    await settling.sweep(shared.penstock.db)
     await shared.work_until_idle()
     assert await states(shared, made) == [DONE, DONE]
 
@@ -158,21 +158,21 @@ async def test_a_paused_operation_gets_no_mail_from_sweeps_and_hears_its_signals
     await e.operations.pause(made.id)
     await plant(e, made, ["paper-p1"], at=e.clock.now_us())
     before = await mails(e, made)
-    assert await mailroom.sweep(e.penstock.db) == 0
+    assert await settling.sweep(e.penstock.db) == 0
     assert await mails(e, made) == before
     await e.operations.resume(made.id)
-    await mailroom.sweep(e.penstock.db)
+    await settling.sweep(e.penstock.db)
     await e.work_until_idle()
     assert await states(e, made) == [DONE, WAIT]
 
 
 async def test_a_sweep_finds_every_key_however_many_there_are(e, monkeypatch):
-    monkeypatch.setattr(looking, "KEYS_MAX", 3)
+    monkeypatch.setattr(lookup, "KEYS_MAX", 3)
     one, other = await parked(e, 7), await parked(e, 2)
     await plant(e, one, [f"paper-q{n}" for n in range(4)], at=e.clock.now_us())  # nobody waits for these
     for made, rows in ((one, 7), (other, 2)):
         await plant(e, made, [f"paper-p{n}" for n in range(1, rows + 1)], at=e.clock.now_us())
-    await mailroom.sweep(e.penstock.db)
+    await settling.sweep(e.penstock.db)
     await e.work_until_idle()
     assert (await states(e, one), await states(e, other)) == ([DONE] * 7, [DONE] * 2)
 

@@ -13,9 +13,9 @@ from stored import rows_of
 
 from penstock import Context, Pipeline, failpoints, operation, step
 from penstock.errors import DeclarationError
+from penstock.operations.inbox import settling
 from penstock.operations.model import Operation
-from penstock.operations.queries import number_of
-from penstock.operations.running import mailroom
+from penstock.operations.operation_ids import number_of
 from penstock.operations.tables import signals
 from penstock.settings import Settings
 from penstock.testing import Engine, engine
@@ -158,7 +158,7 @@ async def test_row_order_holds_beside_a_crowd_that_waits_on_another_key(database
         await e.penstock.signals.complete(made.id, "desk-crowd", row=154)  # recalls the chunk of the high row
         await _store_quietly(e, made, "desk-rare")
         await e.work_until_idle()
-        await mailroom.sweep(e.penstock.db)
+        await settling.sweep(e.penstock.db)
         await e.work_until_idle()
         by_code = {row.row_key: row.state for row in (await e.operations.rows(made.id, limit=1000)).items}
         assert (by_code["low"], by_code["high"]) == (DONE, WAIT)
@@ -216,15 +216,15 @@ async def test_a_settlement_that_was_overtaken_is_made_again_before_the_chunk_is
     await e.advance(1)
     await e.operations.retry(made.id, rows=[1])
     await e.penstock.signals.complete(made.id, "desk-front", row=2)
-    consume, times = mailroom._consume, []
+    consume, times = settling._consume, []
 
     async def overtaken_once(*args: Any) -> None:
         times.append(len(times))
         if len(times) == 1:
-            raise mailroom.Overtaken
+            raise settling.Overtaken
         await consume(*args)
 
-    monkeypatch.setattr(mailroom, "_consume", overtaken_once)
+    monkeypatch.setattr(settling, "_consume", overtaken_once)
     await e.work_until_idle()
     assert [request.outcome for request in await requests_of(e, made)] == ["applied to 1 rows"]
     assert (await states(e, made))[:2] == [WAIT, DONE]

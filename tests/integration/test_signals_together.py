@@ -13,9 +13,9 @@ from approvals import Calls, Wall, a_moment, approvals, clean, papers, signals_o
 from penstock import failpoints
 from penstock.db.database import CommitUnknown
 from penstock.errors import Conflict, InvalidInput, NoSuchWait, Unavailable
-from penstock.operations import posting
+from penstock.operations.inbox import signal_batching
+from penstock.operations.inbox.signal_batching import Receipt
 from penstock.operations.model import Operation
-from penstock.operations.posting import Receipt
 from penstock.settings import Settings
 from penstock.testing import Engine, engine
 
@@ -170,7 +170,7 @@ async def test_a_call_that_is_cancelled_while_it_queues_takes_its_signal_back(e,
 async def test_however_many_calls_are_cancelled_the_next_one_is_served(e, queue):
     made = await parked(e, 1)
     post = e.penstock.signals.complete
-    gone = await queue.of(*(post(made.id, "paper-p1", payload=n) for n in range(posting.POSTINGS_MAX + 50)))
+    gone = await queue.of(*(post(made.id, "paper-p1", payload=n) for n in range(signal_batching.BATCH_MAX + 50)))
     for call in gone:
         call.cancel()
     await a_moment()
@@ -180,7 +180,7 @@ async def test_however_many_calls_are_cancelled_the_next_one_is_served(e, queue)
 
 
 async def test_a_call_is_served_by_itself_however_many_lie_before_it(e, queue, monkeypatch):
-    monkeypatch.setattr(posting, "POSTINGS_MAX", 2)
+    monkeypatch.setattr(signal_batching, "BATCH_MAX", 2)
     made = await parked(e, 6)
     post = e.penstock.signals.complete
     calls = await queue.of(*(post(made.id, f"paper-p{n}") for n in range(1, 7)))
@@ -264,7 +264,7 @@ async def test_a_scoped_key_without_a_row_number_is_taken_as_it_is(e, number):
 
 
 async def test_what_the_database_refuses_is_the_matter_of_its_caller_alone(e, queue, monkeypatch):
-    monkeypatch.setattr(posting, "refuse_unstorable", lambda posting: None)
+    monkeypatch.setattr(signal_batching, "refuse_unstorable", lambda posting: None)
     made = await parked(e, 3)
     post = e.penstock.signals.complete
     calls = await queue.of(

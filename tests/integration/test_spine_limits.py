@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from stored import count_of, rows_of
 
 from penstock import BatchContext, Context, Pipeline, operation, step
-from penstock.operations.running import gates
+from penstock.operations.rows import gates
 from penstock.settings import Settings
 from penstock.testing import engine
 

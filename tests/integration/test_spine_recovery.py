@@ -16,7 +16,7 @@ from stored import history_of, records_of, rows_of
 
 from penstock import BatchContext, Context, Pipeline, RetryLater, operation, step
 from penstock.clock import ManualClock
-from penstock.operations.queries import number_of
+from penstock.operations.operation_ids import number_of
 from penstock.operations.tables import chunks, operations, workers
 from penstock.settings import Settings
 from penstock.testing import Engine, engine
@@ -304,7 +304,7 @@ async def test_a_worker_that_lost_its_chunk_writes_nothing_any_more(
         work = asyncio.create_task(first.work_until_idle())
         async with asyncio.timeout(HANG_S):
             await entered.wait()
-            while sum(actor.held.row_count for actor in first.worker.actors.values() if actor) < rows:
+            while sum(actor.owned.row_count for actor in first.worker.actors.values() if actor) < rows:
                 await a_moment()
         if how == "its lease is over":
             clock.advance(LEASE_S + 1)

@@ -18,7 +18,7 @@ from stored import count_of, stored_files
 
 from penstock import Context, Pipeline, operation, step
 from penstock.operations.model import Operation
-from penstock.operations.running.judging import ValidateJob
+from penstock.operations.running.validation_jobs import ValidateJob
 from penstock.operations.tables import chunk_rows, chunks
 from penstock.settings import Settings
 from penstock.testing import Engine, engine, json_lines

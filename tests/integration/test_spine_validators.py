@@ -10,7 +10,7 @@ from approvals import at_wall, clean, papers, states, two_engines
 from left_chunks import SMALL, Bench, left_rows, mixed, raw_chunks, read_for_others
 
 from penstock import failpoints
-from penstock.operations.queries import number_of
+from penstock.operations.operation_ids import number_of
 from penstock.testing import engine
 
 DONE = "Completed"

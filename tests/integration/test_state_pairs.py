@@ -13,8 +13,8 @@ from sqlalchemy.exc import DBAPIError
 
 from penstock import Context, operation
 from penstock.db.database import Database
-from penstock.operations.queries import number_of
-from penstock.operations.referee import move, touch
+from penstock.operations.moves import move, touch
+from penstock.operations.operation_ids import number_of
 from penstock.operations.states import OPERATION, ROW_STEP
 from penstock.operations.tables import operations, row_records
 from penstock.testing import Engine, engine

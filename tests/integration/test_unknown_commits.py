@@ -16,8 +16,8 @@ from left_chunks import Bench, csv_of, raw_chunks, read_for_others
 from penstock import Context, Pipeline, RowInvalid, operation, step
 from penstock.db.connection import Link
 from penstock.db.database import CommitUnknown, Database
-from penstock.operations import chunks as store
-from penstock.operations.queries import number_of
+from penstock.operations.chunk import store
+from penstock.operations.operation_ids import number_of
 from penstock.settings import Settings
 from penstock.testing import Engine, engine
 

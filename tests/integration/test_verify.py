@@ -14,10 +14,10 @@ from sqlalchemy.sql import Executable
 from penstock import Context, Penstock, Pipeline, StepFailed, operation, step
 from penstock.errors import NotFound
 from penstock.journal.tables import transitions
-from penstock.operations.held import pack_rows
-from penstock.operations.ledger import COMPLETED, FAILED, PENDING, WAITING, Ledger
+from penstock.operations.chunk.ledger import COMPLETED, FAILED, PENDING, WAITING, Ledger
+from penstock.operations.chunk.packing import pack_rows
 from penstock.operations.model import Operation, VerifyReport
-from penstock.operations.queries import number_of
+from penstock.operations.operation_ids import number_of
 from penstock.operations.retrying import retry_rows
 from penstock.operations.tables import chunk_rows, chunks, operations, row_records
 

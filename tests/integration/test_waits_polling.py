@@ -13,7 +13,7 @@ from stored import records_of, rows_of
 
 from penstock import Context, Done, Pipeline, RetryLater, StepFailed, operation, step
 from penstock.clock import ManualClock
-from penstock.operations import held
+from penstock.operations.chunk import owned
 from penstock.operations.model import Operation
 from penstock.settings import Settings
 from penstock.testing import engine
@@ -159,7 +159,7 @@ async def test_a_check_that_raises_something_else_gets_a_line_of_its_own(clock, 
 
 
 async def test_errors_that_take_turns_leave_no_line_for_each_check(clock, tmp_path, monkeypatch):
-    monkeypatch.setattr(held, "CHECKS_NOTED_MAX", 3)
+    monkeypatch.setattr(owned, "CHECKS_NOTED_MAX", 3)
     remote = Remote(clock, *[down(1), TypeError("no such field")] * 4, True)
     _, _, past = await run(polled(remote), clock, tmp_path)
     assert len(past) == 4

@@ -11,7 +11,7 @@ from sqlalchemy import Row, Table, select
 
 from penstock import Penstock
 from penstock.journal.tables import transitions
-from penstock.operations.ledger import STATES, Ledger
+from penstock.operations.chunk.ledger import STATES, Ledger
 from penstock.operations.tables import chunks, history, operations, requests, row_records, signals, workers
 
 __all__ = ["dump"]

@@ -9,9 +9,9 @@ from typing import Any
 from sqlalchemy import select
 
 from penstock import Penstock
-from penstock.operations.ledger import Ledger
+from penstock.operations.chunk.ledger import Ledger
 from penstock.operations.model import Event, HistoryEntry, Operation, RowView
-from penstock.operations.queries import number_of
+from penstock.operations.operation_ids import number_of
 from penstock.operations.tables import chunks, operations, requests, row_records, signals
 
 from .journal import Effect, Said

@@ -15,7 +15,7 @@ from sqlalchemy import select
 
 from penstock import Penstock
 from penstock.errors import Unavailable
-from penstock.operations.ledger import COMPLETED, FAILED, SKIPPED, Ledger
+from penstock.operations.chunk.ledger import COMPLETED, FAILED, SKIPPED, Ledger
 from penstock.operations.states import OPERATION
 from penstock.operations.tables import chunks, operations
 

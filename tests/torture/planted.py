@@ -16,17 +16,17 @@ from unittest.mock import patch
 
 from sqlalchemy import Integer, bindparam, literal, update
 
-from penstock.operations import chunks as store
-from penstock.operations import control, hearing, held, referee, retrying
-from penstock.operations.chunks import Lost
-from penstock.operations.ledger import CANCELLED
-from penstock.operations.rules import settling, spans
-from penstock.operations.rules.planning import next_due
-from penstock.operations.running import lease as leasing
-from penstock.operations.running import mailroom
+from penstock.operations import control, moves, retrying
+from penstock.operations.chunk import owned, store
+from penstock.operations.chunk.ledger import CANCELLED
+from penstock.operations.chunk.store import Lost
+from penstock.operations.inbox import applying, matching, settling
+from penstock.operations.rows import segments
+from penstock.operations.rows.start_limit import FOREVER, StartLimit
 from penstock.operations.running.actor import ChunkActor
-from penstock.operations.running.lease import FOREVER, StartLimit
+from penstock.operations.running.planning import next_due
 from penstock.operations.tables import chunks, operations
+from penstock.operations.worker import lease as leasing
 
 from .schedules import play
 
@@ -103,11 +103,11 @@ def _park_and_go() -> Any:
     flush = ChunkActor._flush
 
     async def park_and_go(actor: ChunkActor, **given: Any) -> None:
-        if not actor.desk.has_parked or any(actor.held.ledger.in_flight):
+        if not actor.progress.has_parked or any(actor.owned.ledger.in_flight):
             return await flush(actor, **given)
-        writing, due = actor.held.writing(), next_due(actor.held)
+        writing, due = actor.owned.writing(), next_due(actor.owned)
         await actor.db.transaction(
-            lambda tx: store.flush(actor.db, tx, actor.held, writing, owner=None, due_at=due), "park"
+            lambda tx: store.flush(actor.db, tx, actor.owned, writing, owner=None, due_at=due), "park"
         )
         raise Lost("let go in the same breath")
 
@@ -116,7 +116,7 @@ def _park_and_go() -> Any:
 
 @fault("a paused operation cannot finish")
 def _paused_cannot_finish() -> Any:
-    finish = referee.finish_if_over
+    finish = moves.finish_if_over
 
     async def not_while_paused(db: Any, tx: Any, head: Any, **given: Any) -> Any:
         return head if head.state == "Paused" else await finish(db, tx, head, **given)
@@ -132,7 +132,7 @@ def _cancel_at_once() -> Any:
     async def at_once(db: Any, number: int, **_: Any) -> Any:
         async def stop(tx: Any) -> Any:
             await tx.execute(update(operations).where(operations.c.number == number).values(state="Cancelled"))
-            return await referee.head_of(tx, number)
+            return await moves.head_of(tx, number)
 
         return await db.transaction(stop)
 
@@ -154,15 +154,15 @@ def _drain_when_due() -> Any:
 
 @fault("signals outlive their generation")
 def _old_signals() -> Any:
-    def hears(signal: hearing.Message, *, key: str | None, row: int, since: int | None) -> bool:
+    def hears(signal: matching.Message, *, key: str | None, row: int, since: int | None) -> bool:
         return signal.key == key and signal.row in (None, row)
 
-    return patch.multiple(hearing, hears=hears, since=lambda: literal(0))
+    return patch.multiple(matching, accepts=hears, since=lambda: literal(0))
 
 
 @fault("no pass-on of shared keys")
 def _no_pass_on() -> Any:
-    return patch.object(mailroom, "wake", _nobody)
+    return patch.object(settling, "wake", _nobody)
 
 
 @fault("a higher row takes the signal first")
@@ -170,23 +170,23 @@ def _higher_row_first() -> Any:
     async def nobody_else(*_: Any, **__: Any) -> list[Any]:
         return []
 
-    return patch.object(mailroom, "waiters", nobody_else)
+    return patch.object(settling, "waiters", nobody_else)
 
 
 @fault("timeout before the look")
 def _time_first() -> Any:
-    settle = mailroom.settle
+    settle = settling.settle
 
     async def time_first(db: Any, tx: Any, chunk: Any, raw_of: Any, now: int) -> Any:
-        settling.apply_deadlines(chunk, now)
+        applying.apply_deadlines(chunk, now)
         return await settle(db, tx, chunk, raw_of, now)
 
-    return patch.object(mailroom, "settle", time_first)
+    return patch.object(settling, "settle", time_first)
 
 
 @fault("no sweep after a caller's death")
 def _no_sweep() -> Any:
-    return patch.object(mailroom, "sweep", _nobody)
+    return patch.object(settling, "sweep", _nobody)
 
 
 async def _nobody(*_: Any) -> int:
@@ -199,7 +199,7 @@ async def _nobody(*_: Any) -> int:
 
 @fault("an at-most-once step inside a longer span")
 def _once_among_others() -> Any:
-    return patch.object(spans, "stands_alone", lambda step: step.kind != "plain")
+    return patch.object(segments, "stands_alone", lambda step: step.kind != "plain")
 
 
 @fault("a begun at-most-once call is cancelled")
@@ -207,7 +207,7 @@ def _once_cancelled() -> Any:
     def cancel(chunk: Any, i: int, place: int, now: int) -> None:
         chunk.ledger.tracks[place].state[i], chunk.ledger.in_flight[i] = CANCELLED, 0
 
-    return patch.object(held, "_leave_in_doubt", cancel)
+    return patch.object(owned, "_leave_in_doubt", cancel)
 
 
 @fault("no intent on disk")

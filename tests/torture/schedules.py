@@ -183,7 +183,7 @@ def play(seed: int, lines: list[Line] | None = None) -> list[Finding]:
     clock = ManualClock()
     with tempfile.TemporaryDirectory(prefix="penstock-schedule-") as folder, under_glass():
         world = World(seed, Path(folder), clock, [] if lines is None else lines)
-        sweep = nullcontext() if world.has_deaths else patch("penstock.operations.running.mailroom.sweep", _nobody)
+        sweep = nullcontext() if world.has_deaths else patch("penstock.operations.inbox.settling.sweep", _nobody)
         try:
             with sweep, asyncio.Runner(loop_factory=lambda: SeededLoop(random.Random(seed), clock)) as runner:
                 return runner.run(world.run())

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from penstock import Context, Pipeline, operation, step
 from penstock.clock import ManualClock
-from penstock.operations import chunks as store
+from penstock.operations.chunk import store
 from penstock.settings import Settings
 from penstock.testing import Engine, engine
 

@@ -14,7 +14,7 @@ from unittest.mock import patch
 from penstock import Context, failpoints
 from penstock.clock import ManualClock
 from penstock.errors import PenstockError
-from penstock.operations.running.worker import Worker
+from penstock.operations.worker.worker import Worker
 
 from . import ordeal
 from .journal import Journal, Line, What

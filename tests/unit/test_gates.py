@@ -9,8 +9,8 @@ import pytest
 from timers import Timers, most_within_a_second, turn
 
 from penstock.clock import ManualClock
-from penstock.operations.running import gates
-from penstock.operations.running.gates import Gate, NoUnits, Pace
+from penstock.operations.rows import gates
+from penstock.operations.rows.gates import Gate, NoUnits, Pace
 
 
 class Callers:

@@ -36,6 +36,26 @@ FACADES = ("__init__", "__main__")  # they only re-export or start
 # The package root exports what users write, so it stands with the engine; modules below may not use it.
 ROOT_LEVEL = LEVEL["engine"]
 
+# The same inside `operations/`: its folders and modules, each line over those that use it.
+OPERATIONS: tuple[tuple[str, ...], ...] = (
+    ("states", "messages", "counts", "row_keys", "thresholds"),
+    ("model", "tables"),
+    ("moves", "operation_ids", "worker_records"),
+    ("chunk",),
+    ("rows",),
+    ("inbox",),
+    ("draining", "purging"),
+    ("validating",),
+    ("running",),
+    ("views",),
+    ("proof",),
+    ("worker",),
+    ("intake", "control", "editing", "retrying", "signals"),
+    ("checking",),
+    ("service",),
+)
+LEVEL_IN_OPERATIONS = {part: level for level, line in enumerate(OPERATIONS) for part in line}
+
 PURE = (
     "machine",
     "errors",
@@ -45,13 +65,22 @@ PURE = (
     "graphs.writing",
     "schema",
     "operations.states",
+    "operations.messages",
+    "operations.counts",
+    "operations.row_keys",
+    "operations.thresholds",
     "operations.model",
-    "operations.keys",
-    "operations.ledger",
-    "operations.rules.decide",
-    "operations.rules.spans",
-    "operations.rules.thresholds",
-    "operations.running.gates",
+    "operations.chunk.ledger",
+    "operations.chunk.records",
+    "operations.chunk.owned",
+    "operations.chunk.packing",
+    "operations.chunk.waits",
+    "operations.rows.verdicts",
+    "operations.rows.segments",
+    "operations.rows.gates",
+    "operations.validating.sizes",
+    "operations.running.planning",
+    "operations.worker.shares",
     "blobs.states",
     "outbox.states",
     "idempotency.states",
@@ -152,6 +181,26 @@ def test_a_module_uses_only_what_stands_over_it(name: str):
         is_own = bool(other) and part_of(other) == mine
         if not is_own and level >= LEVEL[mine]:
             wrong.append(f"{name}:{line} imports {other or 'penstock'}")
+    assert not wrong
+
+
+INSIDE = sorted(name.removeprefix("operations.") for name in MODULES if name.startswith("operations."))
+
+
+def test_every_module_of_operations_has_its_place():
+    unplaced = sorted({part_of(name) for name in INSIDE} - set(LEVEL_IN_OPERATIONS))
+    assert not unplaced, f"say in OPERATIONS where these belong: {unplaced}"
+
+
+@pytest.mark.parametrize("name", INSIDE)
+def test_a_module_of_operations_uses_only_what_stands_over_it(name: str):
+    mine, wrong = part_of(name), []
+    for line, other in ours(MODULES[f"operations.{name}"]):
+        part = part_of(other.removeprefix("operations."))
+        if not other.startswith("operations.") or part == mine:
+            continue
+        if LEVEL_IN_OPERATIONS[part] >= LEVEL_IN_OPERATIONS[mine]:
+            wrong.append(f"{name}:{line} imports {other}")
     assert not wrong
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.operations.ledger import (
+from penstock.operations.chunk.ledger import (
     CANCELLED,
     COMPLETED,
     FAILED,
@@ -19,11 +19,11 @@ from penstock.operations.ledger import (
     STATES,
     TIMED_OUT,
     WAITING,
-    Counts,
     Ledger,
     compress,
     decompress,
 )
+from penstock.operations.counts import Counts
 from penstock.operations.states import ROW_STEP
 
 BASE = 1_900_000_000_000_000

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from penstock import Context, Pipeline, operation, step
 from penstock.errors import OperationUnready
-from penstock.operations.lifespans import Lifespans
+from penstock.operations.rows.lifespans import Lifespans
 from penstock.pipeline import Definition, definition_of
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.operations.rules.shares import Share, fair_part, next_units
+from penstock.operations.worker.shares import Share, fair_part, next_units
 
 
 def shares(*units: dict[str, int]) -> list[Share]:

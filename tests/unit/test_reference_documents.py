@@ -23,7 +23,7 @@ from penstock.cli.run import EXIT_CODES as RUN_CODES
 from penstock.errors import PenstockError
 from penstock.formats.opening import EXTENSIONS
 from penstock.operations.states import OPERATION, ROW_STEP
-from penstock.operations.stories import ERROR_TYPES
+from penstock.operations.views.error_views import ERROR_TYPES
 from penstock.pipeline.options import STEP_RULES, OperationOptions, StepOptions
 from penstock.settings import Settings
 

@@ -10,16 +10,7 @@ import pytest
 from test_reference_documents import page, table
 
 from penstock import resources
-from penstock.operations.model import (
-    ErrorGroup,
-    Event,
-    FileCheck,
-    HistoryEntry,
-    Operation,
-    RowError,
-    RowView,
-    StepView,
-)
+from penstock.operations.model import ErrorGroup, Event, FileCheck, HistoryEntry, Operation, RowError, RowView, StepView
 from penstock.operations.signals import Receipt, Unclaimed, Wait
 
 ID = "01900000-0000-7000-8000-000000000000"

@@ -12,8 +12,8 @@ from penstock.errors import IllegalMove
 from penstock.idempotency.states import IDEMPOTENCY_KEY
 from penstock.machine import Machine
 from penstock.operations.model import RowState, Status, StepState
-from penstock.operations.sheet import VERDICTS
 from penstock.operations.states import OPERATION, ROW_STEP
+from penstock.operations.views.chunk_view import VERDICTS
 from penstock.outbox.states import DELIVERY
 
 MACHINES = (OPERATION, ROW_STEP, IDEMPOTENCY_KEY, BLOB, DELIVERY)

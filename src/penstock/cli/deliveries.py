@@ -82,7 +82,7 @@ def list_deliveries(
 
 
 def resend(
-    message: Annotated[str | None, typer.Argument(metavar="[MESSAGE]", help="One delivery, by its message id.")] = None,
+    message: Annotated[str | None, typer.Argument(metavar="MESSAGE", help="One delivery, by its message id.")] = None,
     *,
     failed: Annotated[bool, typer.Option("--failed", help="Those that were given up, with new attempts.")] = False,
     consumer: Consumer = None,

@@ -263,7 +263,7 @@ def history(found: Sequence[HistoryEntry]) -> FittedTable:
         rows=[
             (
                 moment(h.asked_at or h.at), str(h.row), h.step_name, str(h.attempt), h.event, h.actor or "",
-                h.error_type or "", cut(_told(h), MESSAGE_CHARS),
+                h.error_type or "", cut(_records_of_row(h), MESSAGE_CHARS),
             )
             for h in found
         ],
@@ -272,7 +272,7 @@ def history(found: Sequence[HistoryEntry]) -> FittedTable:
     )  # fmt: skip
 
 
-def _told(entry: HistoryEntry) -> str:
+def _records_of_row(entry: HistoryEntry) -> str:
     """What was corrected, and what was wrong before."""
     changes = "; ".join(f"{change.field}: {compact(change.old)} → {compact(change.new)}" for change in entry.changes)
     return f"{changes} ({entry.message})" if changes and entry.message else changes or entry.message or ""

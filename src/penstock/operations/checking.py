@@ -15,15 +15,15 @@ from typing import Any, BinaryIO
 from penstock.clock import Clock, from_micros
 from penstock.errors import Fault, FileRejected, MetadataInvalid, RowInvalid
 from penstock.formats import Limits, Reader, format_of, open_reader
-from penstock.operations.held import Story
+from penstock.operations.chunk.records import StepRecord
 from penstock.operations.intake import Source, accept_metadata, name_of, open_source
 from penstock.operations.model import ErrorGroup, FileCheck, FileFault, RowError
-from penstock.operations.rules.thresholds import breach
-from penstock.operations.running.crew import Crew
-from penstock.operations.running.execution import Execution
-from penstock.operations.running.lease import FOREVER, StartLimit
-from penstock.operations.sheet import VALIDATION, fault_values
-from penstock.operations.validation import check_batch, validate
+from penstock.operations.rows.judging import check_batch, validate
+from penstock.operations.rows.runtime import OperationRuntime
+from penstock.operations.rows.start_limit import FOREVER, StartLimit
+from penstock.operations.rows.task_pool import TaskPool
+from penstock.operations.thresholds import breach
+from penstock.operations.views.chunk_view import VALIDATION, fault_values
 from penstock.pipeline import Definition, Run
 
 __all__ = ["check_file"]
@@ -40,20 +40,20 @@ class _Findings:
     errors: list[RowError] = field(default_factory=list)
     groups: dict[tuple[str, str], ErrorGroup] = field(default_factory=dict)
 
-    def add(self, definition: Definition, rows: int, stories: Sequence[Story]) -> None:
+    def add(self, definition: Definition, rows: int, records: Sequence[StepRecord]) -> None:
         """One more batch, with the records of the rows that are not right."""
         self.rows += rows
-        self.invalid += len(stories)
+        self.invalid += len(records)
         self.stop_reason = self.stop_reason or breach(definition.options, failed=self.invalid, judged=self.rows)
         room = max(0, self.errors_max - len(self.errors))
-        self.errors += map(_row_error, stories[:room])
-        for story in stories:
-            self._count(story)
+        self.errors += map(_row_error, records[:room])
+        for record in records:
+            self._count(record)
 
-    def _count(self, story: Story) -> None:
-        key = (str(story.error_type), str(story.error_group))
+    def _count(self, record: StepRecord) -> None:
+        key = (str(record.error_type), str(record.error_group))
         seen = self.groups.get(key)
-        rows, first, message = (seen.rows, seen.first_row, seen.message) if seen else (0, story.row, story.message)
+        rows, first, message = (seen.rows, seen.first_row, seen.message) if seen else (0, record.row, record.message)
         self.groups[key] = ErrorGroup(-1, VALIDATION, key[0], message or "", rows + 1, first)
 
 
@@ -79,13 +79,13 @@ async def check_file(
     meta, metadata_faults = await _check_metadata(resolved, pipeline, metadata, bytes_max=metadata_bytes_max)
     found, file_fault = _Findings(errors_max), None
     with _thread() as threads:
-        execution = _execution(resolved, pipeline, meta, clock, threads)
+        runtime = _runtime(resolved, pipeline, meta, clock, threads)
         if metadata_faults:
-            execution.validators = ()
+            runtime.validators = ()
         try:
-            execution.file_format = format_of(file_name or name_of(source))
+            runtime.file_format = format_of(file_name or name_of(source))
             with _seekable(source) as stream:
-                await _check_rows(execution, stream, found, limits=limits, chunk_rows=chunk_rows)
+                await _check_rows(runtime, stream, found, limits=limits, chunk_rows=chunk_rows)
         except FileRejected as error:
             file_fault = FileFault(error.code, str(error), error.faults)
     return FileCheck(
@@ -111,9 +111,9 @@ async def check_row(
 ) -> None:
     """Judge one row as validation would; `RowInvalid` names everything that is wrong with it."""
     with _thread() as threads:
-        execution = _execution(definition, pipeline, meta, clock, threads)
-        execution.use_columns(columns)
-        objection = await validate(execution, raw)
+        runtime = _runtime(definition, pipeline, meta, clock, threads)
+        runtime.use_columns(columns)
+        objection = await validate(runtime, raw)
     if objection is not None:
         raise RowInvalid(faults=objection.faults)
 
@@ -128,28 +128,28 @@ async def _check_metadata(
 
 
 async def _check_rows(
-    execution: Execution, stream: BinaryIO, found: _Findings, *, limits: Limits, chunk_rows: int
+    runtime: OperationRuntime, stream: BinaryIO, found: _Findings, *, limits: Limits, chunk_rows: int
 ) -> None:
     def opened() -> Reader:
-        schema = execution.definition.row.schema
-        return open_reader(stream, format=execution.file_format, schema=schema, limits=limits)
+        schema = runtime.definition.row.schema
+        return open_reader(stream, format=runtime.file_format, schema=schema, limits=limits)
 
     reader = await asyncio.to_thread(opened)
-    execution.use_columns(reader.columns)
+    runtime.use_columns(reader.columns)
     batches = reader.batches(chunk_rows)
     while (batch := await asyncio.to_thread(next, batches, None)) is not None:
-        found.add(execution.definition, len(batch.rows), await check_batch(execution, batch, execution.may_start))
+        found.add(runtime.definition, len(batch.rows), await check_batch(runtime, batch, runtime.may_start))
 
 
-def _execution(
+def _runtime(
     definition: Definition, pipeline: object, meta: Any, clock: Clock, threads: ThreadPoolExecutor
-) -> Execution:
+) -> OperationRuntime:
     """Enough of an execution to judge rows; it has no hands, and starts no step."""
 
     def refuse(_work: object) -> None:
         raise AssertionError("a dry run starts no step")
 
-    return Execution(
+    return OperationRuntime(
         number=0,
         file_format="",
         file_key="",
@@ -157,7 +157,7 @@ def _execution(
         pipeline=pipeline,
         run=Run("", definition.name, meta, definition),
         columns=None,
-        crew=Crew(0, refuse),
+        task_pool=TaskPool(0, refuse),
         clock=clock,
         jitter=random.Random(0),
         threads=threads,
@@ -192,17 +192,17 @@ def _seekable(source: Source) -> Iterator[BinaryIO]:
             yield copy
 
 
-def _row_error(story: Story) -> RowError:
+def _row_error(record: StepRecord) -> RowError:
     return RowError(
-        row=story.row,
-        row_key=story.row_key,
-        step=story.step,
+        row=record.row,
+        row_key=record.row_key,
+        step=record.step,
         step_name=VALIDATION,
-        state="Invalid" if story.error_type == "Validation" else story.state,
-        error_type=str(story.error_type),
-        message=str(story.message),
-        faults=fault_values(story.faults),
+        state="Invalid" if record.error_type == "Validation" else record.state,
+        error_type=str(record.error_type),
+        message=str(record.message),
+        faults=fault_values(record.faults),
         generation=0,
-        attempt=story.attempt,
-        at=from_micros(story.at),
+        attempt=record.attempt,
+        at=from_micros(record.at),
     )

@@ -8,9 +8,9 @@ from penstock.clock import Clock
 from penstock.db.connection import Connection
 from penstock.db.database import Database
 from penstock.errors import IllegalMove
-from penstock.operations import chunks as store
-from penstock.operations.referee import Head, head_of, move
-from penstock.operations.running.draining import abandon_readings, drain_chunk
+from penstock.operations.chunk import store
+from penstock.operations.draining import abandon_readings, drain_chunk
+from penstock.operations.moves import Head, head_of, move
 from penstock.operations.states import OPERATION
 from penstock.operations.tables import operations
 from penstock.pipeline import Definition
@@ -88,5 +88,5 @@ async def drain(
             found = await store.candidates(db, tx, names=(), limit=10, operation=number)
         if not found:
             return
-        for held in found:
-            await drain_chunk(db, held, owner=owner, clock=clock, definitions=definitions)
+        for owned in found:
+            await drain_chunk(db, owned, owner=owner, clock=clock, definitions=definitions)

@@ -16,7 +16,7 @@ from penstock.blobs.store import FileStore, Stored
 from penstock.clock import Clock, Entropy, operation_id
 from penstock.db.connection import Connection
 from penstock.db.database import Database
-from penstock.errors import Fault, FileRejected, MetadataInvalid, SecretsUnreadable, SettingsInvalid
+from penstock.errors import Fault, FileRejected, MetadataInvalid, SettingsInvalid
 from penstock.formats import format_of
 from penstock.journal import queries as journal
 from penstock.operations.states import OPERATION
@@ -25,7 +25,8 @@ from penstock.pipeline import Definition
 from penstock.pipeline.secret_values import mask_texts
 from penstock.secret_keys import SecretKeys
 
-__all__ = ["Source", "accept_metadata", "create", "load_metadata", "name_of", "open_source"]
+__all__ = ["Source", "accept_metadata", "create", "name_of", "open_source"]
+
 
 Source = str | Path | bytes | BinaryIO
 
@@ -102,16 +103,6 @@ def _metadata_columns(definition: Definition, meta: Any, keys: SecretKeys) -> di
     except SettingsInvalid as error:
         raise SettingsInvalid(f"metadata of {definition.name!r} holds secrets, and {error}") from error
     return {"metadata": shown, "encrypted_metadata": encrypted}
-
-
-def load_metadata(definition: Definition, operation: str, stored: Any, encrypted: str | None, keys: SecretKeys) -> Any:
-    """The metadata of an operation, from its record; `SecretsUnreadable` when this process has not the key."""
-    if encrypted is not None:
-        try:
-            stored = msgspec.json.decode(keys.decrypt(encrypted))
-        except SecretsUnreadable as error:
-            raise SecretsUnreadable(f"the secrets of operation {operation} cannot be decrypted: {error}") from error
-    return definition.meta.load(stored)
 
 
 def _insertion(

@@ -23,7 +23,7 @@ from penstock.errors import FileUnreadable
 from penstock.journal.numbering import start_counter
 from penstock.journal.tables import transitions
 from penstock.operations.model import Purged
-from penstock.operations.referee import touch
+from penstock.operations.moves import touch
 from penstock.operations.states import OPERATION
 from penstock.operations.tables import (
     REMOVED,

@@ -17,10 +17,10 @@ from sqlalchemy.exc import IntegrityError
 from penstock.db.connection import Connection
 from penstock.db.database import Database
 from penstock.errors import Conflict, NotFound
-from penstock.operations import chunks as store
-from penstock.operations.held import Held
-from penstock.operations.referee import Head, move, touch
-from penstock.operations.rules.settling import refusal
+from penstock.operations.chunk import store
+from penstock.operations.chunk.owned import OwnedChunk
+from penstock.operations.inbox.applying import refusal
+from penstock.operations.moves import Head, move, touch
 from penstock.operations.tables import REMOVED, chunks, operations, requests
 
 __all__ = ["Eligibility", "Retry", "can_retry", "retry_all", "retry_rows"]
@@ -172,13 +172,13 @@ async def retry_rows(
     async def ask(tx: Connection) -> Retry:
         head = await _open_for_rows(db, tx, number, actor=actor)
         retry, asked = Retry(), []
-        for held in await _chunks_of(tx, number, named):
-            _refuse_changed(held, generations or {})
-            has_all = await _has_request_for_all(tx, held.id)
-            for row in [n for n in named if held.first_row <= n < held.first_row + held.row_count]:
+        for owned in await _chunks_of(tx, number, named):
+            _refuse_changed(owned, generations or {})
+            has_all = await _has_request_for_all(tx, owned.id)
+            for row in [n for n in named if owned.first_row <= n < owned.first_row + owned.row_count]:
                 reason = refusal(
-                    held,
-                    row - held.first_row,
+                    owned,
+                    row - owned.first_row,
                     is_named=True,
                     confirms_doubt=confirm_doubt,
                     has_data=row in data,
@@ -188,19 +188,19 @@ async def retry_rows(
                 if reason is not None:
                     retry.skip(row, reason)
                 else:
-                    asked.append((held, row))
+                    asked.append((owned, row))
         if not asked:
             raise NothingToRetry(f"operation {head.id}: none of the rows can be run again: {_first(retry)}", retry)
-        reopened = {held.id for held, _ in asked if not held.is_open}
+        reopened = {owned.id for owned, _ in asked if not owned.is_open}
         await _request(
             db,
             tx,
             head,
-            [(held.id, row, data.get(row)) for held, row in asked],
+            [(owned.id, row, data.get(row)) for owned, row in asked],
             token=token,
             actor=actor,
             confirm_doubt=confirm_doubt,
-            generations={row: held.ledger.generation[row - held.first_row] for held, row in asked},
+            generations={row: owned.ledger.generation[row - owned.first_row] for owned, row in asked},
         )
         await touch(tx, number, open_chunks=operations.c.open_chunks + len(reopened))
         retry.submitted = len(asked)
@@ -212,10 +212,10 @@ async def retry_rows(
         raise Conflict(f"a retry or edit of one of the rows {named[:10]} is on its way already") from None
 
 
-def _refuse_changed(held: Held, generations: Mapping[int, int]) -> None:
+def _refuse_changed(owned: OwnedChunk, generations: Mapping[int, int]) -> None:
     for row, seen in generations.items():
-        if held.first_row <= row < held.first_row + held.row_count:
-            now = held.ledger.generation[row - held.first_row]
+        if owned.first_row <= row < owned.first_row + owned.row_count:
+            now = owned.ledger.generation[row - owned.first_row]
             if now != seen:
                 raise Conflict(f"row {row} was changed since (generation {now}, you saw {seen}); look at it again")
 
@@ -284,22 +284,22 @@ async def _open(db: Database, tx: Connection, found: Sequence[int]) -> None:
 async def _judge(tx: Connection, number: int) -> tuple[Retry, list[int]]:
     """How many rows of an operation can be run again and why the others cannot; the chunks that hold the first."""
     retry, found = Retry(), []
-    async for held in _failed_chunks(tx, number):
-        rows = sum(1 for _ in _eligible(held, retry))
+    async for owned in _failed_chunks(tx, number):
+        rows = sum(1 for _ in _eligible(owned, retry))
         if rows:
             retry.submitted += rows
-            found.append(held.id)
+            found.append(owned.id)
     return retry, found
 
 
-def _eligible(held: Held, retry: Retry) -> Iterator[int]:
-    for i in range(held.row_count):
-        if held.ledger.is_terminal(i) and held.ledger.at[i] <= held.ledger.steps:
-            reason = refusal(held, i, is_named=False, confirms_doubt=False, has_data=False)
+def _eligible(owned: OwnedChunk, retry: Retry) -> Iterator[int]:
+    for i in range(owned.row_count):
+        if owned.ledger.is_terminal(i) and owned.ledger.at[i] <= owned.ledger.steps:
+            reason = refusal(owned, i, is_named=False, confirms_doubt=False, has_data=False)
             if reason is None:
                 yield i
             else:
-                retry.skip(held.first_row + i, reason)
+                retry.skip(owned.first_row + i, reason)
 
 
 async def _failed_chunks(tx: Connection, number: int) -> Any:
@@ -307,23 +307,23 @@ async def _failed_chunks(tx: Connection, number: int) -> Any:
     unsuccessful = chunks.c.invalid + chunks.c.failed + chunks.c.timed_out + chunks.c.cancelled > 0
     last = 0
     while found := await store.load(tx, number, unsuccessful, chunks.c.id > last, limit=CHUNKS_READ_MAX):
-        for held in found:
-            yield held
+        for owned in found:
+            yield owned
         last = found[-1].id
 
 
-async def _chunks_of(tx: Connection, number: int, rows: Sequence[int]) -> list[Held]:
-    held: list[Held] = []
+async def _chunks_of(tx: Connection, number: int, rows: Sequence[int]) -> list[OwnedChunk]:
+    owned: list[OwnedChunk] = []
     for row in rows:
-        if held and row < held[-1].first_row + held[-1].row_count:
+        if owned and row < owned[-1].first_row + owned[-1].row_count:
             continue
         found = await store.load(
             tx, number, chunks.c.first_row <= row, chunks.c.first_row + chunks.c.row_count > row, limit=1
         )
         if not found:
             raise NotFound(f"the operation has no row {row}")
-        held += found
-    return held
+        owned += found
+    return owned
 
 
 async def _has_request_for_all(tx: Connection, chunk: int) -> bool:

@@ -15,11 +15,10 @@ from penstock.db.database import Database
 from penstock.errors import InvalidInput, NotFound
 from penstock.formats import Limits
 from penstock.journal.numbering import number_new
-from penstock.operations import control, intake, purging, queries, retrying, stories, views
+from penstock.operations import control, intake, purging, retrying
 from penstock.operations.checking import check_file, check_row
 from penstock.operations.editing import edited
 from penstock.operations.intake import Source
-from penstock.operations.lifespans import Lifespans
 from penstock.operations.model import (
     ErrorGroup,
     Event,
@@ -32,11 +31,15 @@ from penstock.operations.model import (
     RowView,
     VerifyReport,
 )
+from penstock.operations.operation_ids import number_of
 from penstock.operations.proof.verify import verify
 from penstock.operations.retrying import Eligibility, Retry
-from penstock.operations.running.lease import bury
-from penstock.operations.running.watch import LONG_DEAD_S
-from penstock.operations.sheet import verdict_codes
+from penstock.operations.rows.lifespans import Lifespans
+from penstock.operations.rows.stored_metadata import load_metadata
+from penstock.operations.views import error_views, operation_views, row_views
+from penstock.operations.views.chunk_view import verdict_codes
+from penstock.operations.worker.background import LONG_DEAD_S
+from penstock.operations.worker_records import remove_dead_workers
 from penstock.pipeline import Definition, definition_of
 from penstock.settings import Settings
 
@@ -107,7 +110,7 @@ class Operations:
     async def get(self, operation: str) -> Operation:
         """The operation with this id."""
         async with self._db.read() as tx:
-            return await queries.get(tx, operation)
+            return await operation_views.get(tx, operation)
 
     async def list(
         self,
@@ -124,7 +127,7 @@ class Operations:
     ) -> Page[Operation]:
         """Operations that match, newest first unless told otherwise."""
         async with self._db.read() as tx:
-            return await queries.list_operations(
+            return await operation_views.list_operations(
                 tx,
                 name=name,
                 status=status,
@@ -144,7 +147,7 @@ class Operations:
         """
         await number_new(self._db)
         async with self._db.read() as tx:
-            return await queries.events(tx, operation=operation, since=since, limit=limit)
+            return await operation_views.events(tx, operation=operation, since=since, limit=limit)
 
     async def wait(self, operation: str, *, every_s: float = 0.25) -> Operation:
         """Watch until the operation is settled; somebody else does the work."""
@@ -175,21 +178,21 @@ class Operations:
         """
         limit = self._page(limit)
         async with self._db.read() as tx:
-            outline = await queries.outline(tx, operation, self._definitions)
-            wanted = views.RowFilter(
+            layout = await operation_views.layout(tx, operation, self._definitions)
+            wanted = row_views.RowFilter(
                 states=None if state is None else verdict_codes(state),
-                step=None if step is None else outline.step_index(step),
-                error_type=None if error_type is None else stories.error_type_named(error_type),
+                step=None if step is None else layout.step_index(step),
+                error_type=None if error_type is None else error_views.error_type_named(error_type),
                 row_key=row_key,
-                first=max(first or 1, views.parse_cursor(cursor) + 1),
+                first=max(first or 1, row_views.parse_cursor(cursor) + 1),
                 last=last,
             )
-            return await views.rows(tx, outline, wanted, limit=limit, with_data=data)
+            return await row_views.rows(tx, layout, wanted, limit=limit, with_data=data)
 
     async def row(self, operation: str, number: int) -> RowView:
         """One row with its data and every step it has reached."""
         async with self._db.read() as tx:
-            return await views.row(tx, await queries.outline(tx, operation, self._definitions), number)
+            return await row_views.row(tx, await operation_views.layout(tx, operation, self._definitions), number)
 
     async def errors(
         self,
@@ -208,15 +211,15 @@ class Operations:
         """What is wrong now: rows that are Invalid, Failed or TimedOut, by number."""
         limit = self._page(limit)
         async with self._db.read() as tx:
-            outline = await queries.outline(tx, operation, self._definitions)
-            return await stories.errors(
+            layout = await operation_views.layout(tx, operation, self._definitions)
+            return await error_views.errors(
                 tx,
-                outline,
+                layout,
                 row=row,
                 row_key=row_key,
-                error_type=None if error_type is None else stories.error_type_named(error_type),
-                step=None if step is None else outline.step_index(step),
-                first=max(first or 1, views.parse_cursor(cursor) + 1),
+                error_type=None if error_type is None else error_views.error_type_named(error_type),
+                step=None if step is None else layout.step_index(step),
+                first=max(first or 1, row_views.parse_cursor(cursor) + 1),
                 last=last,
                 limit=limit,
                 with_data=data,
@@ -225,8 +228,8 @@ class Operations:
     async def error_groups(self, operation: str, *, limit: int = 20) -> builtins.list[ErrorGroup]:
         """The errors of an operation counted, those that differ only in numbers, ids and quoted values as one."""
         async with self._db.read() as tx:
-            outline = await queries.outline(tx, operation, self._definitions)
-            return await stories.error_groups(tx, outline, limit=self._page(limit))
+            layout = await operation_views.layout(tx, operation, self._definitions)
+            return await error_views.error_groups(tx, layout, limit=self._page(limit))
 
     async def history(
         self,
@@ -240,9 +243,9 @@ class Operations:
         """What happened to rows before their present state, such as attempts that were retried: row by row."""
         limit = self._page(limit)
         async with self._db.read() as tx:
-            outline = await queries.outline(tx, operation, self._definitions)
-            index = None if step is None else outline.step_index(step)
-            return await stories.history_of(tx, outline, row=row, step=index, cursor=cursor, limit=limit)
+            layout = await operation_views.layout(tx, operation, self._definitions)
+            index = None if step is None else layout.step_index(step)
+            return await error_views.history_of(tx, layout, row=row, step=index, cursor=cursor, limit=limit)
 
     # --- control
 
@@ -321,15 +324,15 @@ class Operations:
         """
         number = await self._number(operation)
         async with self._db.read() as tx:
-            outline = await queries.outline(tx, operation, self._definitions)
-            view = await views.row(tx, replace(outline, secret_names=()), row)  # what is stored, not what is shown
-            stored = await queries.stored_metadata(tx, number)
-        raw = edited(view, changes, outline.columns)
-        definition = self._definitions.get(outline.name.casefold())
+            layout = await operation_views.layout(tx, operation, self._definitions)
+            view = await row_views.row(tx, replace(layout, secret_names=()), row)  # what is stored, not what is shown
+            stored = await operation_views.stored_metadata(tx, number)
+        raw = edited(view, changes, layout.columns)
+        definition = self._definitions.get(layout.name.casefold())
         if definition is not None:
             pipeline = await self._pipeline(definition)
-            meta = intake.load_metadata(definition, outline.id, *stored, self._settings.secret_keys)
-            await check_row(definition, pipeline, raw, outline.columns, meta=meta, clock=self._clock)
+            meta = load_metadata(definition, layout.id, *stored, self._settings.secret_keys)
+            await check_row(definition, pipeline, raw, layout.columns, meta=meta, clock=self._clock)
         retry = await retrying.retry_rows(
             self._db,
             number,
@@ -352,12 +355,12 @@ class Operations:
         if dry_run:
             return await purging.purgeable(self._db, micros(before))
         self._files.require_folder()
-        await bury(self._db, long_dead_s=LONG_DEAD_S)
+        await remove_dead_workers(self._db, long_dead_s=LONG_DEAD_S)
         return await purging.purge(self._db, self._files, micros(before))
 
     async def _number(self, operation: str) -> int:
         async with self._db.read() as tx:
-            return await queries.number_of(tx, operation)
+            return await number_of(tx, operation)
 
     # --- checking
 

@@ -14,11 +14,11 @@ from penstock.clock import Clock, Entropy, from_micros, operation_id
 from penstock.db.connection import Connection
 from penstock.db.database import Database
 from penstock.errors import InvalidInput, NotFound
-from penstock.operations.addressing import is_row_number, subject_of, unscope
-from penstock.operations.hearing import has_signal
-from penstock.operations.posting import Posting, Receipt, Slot, about_to_be_taken
-from penstock.operations.queries import number_of
-from penstock.operations.rules.decide import cut
+from penstock.operations.inbox.addressing import is_row_number, subject_of, unscope
+from penstock.operations.inbox.matching import has_signal
+from penstock.operations.inbox.signal_batching import PendingSignal, Receipt, SignalBatcher, about_to_be_taken
+from penstock.operations.messages import cut
+from penstock.operations.operation_ids import number_of
 from penstock.operations.tables import operations, row_records, signals
 
 __all__ = ["Receipt", "Signals", "Unclaimed", "Wait", "signal_key"]
@@ -71,7 +71,7 @@ class Signals:
 
     def __init__(self, db: Database, *, clock: Clock, entropy: Entropy, actor: str, hint: Callable[[], None]) -> None:
         self._db, self._clock, self._entropy, self._actor = db, clock, entropy, actor
-        self._slot = Slot(db, hint=hint)
+        self._batcher = SignalBatcher(db, hint=hint)
 
     async def complete(
         self,
@@ -88,8 +88,8 @@ class Signals:
         With an `id`, a repeat answers like the first; `Conflict` when the id was used for another key, row or outcome.
         `NoSuchWait` when no row could ever wait for this key.
         """
-        word = {"outcome": "ok", "payload": None if payload is None else _encoded(payload), "message": None}
-        return await self._post(operation, key, word, row=row, id=id, actor=actor)
+        content = {"outcome": "ok", "payload": None if payload is None else _encoded(payload), "message": None}
+        return await self._post(operation, key, content, row=row, id=id, actor=actor)
 
     async def fail(
         self,
@@ -102,15 +102,15 @@ class Signals:
         actor: str | None = None,
     ) -> Receipt:
         """The awaited thing has failed: so does the step, with this message."""
-        word = {"outcome": "failed", "payload": None, "message": cut(message or "failed by a signal")}
-        return await self._post(operation, key, word, row=row, id=id, actor=actor)
+        content = {"outcome": "failed", "payload": None, "message": cut(message or "failed by a signal")}
+        return await self._post(operation, key, content, row=row, id=id, actor=actor)
 
     async def _post(
-        self, operation: str, key: str, word: dict[str, Any], *, row: int | None, id: str | None, actor: str | None
+        self, operation: str, key: str, content: dict[str, Any], *, row: int | None, id: str | None, actor: str | None
     ) -> Receipt:
         token = operation_id(self._clock, self._entropy)
-        word = {**word, "actor": actor or self._actor}
-        return await self._slot.post(Posting(operation, key, row, id, token, word))
+        content = {**content, "actor": actor or self._actor}
+        return await self._batcher.post(PendingSignal(operation, key, row, id, token, content))
 
     async def waiting(
         self, operation: str | None = None, *, key: str | None = None, after: int | str = 0, limit: int = 100

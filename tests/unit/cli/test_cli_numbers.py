@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console, RenderableType
 
 from penstock.cli import views, waits
+from penstock.operations.inbox.signal_batching import Receipt
 from penstock.operations.model import ErrorGroup, HistoryEntry, RowError, RowView, StepView
-from penstock.operations.posting import Receipt
 from penstock.operations.signals import Wait
 
 AT = datetime(2030, 1, 1, tzinfo=UTC)

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 
-from penstock.operations.held import Story
-from penstock.operations.ledger import (
+from penstock.operations.chunk.ledger import (
     CANCELLED,
     COMPLETED,
     FAILED,
@@ -19,9 +18,10 @@ from penstock.operations.ledger import (
     STATES,
     TIMED_OUT,
     WAITING,
-    Counts,
     Ledger,
 )
+from penstock.operations.chunk.records import StepRecord
+from penstock.operations.counts import Counts
 
 __all__ = ["CHUNK_RULES", "ChunkFacts", "Finding", "ledger_fits"]
 
@@ -44,7 +44,7 @@ class ChunkFacts:
     owner: str | None
     counts: Counts
     ledger: Ledger
-    stories: Mapping[tuple[int, int], Story]
+    records: Mapping[tuple[int, int], StepRecord]
     steps: int
     tracks_rows: bool
     stored_rows: int | None
@@ -139,13 +139,13 @@ def _with_story(ledger: Ledger) -> list[int]:
 
 
 def _must_tell(chunk: ChunkFacts, i: int, place: int, what: str) -> Iterator[Finding]:
-    if (chunk.row(i), place - 1) not in chunk.stories:
+    if (chunk.row(i), place - 1) not in chunk.records:
         yield chunk.row(i), f"{what} at step {place - 1}, but has no record of it"
 
 
 def stories_are_true(chunk: ChunkFacts) -> Iterator[Finding]:
     """Each record belongs to a row and a step of this chunk, and says of it what the ledger says."""
-    for (row, step), story in chunk.stories.items():
+    for (row, step), record in chunk.records.items():
         i, place = row - chunk.first_row, step + 1
         if not 0 <= i < chunk.ledger.rows:
             end = chunk.first_row + chunk.row_count - 1
@@ -153,31 +153,31 @@ def stories_are_true(chunk: ChunkFacts) -> Iterator[Finding]:
         elif not 0 <= place <= chunk.ledger.steps:
             yield row, f"has a record of step {step}, the pipeline has {chunk.ledger.steps} steps"
         else:
-            yield from _disagreements(chunk, i, place, story)
-        if story.operation != chunk.operation:
-            yield row, f"has a record of operation number {story.operation}, expected {chunk.operation}"
+            yield from _disagreements(chunk, i, place, record)
+        if record.operation != chunk.operation:
+            yield row, f"has a record of operation number {record.operation}, expected {chunk.operation}"
 
 
-def _disagreements(chunk: ChunkFacts, i: int, place: int, story: Story) -> Iterator[Finding]:
+def _disagreements(chunk: ChunkFacts, i: int, place: int, record: StepRecord) -> Iterator[Finding]:
     ledger, row = chunk.ledger, chunk.row(i)
     track = ledger.tracks[place]
     # The record of a row's last trouble is brought up to date when the row leaves its steps, not when it starts again.
-    may_lag = story.state == "Pending" and not ledger.is_terminal(i)
-    if story.state != STATES[track.state[i]] and not may_lag:
-        yield row, f"is {STATES[track.state[i]]} at step {story.step}, its record says {story.state}"
-    if place and story.attempt != track.attempt[i] and not (may_lag and story.attempt < track.attempt[i]):
-        yield row, f"took {track.attempt[i]} attempts at step {story.step}, its record says {story.attempt}"
+    may_lag = record.state == "Pending" and not ledger.is_terminal(i)
+    if record.state != STATES[track.state[i]] and not may_lag:
+        yield row, f"is {STATES[track.state[i]]} at step {record.step}, its record says {record.state}"
+    if place and record.attempt != track.attempt[i] and not (may_lag and record.attempt < track.attempt[i]):
+        yield row, f"took {track.attempt[i]} attempts at step {record.step}, its record says {record.attempt}"
     is_current = place == ledger.at[i]
-    if story.generation > ledger.generation[i] or (is_current and story.generation != ledger.generation[i]):
-        yield row, f"is in generation {ledger.generation[i]}, its record of step {story.step} says {story.generation}"
-    if story.state in ("Failed", "TimedOut") and not is_current:
-        yield row, f"stands at step {ledger.at[i] - 1}, its record of step {story.step} says {story.state}"
+    if record.generation > ledger.generation[i] or (is_current and record.generation != ledger.generation[i]):
+        yield row, f"is in generation {ledger.generation[i]}, its record of step {record.step} says {record.generation}"
+    if record.state in ("Failed", "TimedOut") and not is_current:
+        yield row, f"stands at step {ledger.at[i] - 1}, its record of step {record.step} says {record.state}"
 
 
 def waits_have_deadlines(chunk: ChunkFacts) -> Iterator[Finding]:
     """No row waits for ever."""
-    for (row, step), story in chunk.stories.items():
-        if story.state == "WaitingForCompletion" and story.deadline is None:
+    for (row, step), record in chunk.records.items():
+        if record.state == "WaitingForCompletion" and record.deadline is None:
             yield row, f"waits at step {step} without a deadline"
 
 

@@ -18,13 +18,13 @@ from penstock.db.connection import Connection
 from penstock.db.database import Database
 from penstock.db.upgrade import HEAD, REVISIONS, check
 from penstock.errors import DatabaseDamaged, FileUnreadable, NotFound, PenstockError, SecretsUnreadable
-from penstock.operations.chunks import is_dead, is_free
-from penstock.operations.hearing import has_signal
+from penstock.operations.chunk.store import is_dead, is_free
+from penstock.operations.inbox.matching import has_signal
+from penstock.operations.inbox.settling import AT_WORK
 from penstock.operations.proof.symptoms import Diagnosis, Facts, Health, OpenOperation, WorkerFacts, examine
-from penstock.operations.running.lease import host_name, is_process_alive
-from penstock.operations.running.mailroom import AT_WORK
 from penstock.operations.states import OPERATION
 from penstock.operations.tables import chunks, operations, row_records, signals, workers
+from penstock.operations.worker_records import host_name, is_process_alive
 from penstock.settings import Settings
 
 __all__ = ["OVERDUE_S", "collect", "diagnose"]
@@ -125,8 +125,8 @@ def _worker(row: Row[Any], now: int, settings: Settings) -> WorkerFacts:
 
 async def _busy_workers(db: Database, tx: Connection) -> int:
     """How many live workers hold anything."""
-    held = select(chunks.c.owner).where(chunks.c.owner.is_not(None)).union(select(operations.c.owner))
-    query = select(func.count()).select_from(workers).where(workers.c.id.in_(held), workers.c.lease_until >= db.now())
+    owned = select(chunks.c.owner).where(chunks.c.owner.is_not(None)).union(select(operations.c.owner))
+    query = select(func.count()).select_from(workers).where(workers.c.id.in_(owned), workers.c.lease_until >= db.now())
     return int((await tx.execute(query)).scalar_one())
 
 

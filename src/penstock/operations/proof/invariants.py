@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from penstock.journal.queries import Entry
-from penstock.operations.ledger import Counts, Ledger
+from penstock.operations.chunk.ledger import Ledger
+from penstock.operations.counts import Counts
+from penstock.operations.moves import Head, ending
 from penstock.operations.proof.chunk_invariants import Finding
-from penstock.operations.referee import Head, ending
 from penstock.operations.states import OPERATION
 
 __all__ = ["OPERATION_RULES", "OperationFacts"]

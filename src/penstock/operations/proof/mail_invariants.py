@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from penstock.operations.hearing import hears
-from penstock.operations.held import Story
+from penstock.operations.chunk.records import StepRecord
+from penstock.operations.inbox.matching import accepts
 from penstock.operations.proof.chunk_invariants import ChunkFacts, Finding
 
 __all__ = ["MAIL_RULES", "Asked", "MailFacts", "Posted"]
@@ -73,24 +73,27 @@ def taken_signals_are_told(facts: MailFacts) -> Iterator[Finding]:
         if not facts.is_signalled(step):
             yield row, f"signal {signal.id} was taken at step {step}, which waits for none"
             continue
-        story = facts.chunk.stories.get((row, step))
-        if story is None:
+        record = facts.chunk.records.get((row, step))
+        if record is None:
             yield row, f"signal {signal.id} was taken at step {step}, but there is no record of it"
-        elif story.generation == generation:
-            yield from _ended_otherwise(signal, story)
-        elif generation is None or story.generation < generation or not _is_past(facts, row, generation):
+        elif record.generation == generation:
+            yield from _ended_otherwise(signal, record)
+        elif generation is None or record.generation < generation or not _is_past(facts, row, generation):
             yield row, f"signal {signal.id} was taken in generation {generation}, which the row has not been through"
 
 
-def _ended_otherwise(signal: Posted, story: Story) -> Iterator[Finding]:
+def _ended_otherwise(signal: Posted, record: StepRecord) -> Iterator[Finding]:
     right = ("Completed", None) if signal.outcome == "ok" else ("Failed", "SignalFailure")
-    found = (story.state, story.error_type if story.state == "Failed" else None)
+    found = (record.state, record.error_type if record.state == "Failed" else None)
     if found != right:
-        yield story.row, f"took signal {signal.id} ({signal.outcome}) at step {story.step}, which is {story.state}"
-    elif signal.accepted_at < (story.since or 0):
-        yield story.row, f"took signal {signal.id} at step {story.step}, which was there before its generation began"
-    elif story.signal_key != signal.key:
-        yield story.row, f"waited for {story.signal_key!r} at step {story.step}, but took a signal for {signal.key!r}"
+        yield record.row, f"took signal {signal.id} ({signal.outcome}) at step {record.step}, which is {record.state}"
+    elif signal.accepted_at < (record.since or 0):
+        yield record.row, f"took signal {signal.id} at step {record.step}, which was there before its generation began"
+    elif record.signal_key != signal.key:
+        yield (
+            record.row,
+            f"waited for {record.signal_key!r} at step {record.step}, but took a signal for {signal.key!r}",
+        )
 
 
 def _is_past(facts: MailFacts, row: int, generation: int) -> bool:
@@ -100,12 +103,12 @@ def _is_past(facts: MailFacts, row: int, generation: int) -> bool:
 def ended_waits_have_signals(facts: MailFacts) -> Iterator[Finding]:
     """A wait that a signal ended has that signal, once."""
     taken = Counter((s.consumed_row, s.consumed_step, s.consumed_generation) for s in facts.signals if s.is_taken)
-    for (row, step), story in facts.chunk.stories.items():
-        if not facts.is_signalled(step) or story.signal_key is None:
+    for (row, step), record in facts.chunk.records.items():
+        if not facts.is_signalled(step) or record.signal_key is None:
             continue
-        is_ended = story.state == "Completed" or (story.state == "Failed" and story.error_type == "SignalFailure")
-        if is_ended and not taken[row, step, story.generation]:
-            yield row, f"is {story.state} at step {step}, which a signal must have ended, but it took none"
+        is_ended = record.state == "Completed" or (record.state == "Failed" and record.error_type == "SignalFailure")
+        if is_ended and not taken[row, step, record.generation]:
+            yield row, f"is {record.state} at step {step}, which a signal must have ended, but it took none"
 
 
 def no_signal_is_overlooked(facts: MailFacts) -> Iterator[Finding]:
@@ -113,27 +116,30 @@ def no_signal_is_overlooked(facts: MailFacts) -> Iterator[Finding]:
     if facts.overlooked_at is None:
         return
     free = [signal for signal in facts.signals if not signal.is_taken and signal.accepted_at < facts.overlooked_at]
-    for (row, step), story in facts.chunk.stories.items():
-        if story.state != "WaitingForCompletion" or story.signal_key is None:
+    for (row, step), record in facts.chunk.records.items():
+        if record.state != "WaitingForCompletion" or record.signal_key is None:
             continue
-        mine = (signal for signal in free if hears(signal, key=story.signal_key, row=row, since=story.since))
+        mine = (signal for signal in free if accepts(signal, key=record.signal_key, row=row, since=record.since))
         heard = next(mine, None)
         if heard is not None:
-            yield row, f"waits at step {step} for {story.signal_key!r}, but signal {heard.id} has long been there"
+            yield row, f"waits at step {step} for {record.signal_key!r}, but signal {heard.id} has long been there"
 
 
 def generations_have_history(facts: MailFacts) -> Iterator[Finding]:
     """A row's history tells once how each of its earlier generations ended."""
     chunk = facts.chunk
-    begun = Counter[tuple[int, int]]()
+    ended = Counter[tuple[int, int]]()
     for (row, generation, event), count in facts.lines.items():
-        begun[row, generation] += count if event in _NEW_GENERATION else 0
+        ended[row, generation] += count if event in _NEW_GENERATION else 0
     for i, generation in enumerate(chunk.ledger.generation):
         row = chunk.row(i)
         for past in range(generation):
-            if begun[row, past] != 1:
-                yield row, f"is in generation {generation}, its history tells {begun[row, past]} times of {past}'s end"
-    for (row, past), count in begun.items():
+            if ended[row, past] != 1:
+                yield (
+                    row,
+                    f"is in generation {generation}, its history tells {ended[row, past]} times of {past}'s end",
+                )
+    for (row, past), count in ended.items():
         i = row - chunk.first_row
         if count and 0 <= i < chunk.row_count and past >= chunk.ledger.generation[i]:
             yield row, f"is in generation {chunk.ledger.generation[i]}, its history tells of the end of {past}"

@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Row, func, or_, select
 
 from penstock.db.connection import Connection
-from penstock.operations.hearing import is_heard
+from penstock.operations.inbox.matching import is_awaited
 from penstock.operations.proof.chunk_invariants import ChunkFacts, Finding
 from penstock.operations.proof.mail_invariants import Asked, MailFacts, Posted
 from penstock.operations.tables import chunks, history, requests, row_records, signals
@@ -54,10 +54,10 @@ class Mailbox:
     def __init__(self, tx: Connection, operation: int, *, now: int | None) -> None:
         self._tx, self._operation, self._now = tx, operation, now
 
-    async def read(self, slab: Sequence[Row[Any]]) -> Mail:
+    async def read(self, batch: Sequence[Row[Any]]) -> Mail:
         """What was left for these chunks, which follow each other."""
-        first, last = slab[0].first_row, slab[-1].first_row + slab[-1].row_count - 1
-        ids = [chunk.id for chunk in slab]
+        first, last = batch[0].first_row, batch[-1].first_row + batch[-1].row_count - 1
+        ids = [chunk.id for chunk in batch]
         return Mail(
             [*await self._taken(first, last), *await self._free(ids)],
             await self._requests(ids),
@@ -94,7 +94,7 @@ class Mailbox:
         if self._now is None:
             return []
         is_old = signals.c.accepted_at < _overlooked_at(self._now)
-        is_heard_here = is_heard(row_records.c.chunk.in_(ids))
+        is_heard_here = is_awaited(row_records.c.chunk.in_(ids))
         return await self._signals(signals.c.consumed_at.is_(None), is_old, is_heard_here, limit=FREE_MAX)
 
     async def _signals(self, *filters: Any, limit: int | None = None) -> list[Posted]:

@@ -21,26 +21,19 @@ from penstock.db.connection import Connection
 from penstock.db.database import Database
 from penstock.errors import DatabaseDamaged, FileUnreadable, NotFound
 from penstock.journal import queries as journal
-from penstock.operations.held import Story, unpack_rows
-from penstock.operations.ledger import Counts, Ledger
+from penstock.operations.chunk.ledger import Ledger
+from penstock.operations.chunk.packing import unpack_rows
+from penstock.operations.chunk.records import StepRecord
+from penstock.operations.counts import Counts
 from penstock.operations.model import Difference, VerifyReport
+from penstock.operations.moves import Head
+from penstock.operations.operation_ids import number_of
 from penstock.operations.proof.chunk_invariants import CHUNK_RULES, ChunkFacts, Finding, ledger_fits
 from penstock.operations.proof.invariants import OPERATION_RULES, OperationFacts
 from penstock.operations.proof.mail_invariants import MAIL_RULES
 from penstock.operations.proof.mailbox import OVERLOOKED_US, Mail, Mailbox
-from penstock.operations.queries import number_of
-from penstock.operations.referee import Head
 from penstock.operations.states import OPERATION
-from penstock.operations.tables import (
-    REMOVED,
-    chunk_rows,
-    chunks,
-    operations,
-    requests,
-    row_records,
-    signals,
-    workers,
-)
+from penstock.operations.tables import REMOVED, chunk_rows, chunks, operations, requests, row_records, signals, workers
 
 __all__ = ["verify"]
 
@@ -115,10 +108,10 @@ async def _verify_operation(db: Database, files: FileStore, number: int, report:
             return  # a purge was faster, or has left remains for the next one
         facts = await _operation_facts(tx, row)
         mailbox = Mailbox(tx, number, now=await _swept_now(db, tx, row))
-        async for slab in _slabs(tx, number):
-            stories = await _stories(tx, [chunk.id for chunk in slab])
-            mail = await mailbox.read(slab)
-            await asyncio.to_thread(_check_slab, row, slab, stories, mail=mail, facts=facts, report=report)
+        async for batch in _chunk_batches(tx, number):
+            records = await _records(tx, [chunk.id for chunk in batch])
+            mail = await mailbox.read(batch)
+            await asyncio.to_thread(_check_slab, row, batch, records, mail=mail, facts=facts, report=report)
         lost = await mailbox.unread()
         strays = await _stray_records(tx, number)
     report.operations += 1
@@ -149,7 +142,7 @@ async def _swept_now(db: Database, tx: Connection, operation: Row[Any]) -> int |
 # --- chunks
 
 
-async def _slabs(tx: Connection, number: int) -> AsyncIterator[Sequence[Row[Any]]]:
+async def _chunk_batches(tx: Connection, number: int) -> AsyncIterator[Sequence[Row[Any]]]:
     last = -1
     while True:
         found = (
@@ -167,24 +160,24 @@ async def _slabs(tx: Connection, number: int) -> AsyncIterator[Sequence[Row[Any]
         last = found[-1].first_row
 
 
-async def _stories(tx: Connection, ids: Sequence[int]) -> dict[int, dict[tuple[int, int], Story]]:
-    told: dict[int, dict[tuple[int, int], Story]] = {}
+async def _records(tx: Connection, ids: Sequence[int]) -> dict[int, dict[tuple[int, int], StepRecord]]:
+    record_of: dict[int, dict[tuple[int, int], StepRecord]] = {}
     for found in await tx.execute(select(row_records).where(row_records.c.chunk.in_(ids))):
-        told.setdefault(found.chunk, {})[found.row, found.step] = Story(**found._mapping)
-    return told
+        record_of.setdefault(found.chunk, {})[found.row, found.step] = StepRecord(**found._mapping)
+    return record_of
 
 
 def _check_slab(
     operation: Row[Any],
-    slab: Sequence[Row[Any]],
-    stories: dict[int, dict[tuple[int, int], Story]],
+    batch: Sequence[Row[Any]],
+    records: dict[int, dict[tuple[int, int], StepRecord]],
     *,
     mail: Mail,
     facts: OperationFacts,
     report: _Report,
 ) -> None:
     kinds = [step["kind"] for step in operation.plan["steps"]]
-    for chunk in slab:
+    for chunk in batch:
         report.chunks += 1
         report.rows += chunk.row_count
         report.add_all("rows_are_contiguous", _gap(facts, chunk), operation.id, chunk.id)
@@ -195,7 +188,7 @@ def _check_slab(
             is_raw=bool(chunk.is_raw),
         )
         try:
-            known = _chunk_facts(operation, chunk, stories.get(chunk.id, {}))
+            known = _chunk_facts(operation, chunk, records.get(chunk.id, {}))
         except _Unreadable as error:
             report.add("chunk_is_readable", str(error), operation.id, chunk.id, None)
             continue
@@ -218,7 +211,7 @@ class _Unreadable(Exception):
     """A block that cannot be decoded."""
 
 
-def _chunk_facts(operation: Row[Any], chunk: Row[Any], stories: dict[tuple[int, int], Story]) -> ChunkFacts:
+def _chunk_facts(operation: Row[Any], chunk: Row[Any], records: dict[tuple[int, int], StepRecord]) -> ChunkFacts:
     steps = len(operation.plan["steps"])
     try:
         ledger = Ledger.decode(chunk.ledger, rows=chunk.row_count, steps=steps, base=0)
@@ -238,7 +231,7 @@ def _chunk_facts(operation: Row[Any], chunk: Row[Any], stories: dict[tuple[int, 
         owner=chunk.owner,
         counts=Counts(**{name: getattr(chunk, name) for name in Counts.__dataclass_fields__}),
         ledger=ledger,
-        stories=stories,
+        records=records,
         steps=steps,
         tracks_rows=operation.plan["options"]["track_row_data"],
         stored_rows=stored,

@@ -1,1 +1,1 @@
-"""Running chunks: claiming, executing, writing, watching, letting go."""
+"""Running the rows of a chunk."""

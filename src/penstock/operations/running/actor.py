@@ -17,21 +17,21 @@ from typing import Literal, TypeVar
 from penstock.db.connection import Connection
 from penstock.db.database import Database
 from penstock.errors import Unavailable
-from penstock.operations import chunks as store
-from penstock.operations.chunks import Lost, NewMail, Stopped
-from penstock.operations.held import Held, interrupt
-from penstock.operations.referee import break_if, state_of
-from penstock.operations.rules.planning import Group, next_due, next_group
-from penstock.operations.rules.thresholds import Tally, breach_while_running
-from penstock.operations.running import mailroom
+from penstock.operations.chunk import store
+from penstock.operations.chunk.owned import OwnedChunk, interrupt
+from penstock.operations.chunk.persist import persist
+from penstock.operations.chunk.store import Lost, NewMessages, Stopped
+from penstock.operations.inbox import settling
+from penstock.operations.inbox.settling import Overtaken, Settlement
+from penstock.operations.moves import break_if, state_of
+from penstock.operations.running.chunk_progress import ChunkProgress
 from penstock.operations.running.job import RowsJob
 from penstock.operations.running.jobs import job_for
-from penstock.operations.running.late import tell_late_results
-from penstock.operations.running.mailroom import Overtaken, Settlement
-from penstock.operations.running.outcomes import Desk
-from penstock.operations.running.persist import persist
+from penstock.operations.running.late_results import record_late_results
+from penstock.operations.running.planning import Group, next_due, next_group
+from penstock.operations.thresholds import Tally, breach_while_running
 
-__all__ = ["ChunkActor", "Halt", "Tempo", "working_state"]
+__all__ = ["ChunkActor", "Halt", "Timing", "working_state"]
 
 T = TypeVar("T")
 Halt = Literal["Paused", "shutdown", "Stopping", "lost"]
@@ -39,7 +39,7 @@ HALTS: tuple[Halt, ...] = ("Paused", "shutdown", "Stopping", "lost")  # each ove
 
 
 @dataclass(frozen=True, slots=True)
-class Tempo:
+class Timing:
     """How often an actor writes and how long it waits."""
 
     flush_s: float
@@ -50,9 +50,9 @@ class Tempo:
     poison_rows_max: int
 
 
-def working_state(held: Held) -> str:
+def working_state(owned: OwnedChunk) -> str:
     """The state of the operation in which this chunk is worked on."""
-    return "Validating" if held.is_raw else "Running"
+    return "Validating" if owned.is_raw else "Running"
 
 
 class ChunkActor:
@@ -61,23 +61,23 @@ class ChunkActor:
     def __init__(
         self,
         db: Database,
-        desk: Desk,
+        progress: ChunkProgress,
         group: Group | None,
         *,
         owner: str,
-        tempo: Tempo,
+        timing: Timing,
         turn: Callable[[bool], AbstractAsyncContextManager[None]],
     ) -> None:
-        self.db, self.desk, self.owner, self.tempo = db, desk, owner, tempo
-        self.held: Held = desk.held
-        self.execution = desk.execution
+        self.db, self.progress, self.owner, self.timing = db, progress, owner, timing
+        self.owned: OwnedChunk = progress.owned
+        self.runtime = progress.runtime
         self._turn = turn
         self._group = group
         self._halt: Halt | None = None
-        self._word = asyncio.Event()  # a halt, mail, or the end of a job
+        self._changed = asyncio.Event()  # a halt, mail, or the end of a job
         # A chunk that was held before may have mail; a fresh one cannot.
         self._must_look = group is None
-        self._failures = self.held.unsuccessful
+        self._failures = self.owned.unsuccessful
 
     # --- word from the worker
 
@@ -85,13 +85,13 @@ class ChunkActor:
         """Begin nothing more; let go when the running rows have ended."""
         if self._halt is None or HALTS.index(why) > HALTS.index(self._halt):
             self._halt = why
-            self._word.set()
+            self._changed.set()
 
     def look(self, mail: int) -> None:
         """There is so much mail for this chunk."""
-        if mail != self.held.mail:
+        if mail != self.owned.mail:
             self._must_look = True
-            self._word.set()
+            self._changed.set()
 
     # --- the loop
 
@@ -103,7 +103,7 @@ class ChunkActor:
             except Stopped as stopped:
                 await self._leave("Stopping" if stopped.state == "Stopping" else "Paused")
         except Lost:
-            await tell_late_results(self.db, self.held, owner=self.owner, now=self.execution.clock.now_us())
+            await record_late_results(self.db, self.owned, owner=self.owner, now=self.runtime.clock.now_us())
 
     async def _run(self) -> None:
         while self._halt is None:
@@ -112,7 +112,7 @@ class ChunkActor:
             elif not await self._go_on():
                 return
         if self._group is not None:
-            self.held.ledger.stand_down(self._group.rows)
+            self.owned.ledger.stand_down(self._group.rows)
         await self._leave(self._halt)
 
     async def _go_on(self) -> bool:
@@ -121,45 +121,45 @@ class ChunkActor:
             await self._settle()
             if self._must_look:
                 return True
-        if self.held.is_raw and self.held.is_validated:
+        if self.owned.is_raw and self.owned.is_validated:
             return not await self._hand_over()
-        if self.held.ledger.is_over:
+        if self.owned.ledger.is_over:
             if self._has_new_failures():
                 await self._flush()  # they may stop the operation before its last chunk ends it
             return not await self._close()
         self._group = next_group(
-            self.held, self.execution.spans, now=self.execution.clock.now_us(), limit=self.tempo.flush_rows
+            self.owned, self.runtime.spans, now=self.runtime.clock.now_us(), limit=self.timing.flush_rows
         )
         if self._group is not None:
-            self.held.ledger.start(self._group.rows)
+            self.owned.ledger.start(self._group.rows)
             await self._flush(is_intent=True)
             return True
-        if self.held.changed or self.desk.has_parked or self.desk.has_moved:
+        if self.owned.changed or self.progress.has_parked or self.progress.has_moved:
             await self._flush()
             return True
         return not await self._release()
 
     async def _work(self, group: Group) -> None:
-        ledger = self.held.ledger
+        ledger = self.owned.ledger
         async with self._turn(group.is_alone):
             for segment in group.segments:
                 if segment.manner in ("thread", "check"):  # the others are parsed as they are taken
-                    self.desk.parse(group.rows)
+                    self.progress.parse(group.rows)
                 rows = ledger.standing(group.rows, segment.first, segment.stop)
                 if self._halt is not None:
                     ledger.stand_down(rows)
                 elif rows:
-                    await self._run_job(job_for(self.execution, self.desk, segment, rows, self._word))
-        self.desk.has_moved = True
+                    await self._run_job(job_for(self.runtime, self.progress, segment, rows, self._changed))
+        self.progress.has_moved = True
         self._group = None
-        if (trouble := self.desk.trouble) is not None:
+        if (trouble := self.progress.trouble) is not None:
             await self._break(trouble)
-        if self.desk.was_refused:
+        if self.progress.was_refused:
             self.halt("Paused")  # our lease was over: write what we have, if it is still ours, and let go
 
     async def _run_job(self, job: RowsJob) -> None:
-        self._word.clear()
-        self.execution.crew.put(job)
+        self._changed.clear()
+        self.runtime.task_pool.put(job)
         try:
             await self._attend(job)
         except BaseException:  # the chunk is lost: its rows are another's, and none of them may begin here
@@ -175,22 +175,22 @@ class ChunkActor:
                 return
             if self._must_look:
                 await self._settle()
-            left, places = job.left, self.held.ledger.at[:]
-            await _hear(self._word, self.tempo.flush_s)
-            self._word.clear()
-            has_moved = job.left != left or self.held.changed or self.held.ledger.at != places
+            left, places = job.left, self.owned.ledger.at[:]
+            await _wait_for(self._changed, self.timing.flush_s)
+            self._changed.clear()
+            has_moved = job.left != left or self.owned.changed or self.owned.ledger.at != places
             if job.left > 0 and has_moved:
                 await self._flush()
 
     async def _withdraw(self, job: RowsJob) -> None:
         """No row begins any more; those that run may end in time, the others are cut off."""
-        self.held.ledger.stand_down(job.withdraw())
+        self.owned.ledger.stand_down(job.withdraw())
         loop = asyncio.get_running_loop()
         while job.left > 0:
             why, began = self._halt, loop.time()
             limit = self._grace_s()
-            self._word.clear()
-            await _hear(self._word, limit)
+            self._changed.clear()
+            await _wait_for(self._changed, limit)
             if self._halt == why and limit is not None and loop.time() >= began + limit:
                 job.cut_off()
 
@@ -200,76 +200,76 @@ class ChunkActor:
             case "Paused":
                 return None
             case "shutdown":
-                return self.tempo.shutdown_s
+                return self.timing.shutdown_s
             case "lost":
                 return 0.0
-        return self.tempo.grace_s
+        return self.timing.grace_s
 
     # --- writing
 
     async def _flush(self, *, is_intent: bool = False) -> None:
         """Write all that is known; with an intent, only while the operation is Running."""
-        writing = self.held.writing()
-        has_parked = self.desk.has_parked
-        self.desk.has_moved = self.desk.has_parked = False
+        writing = self.owned.writing()
+        has_parked = self.progress.has_parked
+        self.progress.has_moved = self.progress.has_parked = False
 
         async def write(tx: Connection) -> None:
-            await store.flush(self.db, tx, self.held, writing)
-            if is_intent and (state := await state_of(tx, self.held.operation)) != working_state(self.held):
+            await store.flush(self.db, tx, self.owned, writing)
+            if is_intent and (state := await state_of(tx, self.owned.operation)) != working_state(self.owned):
                 raise Stopped(state)
 
         try:
             await self._commit(write, "intent" if is_intent else "flush")
         except Stopped:
             if self._group is not None:
-                self.held.ledger.stand_down(self._group.rows)
+                self.owned.ledger.stand_down(self._group.rows)
             raise
-        self.held.written(writing)
+        self.owned.written(writing)
         self._must_look |= has_parked
         await self._check_thresholds()
 
     async def _settle(self) -> None:
         """Look at the mail, in a transaction of its own; then wake whoever waits for what we did not take."""
         self._must_look = False
-        now, held = self.execution.clock.now_us(), self.held.copy()
+        now, owned = self.runtime.clock.now_us(), self.owned.copy()
         try:
             done: Settlement = await self._commit(
-                lambda tx: mailroom.settle(self.db, tx, held, self.desk.raw, now), "settle"
+                lambda tx: settling.settle(self.db, tx, owned, self.progress.raw, now), "settle"
             )
         except Overtaken:
             self._must_look = True
             return
-        done.apply(self.held, self.desk.raw)
-        self.desk.refresh()
+        done.apply(self.owned, self.progress.raw)
+        self.progress.refresh()
         keys = {found.signal.key for found in done.matches}
         if keys:
-            await self._commit_again(partial(mailroom.wake, self.db, self.held.operation, keys), "pass_on")
+            await self._commit_again(partial(settling.wake, self.db, self.owned.operation, keys), "pass_on")
 
     async def _close(self) -> bool:
-        writing = self.held.writing()
+        writing = self.owned.writing()
         try:
-            await self._commit(lambda tx: store.close(self.db, tx, self.held, writing, actor=self.owner), "close")
-        except NewMail:
+            await self._commit(lambda tx: store.close(self.db, tx, self.owned, writing, actor=self.owner), "close")
+        except NewMessages:
             self._must_look = True
             return False
         return True
 
     async def _hand_over(self) -> bool:
         """Every row is validated; whoever validates the last ones lets the operation run."""
-        writing = self.held.writing()
+        writing = self.owned.writing()
         try:
-            await self._commit(partial(store.hand_over, self.db, self.held, writing, self.owner), "hand_over")
-        except NewMail:
+            await self._commit(partial(store.hand_over, self.db, self.owned, writing, self.owner), "hand_over")
+        except NewMessages:
             self._must_look = True
             return False
         return True
 
     async def _release(self) -> bool:
-        due = next_due(self.held)
+        due = next_due(self.owned)
         assert due is not None, "a chunk with unfinished rows has one that runs, waits or is due"
         try:
-            await self._commit(lambda tx: store.release(tx, self.held, due_at=due), "release")
-        except NewMail:
+            await self._commit(lambda tx: store.release(tx, self.owned, due_at=due), "release")
+        except NewMessages:
             self._must_look = True
             return False
         return True
@@ -281,33 +281,33 @@ class ChunkActor:
             return
         if not self._must_look and await self._end():
             return
-        interrupt(self.held, self.execution.clock.now_us())
-        writing = self.held.writing()
+        interrupt(self.owned, self.runtime.clock.now_us())
+        writing = self.owned.writing()
         await self._commit(
-            lambda tx: store.flush(self.db, tx, self.held, writing, owner=None, due_at=self.db.now()), "give_back"
+            lambda tx: store.flush(self.db, tx, self.owned, writing, owner=None, due_at=self.db.now()), "give_back"
         )
 
     async def _end(self) -> bool:
         """Let go for good if nothing is left to do. What is validated is handed over, even when no row will run."""
-        if not self.held.is_raw:
-            return self.held.ledger.is_over and await self._close()
+        if not self.owned.is_raw:
+            return self.owned.ledger.is_over and await self._close()
         with contextlib.suppress(Stopped):  # who goes on with the operation hands it over
-            return self.held.is_validated and await self._hand_over()
+            return self.owned.is_validated and await self._hand_over()
         return False
 
     async def _drain(self) -> bool:
-        now = self.execution.clock.now_us()
+        now = self.runtime.clock.now_us()
         while True:
             try:
                 return await self._commit(
-                    lambda tx: mailroom.drain(self.db, tx, self.held, now, actor=self.owner), "drain"
+                    lambda tx: settling.drain(self.db, tx, self.owned, now, actor=self.owner), "drain"
                 )
             except Overtaken:
                 continue
 
     async def _commit(self, work: Callable[[Connection], Awaitable[T]], point: str) -> T:
         """Write our chunk, once; `Lost` when the database was away for longer than our lease."""
-        return await self._persist(work, point, partial(store.is_written, self.db, self.held))
+        return await self._persist(work, point, partial(store.is_written, self.db, self.owned))
 
     async def _commit_again(self, work: Callable[[Connection], Awaitable[T]], point: str) -> T:
         """Write something else, which does no harm when it is written twice."""
@@ -323,7 +323,7 @@ class ChunkActor:
         point: str,
         has_happened: Callable[[], Awaitable[bool]],
     ) -> T:
-        clock, patience_s = self.execution.clock, self.tempo.patience_s
+        clock, patience_s = self.runtime.clock, self.timing.patience_s
         try:
             return await persist(self.db, work, point, has_happened=has_happened, clock=clock, patience_s=patience_s)
         except Unavailable:
@@ -333,37 +333,37 @@ class ChunkActor:
         """Stop the operation when it has too many errors, or too many rows that kill their workers."""
         if not self._has_new_failures():
             return
-        self._failures = self.held.ledger.counts().unsuccessful
+        self._failures = self.owned.ledger.counts().unsuccessful
 
         async def stop(tx: Connection) -> None:
-            poison = await store.count_poison(tx, self.held.operation)
-            reason = f"{poison} rows killed their workers; poison_rows_max is {self.tempo.poison_rows_max}"
-            is_poisoned = poison > self.tempo.poison_rows_max
+            poison = await store.count_poison(tx, self.owned.operation)
+            reason = f"{poison} rows killed their workers; poison_rows_max is {self.timing.poison_rows_max}"
+            is_poisoned = poison > self.timing.poison_rows_max
             why = (lambda _: reason) if is_poisoned else self._stop_reason
-            await break_if(self.db, tx, self.held.operation, why, actor=self.owner)
+            await break_if(self.db, tx, self.owned.operation, why, actor=self.owner)
 
         await self._commit_again(stop, "broke")
 
     async def _break(self, reason: str) -> None:
         """Stop the operation, which cannot go on."""
-        number = self.held.operation
+        number = self.owned.operation
         await self._commit_again(lambda tx: break_if(self.db, tx, number, lambda _: reason, actor=self.owner), "broke")
 
     def _has_new_failures(self) -> bool:
         """Whether rows have failed since we last looked, and that could stop the operation."""
-        options = self.execution.definition.options
+        options = self.runtime.definition.options
         # Only rows that were lost with a worker can be poison.
-        if self.held.is_raw:  # that is looked at when all are validated
+        if self.owned.is_raw:  # that is looked at when all are validated
             return False
-        has_limits = options.max_errors is not None or options.max_error_rate is not None or any(self.held.ledger.lost)
-        return has_limits and self.held.ledger.counts().unsuccessful > self._failures
+        has_limits = options.max_errors is not None or options.max_error_rate is not None or any(self.owned.ledger.lost)
+        return has_limits and self.owned.ledger.counts().unsuccessful > self._failures
 
     def _stop_reason(self, tally: Tally) -> str | None:
-        return breach_while_running(self.execution.definition.options, tally)
+        return breach_while_running(self.runtime.definition.options, tally)
 
 
-async def _hear(word: asyncio.Event, seconds: float | None) -> None:
+async def _wait_for(event: asyncio.Event, seconds: float | None) -> None:
     """Wait for a word, at most so long."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
-            await word.wait()
+            await event.wait()

@@ -10,15 +10,16 @@ from penstock.clock import Clock
 from penstock.db.database import Database
 from penstock.errors import Fault
 from penstock.formats import Position, RawRow
-from penstock.operations import chunks as store
-from penstock.operations.drafts import Draft
-from penstock.operations.held import Held, StoredRows, recover, unpack_rows
-from penstock.operations.rules.planning import Group, next_group
-from penstock.operations.running.actor import ChunkActor, Tempo, working_state
-from penstock.operations.running.execution import Execution
-from penstock.operations.running.outcomes import Desk
-from penstock.operations.running.owning import own
-from penstock.operations.running.sources import Sources, pieces
+from penstock.operations.chunk import store
+from penstock.operations.chunk.owned import OwnedChunk, recover
+from penstock.operations.chunk.owning import own
+from penstock.operations.chunk.packing import StoredRows, unpack_rows
+from penstock.operations.rows.runtime import OperationRuntime
+from penstock.operations.running.actor import ChunkActor, Timing, working_state
+from penstock.operations.running.chunk_progress import ChunkProgress
+from penstock.operations.running.planning import Group, next_group
+from penstock.operations.validating.drafts import Draft
+from penstock.operations.validating.sources import Sources, pieces
 
 __all__ = ["Claims"]
 
@@ -33,63 +34,65 @@ class Claims:
         *,
         owner: str,
         clock: Clock,
-        tempo: Tempo,
+        timing: Timing,
         turn: Callable[[bool], AbstractAsyncContextManager[None]],
     ) -> None:
         self._db, self._sources, self._owner, self._clock = db, sources, owner, clock
-        self._tempo, self._turn = tempo, turn
+        self._timing, self._turn = timing, turn
 
-    async def claim(self, execution: Execution, held: Held) -> ChunkActor | None:
+    async def claim(self, runtime: OperationRuntime, owned: OwnedChunk) -> ChunkActor | None:
         """Own a chunk and prepare its work; None when another was first or the operation has stopped.
 
         A fresh chunk gets its first intent in the same statement.
         """
-        if execution.columns != held.columns:  # it was made before anybody had opened the file
-            execution.use_columns(held.columns)
-        is_new = held.version == 0 or (held.ledger.is_fresh and not held.is_raw)
-        if held.mail == 0 and is_new:
-            held.ledger.base = self._clock.now_us()
-            group = next_group(held, execution.spans, now=held.ledger.base, limit=self._tempo.flush_rows)
-            desk = await self._desk(execution, held, is_whole=group is not None and len(group.rows) == held.row_count)
+        if runtime.columns != owned.columns:  # it was made before anybody had opened the file
+            runtime.use_columns(owned.columns)
+        is_new = owned.version == 0 or (owned.ledger.is_fresh and not owned.is_raw)
+        if owned.mail == 0 and is_new:
+            owned.ledger.base = self._clock.now_us()
+            group = next_group(owned, runtime.spans, now=owned.ledger.base, limit=self._timing.flush_rows)
+            progress = await self._progress(
+                runtime, owned, is_whole=group is not None and len(group.rows) == owned.row_count
+            )
             if group is not None:
-                held.ledger.start(group.rows)
-            return self._actor(desk, group) if await self._own(held, write=group is not None) else None
-        if not await self._own(held, write=False):
+                owned.ledger.start(group.rows)
+            return self._actor(progress, group) if await self._own(owned, write=group is not None) else None
+        if not await self._own(owned, write=False):
             return None
         async with self._db.read() as tx:
-            await store.load_stories(tx, held)
-        recover(held, self._clock.now_us())
-        return self._actor(await self._desk(execution, held), None)
+            await store.load_records(tx, owned)
+        recover(owned, self._clock.now_us())
+        return self._actor(await self._progress(runtime, owned), None)
 
-    async def _own(self, held: Held, *, write: bool) -> bool:
-        state = working_state(held)
-        return await own(self._db, held, owner=self._owner, state=state, clock=self._clock, write=write)
+    async def _own(self, owned: OwnedChunk, *, write: bool) -> bool:
+        state = working_state(owned)
+        return await own(self._db, owned, owner=self._owner, state=state, clock=self._clock, write=write)
 
-    def _actor(self, desk: Desk, group: Group | None) -> ChunkActor:
-        return ChunkActor(self._db, desk, group, owner=self._owner, tempo=self._tempo, turn=self._turn)
+    def _actor(self, progress: ChunkProgress, group: Group | None) -> ChunkActor:
+        return ChunkActor(self._db, progress, group, owner=self._owner, timing=self._timing, turn=self._turn)
 
-    async def _desk(self, execution: Execution, held: Held, *, is_whole: bool = False) -> Desk:
+    async def _progress(self, runtime: OperationRuntime, owned: OwnedChunk, *, is_whole: bool = False) -> ChunkProgress:
         """Where the chunk will be worked on; with all its rows, if it is whole."""
-        if held.data is not None:
-            return Desk(execution, held, unpack_rows(held.data))
-        if held.is_raw and is_whole:
-            desk = Desk(execution, held, StoredRows.of([]))
-            desk.unread = pieces(self._sources.kept(execution), held)
-            return desk
-        rows, faults = await asyncio.to_thread(self._reread, execution, held)
-        return Desk(execution, held, StoredRows.of(rows), faults)
+        if owned.data is not None:
+            return ChunkProgress(runtime, owned, unpack_rows(owned.data))
+        if owned.is_raw and is_whole:
+            progress = ChunkProgress(runtime, owned, StoredRows.of([]))
+            progress.unread = pieces(self._sources.kept(runtime), owned)
+            return progress
+        rows, faults = await asyncio.to_thread(self._reread, runtime, owned)
+        return ChunkProgress(runtime, owned, StoredRows.of(rows), faults)
 
-    def _reread(self, execution: Execution, held: Held) -> tuple[list[RawRow], dict[int, list[Fault]]]:
+    def _reread(self, runtime: OperationRuntime, owned: OwnedChunk) -> tuple[list[RawRow], dict[int, list[Fault]]]:
         """The rows of a chunk from its source, and what the reader finds wrong with them.
 
         They were not stored yet, because nobody has validated them, or the operation keeps no row data.
         """
-        draft = Draft(execution, Position(held.source_offset, held.first_row))
+        draft = Draft(runtime, Position(owned.source_offset, owned.first_row))
         rows, faults = list[RawRow](), dict[int, list[Fault]]()
-        with self._sources.opened(execution) as reader:
-            for batch in pieces(reader, held):
+        with self._sources.opened(runtime) as reader:
+            for batch in pieces(reader, owned):
                 draft.add(batch)
                 faults |= {len(rows) + i: found for i, found in batch.faults.items()}
                 rows += batch.rows
-        held.unstored = draft.finished().stored
+        owned.unstored = draft.finished().stored
         return rows, faults

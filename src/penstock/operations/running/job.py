@@ -7,10 +7,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from penstock.operations.rules.spans import Segment
-from penstock.operations.running.crew import SLICE_NS, is_ours
-from penstock.operations.running.execution import Execution
-from penstock.operations.running.outcomes import Desk
+from penstock.operations.rows.runtime import OperationRuntime
+from penstock.operations.rows.segments import Segment
+from penstock.operations.rows.task_pool import SLICE_NS, is_ours
+from penstock.operations.running.chunk_progress import ChunkProgress
 from penstock.pipeline import Context
 
 __all__ = ["SLICE_NS", "RowsJob", "is_ours"]
@@ -20,28 +20,33 @@ class RowsJob(ABC):
     """What all jobs share: which rows are still to be taken, and when all are through: then the bell is rung."""
 
     def __init__(
-        self, execution: Execution, desk: Desk, segment: Segment, rows: Sequence[int], bell: asyncio.Event
+        self,
+        runtime: OperationRuntime,
+        progress: ChunkProgress,
+        segment: Segment,
+        rows: Sequence[int],
+        bell: asyncio.Event,
     ) -> None:
-        self.execution, self.desk, self.segment = execution, desk, segment
+        self.runtime, self.progress, self.segment = runtime, progress, segment
         self.todo: Iterator[int] = iter(rows)
         self.left = len(rows)
         self.is_cut_off = False
         self._bell = bell
-        self._hands: set[asyncio.Task[Any]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
 
     async def pull(self) -> bool:
         """Take and finish some of the rows; False when none was left to take. None begins when our lease is over."""
-        if not self.execution.may_start():
+        if not self.runtime.may_start():
             rest = self.withdraw()
-            self.desk.refuse(rest)
+            self.progress.refuse(rest)
             return bool(rest)
-        hand = asyncio.current_task()
-        assert hand is not None
-        self._hands.add(hand)
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
         try:
             return await self.take()
         finally:
-            self._hands.discard(hand)
+            self._tasks.discard(task)
 
     @abstractmethod
     async def take(self) -> bool:
@@ -62,18 +67,18 @@ class RowsJob(ABC):
     def cut_off(self) -> None:
         """Cancel the calls that still run; their rows stay in flight."""
         self.is_cut_off = True
-        for hand in self._hands:
-            hand.cancel()
+        for task in self._tasks:
+            task.cancel()
         self.left = 0
         self._bell.set()
 
     def context(self, i: int) -> Context[Any]:
         """What the steps of row i are told."""
-        desk = self.desk
+        progress = self.progress
         return Context(
-            self.execution.run,
-            desk.held.first_row + i,
-            desk.ledger.generation[i],
-            desk.outputs(i),
-            desk.rows[i],
+            self.runtime.run,
+            progress.owned.first_row + i,
+            progress.ledger.generation[i],
+            progress.outputs(i),
+            progress.rows[i],
         )

@@ -9,13 +9,14 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from penstock.operations.ledger import COMPLETED, SKIPPED, WAITING
-from penstock.operations.rules.spans import Segment
-from penstock.operations.running.execution import Aside, Execution, LiveStep
+from penstock.operations.chunk.ledger import COMPLETED, SKIPPED, WAITING
+from penstock.operations.rows.runtime import NoOutput, OperationRuntime, StepRuntime
+from penstock.operations.rows.segments import Segment
+from penstock.operations.rows.start_limit import LeaseOver
+from penstock.operations.rows.verdicts import WrongLength
+from penstock.operations.running.chunk_progress import ChunkProgress
 from penstock.operations.running.job import SLICE_NS, RowsJob, is_ours
-from penstock.operations.running.judging import ReadJob, ValidateJob
-from penstock.operations.running.lease import LeaseOver
-from penstock.operations.running.outcomes import Desk, WrongLength
+from penstock.operations.running.validation_jobs import ReadJob, ValidateJob
 from penstock.pipeline import BatchContext, Context, Done
 from penstock.pipeline.rows import TOGETHER
 
@@ -30,18 +31,23 @@ class AwaitJob(RowsJob):
     """
 
     def __init__(
-        self, execution: Execution, desk: Desk, segment: Segment, rows: Sequence[int], bell: asyncio.Event
+        self,
+        runtime: OperationRuntime,
+        progress: ChunkProgress,
+        segment: Segment,
+        rows: Sequence[int],
+        bell: asyncio.Event,
     ) -> None:
-        super().__init__(execution, desk, segment, rows, bell)
+        super().__init__(runtime, progress, segment, rows, bell)
         self._is_withdrawn = False
         self.todo = self._parsed(rows)
 
     def _parsed(self, rows: Sequence[int]) -> Iterator[int]:
-        desk, in_flight = self.desk, self.desk.ledger.in_flight
+        progress, in_flight = self.progress, self.progress.ledger.in_flight
         for k in range(0, len(rows), TOGETHER):
             block = rows[k : k + TOGETHER]
             if not self._is_withdrawn:
-                desk.parse(block)
+                progress.parse(block)
             for i in block:
                 if in_flight[i]:
                     yield i
@@ -53,22 +59,22 @@ class AwaitJob(RowsJob):
         return super().withdraw()
 
     async def take(self) -> bool:
-        execution, desk, stop = self.execution, self.desk, self.segment.stop
-        ledger, now, limit = desk.ledger, execution.clock.ticks_ns, execution.start_limit
-        base = ledger.base * 1000 - execution.clock.offset_ns
-        at, rows, legs, has_outputs = ledger.at, desk.rows, self._legs(), desk.has_outputs
-        run, first_row, generation = execution.run, desk.held.first_row, ledger.generation
+        runtime, progress, stop = self.runtime, self.progress, self.segment.stop
+        ledger, now, limit = progress.ledger, runtime.clock.ticks_ns, runtime.start_limit
+        base = ledger.base * 1000 - runtime.clock.offset_ns
+        at, rows, legs, has_outputs = ledger.at, progress.rows, self._legs(), progress.has_outputs
+        run, first_row, generation = runtime.run, progress.owned.first_row, ledger.generation
         is_last = stop > ledger.steps
         until = now() + SLICE_NS
         for i in self.todo:
             row = rows[i]
-            ctx = Context(run, first_row + i, generation[i], desk.outputs(i) if has_outputs else None, row)
+            ctx = Context(run, first_row + i, generation[i], progress.outputs(i) if has_outputs else None, row)
             began, more = now(), 0
             try:
                 for place, call, ctx.step, attempts, begans, tooks, states in legs[at[i]]:
                     attempts[i] = ctx.attempt = attempts[i] + more
                     if began >= limit.until_ns:
-                        desk.refuse((i,))
+                        progress.refuse((i,))
                         break
                     state = COMPLETED
                     try:
@@ -80,7 +86,7 @@ class AwaitJob(RowsJob):
                     except BaseException as error:
                         if is_ours(error):
                             raise
-                        desk.raised(i, place, error, ledger.base + (began - base) // 1000)
+                        progress.raised(i, place, error, ledger.base + (began - base) // 1000)
                         break
                     ended = now()
                     begans[i] = (began - base) // 1000
@@ -89,7 +95,7 @@ class AwaitJob(RowsJob):
                     at[i] = place + 1
                     began, more = ended, 1
                 else:
-                    desk.left_segment(i, stop)
+                    progress.left_segment(i, stop)
                     if is_last:
                         rows[i] = None
             finally:
@@ -102,7 +108,7 @@ class AwaitJob(RowsJob):
 
     def _legs(self) -> dict[int, list[Any]]:
         """For each place where a row may stand, the steps before it and the columns they are noted in."""
-        steps, tracks = self.execution.steps, self.desk.ledger.tracks
+        steps, tracks = self.runtime.steps, self.progress.ledger.tracks
         first, stop = self.segment.first, self.segment.stop
         legs = [
             (place, steps[place - 1].run, steps[place - 1].plan, track.attempt, track.began, track.took, track.state)
@@ -112,13 +118,13 @@ class AwaitJob(RowsJob):
 
     def _led_to(self, output: Any, i: int, place: int, ctx: Context[Any], began: int) -> int:
         """Note what a step returned; the state that it is in now."""
-        desk = self.desk
-        if output is Aside.WAITING:
-            desk.park(i, place, desk.ledger.base + began // 1000, ctx.signal_key)
+        progress = self.progress
+        if output is NoOutput.WAITING:
+            progress.park(i, place, progress.ledger.base + began // 1000, ctx.signal_key)
             return WAITING
-        if output is Aside.SKIPPED:
+        if output is NoOutput.SKIPPED:
             return SKIPPED
-        desk.keep_output(i, place, ctx, self.execution.steps[place - 1].encode(output))
+        progress.keep_output(i, place, ctx, self.runtime.steps[place - 1].encode(output))
         return COMPLETED
 
 
@@ -136,28 +142,28 @@ class CheckJob(RowsJob):
         return True
 
     async def _ask(self, i: int) -> None:
-        desk, place = self.desk, self.segment.first
-        step = self.execution.steps[place - 1]
+        progress, place = self.progress, self.segment.first
+        step = self.runtime.steps[place - 1]
         assert step.check is not None
         ctx = self.context(i)
-        ctx.step, ctx.attempt = step.plan, desk.ledger.tracks[place].attempt[i]
+        ctx.step, ctx.attempt = step.plan, progress.ledger.tracks[place].attempt[i]
         try:
-            answer = await step.check(desk.rows[i], ctx)
+            answer = await step.check(progress.rows[i], ctx)
             output = step.encode(answer.output) if isinstance(answer, Done) else None
         except BaseException as error:
             if is_ours(error):
                 raise
             if isinstance(error, LeaseOver):
-                desk.refuse((i,))
+                progress.refuse((i,))
             else:
-                desk.check_raised(i, place, error)
+                progress.check_raised(i, place, error)
             return
         if isinstance(answer, Done) or answer is True:
-            desk.check_passed(i, place, output)
+            progress.check_passed(i, place, output)
         elif answer is False:
-            desk.ask_again(i, place)
+            progress.ask_again(i, place)
         else:
-            desk.check_raised(i, place, TypeError(f"a check returns True, False or Done(…), not {answer!r}"))
+            progress.check_raised(i, place, TypeError(f"a check returns True, False or Done(…), not {answer!r}"))
 
 
 Ran = tuple[int, list[tuple[int, int, int, bytes | None]], BaseException | None, int]
@@ -168,14 +174,14 @@ class ThreadJob(RowsJob):
 
     async def take(self) -> bool:
         loop = asyncio.get_running_loop()
-        results = await loop.run_in_executor(self.execution.threads, self._hop)
+        results = await loop.run_in_executor(self.runtime.threads, self._hop)
         for i, steps, error, began in results:
             self._apply(i, steps, error, began)
         self.finished(len(results))
         return bool(results)
 
     def _hop(self) -> list[Ran]:
-        now = self.execution.clock.now_ns
+        now = self.runtime.clock.now_ns
         until = now() + SLICE_NS
         results = []
         for i in self.todo:
@@ -185,21 +191,21 @@ class ThreadJob(RowsJob):
         return results
 
     def _row(self, i: int) -> Ran:
-        execution, desk = self.execution, self.desk
-        now, row = execution.clock.now_us, desk.rows[i]
+        runtime, progress = self.runtime, self.progress
+        now, row = runtime.clock.now_us, progress.rows[i]
         steps: list[tuple[int, int, int, bytes | None]] = []
         began = now()
         ctx = self.context(i)
-        for place in range(desk.ledger.at[i], self.segment.stop):
-            step = execution.steps[place - 1]
-            ctx.step, ctx.attempt = step.plan, desk.ledger.tracks[place].attempt[i] + (1 if steps else 0)
+        for place in range(progress.ledger.at[i], self.segment.stop):
+            step = runtime.steps[place - 1]
+            ctx.step, ctx.attempt = step.plan, progress.ledger.tracks[place].attempt[i] + (1 if steps else 0)
             encoded = None
             try:
-                execution.start_limit.check()
+                runtime.start_limit.check()
                 if step.bound.when is not None and not step.bound.when(row, ctx):
                     state = SKIPPED
                 else:
-                    execution.start_limit.check()
+                    runtime.start_limit.check()
                     output = step.bound.call(row, ctx)
                     state = COMPLETED
                     if output is not None and (encoded := step.encode(output)) is not None:
@@ -214,31 +220,36 @@ class ThreadJob(RowsJob):
     def _apply(
         self, i: int, steps: list[tuple[int, int, int, bytes | None]], error: BaseException | None, began: int
     ) -> None:
-        ledger = self.desk.ledger
+        ledger = self.progress.ledger
         place = ledger.at[i]
         for state, start, took, output in steps:
             track = ledger.tracks[place]
             track.began[i], track.took[i], track.state[i] = start - ledger.base, took, state
             if output is not None:
-                self.desk.store_output(i, place, output)
+                self.progress.store_output(i, place, output)
             place += 1
             ledger.at[i] = place
             if place < self.segment.stop:
                 ledger.tracks[place].attempt[i] += 1
         if error is None:
-            self.desk.left_segment(i, place)
+            self.progress.left_segment(i, place)
         else:
-            self.desk.raised(i, place, error, began)
+            self.progress.raised(i, place, error, began)
 
 
 class BatchJob(RowsJob):
     """The step gets many rows at once and answers for each."""
 
     def __init__(
-        self, execution: Execution, desk: Desk, segment: Segment, rows: Sequence[int], bell: asyncio.Event
+        self,
+        runtime: OperationRuntime,
+        progress: ChunkProgress,
+        segment: Segment,
+        rows: Sequence[int],
+        bell: asyncio.Event,
     ) -> None:
-        super().__init__(execution, desk, segment, rows, bell)
-        self.step: LiveStep = execution.steps[segment.first - 1]
+        super().__init__(runtime, progress, segment, rows, bell)
+        self.step: StepRuntime = runtime.steps[segment.first - 1]
         self.batches = self._batches(rows)
 
     def _batches(self, rows: Sequence[int]) -> Iterator[list[int]]:
@@ -246,7 +257,7 @@ class BatchJob(RowsJob):
         options = self.step.plan.options
         by_errors: dict[int, list[int]] = {}
         for i in rows:
-            by_errors.setdefault(self.desk.errors(i, self.segment.first), []).append(i)
+            by_errors.setdefault(self.progress.errors(i, self.segment.first), []).append(i)
         for errors, group in sorted(by_errors.items()):
             size = max(1, options.size >> max(0, errors - options.retries))
             yield from (group[k : k + size] for k in range(0, len(group), size))
@@ -267,25 +278,25 @@ class BatchJob(RowsJob):
         return True
 
     async def _batch(self, batch: list[int]) -> None:
-        desk, step, place, now = self.desk, self.step, self.segment.first, self.execution.clock.now_us
+        progress, step, place, now = self.progress, self.step, self.segment.first, self.runtime.clock.now_us
         began = now()
-        desk.parse(batch)
-        wanted = [(i, self._context(i)) for i in batch if desk.ledger.in_flight[i]]  # the others fit no more
+        progress.parse(batch)
+        wanted = [(i, self._context(i)) for i in batch if progress.ledger.in_flight[i]]  # the others fit no more
         if step.when is not None:
             wanted = [(i, ctx) for i, ctx in wanted if await self._is_wanted(i, ctx, began)]
         if not wanted:
             return
         rows = [i for i, _ in wanted]
         contexts = [ctx for _, ctx in wanted]
-        together = BatchContext(self.execution.run, step.plan, contexts, max(ctx.attempt for ctx in contexts))
+        together = BatchContext(self.runtime.run, step.plan, contexts, max(ctx.attempt for ctx in contexts))
         try:
-            self.execution.start_limit.check()
-            given = await step.call([desk.rows[i] for i in rows], together)
+            self.runtime.start_limit.check()
+            given = await step.call([progress.rows[i] for i in rows], together)
             answers = _per_row(given, len(rows))
         except BaseException as error:
             if is_ours(error):
                 raise
-            desk.raised_by_batch(rows, place, error, began)
+            progress.raised_by_batch(rows, place, error, began)
             return
         took = max(1, now() - began)
         for (i, ctx), answer in zip(wanted, answers, strict=True):
@@ -294,22 +305,22 @@ class BatchJob(RowsJob):
 
     def _context(self, i: int) -> Context[Any]:
         ctx = self.context(i)
-        ctx.step, ctx.attempt = self.step.plan, self.desk.ledger.tracks[self.segment.first].attempt[i]
+        ctx.step, ctx.attempt = self.step.plan, self.progress.ledger.tracks[self.segment.first].attempt[i]
         return ctx
 
     async def _is_wanted(self, i: int, ctx: Context[Any], began: int) -> bool:
         """Whether the row's condition says yes; when it says no or raises, that is the row's outcome."""
         assert self.step.when is not None
         try:
-            self.execution.start_limit.check()
-            if await self.step.when(self.desk.rows[i], ctx):
+            self.runtime.start_limit.check()
+            if await self.step.when(self.progress.rows[i], ctx):
                 return True
         except BaseException as error:
             if is_ours(error):
                 raise
-            self.desk.raised(i, self.segment.first, error, began)
+            self.progress.raised(i, self.segment.first, error, began)
             return False
-        self._end(i, SKIPPED, began, max(1, self.execution.clock.now_us() - began))
+        self._end(i, SKIPPED, began, max(1, self.runtime.clock.now_us() - began))
         return False
 
     def _is_kept(self, i: int, ctx: Context[Any], answer: Any, began: int) -> bool:
@@ -317,20 +328,20 @@ class BatchJob(RowsJob):
         try:
             if isinstance(answer, BaseException):
                 raise answer
-            self.desk.keep_output(i, self.segment.first, ctx, self.step.encode(answer))
+            self.progress.keep_output(i, self.segment.first, ctx, self.step.encode(answer))
         except BaseException as error:  # an answer may be any exception
-            self.desk.raised(i, self.segment.first, error, began)
+            self.progress.raised(i, self.segment.first, error, began)
             return False
         return True
 
     def _end(self, i: int, state: int, began: int, took: int) -> None:
-        ledger, stop = self.desk.ledger, self.segment.stop
+        ledger, stop = self.progress.ledger, self.segment.stop
         track = ledger.tracks[self.segment.first]
         track.began[i], track.took[i], track.state[i] = began - ledger.base, took, state
         ledger.at[i] = stop
-        self.desk.left_segment(i, stop)
+        self.progress.left_segment(i, stop)
         if stop > ledger.steps:
-            self.desk.rows[i] = None
+            self.progress.rows[i] = None
 
 
 def _per_row(answers: Any, rows: int) -> Sequence[Any]:
@@ -352,8 +363,10 @@ _JOBS: dict[str, type[RowsJob]] = {
 }
 
 
-def job_for(execution: Execution, desk: Desk, segment: Segment, rows: Sequence[int], bell: asyncio.Event) -> RowsJob:
+def job_for(
+    runtime: OperationRuntime, progress: ChunkProgress, segment: Segment, rows: Sequence[int], bell: asyncio.Event
+) -> RowsJob:
     """The job that suits a segment; the bell is rung at its end."""
-    if segment.manner == "validate" and desk.unread is not None:
-        return ReadJob(execution, desk, segment, rows, bell)
-    return _JOBS[segment.manner](execution, desk, segment, rows, bell)
+    if segment.manner == "validate" and progress.unread is not None:
+        return ReadJob(runtime, progress, segment, rows, bell)
+    return _JOBS[segment.manner](runtime, progress, segment, rows, bell)

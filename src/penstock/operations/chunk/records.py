@@ -1,0 +1,48 @@
+"""The record of one step of one row that did not simply succeed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from penstock.operations.messages import error_group
+
+__all__ = ["StepRecord"]
+
+
+@dataclass(slots=True)
+class StepRecord:
+    """The record of one step of one row that did not simply succeed; the fields are the table's columns."""
+
+    chunk: int
+    row: int
+    step: int
+    operation: int
+    state: str
+    at: int
+    generation: int = 0
+    attempt: int = 0
+    errors: int = 0
+    row_key: str | None = None
+    signal_key: str | None = None
+    since: int | None = None
+    put_off_since: int | None = None
+    due_at: int | None = None
+    deadline: int | None = None
+    error_type: str | None = None
+    error_group: str | None = None
+    message: str | None = None
+    faults: list[list[str | None]] | None = None
+    data: Any = None
+
+    def columns(self) -> dict[str, Any]:
+        """The record as it is stored."""
+        return {name: getattr(self, name) for name in _COLUMNS}
+
+    def set_error(self, error_type: str | None, message: str | None) -> None:
+        """What went wrong, or nothing."""
+        self.error_type, self.message = error_type, message
+        self.error_group = None if message is None else error_group(message)
+
+
+_COLUMNS = tuple(column.name for column in fields(StepRecord))

@@ -1,0 +1,115 @@
+"""Bringing a stopping operation to its end; needs none of its code, so any process may do it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from sqlalchemy import select
+
+from penstock.clock import Clock
+from penstock.db.connection import Connection
+from penstock.db.database import Database
+from penstock.operations.chunk import store
+from penstock.operations.chunk.owned import OwnedChunk, recover
+from penstock.operations.chunk.owning import own
+from penstock.operations.chunk.packing import unpack_rows
+from penstock.operations.chunk.persist import persist
+from penstock.operations.chunk.store import Lost
+from penstock.operations.inbox import settling
+from penstock.operations.inbox.settling import Overtaken
+from penstock.operations.moves import HEAD, Head, finish_if_over, touch
+from penstock.operations.row_keys import key_names, key_of
+from penstock.operations.tables import operations
+from penstock.pipeline import Definition
+
+__all__ = ["abandon_readings", "drain_chunk", "give_back_reading"]
+
+DRAIN_PATIENCE_S = 1.0  # a chunk that was claimed and not drained is another's when our lease is over
+
+
+async def drain_chunk(
+    db: Database, owned: OwnedChunk, *, owner: str, clock: Clock, definitions: Mapping[str, Definition]
+) -> bool:
+    """Claim a chunk of a stopping operation and give its rows their verdicts; False when another was first.
+
+    `definitions`, where the operation is among them, know its key's other names.
+    """
+    if not await own(db, owned, owner=owner, state="Stopping", clock=clock):
+        return False
+    async with db.read() as tx:
+        await store.load_records(tx, owned)
+    now = clock.now_us()
+    owned.key_of = _keys(owned, definitions)
+    recover(owned, now)
+    while True:
+        try:
+            await persist(
+                db,
+                lambda tx: settling.drain(db, tx, owned, now, actor=owner),
+                "drain",
+                has_happened=partial(store.is_written, db, owned),
+                clock=clock,
+                patience_s=DRAIN_PATIENCE_S,
+            )
+        except Overtaken:
+            continue
+        except Lost:
+            pass
+        return True
+
+
+def _keys(owned: OwnedChunk, definitions: Mapping[str, Definition]) -> Callable[[int], str | None]:
+    """The keys of a chunk's rows, of which only those are read that are asked for."""
+    known = definitions.get(owned.plan["operation"].casefold())
+    names = key_names(owned.plan["row_key"], known.row.fields if known else ())
+    rows = unpack_rows(owned.data) if names and owned.data is not None else None
+
+    def key(i: int) -> str | None:
+        edited = owned.record_of(i, 0)
+        if edited is not None and edited.data is not None:
+            return key_of(edited.data, names, owned.columns)
+        return None if rows is None else key_of(rows[i], names, owned.columns)
+
+    return key
+
+
+async def abandon_readings(db: Database, *, actor: str, operation: int | None = None) -> int:
+    """End the reading of stopping operations that nobody reads any more; says how many."""
+    async with db.read() as tx:
+        query = select(*HEAD).where(
+            operations.c.state == "Stopping", operations.c.reading == "open", store.is_free(db, operations.c.owner)
+        )
+        if operation is not None:
+            query = query.where(operations.c.number == operation)
+        heads = [Head(**row._mapping) for row in await tx.execute(query)]
+    for head in heads:
+        await db.transaction(partial(abandon, db, head, actor=actor), "abandon")
+    return len(heads)
+
+
+async def abandon(db: Database, head: Head, tx: Connection, *, actor: str) -> Head | None:
+    """Give up reading a stopping operation; the rest of its file stays unread."""
+    now = await touch(
+        tx,
+        head.number,
+        operations.c.fence == head.fence,
+        operations.c.state == "Stopping",
+        operations.c.reading == "open",
+        reading="abandoned",
+        owner=None,
+        fence=operations.c.fence + 1,
+        total_rows=operations.c.rows_read,
+        open_chunks=operations.c.open_chunks - 1,
+    )
+    return None if now is None else await finish_if_over(db, tx, now, actor=actor)
+
+
+async def give_back_reading(db: Database, head: Head, *, actor: str) -> None:
+    """Let somebody else go on reading, or nobody when the operation is stopping."""
+
+    async def give_back(tx: Connection) -> None:
+        if await abandon(db, head, tx, actor=actor) is None:
+            await touch(tx, head.number, operations.c.fence == head.fence, owner=None)
+
+    await db.transaction(give_back, "give_back_reading")

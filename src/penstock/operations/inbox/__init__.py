@@ -1,0 +1,1 @@
+"""Messages from outside: signals and requests, from the caller to the row."""

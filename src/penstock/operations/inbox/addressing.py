@@ -1,0 +1,83 @@
+"""Whom a signal is for: its operation, and the keys for which rows of it could ever wait."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import bindparam, select
+
+from penstock.db.connection import Connection
+from penstock.errors import InvalidInput, NoSuchWait, NotFound
+from penstock.operations.operation_ids import number_of
+from penstock.operations.states import OPERATION
+from penstock.operations.tables import operations
+from penstock.pipeline import KeyTemplate
+
+__all__ = ["ROW_MAX", "TAKES_NO_SIGNALS", "Subject", "is_row_number", "refuse_unknown_key", "subject_of", "unscope"]
+
+KEY_MAX = 500
+ROW_MAX = 2**63 - 1
+TAKES_NO_SIGNALS = ("Stopping", *sorted(OPERATION.settled))  # states of an operation in which it takes no more signals
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """The operation that a signal is for."""
+
+    number: int
+    id: str
+    state: str
+    plan: Any
+
+    def step_name(self, step: int) -> str:
+        """What the step with this index is called."""
+        return str(self.plan["steps"][step]["name"])
+
+    @property
+    def key_templates(self) -> list[str | None]:
+        """The templates of its signalled steps; None where a method makes the key."""
+        return [step["options"]["key"] for step in self.plan["steps"] if step["kind"] == "signal"]
+
+
+_SUBJECT = select(operations.c.number, operations.c.id, operations.c.state, operations.c.plan).where(
+    operations.c.number == bindparam("number")
+)
+
+
+async def subject_of(tx: Connection, operation: str) -> Subject:
+    """The operation a signal is for; `NoSuchWait` when there is none."""
+    try:
+        number = await number_of(tx, operation)
+    except NotFound as error:
+        raise NoSuchWait(str(error)) from None
+    return Subject(*(await tx.execute(_SUBJECT, {"number": number})).one())
+
+
+def unscope(subject: Subject, key: str, row: int | None) -> tuple[str, int | None]:
+    """The user's part of a key given as operationId:key:rowNumber, and that row; other keys as they are."""
+    prefix, _, number = key.rpartition(":")
+    if not prefix.startswith(f"{subject.id}:") or not is_row_number(number):
+        return key, row
+    own = [KeyTemplate.parse(t) for t in subject.key_templates if t is not None and "{operation_id}" in t]
+    if any(template.matches(key) for template in own):
+        return key, row
+    return prefix.removeprefix(f"{subject.id}:"), int(number)
+
+
+def is_row_number(text: str) -> bool:
+    """Whether this is the number that a row may have, as digits."""
+    return text.isdecimal() and len(text) <= len(str(ROW_MAX)) and 1 <= int(text) <= ROW_MAX
+
+
+def refuse_unknown_key(subject: Subject, key: str) -> None:
+    """Raise if no row of the operation could ever wait for this key."""
+    if not key or len(key) > KEY_MAX:
+        raise InvalidInput(f"a signal key has 1 to {KEY_MAX} characters; found {len(key)}")
+    if subject.state in TAKES_NO_SIGNALS:
+        raise NoSuchWait(f"operation {subject.id} is {subject.state}; it hears no more signals", is_over=True)
+    templates = subject.key_templates
+    if not templates:
+        raise NoSuchWait(f"operation {subject.id} has no step that waits for a signal")
+    if all(template is not None and not KeyTemplate.parse(template).matches(key) for template in templates):
+        raise NoSuchWait(f"no row could wait for {key!r}; keys look like: {', '.join(map(repr, templates))}")

@@ -1,0 +1,138 @@
+"""What word from outside does to a chunk's rows: requests, signals and deadlines, in that order. Pure.
+
+The owner calls these inside its settling transaction, on a copy of what it holds, and again on the real thing
+once that is committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from penstock.operations.chunk.ledger import CANCELLED, FAILED, INVALID, PENDING, TIMED_OUT, WAITING
+from penstock.operations.chunk.owned import OwnedChunk
+from penstock.operations.chunk.waits import end_wait, waited_out
+from penstock.operations.inbox.matching import Match
+from penstock.operations.states import ROW_STEP
+
+__all__ = ["Request", "SignalContent", "apply_deadlines", "apply_requests", "apply_signals", "refusal"]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A wish that failed rows run again: one row, or every eligible row of the chunk when `row` is None."""
+
+    id: int
+    kind: str
+    row: int | None
+    confirms_doubt: bool
+    data: Any
+    accepted_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class SignalContent:
+    """What a signal says: `ok` with a payload that becomes the step's output, or `failed` with a message."""
+
+    outcome: str
+    payload: Any
+    message: str | None
+
+
+def apply_signals(owned: OwnedChunk, matches: Mapping[Match, SignalContent], now: int) -> None:
+    """End the waits that were matched; a payload becomes the step's output."""
+    for found, content in matches.items():
+        i = found.row - owned.first_row
+        place = owned.ledger.at[i]
+        if content.outcome == "ok":
+            if content.payload is not None:
+                owned.ledger.tracks[place].outputs[i] = msgspec.json.encode(content.payload)
+            end_wait(owned, i, place, "signalled", now)
+        else:
+            end_wait(owned, i, place, "signal_failed", now, error_type="SignalFailure", message=content.message)
+
+
+def apply_deadlines(owned: OwnedChunk, now: int) -> None:
+    """Signalled rows whose deadline has passed are TimedOut; a polled row gets one last check instead."""
+    ledger = owned.ledger
+    for (row, step), record in list(owned.records.items()):
+        i, place = row - owned.first_row, step + 1
+        if (
+            record.deadline is not None
+            and record.deadline <= now
+            and ledger.at[i] == place
+            and ledger.tracks[place].state[i] == WAITING
+            and owned.option(place, "kind") == "signal"
+        ):
+            message = waited_out(owned.option(place, "timeout"))
+            end_wait(owned, i, place, "timed_out", now, error_type="Timeout", message=message)
+
+
+def refusal(owned: OwnedChunk, i: int, *, is_named: bool, confirms_doubt: bool, has_data: bool) -> str | None:
+    """Why row i cannot be run again, or None when it can."""
+    ledger = owned.ledger
+    place = ledger.at[i]
+    state = ledger.state(i)
+    if place == 0:
+        if state == INVALID and not has_data:
+            return "it failed validation; correct its data first"
+        return None if state in (INVALID, FAILED, CANCELLED) else "it is being validated"
+    if state not in (FAILED, TIMED_OUT, CANCELLED):
+        return "it has succeeded" if place > ledger.steps else "it is still on its way"
+    record = owned.record_of(i, place)
+    if record is not None and record.error_type == "InDoubt" and not (is_named and confirms_doubt):
+        return "it is in doubt; name it and confirm that it may run twice"
+    if not owned.option(place, "allow_operation_retry"):
+        return f"step {owned.plan['steps'][place - 1]['name']!r} does not allow a retry"
+    return None
+
+
+def apply_requests(
+    owned: OwnedChunk, requests: Iterable[Request], raw_of: Callable[[int], Any], now: int
+) -> Mapping[int, str]:
+    """Reset the rows that are asked for, each into its next generation; says by request what became of it."""
+    outcomes = {}
+    for request in requests:
+        rows = range(owned.row_count) if request.row is None else (request.row - owned.first_row,)
+        reset = 0
+        why = "nothing to run again"
+        for i in rows:
+            has_data = request.data is not None
+            refused = refusal(
+                owned, i, is_named=request.row is not None, confirms_doubt=request.confirms_doubt, has_data=has_data
+            )
+            if refused is None:
+                _reset(owned, i, request, raw_of(i), now)
+                reset += 1
+            elif request.row is not None:
+                why = refused
+        outcomes[request.id] = f"applied to {reset} rows" if reset else f"refused: {why}"
+    return outcomes
+
+
+def _reset(owned: OwnedChunk, i: int, request: Request, raw: Any, now: int) -> None:
+    ledger = owned.ledger
+    place = ledger.at[i]
+    old = owned.record_of(i, place)
+    if old is None:
+        old = owned.record(i, place, "Cancelled", now)
+        old.set_error("Cancelled", "the operation was stopped")
+    owned.add_history(old, "edited" if request.data is not None else "retried", at=old.at, data=raw)
+    ledger.generation[i] += 1
+    ledger.lost[i] = 0
+    track = ledger.tracks[place]
+    track.attempt[i], track.state[i] = 0, PENDING
+    track.outputs.pop(i, None)
+    record = owned.record(i, place, ROW_STEP.after(old.state, "reset"), now)
+    record.errors, record.put_off_since, record.due_at, record.deadline, record.signal_key = 0, None, None, None, None
+    record.since = request.accepted_at
+    record.faults = None
+    record.set_error(None, None)
+    if request.data is not None:
+        ledger.tracks[0].state[i] = PENDING
+        edited = owned.record(i, 0, "Pending", now)
+        edited.data, edited.since, edited.faults = request.data, request.accepted_at, None
+        edited.set_error(None, None)

@@ -1,0 +1,109 @@
+"""Which signal may end which wait: one rule, written for records in memory and for records in the database.
+
+A wait hears only its own generation: what was accepted before the retry or edit that began it never ends it. Whether
+the row still waits and the signal is still free is another question, which each caller asks where it looks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from sqlalchemy import ColumnElement, and_, exists, func, or_
+
+from penstock.operations.tables import row_records, signals
+
+__all__ = ["Match", "Message", "Signal", "Waiter", "accepts", "has_signal", "is_awaited", "match", "since"]
+
+
+class Message(Protocol):
+    """What of a signal decides who hears it; one that names a row is for that row only."""
+
+    @property
+    def key(self) -> str: ...
+    @property
+    def row(self) -> int | None: ...
+    @property
+    def accepted_at(self) -> int: ...
+
+
+def accepts(signal: Message, *, key: str | None, row: int, since: int | None) -> bool:
+    """Whether a signal may end the wait of this row of its operation."""
+    return signal.key == key and signal.accepted_at >= (since or 0) and signal.row in (None, row)
+
+
+def _accepts() -> ColumnElement[bool]:
+    """The same in SQL, between `signals` and `row_records`."""
+    return and_(
+        signals.c.operation == row_records.c.operation,
+        signals.c.key == row_records.c.signal_key,
+        signals.c.accepted_at >= since(),
+        or_(signals.c.row.is_(None), signals.c.row == row_records.c.row),
+    )
+
+
+def since() -> ColumnElement[int]:
+    """From when on a wait hears, in SQL."""
+    return func.coalesce(row_records.c.since, 0)
+
+
+def has_signal(*of_signals: ColumnElement[bool]) -> ColumnElement[bool]:
+    """Waits for which a free signal lies ready, of those signals."""
+    return exists().where(_accepts(), signals.c.consumed_at.is_(None), *of_signals)
+
+
+def is_awaited(*of_waits: ColumnElement[bool]) -> ColumnElement[bool]:
+    """Signals that a row hears which waits now, of those waits."""
+    return exists().where(_accepts(), row_records.c.state == "WaitingForCompletion", *of_waits)
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """Whom a signal is for: whoever waits on `key`; with `row`, that row only."""
+
+    id: int
+    key: str
+    row: int | None
+    accepted_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Waiter:
+    """A row that waits on a key; it hears only what was accepted since its generation began."""
+
+    row: int
+    step: int
+    chunk: int
+    key: str
+    since: int
+
+    def accepts(self, signal: Signal) -> bool:
+        """Whether this signal may end this wait."""
+        return accepts(signal, key=self.key, row=self.row, since=self.since)
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A signal and the row whose wait it ends."""
+
+    signal: Signal
+    row: int
+    step: int
+    chunk: int
+
+
+def match(signals: Sequence[Signal], waiters: Sequence[Waiter]) -> list[Match]:
+    """Oldest signal first, each to the lowest row that hears it."""
+    waiting: dict[str, list[Waiter]] = {}
+    for waiter in sorted(waiters, key=lambda waiter: waiter.row):
+        waiting.setdefault(waiter.key, []).append(waiter)
+    matches = []
+    for signal in sorted(signals, key=lambda signal: signal.id):
+        listening = waiting.get(signal.key, [])
+        taker = next((waiter for waiter in listening if waiter.accepts(signal)), None)
+        if taker is None:
+            continue
+        listening.remove(taker)
+        matches.append(Match(signal, taker.row, taker.step, taker.chunk))
+    return matches

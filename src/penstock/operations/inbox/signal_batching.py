@@ -1,0 +1,325 @@
+"""The slot through which signals come in: calls that come at once are stored and answered together.
+
+A commit costs the same for one signal as for a hundred, so whoever finds the slot free takes along all that lie in it.
+None of them pays for another: what no database can hold is refused before it lies there, and what ours refuses all
+the same is tried by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal
+
+from sqlalchemy import Insert, bindparam, insert, select
+from sqlalchemy.exc import IntegrityError, StatementError
+
+from penstock.db.connection import Connection
+from penstock.db.database import CommitUnknown, Database
+from penstock.db.types import NotStorable, storable
+from penstock.errors import Conflict, InvalidInput, NoSuchWait, PenstockError
+from penstock.operations.inbox.addressing import (
+    ROW_MAX,
+    TAKES_NO_SIGNALS,
+    Subject,
+    refuse_unknown_key,
+    subject_of,
+    unscope,
+)
+from penstock.operations.inbox.lookup import free_signals, ready_for_any, waiters
+from penstock.operations.inbox.matching import Match, match
+from penstock.operations.inbox.settling import wake
+from penstock.operations.tables import operations, signals
+
+__all__ = ["PendingSignal", "Receipt", "SignalBatcher", "about_to_be_taken"]
+
+OPERATION_ID_MAX = 36
+ID_MAX = ACTOR_MAX = 200
+BATCH_MAX = 200  # stored in one transaction
+RECEIPTS_MAX = 1000  # signals of one key that are looked at to say who will take one
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What became of a signal: delivered to a row that waits, stored for one that will, or known already."""
+
+    outcome: Literal["delivered", "stored", "duplicate"]
+    id: str
+    row: int | None = None
+    step: str | None = None
+
+
+@dataclass(slots=True, eq=False)
+class PendingSignal:
+    """One signal on its way in. The token is made before it is stored, so a repeat meets itself."""
+
+    operation: str
+    given_key: str
+    given_row: int | None
+    dedupe_id: str | None
+    token: str
+    content: dict[str, Any]  # the columns that say what has happened, and who says so
+    key: str = ""  # as it is stored: without operation and row, once the operation is known
+    row: int | None = None
+    answer: Receipt | Exception | None = None
+    is_begun: bool = False  # somebody has tried to store it, and may have
+    is_withdrawn: bool = False  # its caller has gone
+
+    def columns(self, subject: Subject) -> dict[str, Any]:
+        """The signal as it is stored."""
+        own = {"token": self.token, "key": self.key, "row": self.row, "dedupe_id": self.dedupe_id}
+        return {**self.content, **own, "operation": subject.number}
+
+
+@dataclass(slots=True)
+class SignalBatcher:
+    """Takes signals in, one batch at a time."""
+
+    db: Database
+    hint: Callable[[], None]
+    _queue: list[PendingSignal] = field(default_factory=list)
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def post(self, pending: PendingSignal) -> Receipt:
+        """Store a signal and wake who takes it; durable when this returns. `InvalidInput` when none could hold it.
+
+        A call that is cancelled before anybody has begun to store its signal takes it back.
+        """
+        refuse_unstorable(pending)
+        self._queue.append(pending)
+        try:
+            async with self._turn:
+                if pending.answer is None:  # nobody took it along
+                    await self._take_in(self._batch_of(pending))
+        finally:
+            if pending.answer is None:
+                pending.is_withdrawn = True
+                self._queue = [other for other in self._queue if other is not pending]
+        if isinstance(pending.answer, Exception):
+            raise pending.answer
+        assert pending.answer is not None
+        return pending.answer
+
+    def _batch_of(self, own: PendingSignal) -> list[PendingSignal]:
+        """Our own signal, and those that have been lying longest."""
+        others = [pending for pending in self._queue if pending is not own]
+        self._queue = others[BATCH_MAX - 1 :]
+        return [own, *others[: BATCH_MAX - 1]]
+
+    async def _take_in(self, batch: Sequence[PendingSignal]) -> None:
+        try:
+            for operation in dict.fromkeys(pending.operation for pending in batch):
+                await self._take_in_for(operation, [pending for pending in batch if pending.operation == operation])
+        finally:
+            # When we are cancelled or the database goes away, the others are taken in by who comes next.
+            self._queue[:0] = [pending for pending in batch if pending.answer is None and not pending.is_withdrawn]
+
+    async def _take_in_for(self, operation: str, batch: Sequence[PendingSignal]) -> None:
+        """Store and answer the signals for one operation."""
+        try:
+            subject, known = await self.db.look(partial(_subject_and_known, operation, batch))
+        except NoSuchWait as error:
+            reason = str(error)
+            _answer(batch, lambda _: NoSuchWait(reason))
+            return
+        new, stored = list[PendingSignal](), list[PendingSignal]()
+        for pending in batch:
+            pending.key, pending.row = unscope(subject, pending.given_key, pending.given_row)
+            earlier = known.get(pending.dedupe_id)
+            if earlier is not None and earlier.token == pending.token:
+                stored.append(pending)  # by somebody who could not finish
+            elif earlier is not None:
+                pending.answer = _repeated(subject, pending, earlier)
+            elif not pending.is_begun:
+                pending.answer = _unknown_key(subject, pending)
+            if earlier is None and pending.answer is None and not pending.is_withdrawn:
+                new.append(pending)
+        if new:
+            stored += await self._stored(subject, new)
+        if stored:
+            await self._deliver(subject, stored)
+
+    async def _stored(self, subject: Subject, batch: Sequence[PendingSignal]) -> Sequence[PendingSignal]:
+        """Store signals, and return those that are stored now; the others have their answers."""
+        try:
+            if await self._store(subject, batch):
+                return batch
+        except (StatementError, InvalidInput) as error:
+            if len(batch) == 1:
+                return await self._stored_before(subject, batch[0], error)
+            return [pending for each in batch for pending in await self._stored(subject, [each])]
+        before = {earlier.token for earlier in await self.db.look(partial(_of_tokens, batch))}
+        over = f"operation {subject.id} is over; it hears no more signals"
+        _answer((pending for pending in batch if pending.token not in before), lambda _: NoSuchWait(over, is_over=True))
+        return [pending for pending in batch if pending.token in before]
+
+    async def _stored_before(
+        self, subject: Subject, pending: PendingSignal, refusal: Exception
+    ) -> Sequence[PendingSignal]:
+        """The signal that the database refused, if that is because it is stored already; else it has its answer."""
+        found = await self.db.look(partial(_known, subject, pending)) if isinstance(refusal, IntegrityError) else []
+        if any(earlier.token == pending.token for earlier in found):
+            return [pending]  # only the answer to its commit was lost
+        pending.answer = _repeated(subject, pending, found[0]) if found else refusal
+        return ()
+
+    async def _store(self, subject: Subject, batch: Sequence[PendingSignal]) -> bool:
+        """Insert the signals while the operation can still hear them; this commit is what accepting means."""
+
+        async def store(tx: Connection) -> bool:
+            if (await tx.execute(_TAKES_SIGNALS, {"number": subject.number})).first() is None:
+                return False
+            await tx.execute(self.db.prepared(_new_signals), [pending.columns(subject) for pending in batch])
+            return True
+
+        for pending in batch:
+            pending.is_begun = True
+        while True:
+            try:
+                return await self.db.transaction(store, "signal")
+            except CommitUnknown:
+                continue  # if it did happen, the repeat meets its own token
+
+    async def _deliver(self, subject: Subject, batch: Sequence[PendingSignal]) -> None:
+        """Wake whoever takes the signals, and say who that is; with others before one, that may be a later row."""
+        keys = {pending.key for pending in batch}
+        if not await self.db.transaction(partial(wake, self.db, subject.number, keys), "wake"):
+            _answer(batch, lambda pending: Receipt("stored", pending.token))
+            return
+        self.hint()
+        taken = await self.db.look(partial(_takers, self.db, subject, batch))
+        _answer(batch, lambda pending: taken.get(pending.token) or Receipt("stored", pending.token))
+
+
+def _answer(batch: Iterable[PendingSignal], answer: Callable[[PendingSignal], Receipt | Exception]) -> None:
+    for pending in batch:
+        pending.answer = answer(pending)
+
+
+# Locked, so that it does not stop hearing before the signals are there.
+_TAKES_SIGNALS = (
+    select(operations.c.number)
+    .where(operations.c.number == bindparam("number"), operations.c.state.not_in(TAKES_NO_SIGNALS))
+    .with_for_update(read=True)
+)
+_STORED = select(
+    *(
+        signals.c[name]
+        for name in ("id", "token", "dedupe_id", "key", "row", "outcome", "consumed_row", "consumed_step")
+    )
+)
+_BY_TOKEN = _STORED.where(signals.c.token.in_(bindparam("tokens", expanding=True)))
+_BY_ID = _STORED.where(
+    signals.c.operation == bindparam("of"), signals.c.dedupe_id.in_(bindparam("ids", expanding=True))
+)
+
+
+def _new_signals(db: Database) -> Insert:
+    return insert(signals).values(accepted_at=db.now())
+
+
+async def _subject_and_known(
+    operation: str, batch: Sequence[PendingSignal], tx: Connection
+) -> tuple[Subject, dict[str | None, Any]]:
+    """The operation, and the signals that were stored before, by the id that they share with one of these."""
+    subject = await subject_of(tx, operation)
+    ids = [pending.dedupe_id for pending in batch if pending.dedupe_id is not None]
+    found = (await tx.execute(_BY_ID, {"of": subject.number, "ids": ids})).all() if ids else []
+    return subject, {earlier.dedupe_id: earlier for earlier in found}
+
+
+async def _of_tokens(batch: Sequence[PendingSignal], tx: Connection) -> Sequence[Any]:
+    """Those of these signals that are stored."""
+    return (await tx.execute(_BY_TOKEN, {"tokens": [pending.token for pending in batch]})).all()
+
+
+async def _known(subject: Subject, pending: PendingSignal, tx: Connection) -> Sequence[Any]:
+    """The signals that stand in the way of this one: itself, or one of the same id."""
+    itself = await _of_tokens([pending], tx)
+    same = await tx.execute(_BY_ID, {"of": subject.number, "ids": [pending.dedupe_id]})
+    return [*itself, *same]
+
+
+def _unknown_key(subject: Subject, pending: PendingSignal) -> PenstockError | None:
+    """Why no row could ever take the signal, if so."""
+    try:
+        refuse_unknown_key(subject, pending.key)
+    except PenstockError as error:
+        return error
+    return None
+
+
+def _repeated(subject: Subject, pending: PendingSignal, earlier: Any) -> Receipt | Conflict:
+    """The answer to a signal whose id is known: what became of the first, unless it said something else."""
+    if (earlier.key, earlier.row, earlier.outcome) != (pending.key, pending.row, pending.content["outcome"]):
+        return Conflict(
+            f"signal id {pending.dedupe_id!r} was used for {_described(earlier.key, earlier.row, earlier.outcome)}; "
+            f"it cannot be used for {_described(pending.key, pending.row, pending.content['outcome'])}"
+        )
+    step = None if earlier.consumed_step is None else subject.step_name(earlier.consumed_step)
+    return Receipt("duplicate", earlier.token, earlier.consumed_row, step)
+
+
+def _described(key: str, row: int | None, outcome: str) -> str:
+    return f"key {key!r}{'' if row is None else f', row {row}'}, {'completed' if outcome == 'ok' else 'failed'}"
+
+
+async def _takers(db: Database, subject: Subject, batch: Sequence[PendingSignal], tx: Connection) -> dict[str, Receipt]:
+    """By token: the rows that have taken these signals, or will."""
+    mine = await _of_tokens(batch, tx)
+    taken = {
+        signal.token: Receipt("delivered", signal.token, signal.consumed_row, subject.step_name(signal.consumed_step))
+        for signal in mine
+        if signal.consumed_row is not None
+    }
+    if len(taken) < len(mine):
+        token_of = {signal.id: signal.token for signal in mine}
+        for found in await about_to_be_taken(db, tx, subject.number, {pending.key for pending in batch}):
+            token = token_of.get(found.signal.id)
+            if token is not None:
+                taken[token] = Receipt("delivered", token, found.row, subject.step_name(found.step))
+    return taken
+
+
+async def about_to_be_taken(db: Database, tx: Connection, operation: int, keys: Collection[str]) -> list[Match]:
+    """The free signals on these keys that rows which wait now will take, with those rows."""
+    ready_keys = await ready_for_any(db, tx, operation, keys)
+    ready = await free_signals(db, tx, operation, ready_keys, each=RECEIPTS_MAX) if ready_keys else []
+    named = {signal.row for signal in ready if signal.row is not None}
+    waits = await waiters(db, tx, operation, ready_keys, each=2 * len(ready) + 100, named=named)
+    return match(ready, waits)
+
+
+# --- what no database could hold
+
+
+def refuse_unstorable(pending: PendingSignal) -> None:
+    """Raise if no database could hold the signal; then others that are stored with it would not be either."""
+    try:
+        _refuse_text("an operation's id", pending.operation, most=OPERATION_ID_MAX)
+    except InvalidInput:
+        raise NoSuchWait(f"operation not found: {pending.operation!r:.60}") from None
+    _refuse_text("a signal key", pending.given_key)
+    _refuse_text("the actor of a signal", pending.content["actor"], most=ACTOR_MAX)
+    if pending.dedupe_id is not None:
+        _refuse_text("the id of a signal", pending.dedupe_id, most=ID_MAX)
+    if pending.given_row is not None:
+        _refuse_row(pending.given_row)
+
+
+def _refuse_text(what: str, text: Any, *, most: int | None = None) -> None:
+    if not isinstance(text, str):
+        raise InvalidInput(f"{what} is text; found {text!r:.60}")
+    if most is not None and not 1 <= len(text) <= most:
+        raise InvalidInput(f"{what} has 1 to {most} characters; found {len(text)}")
+    try:
+        storable(text)
+    except NotStorable as error:
+        raise InvalidInput(f"{what} cannot be stored: {error}") from None
+
+
+def _refuse_row(row: Any) -> None:
+    if not isinstance(row, int) or isinstance(row, bool) or not 1 <= row <= ROW_MAX:
+        raise InvalidInput(f"the row of a signal is a number from 1 to {ROW_MAX}; found {row!r:.60}")

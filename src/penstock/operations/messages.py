@@ -1,0 +1,51 @@
+"""The texts of errors: cut to size, grouped, put together. Pure."""
+
+from __future__ import annotations
+
+import re
+import zlib
+
+from penstock.errors import Fault
+
+__all__ = ["MESSAGE_MAX", "cut", "describe", "error_group", "in_doubt", "message_of"]
+
+
+MESSAGE_MAX = 2000
+_DOUBT = ", so it may or may not have taken effect"
+
+
+def in_doubt(what: str) -> str:
+    """What to say of a call after which this is all that is known."""
+    return cut(what, MESSAGE_MAX - len(_DOUBT)) + _DOUBT
+
+
+def message_of(error: BaseException) -> str:
+    """An exception's own text, which may be empty."""
+    try:
+        return str(error)
+    except Exception:  # a user's exception may fail even at this
+        return "(its text could not be made)"
+
+
+def cut(text: str, limit: int = MESSAGE_MAX) -> str:
+    """Text of at most `limit` characters, safe for every database, the cut marked."""
+    text = text.replace("\x00", "\\x00").encode("utf-8", "backslashreplace").decode()
+    if len(text) <= limit:
+        return text
+    mark = f"… ({len(text)} characters)"
+    return text[: limit - len(mark)] + mark
+
+
+_VARIABLE = re.compile(
+    r"""'[^']*'|"[^"]*"|(?<=\)=)\([^)]*\)|\b0x[0-9a-f]+\b|\b[0-9a-f]{8}-[0-9a-f-]{27}\b|\d+""", re.IGNORECASE
+)
+
+
+def error_group(message: str) -> str:
+    """A short key that is the same for messages that differ only in numbers, ids and quoted values."""
+    return f"{zlib.crc32(_VARIABLE.sub('#', message).encode()):08x}"
+
+
+def describe(faults: list[Fault]) -> str:
+    """All faults of a row as one message."""
+    return cut("; ".join(map(str, faults)))

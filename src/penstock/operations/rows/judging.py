@@ -1,0 +1,236 @@
+"""Whether rows are right: the model first, then the validators, then `validate_row`."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.errors import Fault, InvalidInput
+from penstock.formats import Batch
+from penstock.operations.chunk.records import StepRecord
+from penstock.operations.messages import cut, describe, message_of
+from penstock.operations.rows.runtime import OperationRuntime
+from penstock.operations.rows.task_pool import SLICE_NS, is_ours
+from penstock.operations.rows.verdicts import error_text
+
+__all__ = [
+    "Findings",
+    "MayNotStart",
+    "Objection",
+    "ask_validators",
+    "check_batch",
+    "faults_json",
+    "find_objections",
+    "killed_its_validator",
+    "parse",
+    "validate",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Objection:
+    """Why a row may not run: faults of the row, or trouble of a validator (`Processing`)."""
+
+    faults: list[Fault]
+    error_type: str = "Validation"
+
+    def without_secrets(self, runtime: OperationRuntime, raw: Any) -> Objection:
+        """The same, as it may be stored and shown."""
+        if not runtime.has_secrets:
+            return self
+        faults = [Fault(runtime.without_secrets(fault.message, raw), fault.field) for fault in self.faults]
+        return Objection(faults, self.error_type)
+
+
+class MayNotStart(Exception):
+    """No validator may be called now, so that not all rows could be judged."""
+
+
+MayStart = Callable[[], bool]  # asked directly before each call of a validator
+Judged = dict[int, Objection | None]  # by index; a row that is missing was not judged, because nothing may start
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What is wrong with the rows of a batch, by index; only the first so many rows were judged."""
+
+    judged: int
+    objections: dict[int, Objection]
+
+
+async def validate(runtime: OperationRuntime, raw: Any) -> Objection | None:
+    """What is wrong with one row."""
+    row, objection = parse(runtime, raw)
+    if objection is None:
+        judged = await ask_validators(runtime, {0: row}, runtime.may_start)
+        objection = judged[0]
+    return None if objection is None else objection.without_secrets(runtime, raw)
+
+
+def parse(runtime: OperationRuntime, raw: Any) -> tuple[Any, Objection | None]:
+    """The row as its model has it, or what the model has against it."""
+    row_type = runtime.definition.row
+    try:
+        return runtime.parse(raw), None
+    except row_type.rejects as error:
+        return None, Objection(row_type.faults(error))
+
+
+async def check_batch(runtime: OperationRuntime, batch: Batch, may_start: MayStart) -> list[StepRecord]:
+    """Judge every row of a batch: the reader's faults, then the model, then validators, then `validate_row`.
+
+    Answers with the records of the rows that are not right; `MayNotStart`.
+    """
+    found = await find_objections(runtime, batch, may_start)
+    if found.judged < len(batch.rows):
+        raise MayNotStart
+    return [_rejected(runtime, batch, i, objection) for i, objection in found.objections.items()]
+
+
+async def find_objections(runtime: OperationRuntime, batch: Batch, may_start: MayStart) -> Findings:
+    """Judge the rows of a batch in their order, until nothing may start any more."""
+    known, rows = batch.faults, batch.rows
+    if not (known or runtime.validators):
+        return Findings(len(rows), {i: Objection(faults) for i, faults in runtime.check(rows).items()})
+    found = {i: Objection(faults) for i, faults in known.items()}
+    fitting: dict[int, Any] = {}
+    for i, raw in enumerate(rows):
+        if i not in known:
+            row, objection = parse(runtime, raw)
+            if objection is None:
+                fitting[i] = row
+            else:
+                found[i] = objection
+    judged = await ask_validators(runtime, fitting, may_start)
+    stop = next((i for i in fitting if i not in judged), len(rows))
+    found |= {i: objection for i, objection in judged.items() if objection is not None}
+    return Findings(stop, {i: objection for i, objection in sorted(found.items()) if i < stop})
+
+
+async def ask_validators(runtime: OperationRuntime, rows: Mapping[int, Any], may_start: MayStart) -> Judged:
+    """What the operation's own validators have against rows that fit their model; of each, the first to object decides.
+
+    Validator after validator is asked about all rows to which none has objected so far: many rows can go to a thread
+    together, where plain functions run, because they may block.
+    """
+    judged: Judged = {}
+    left = rows
+    for validator in runtime.validators:
+        if not left:
+            break
+        ask = _ask_on_loop if validator.is_async else _ask_on_threads
+        answers = await ask(runtime, validator.call, left, may_start)
+        judged |= {i: objection for i, objection in answers.items() if objection is not None}
+        is_halted = len(answers) < len(left)
+        left = {i: rows[i] for i, objection in answers.items() if objection is None}
+        if is_halted and validator is not runtime.validators[-1]:
+            return judged  # those to which nobody objects may still meet an objection
+    return judged | dict.fromkeys(left)
+
+
+async def _ask_on_loop(
+    runtime: OperationRuntime, validator: Callable[..., Any], rows: Mapping[int, Any], may_start: MayStart
+) -> Judged:
+    answers: Judged = {}
+    now, meta = runtime.clock.now_ns, runtime.run.meta
+    until = now() + SLICE_NS
+    for i, row in rows.items():
+        if not may_start():
+            break
+        answers[i] = await _objection_of(validator, row, meta)
+        if now() > until:  # others get a turn
+            await asyncio.sleep(0)
+            until = now() + SLICE_NS
+    return answers
+
+
+async def _ask_on_threads(
+    runtime: OperationRuntime, validator: Callable[..., Any], rows: Mapping[int, Any], may_start: MayStart
+) -> Judged:
+    answers: Judged = {}
+    loop, todo = asyncio.get_running_loop(), iter([*rows.items()])
+    try:
+        while hop := await loop.run_in_executor(runtime.threads, _hop, runtime, validator, todo, may_start):
+            for i, answer in hop:
+                is_pending = inspect.isawaitable(answer)  # a plain function may give a coroutine
+                answers[i] = await _objection_of(_given, answer) if is_pending else answer
+    finally:
+        list(todo)  # if we are cut off, the thread is not: it shall begin no other row
+    return answers
+
+
+def _hop(
+    runtime: OperationRuntime, validator: Callable[..., Any], todo: Iterator[tuple[int, Any]], may_start: MayStart
+) -> list[tuple[int, Any]]:
+    """Ask about the next rows, on a thread, as many as fit into a slice: what was objected, or a coroutine, or None."""
+    now, meta = runtime.clock.now_ns, runtime.run.meta
+    until = now() + SLICE_NS
+    answers: list[tuple[int, Any]] = []
+    for i, row in todo:
+        if not may_start():
+            list(todo)  # nor may the others
+            break
+        try:
+            answer = validator(row, meta)
+            answers.append((i, answer if inspect.isawaitable(answer) else None))
+        except BaseException as error:  # a validator may raise anything; it is this row's alone
+            answers.append((i, _objection(error)))
+        if now() > until:
+            break
+    return answers
+
+
+def _given(answer: Awaitable[Any]) -> Awaitable[Any]:
+    return answer
+
+
+async def _objection_of(validator: Callable[..., Awaitable[Any]], *given: Any) -> Objection | None:
+    """What a validator that is awaited has against a row."""
+    try:
+        await validator(*given)
+    except BaseException as error:
+        if is_ours(error):
+            raise
+        return _objection(error)
+    return None
+
+
+def _objection(error: BaseException) -> Objection:
+    """A validator's exception: a verdict on the row, or its own trouble."""
+    if isinstance(error, InvalidInput) and error.faults:
+        return Objection(list(error.faults))
+    if isinstance(error, InvalidInput | ValueError | AssertionError):
+        return Objection([Fault(message_of(error) or type(error).__name__)])
+    return Objection([Fault(error_text(error))], "Processing")
+
+
+def killed_its_validator(runtime: OperationRuntime, batch: Batch, deaths: int) -> list[StepRecord]:
+    """The one row of a batch is invalid, because every process that checked it died."""
+    fault = Fault(f"killed its validator: {deaths} processes died while checking this row")
+    return [_rejected(runtime, batch, 0, Objection([fault], "Poison"))]
+
+
+def _rejected(runtime: OperationRuntime, batch: Batch, i: int, objection: Objection) -> StepRecord:
+    key = runtime.definition.row.key_of_raw(batch.rows[i], runtime.columns)
+    objection = objection.without_secrets(runtime, batch.rows[i])
+    record = StepRecord(
+        chunk=0,
+        row=batch.start.row + i,
+        step=-1,
+        operation=runtime.number,
+        state="Failed",
+        at=runtime.clock.now_us(),
+        attempt=1,
+        row_key=cut(key, 200) if key else None,
+        faults=faults_json(objection.faults),
+    )
+    record.set_error(objection.error_type, describe(objection.faults))
+    return record
+
+
+def faults_json(faults: Sequence[Fault]) -> list[list[str | None]]:
+    """Faults as stored with a record."""
+    return [[fault.field, cut(fault.message)] for fault in faults]

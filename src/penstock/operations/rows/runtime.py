@@ -1,0 +1,261 @@
+"""Everything that stays the same while one operation runs in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import inspect
+import logging
+import random
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import Executor
+from contextlib import nullcontext
+from datetime import datetime
+from functools import partial
+from typing import Any
+
+from penstock.clock import Clock, from_micros
+from penstock.errors import PenstockError
+from penstock.operations.rows.gates import Gate, Limiter, Pace
+from penstock.operations.rows.segments import Span, cut_spans
+from penstock.operations.rows.start_limit import StartLimit
+from penstock.operations.rows.task_pool import TaskPool
+from penstock.operations.rows.verdicts import AttemptTimedOut, OutputLost, error_text
+from penstock.pipeline import BoundStep, Definition, Done, Hook, Run, StepPlan
+from penstock.pipeline.outputs import OUTPUT_BYTES_MAX
+from penstock.pipeline.secret_values import mask_texts
+
+__all__ = ["Broken", "CannotRun", "NoOutput", "OperationRuntime", "StepRuntime"]
+
+
+Call = Callable[[Any, Any], Any]
+
+
+class NoOutput(enum.Enum):
+    """What a step may lead to that is no output."""
+
+    SKIPPED = enum.auto()
+    WAITING = enum.auto()
+
+
+class StepRuntime:
+    """One step bound to its pipeline, behind its gates.
+
+    Its calls raise `LeaseOver` when time has passed on the way to the user's code and no lease is left. Whoever calls
+    looks at the limit first.
+    """
+
+    __slots__ = (
+        "_gate",
+        "_pace",
+        "_start_limit",
+        "bound",
+        "call",
+        "check",
+        "encode",
+        "key",
+        "plan",
+        "run",
+        "waits",
+        "when",
+    )
+
+    def __init__(
+        self,
+        plan: StepPlan,
+        bound: BoundStep,
+        *,
+        clock: Clock,
+        threads: Executor,
+        start_limit: StartLimit,
+        output_bytes_max: int,
+    ) -> None:
+        self.plan, self.bound, self._start_limit = plan, bound, start_limit
+        options = plan.options
+        encode: Callable[[Any], bytes | None] = partial(plan.output.encode, bytes_max=output_bytes_max)
+        self.encode = encode if options.delivery == "at_least_once" else _losing(encode)
+        self._gate = Gate(options.concurrency) if options.concurrency else None
+        self._pace = Pace(options.rate, clock.monotonic) if options.rate else None
+        self.when = _awaitable(bound.when) if bound.when is not None else None
+        self.key = _awaitable(bound.key) if bound.key is not None else None
+        self.check = bound.check
+        if bound.check is not None and not bound.check_is_async:
+            self.check = _on_thread(bound.check, threads, start_limit)
+        self.waits = plan.kind in ("poll", "signal")
+        call: Call = bound.call
+        if not plan.is_async:
+            call = _on_thread(call, threads, start_limit)
+        if options.timeout is not None and plan.kind in ("plain", "batch"):
+            call = _timed(call, options.timeout)
+        if self._gate is not None or self._pace is not None:
+            call = self._gated(call)
+        self.call: Callable[[Any, Any], Awaitable[Any]] = call
+        is_bare = not (self.waits or self.when or self.key or options.timeout)
+        self.run = call if is_bare else self._asked(clock)
+
+    def _asked(self, clock: Clock) -> Call:
+        """The call with its condition, time limit and wait; what it leads to may be `NoOutput` instead of an output."""
+
+        async def asked(row: Any, ctx: Any) -> Any:
+            if self.plan.options.timeout is not None:
+                ctx.deadline = self.deadline(clock.now_us())
+            try:
+                if self.when is not None and not await self.when(row, ctx):
+                    return NoOutput.SKIPPED
+                if self.key is not None:
+                    self._start_limit.check()
+                    ctx.signal_key = await self.key(row, ctx)
+                self._start_limit.check()
+                output = await self.call(row, ctx)
+            finally:
+                ctx.deadline = None  # the row's next step may have none, and shares this context
+            if not self.waits:
+                return output
+            return output.output if isinstance(output, Done) else NoOutput.WAITING
+
+        return asked
+
+    def _gated(self, call: Call) -> Call:
+        gate, pace = self._gate, self._pace
+
+        async def gated(row: Any, ctx: Any) -> Any:
+            async with gate.entered() if gate is not None else nullcontext():
+                if pace is not None:
+                    await pace.wait()
+                self._start_limit.check()
+                return await call(row, ctx)
+
+        return gated
+
+    def deadline(self, began: int) -> datetime:
+        """When an attempt or a wait that begins now must be over."""
+        assert self.plan.options.timeout is not None
+        return from_micros(began + round(self.plan.options.timeout * 1e6))
+
+    def limiters(self) -> Iterator[tuple[str, Limiter]]:
+        """What its calls pass through, by the names of its limits."""
+        if self._gate is not None:
+            yield f"{self.plan.attribute}.concurrency", self._gate
+        if self._pace is not None:
+            yield f"{self.plan.attribute}.rate", self._pace
+
+
+def _on_thread(call: Call, threads: Executor, start_limit: StartLimit) -> Call:
+    def there(row: Any, ctx: Any) -> Any:
+        start_limit.check()  # all threads may have been busy for long
+        return call(row, ctx)
+
+    async def hop(row: Any, ctx: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(threads, there, row, ctx)
+
+    return hop
+
+
+def _losing(encode: Callable[[Any], bytes | None]) -> Callable[[Any], bytes | None]:
+    """The same, where an output that cannot be stored must not be taken for a call that failed."""
+
+    def encoded(output: Any) -> bytes | None:
+        try:
+            return encode(output)
+        except Exception as error:
+            raise OutputLost(error_text(error)) from error
+
+    return encoded
+
+
+def _timed(call: Call, seconds: float) -> Call:
+    async def timed(row: Any, ctx: Any) -> Any:
+        try:
+            async with asyncio.timeout(seconds) as limit:
+                return await call(row, ctx)
+        except TimeoutError as error:
+            # The step may raise a TimeoutError of its own; only ours ends the attempt as timed out.
+            if limit.expired():
+                raise AttemptTimedOut(seconds) from error
+            raise
+
+    return timed
+
+
+def _awaitable(check: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Awaitable[Any]]:
+    async def ask(row: Any, ctx: Any) -> Any:
+        answer = check(row, ctx)
+        return await answer if inspect.isawaitable(answer) else answer
+
+    return ask
+
+
+class OperationRuntime:
+    """One operation in this process: its code, its metadata, its limits."""
+
+    def __init__(
+        self,
+        *,
+        number: int,
+        file_format: str,
+        file_key: str,
+        definition: Definition,
+        pipeline: object,
+        run: Run,
+        columns: Sequence[str] | None,
+        task_pool: TaskPool,
+        clock: Clock,
+        jitter: random.Random,
+        threads: Executor,
+        start_limit: StartLimit,
+        output_bytes_max: int = OUTPUT_BYTES_MAX,
+    ) -> None:
+        self.log = logging.getLogger(f"penstock.operations.{run.operation_name}")
+        self.number, self.file_format, self.file_key = number, file_format, file_key
+        self.definition, self.run, self.task_pool = definition, run, task_pool
+        self.clock, self.jitter, self.threads = clock, jitter, threads
+        self.start_limit, self.may_start = start_limit, start_limit.may_start
+        self.spans: tuple[Span, ...] = cut_spans(definition.steps)
+        self.boundaries = frozenset(span.stop for span in self.spans)
+        self.steps = tuple(
+            StepRuntime(
+                step,
+                step.bind(pipeline),
+                clock=clock,
+                threads=threads,
+                start_limit=start_limit,
+                output_bytes_max=output_bytes_max,
+            )
+            for step in definition.steps
+        )
+        self.limiters = dict(limiter for step in self.steps for limiter in step.limiters())
+        self.validators = _validators(definition, pipeline)
+        self.use_columns(columns)
+        self._secrets = definition.meta.secrets(run.meta)
+        self.has_secrets = bool(self._secrets or definition.row.secret_names)
+        self.is_cancelled = False
+        run.is_cancelled = lambda: self.is_cancelled
+
+    def without_secrets(self, text: str, raw: Any) -> str:
+        """A text about a row, as it may be stored and shown: the words of user code may repeat a secret."""
+        if not self.has_secrets:
+            return text
+        return mask_texts(text, [*self._secrets, *self.definition.row.secret_texts(raw, self.columns)])
+
+    def use_columns(self, columns: Sequence[str] | None) -> None:
+        """Rows come as cells of these columns, or as records when there are none."""
+        self.columns = None if columns is None else tuple(columns)
+        row = self.definition.row
+        self.parse, self.parse_many = row.parser(self.columns), row.parser_of_many(self.columns)
+        self.check = row.checker(self.columns)
+
+
+def _validators(definition: Definition, pipeline: object) -> tuple[Hook, ...]:
+    """The operation's own checks of a row and the metadata, in the order in which they are asked."""
+    own = definition.validate_row
+    if own is None:
+        return definition.validators
+    return (*definition.validators, Hook(partial(own.call, pipeline), own.is_async))
+
+
+class Broken(PenstockError):
+    """The operation cannot go on with the code and files that are here now."""
+
+
+class CannotRun(PenstockError):
+    """The operation cannot be run by this worker now; later, or elsewhere, it may."""

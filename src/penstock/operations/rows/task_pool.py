@@ -1,0 +1,77 @@
+"""A crew works on the jobs of one operation with a limited number of hands.
+
+No task per row: a hand pulls row after row from the first job that has any left, so jobs of neighbouring chunks
+overlap and no hand idles at a chunk's end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
+
+__all__ = ["SLICE_NS", "Job", "Spawn", "TaskPool", "is_ours"]
+
+SLICE_NS = 20_000_000  # how long a hand keeps the loop, or a thread its rows, before others get a turn
+
+Spawn = Callable[[Coroutine[Any, Any, None]], object]
+
+
+class Job(Protocol):
+    """Work that several hands can share."""
+
+    is_cut_off: bool  # it was given up, and the hands at work on it were cancelled
+
+    async def pull(self) -> bool:
+        """Take and finish some of the work; False when none was left to take."""
+
+
+class TaskPool:
+    """Up to `size` hands over a queue of jobs; `spawn` starts a task that somebody owns."""
+
+    def __init__(self, size: int, spawn: Spawn) -> None:
+        self._size, self._spawn = size, spawn
+        self._jobs: deque[Job] = deque()
+        self._running = 0
+
+    def put(self, job: Job) -> None:
+        """Queue a job."""
+        self._jobs.append(job)
+        self._call_one_more()
+
+    def _call_one_more(self) -> None:
+        if self._jobs and self._running < self._size:
+            self._running += 1
+            self._spawn(self._work())
+
+    async def _work(self) -> None:
+        # Whoever comes to wait lets another begin: rows that never wait need one hand only.
+        asyncio.get_running_loop().call_soon(self._call_one_more)
+        try:
+            while self._jobs:
+                job = self._jobs[0]
+                if await _pull(job):
+                    await asyncio.sleep(0)
+                elif self._jobs and self._jobs[0] is job:
+                    self._jobs.popleft()
+        finally:
+            self._running -= 1
+
+
+async def _pull(job: Job) -> bool:
+    """Work on a job; when it is cut off, the hand lives on, for other jobs may be queued behind it."""
+    task = asyncio.current_task()
+    assert task is not None
+    try:
+        return await job.pull()
+    except asyncio.CancelledError:
+        if not job.is_cut_off or task.uncancel():  # the hand itself is to end
+            raise
+        return False
+
+
+def is_ours(error: BaseException) -> bool:
+    """Whether the hand itself is being cancelled; a step may leak a CancelledError of its own."""
+    task = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0

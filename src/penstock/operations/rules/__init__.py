@@ -1,1 +1,0 @@
-"""The rules of running rows: pure functions, no clock, no database."""

@@ -1,0 +1,392 @@
+"""Validating: read the file once, check every row, number the rows and store them in chunks.
+
+One owner reads an operation, under the operation's own fence. Position and chunks commit together, so whoever
+takes over after a crash goes on exactly behind the last stored row.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing
+from typing import Any, BinaryIO, TypeVar
+
+from sqlalchemy import Insert, bindparam, case, delete, func, insert, select, update
+
+from penstock.db.connection import Connection
+from penstock.db.database import Database
+from penstock.errors import FileRejected, Unavailable
+from penstock.formats import Batch, Limits, Position, Reader, open_reader
+from penstock.operations.chunk.persist import persist
+from penstock.operations.chunk.records import StepRecord
+from penstock.operations.chunk.store import NEW_ROWS, is_free
+from penstock.operations.counts import Counts
+from penstock.operations.draining import give_back_reading
+from penstock.operations.messages import cut
+from penstock.operations.moves import Head, end_validation, head_of, move, sum_counts, touch
+from penstock.operations.rows.judging import MayNotStart, check_batch, killed_its_validator
+from penstock.operations.rows.runtime import OperationRuntime
+from penstock.operations.tables import chunk_rows, chunks, operations, row_records
+from penstock.operations.thresholds import breach
+from penstock.operations.validating.drafts import Draft, Finished
+from penstock.operations.validating.sizes import SUSPECT_ROWS_MAX, chunk_size, largest_chunk, piece_size
+
+__all__ = ["Reading", "take"]
+
+# Readers that died: at first small batches are tried, then single rows; two more at one row, and it is called invalid.
+ONE_BY_ONE = 2
+CRASHES_MAX = 4
+# Chunks that wait for each other worker to validate them; enough to keep it busy, few enough to have a part in it.
+RAW_CHUNKS_EACH = 8
+
+
+# What is sent with it is set too.
+_READ_ON = (
+    update(operations)
+    .where(
+        operations.c.number == bindparam("the_operation"),
+        operations.c.fence == bindparam("the_fence"),
+        operations.c.rows_read == bindparam("read_before"),
+        operations.c.state == "Validating",
+    )
+    .values(
+        revision=operations.c.revision + 1,
+        open_chunks=operations.c.open_chunks + bindparam("opened"),
+        raw_chunks=operations.c.raw_chunks + bindparam("left_raw"),
+    )
+)
+_NEW_RECORDS = insert(row_records)
+
+
+def _new_chunk(db: Database) -> Insert:
+    return insert(chunks).values(due_at=db.now()).returning(chunks.c.id)
+
+
+T = TypeVar("T")
+
+
+class Interrupted(Exception):
+    """Reading stopped before the end: paused, stopping, or taken over."""
+
+
+async def take(db: Database, head: Head, *, owner: str, chunk_rows: int) -> Head | None:
+    """Become the reader of an operation; None when somebody else was first."""
+    guards = (operations.c.fence == head.fence, operations.c.reading == "open", is_free(db, operations.c.owner))
+    values: dict[str, Any] = {"owner": owner, "fence": operations.c.fence + 1}
+
+    async def claim(tx: Connection) -> Head | None:
+        if head.state == "Pending":
+            return await move(db, tx, head.number, "picked_up", *guards, actor=owner, started_at=db.now(), **values)
+        if head.owner is not None:
+            # A reader died. The first time the whole chunk is suspect; then only who was being checked is.
+            is_theirs = (operations.c.crashes == 0) | operations.c.suspect_row.is_not(None)
+            values["crashes"] = operations.c.crashes + case((is_theirs, 1), else_=0)
+            until = operations.c.rows_read + 1 + largest_chunk(chunk_rows)
+            values["suspect_until"] = func.coalesce(operations.c.suspect_until, until)
+        return await touch(tx, head.number, *guards, **values, suspect_row=None)
+
+    return await db.transaction(claim, "take")
+
+
+class Pieces:
+    """A file from `start` on, some rows at a time."""
+
+    def __init__(self, reader: Reader, start: Position | None) -> None:
+        self._reader, self.start = reader, start
+        self.can_skip = True  # as far as we know
+        self._batches: Iterator[Batch] | None = None
+        self._size = 0
+
+    def take(self, size: int) -> Batch | None:
+        """At most so many rows; None at the end."""
+        if self._batches is None or size != self._size:
+            self._batches, self._size = self._reader.batches(size, self.start), size
+        batch = next(self._batches, None)
+        if batch is not None:
+            self.start = batch.end
+        return batch
+
+    def skip(self, count: int) -> Position | None:
+        """Pass over so many rows, if that can be done without reading them; where they end."""
+        end = self._reader.skip(count, self.start)
+        self.can_skip = end is not None
+        if end is not None:
+            self.start, self._batches = end, None
+        return end
+
+
+class Reading:
+    """One pass over one file by its owner."""
+
+    def __init__(
+        self,
+        db: Database,
+        runtime: OperationRuntime,
+        head: Head,
+        *,
+        owner: str,
+        limits: Limits,
+        chunk_rows: int,
+        patience_s: float,
+        turn: Callable[[bool], AbstractAsyncContextManager[None]],
+        helpers: Callable[[], int],
+    ) -> None:
+        self.db, self.runtime, self.head, self.owner = db, runtime, head, owner
+        self.helpers, self.raw_chunks = helpers, head.raw_chunks
+        self.limits, self.chunk_rows, self.turn = limits, chunk_rows, turn
+        self.patience_s = patience_s
+        self.crashes, self.suspect_until = head.crashes, head.suspect_until or 0
+        self.is_halted = False
+        self.counts = Counts()
+        self.rows_read = head.rows_read
+
+    def halt(self) -> None:
+        """Check no further row, and give the operation back."""
+        self.is_halted = True
+
+    async def run(self, source: BinaryIO) -> None:
+        """Read from the last stored position to the end, then let the rows run; or stop when halted or overruled."""
+        try:
+            reader = await asyncio.to_thread(
+                open_reader,
+                source,
+                format=self.runtime.file_format,
+                schema=self.runtime.definition.row.schema,
+                limits=self.limits,
+            )
+            self.runtime.use_columns(reader.columns)
+            async with self.db.read() as tx:
+                self.counts = await sum_counts(tx, self.head.number)
+            await self._read(reader)
+            await self._seal()
+        except FileRejected as error:
+            with contextlib.suppress(Interrupted):
+                await self._reject(str(error))
+        except Interrupted:
+            with contextlib.suppress(Unavailable):
+                await give_back_reading(self.db, self.head, actor=self.owner)
+
+    async def _read(self, reader: Reader) -> None:
+        pending: asyncio.Task[None] | None = None
+        try:
+            async with aclosing(self._drafts(reader)) as drafts:
+                async for some in drafts:
+                    if pending is not None:
+                        await pending
+                    self._raise_on_breach(some)
+                    # The next chunk is read and checked while these are stored.
+                    pending = asyncio.create_task(self._append(some, reader.columns))
+                    if self.crashes:
+                        await pending
+            if pending is not None:
+                await pending
+        except BaseException:
+            if pending is not None:
+                pending.cancel()
+                await asyncio.gather(pending, return_exceptions=True)
+            raise
+
+    async def _drafts(self, reader: Reader) -> AsyncGenerator[list[Draft], None]:
+        """The file in chunks: some that others shall read and judge, then one that is judged, and so on."""
+        pieces = Pieces(reader, Position.parse(self.head.position) if self.head.position else None)
+        while drafts := self._skipped(pieces) or await self._draft(pieces):
+            yield drafts
+
+    def _skipped(self, pieces: Pieces) -> list[Draft]:
+        """The next chunks, unread, where there are others to read them and that can be done."""
+        drafts: list[Draft] = []
+        while (start := pieces.start) is not None and self._leaves():
+            end = pieces.skip(self._next_size(start))
+            if end is None:
+                break
+            draft = Draft(self.runtime, start, is_raw=True)
+            draft.end = end
+            drafts.append(draft)
+            self.raw_chunks += 1
+        return drafts
+
+    async def _draft(self, pieces: Pieces) -> list[Draft]:
+        """The next chunk, read piece by piece; none at the end of the file."""
+        draft: Draft | None = None
+        size = self._next_size(pieces.start)
+        piece = piece_size(size)
+        while (batch := pieces.take(piece)) is not None:
+            self._raise_when_halted()
+            draft = draft or Draft(self.runtime, batch.start, is_raw=not pieces.can_skip and self._leaves())
+            draft.add(batch, () if draft.is_raw else await self._check(batch))
+            if draft.rows > size - piece or draft.source_bytes >= self.limits.batch_bytes_max // 2:
+                break
+            await asyncio.sleep(0)  # others get a turn
+        self.raw_chunks += draft is not None and draft.is_raw
+        return [] if draft is None else [draft]
+
+    def _may_go_on(self) -> bool:
+        return not self.is_halted and self.runtime.may_start()
+
+    def _raise_when_halted(self) -> None:
+        if not self._may_go_on():
+            raise Interrupted
+
+    def _next_size(self, start: Position | None) -> int:
+        if self.crashes:
+            return SUSPECT_ROWS_MAX if self.crashes == 1 else 1
+        # Word for rows that wait is settled chunk by chunk, so their chunks stay small.
+        may_grow = not any(step.kind in ("poll", "signal") for step in self.runtime.definition.steps)
+        return chunk_size(start.row - 1 if start else 0, self.chunk_rows, may_grow=may_grow)
+
+    def _leaves(self) -> bool:
+        """Whether other workers shall validate the next chunk: they are there, and have not too much to do already."""
+        options = self.runtime.definition.options
+        has_limits = options.max_errors is not None or options.max_error_rate is not None
+        return not (self.crashes or has_limits) and self.raw_chunks < RAW_CHUNKS_EACH * self.helpers()
+
+    async def _check(self, batch: Batch) -> list[StepRecord]:
+        """Judge a batch; where readers have died, say so first, so that another death here is known to be its doing."""
+        if not self.crashes:
+            return await self._judge(batch)
+        if self.crashes >= CRASHES_MAX and len(batch.rows) == 1:
+            return killed_its_validator(self.runtime, batch, self.crashes)
+
+        async def suspect(tx: Connection) -> None:
+            await self._touch(tx, suspect_row=batch.start.row)
+
+        await self._persist(suspect, "suspect", lambda _: False)
+        return await self._judge(batch, is_alone=True)
+
+    async def _judge(self, batch: Batch, *, is_alone: bool = False) -> list[StepRecord]:
+        try:
+            async with self.turn(is_alone):
+                return await check_batch(self.runtime, batch, self._may_go_on)
+        except MayNotStart:
+            raise Interrupted from None
+
+    def _raise_on_breach(self, drafts: Sequence[Draft]) -> None:
+        for draft in drafts:
+            self.counts += draft.counts
+            self.rows_read += draft.rows
+        reason = breach(self.runtime.definition.options, failed=self.counts.unsuccessful, judged=self.rows_read)
+        if reason:
+            raise FileRejected(f"stopped while validating: {reason}", code="too_many_errors")
+
+    async def _append(self, drafts: Sequence[Draft], columns: tuple[str, ...] | None) -> None:
+        before, end = drafts[0].start.row - 1, drafts[-1].end
+        finished = [draft.finished() for draft in drafts]
+        # These rows are cleared; the others that are suspect go on being checked as carefully as before.
+        crashes = min(self.crashes, ONE_BY_ONE) if end.row < self.suspect_until else 0
+
+        async def append(tx: Connection) -> int:
+            read = {
+                "position": str(end),
+                "rows_read": end.row - 1,
+                "columns": columns,
+                "opened": sum(not each.is_over for each in finished),
+                "left_raw": sum(draft.is_raw for draft in drafts),
+                "crashes": crashes,
+                "suspect_row": None,
+                "suspect_until": self.suspect_until if crashes else None,
+            }
+            place = {"the_operation": self.head.number, "the_fence": self.head.fence, "read_before": before}
+            # First: whoever has taken over, or we, may have stored these very chunks.
+            if (await tx.send(_READ_ON, {**read, **place})).matched != 1:
+                raise Interrupted
+            for draft, each in zip(drafts, finished, strict=True):
+                await self._insert(tx, draft, each)
+            if not self.helpers():
+                return 0
+            await self.db.ring(tx)
+            return (await head_of(tx, self.head.number)).raw_chunks
+
+        self.raw_chunks = await self._persist(append, "append", lambda head: head.position == str(end))
+        self.crashes = crashes
+
+    async def _touch(self, tx: Connection, **values: Any) -> None:
+        mine = (operations.c.fence == self.head.fence, operations.c.state == "Validating")
+        if await touch(tx, self.head.number, *mine, **values) is None:
+            raise Interrupted
+
+    async def _persist(
+        self, work: Callable[[Connection], Awaitable[T]], point: str, has_done: Callable[[Head], bool]
+    ) -> T:
+        async def has_happened() -> bool:
+            async with self.db.read() as tx:
+                head = await head_of(tx, self.head.number)
+            if has_done(head):
+                return True
+            if head.fence != self.head.fence:
+                raise Interrupted
+            return False
+
+        clock = self.runtime.clock
+        try:
+            return await persist(
+                self.db, work, point, has_happened=has_happened, clock=clock, patience_s=self.patience_s
+            )
+        except Unavailable:
+            raise Interrupted from None
+
+    async def _insert(self, tx: Connection, draft: Draft, finished: Finished) -> None:
+        values = {
+            "operation": self.head.number,
+            "first_row": draft.start.row,
+            "row_count": draft.rows,
+            "source_offset": draft.start.offset,
+            "is_open": int(not finished.is_over),
+            "is_raw": int(draft.is_raw),
+            "ledger": finished.ledger,
+            **finished.counts.columns(),
+        }
+        (chunk,) = (await tx.send(self.db.prepared(_new_chunk), values)).one()
+        if finished.stored is not None:
+            await tx.send(NEW_ROWS, {"chunk": chunk, **finished.stored})
+        if draft.records:
+            await tx.send(_NEW_RECORDS, [record.columns() | {"chunk": chunk} for record in draft.records])
+
+    async def _seal(self) -> None:
+        async def seal(tx: Connection) -> None:
+            head = await touch(
+                tx,
+                self.head.number,
+                operations.c.fence == self.head.fence,
+                operations.c.state == "Validating",
+                operations.c.reading == "open",
+                reading="complete",
+                owner=None,
+                total_rows=operations.c.rows_read,
+                open_chunks=operations.c.open_chunks - 1,
+            )
+            if head is None:
+                raise Interrupted
+            await end_validation(self.db, tx, head, actor=self.owner)
+
+        await self._persist(seal, "seal", lambda head: head.reading == "complete")
+
+    async def _reject(self, reason: str) -> None:
+        number = self.head.number
+
+        async def reject(tx: Connection) -> None:
+            head = await move(
+                self.db,
+                tx,
+                number,
+                "rejected",
+                operations.c.fence == self.head.fence,
+                actor=self.owner,
+                cause=cut(reason),
+                error=cut(reason),
+                reading="abandoned",
+                owner=None,
+                open_chunks=0,
+                raw_chunks=0,
+                rows_read=0,
+            )
+            if head is None:
+                raise Interrupted
+            # Whoever holds a chunk has written by now, or never will: nothing is left behind of what we delete.
+            await tx.execute(update(chunks).where(chunks.c.operation == number).values(fence=chunks.c.fence + 1))
+            mine = select(chunks.c.id).where(chunks.c.operation == number)
+            await tx.execute(delete(row_records).where(row_records.c.operation == number))
+            await tx.execute(delete(chunk_rows).where(chunk_rows.c.chunk.in_(mine)))
+            await tx.execute(delete(chunks).where(chunks.c.operation == number))
+
+        await self._persist(reject, "reject", lambda head: head.reading == "abandoned")

@@ -1,0 +1,1 @@
+"""Reading operations, rows and errors; nothing is changed."""

@@ -1,0 +1,233 @@
+"""Looking at operations: one, many, and what happened to them. Lists are paged by key, newest or oldest first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import RowMapping, case, exists, func, or_, select, tuple_
+
+from penstock.clock import from_micros, micros
+from penstock.db.connection import Connection
+from penstock.db.database import Database
+from penstock.errors import InvalidInput
+from penstock.journal import queries as journal
+from penstock.journal.tables import transitions
+from penstock.operations.counts import Counts
+from penstock.operations.model import Event, Operation, Page
+from penstock.operations.operation_ids import _IS_THERE, number_of
+from penstock.operations.row_keys import key_names
+from penstock.operations.states import OPERATION
+from penstock.operations.tables import chunks, operations, workers
+from penstock.operations.views.chunk_view import RowLayout
+from penstock.pipeline import Definition
+
+__all__ = [
+    "SORTS",
+    "events",
+    "get",
+    "is_time_counted",
+    "latest_instant",
+    "layout",
+    "list_operations",
+    "stored_metadata",
+]
+
+
+SORTS = ("created_at", "name", "status", "total_rows")
+_SORT_COLUMNS = {
+    "created_at": operations.c.number,
+    "name": operations.c.name,
+    "status": operations.c.state,
+    "total_rows": operations.c.total_rows,
+}
+
+
+async def latest_instant(tx: Connection, lease_s: float) -> int:
+    """The latest instant that is known to have passed: of the last move of an operation, or of a worker's last beat."""
+    last = select(func.max(transitions.c.sequence)).scalar_subquery()
+    moved = (await tx.execute(select(transitions.c.at).where(transitions.c.sequence == last))).scalar()
+    leased = (await tx.execute(select(func.max(workers.c.lease_until)))).scalar()
+    return max(moved or 0, (leased or 0) - round(lease_s * 1e6))
+
+
+async def is_time_counted(tx: Connection, db: Database) -> bool:
+    """Whether any worker has a lease, or any operation is under way, in which rows may wait until a deadline."""
+    has_workers = exists().where(workers.c.lease_until >= db.now())
+    has_operations = exists().where(operations.c.state.not_in(OPERATION.settled))
+    return bool((await tx.execute(select(or_(has_workers, has_operations)))).scalar())
+
+
+async def get(tx: Connection, operation: str) -> Operation:
+    """The operation with this id."""
+    number = await number_of(tx, operation)
+    row = (await tx.execute(select(operations).where(operations.c.number == number))).one()
+    return _operation(row._mapping, (await _counts(tx, [number])).get(number, Tallied()))
+
+
+async def layout(tx: Connection, operation: str, definitions: Mapping[str, Definition]) -> RowLayout:
+    """What it takes to read the operation's rows; `definitions`, where it is among them, know its key's other names."""
+    query = select(*(operations.c[name] for name in ("number", "id", "name", "rows_read", "columns", "plan")))
+    row = (await tx.execute(query.where(operations.c.id == operation, _IS_THERE))).one_or_none()
+    if row is None:
+        number = await number_of(tx, operation)
+        row = (await tx.execute(query.where(operations.c.number == number))).one()
+    known = definitions.get(row.name.casefold())
+    return RowLayout(
+        number=row.number,
+        id=row.id,
+        name=row.name,
+        rows_read=row.rows_read,
+        columns=None if row.columns is None else tuple(row.columns),
+        plan=row.plan,
+        key_names=key_names(row.plan["row_key"], known.row.fields if known else ()),
+        secret_names=tuple({*row.plan.get("secret_fields", ()), *(known.row.secret_names if known else ())}),
+    )
+
+
+async def stored_metadata(tx: Connection, number: int) -> tuple[Any, str | None]:
+    """An operation's metadata as it is shown, and encrypted as a whole where it holds secrets."""
+    query = select(operations.c.metadata, operations.c.encrypted_metadata).where(operations.c.number == number)
+    row = (await tx.execute(query)).one()
+    return row.metadata, row.encrypted_metadata
+
+
+async def list_operations(
+    tx: Connection,
+    *,
+    name: str | None = None,
+    status: Iterable[str] | None = None,
+    created_by: str | None = None,
+    created_from: datetime | None = None,
+    created_to: datetime | None = None,
+    sort: str = "created_at",
+    descending: bool = True,
+    cursor: str | None = None,
+    limit: int = 20,
+) -> Page[Operation]:
+    """Operations that match every filter given; names and creators match when they contain the text, ignoring case."""
+    if sort not in _SORT_COLUMNS:
+        raise InvalidInput(f"operations cannot be sorted by {sort!r}; they can by: {', '.join(SORTS)}")
+    query = select(operations).where(_IS_THERE)
+    if name is not None:
+        query = query.where(func.lower(operations.c.name).contains(name.lower(), autoescape=True))
+    if created_by is not None:
+        query = query.where(func.lower(operations.c.created_by).contains(created_by.lower(), autoescape=True))
+    if status is not None:
+        query = query.where(operations.c.state.in_(_known_states(status)))
+    if created_from is not None:
+        query = query.where(operations.c.created_at >= micros(created_from))
+    if created_to is not None:
+        query = query.where(operations.c.created_at < micros(created_to))
+    by = _SORT_COLUMNS[sort]
+    if cursor is not None:
+        place = tuple_(by, operations.c.number)
+        mark = _parse_cursor(cursor, is_number=sort in ("created_at", "total_rows"))
+        query = query.where(place < mark if descending else place > mark)
+    order = (by.desc(), operations.c.number.desc()) if descending else (by.asc(), operations.c.number.asc())
+    rows = [row._mapping for row in await tx.execute(query.order_by(*order).limit(limit + 1))]
+    next_cursor = None
+    if len(rows) > limit:
+        last = rows[limit - 1]
+        next_cursor = f"{last['number']}:{last[by.name]}"
+    shown = rows[:limit]
+    counts = await _counts(tx, [row["number"] for row in shown])
+    return Page([_operation(row, counts.get(row["number"], Tallied())) for row in shown], next_cursor)
+
+
+@dataclass(frozen=True, slots=True)
+class Tallied:
+    """An operation's counters: its verdicts, and how far its rows have come."""
+
+    counts: Counts = field(default_factory=Counts)
+    rows_over: int = 0  # rows of closed chunks, but for those that were cancelled
+    steps_done: int = 0  # of rows of open chunks
+
+
+async def _counts(tx: Connection, numbers: Sequence[int]) -> dict[int, Tallied]:
+    """The counters of several operations; one without chunks is missing."""
+    names = [counter.name for counter in fields(Counts)]
+    is_over = chunks.c.is_open == 0
+    # In this order SQLite does not read past the ledgers of closed chunks.
+    sums = await tx.execute(
+        select(
+            chunks.c.operation,
+            func.sum(case((is_over, chunks.c.row_count - chunks.c.cancelled), else_=0)).label("rows_over"),
+            func.sum(case((is_over, 0), else_=func.coalesce(chunks.c.steps_done, 0))).label("steps_done"),
+            *(func.sum(chunks.c[name]).label(name) for name in names),
+        )
+        .where(chunks.c.operation.in_(numbers))
+        .group_by(chunks.c.operation)
+    )
+    return {
+        row.operation: Tallied(
+            Counts(*(int(getattr(row, name)) for name in names)), int(row.rows_over), int(row.steps_done)
+        )
+        for row in sums
+    }
+
+
+def _known_states(status: Iterable[str]) -> list[str]:
+    wanted = [status] if isinstance(status, str) else list(status)
+    by_case = {state.casefold(): state for state in OPERATION.states}
+    unknown = [state for state in wanted if state.casefold() not in by_case]
+    if unknown:
+        raise InvalidInput(f"no such status: {', '.join(unknown)}; known: {', '.join(OPERATION.states)}")
+    return [by_case[state.casefold()] for state in wanted]
+
+
+def _parse_cursor(cursor: str, *, is_number: bool) -> tuple[Any, int]:
+    number, _, value = cursor.partition(":")
+    try:
+        return (int(value) if is_number else value), int(number)
+    except ValueError:
+        raise InvalidInput(f"{cursor!r} is not a cursor of this list") from None
+
+
+async def events(tx: Connection, *, operation: str | None = None, since: int = 0, limit: int = 100) -> list[Event]:
+    """The numbered moves of one operation, or of all, after `since`, by number."""
+    if operation is not None:
+        number = await number_of(tx, operation)
+        operation = (await tx.execute(select(operations.c.id).where(operations.c.number == number))).scalar_one()
+    found = await journal.feed(tx, machine=OPERATION.name, subject=operation, since=since, limit=limit)
+    return [
+        Event(e.position or 0, e.subject, e.source, e.event, e.target, from_micros(e.at), e.actor, e.cause)
+        for e in found
+    ]
+
+
+def _operation(row: RowMapping, tallied: Tallied) -> Operation:
+    def instant(name: str) -> datetime | None:
+        return None if row[name] is None else from_micros(row[name])
+
+    plan, counts = row["plan"], tallied.counts
+    return Operation(
+        id=row["id"],
+        name=row["name"],
+        status=row["state"],
+        total_rows=row["total_rows"],
+        rows_read=row["rows_read"],
+        successful_rows=counts.succeeded,
+        failed_rows=counts.unsuccessful,
+        invalid_rows=counts.invalid,
+        timed_out_rows=counts.timed_out,
+        cancelled_rows=counts.cancelled,
+        waiting_rows=counts.waiting,
+        generation=row["generation"],
+        retry_count=row["retry_count"],
+        error=row["error"],
+        metadata=row["metadata"],
+        file_name=row["file_name"],
+        file_bytes=row["file_bytes"],
+        file_sha256=row["file_sha256"],
+        created_by=row["created_by"],
+        created_at=from_micros(row["created_at"]),
+        started_at=instant("started_at"),
+        finished_at=instant("finished_at"),
+        steps=tuple(step["name"] for step in plan["steps"]),
+        steps_done=tallied.rows_over * len(plan["steps"]) + tallied.steps_done,
+        options=plan["options"],
+        trouble=None if OPERATION.is_settled(row["state"]) else row["trouble"],
+    )

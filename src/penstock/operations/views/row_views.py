@@ -1,0 +1,292 @@
+"""Looking at rows. A page opens only the chunks it needs: counters, records and marks say which ones can match."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from sqlalchemy import ColumnElement, Integer, Row, Select, func, or_, select
+
+from penstock.db.connection import Connection
+from penstock.db.dialects import place_of
+from penstock.errors import InvalidInput, NotFound
+from penstock.operations.chunk.ledger import (
+    CANCELLED,
+    COMPLETED,
+    FAILED,
+    INVALID,
+    PENDING,
+    RUNNING,
+    TIMED_OUT,
+    WAITING,
+    Ledger,
+)
+from penstock.operations.chunk.packing import StoredRows, unpack_rows
+from penstock.operations.chunk.records import StepRecord
+from penstock.operations.messages import cut
+from penstock.operations.model import Page, RowView
+from penstock.operations.row_keys import GROUPS, mark
+from penstock.operations.tables import chunk_rows, chunks, requests, row_records
+from penstock.operations.views.chunk_view import ChunkView, RowLayout
+
+__all__ = ["RowFilter", "chunk_at", "first_row_at", "load_raws", "parse_cursor", "row", "rows"]
+
+SLAB_MIN, SLAB_MAX = 4, 32  # chunks that are read at once: few for a page in sight, more while nothing matches
+SLAB_KEY = 8  # to begin with, where some will merely look right
+TOLD_MAX = 1000  # where so many chunks have records of a key, all are looked at rather than these named
+
+_STORY = tuple(row_records.c[name] for name in StepRecord.__dataclass_fields__)
+Records = dict[tuple[int, int], StepRecord]
+Picked = tuple[ChunkView, list[int]]  # a chunk and the places of some rows in it
+
+_IN_LEDGER_ONLY = chunks.c.row_count > sum(
+    (chunks.c[name] for name in ("succeeded", "invalid", "failed", "timed_out", "cancelled")), chunks.c.waiting
+)
+_MAY_HOLD: Mapping[int, ColumnElement[bool]] = {
+    PENDING: _IN_LEDGER_ONLY,
+    RUNNING: _IN_LEDGER_ONLY,
+    WAITING: chunks.c.waiting > 0,
+    COMPLETED: chunks.c.succeeded > 0,
+    INVALID: chunks.c.invalid > 0,
+    FAILED: chunks.c.failed > 0,
+    TIMED_OUT: chunks.c.timed_out > 0,
+    CANCELLED: chunks.c.cancelled > 0,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RowFilter:
+    """Which rows are wanted; a row must fit everything that is given. `states` are the ledger's codes."""
+
+    states: frozenset[int] | None = None
+    step: int | None = None
+    error_type: str | None = None
+    row_key: str | None = None
+    first: int = 1
+    last: int | None = None
+
+    def places(self, chunk_view: ChunkView) -> Iterator[int]:
+        """The rows of a chunk that fit. Errors and keys need its records, keys its rows too."""
+        ledger, first_row = chunk_view.ledger, chunk_view.first_row
+        end = ledger.rows if self.last is None else min(ledger.rows, self.last - first_row + 1)
+        found: Iterable[int] = range(max(0, self.first - first_row), end)
+        if self.row_key is not None:
+            keyed = chunk_view.places_of(self.row_key, recorded=cut(self.row_key, 200))
+            found = [i for i in keyed if i in found]
+        if self.states is not None:
+            states, at, steps = self.states, ledger.at, ledger.steps
+            if COMPLETED not in states:  # most rows are, and are seen to be at a glance
+                found = (i for i in found if at[i] <= steps)
+            found = (i for i in found if ledger.state(i) in states)
+        if self.step is not None:
+            found = (i for i in found if chunk_view.step(i) == self.step)
+        if self.error_type is not None:
+            found = (
+                i
+                for i in found
+                if (record_of := chunk_view.current(i)) is not None and record_of.error_type == self.error_type
+            )
+        return iter(found)
+
+    def may_match(self, layout: RowLayout) -> list[ColumnElement[bool]]:
+        """What must be true of a chunk that holds a row we want."""
+        guards: list[ColumnElement[bool]] = []
+        if self.last is not None:
+            guards.append(chunks.c.first_row <= self.last)
+        if self.states is not None:
+            guards.append(or_(*(_MAY_HOLD[state] for state in sorted(self.states))))
+        if self.step is not None and self.step < layout.steps - 1:
+            guards.append(chunks.c.row_count > chunks.c.succeeded)
+        if self.error_type is not None:
+            guards.append(chunks.c.id.in_(_chunks_with_records(layout, row_records.c.error_type == self.error_type)))
+        return guards
+
+
+def parse_cursor(cursor: str | None) -> int:
+    """The number of the last row of the page before."""
+    if cursor is None:
+        return 0
+    if not (cursor.isascii() and cursor.isdigit()):
+        raise InvalidInput(f"{cursor!r} is not a cursor of this list")
+    return int(cursor)
+
+
+async def rows(tx: Connection, layout: RowLayout, wanted: RowFilter, *, limit: int, with_data: bool) -> Page[RowView]:
+    """The first `limit` rows that fit, in order; the cursor of the next page is the number of the last one."""
+    found: list[RowView] = []
+    async for batch in _chunk_batches(tx, layout, wanted):
+        picked = await asyncio.to_thread(batch.pick, wanted, limit + 1 - len(found))
+        await _fill(tx, picked, with_data=with_data)
+        found += [chunk_view.view(i, with_data=with_data) for chunk_view, places in picked for i in places]
+        if len(found) > limit:
+            return Page(found[:limit], str(found[limit - 1].number))
+    return Page(found)
+
+
+async def row(tx: Connection, layout: RowLayout, number: int) -> RowView:
+    """One row with its data and its steps."""
+    chunk = await chunk_at(tx, layout, number)
+    if chunk is None:
+        owned = f"its rows are numbered 1 to {layout.rows_read}" if layout.rows_read else "it has no rows"
+        raise NotFound(f"operation {layout.id} has no row {number}; {owned}")
+    chunk_view, i = _chunk_view(layout, chunk), number - chunk.first_row
+    await _fill(tx, [(chunk_view, [i])], with_data=True)
+    return chunk_view.view(i, with_data=True)
+
+
+async def chunk_at(tx: Connection, layout: RowLayout, number: int) -> Row[Any] | None:
+    """The chunk that holds a row."""
+    query = _chunks(layout).where(chunks.c.first_row <= number).order_by(chunks.c.first_row.desc()).limit(1)
+    found = (await tx.execute(query)).one_or_none()
+    return found if found is not None and number < found.first_row + found.row_count else None
+
+
+def first_row_at(layout: RowLayout, number: int) -> ColumnElement[int]:
+    """The first row of the chunk that holds a row, found by the index alone."""
+    query = select(func.max(chunks.c.first_row))
+    found = query.where(chunks.c.operation == layout.number, chunks.c.first_row <= number).scalar_subquery()
+    return func.coalesce(found, 1)
+
+
+async def load_raws(tx: Connection, ids: Sequence[int]) -> dict[int, StoredRows]:
+    """The stored rows of chunks; one whose rows are not tracked is missing."""
+    if not ids:
+        return {}
+    query = select(chunk_rows.c.chunk, chunk_rows.c.data).where(chunk_rows.c.chunk.in_(ids))
+    stored = (await tx.execute(query)).all()
+    return await asyncio.to_thread(lambda: {found.chunk: unpack_rows(found.data) for found in stored})
+
+
+# --- slabs: a few chunks at a time, as long as the caller asks for more
+
+
+@dataclass(frozen=True, slots=True)
+class _ChunkBatch:
+    """Chunks to look for rows in, with their records and rows where those decide."""
+
+    layout: RowLayout
+    chunks: Sequence[Row[Any]]
+    records: Mapping[int, Records]
+    raws: Mapping[int, StoredRows | None]
+
+    def pick(self, wanted: RowFilter, missing: int) -> list[Picked]:
+        """The first rows that fit; the chunks behind them are not even opened."""
+        picked: list[Picked] = []
+        for chunk in self.chunks:
+            chunk_view = _chunk_view(self.layout, chunk)
+            chunk_view.records, chunk_view.raws = self.records.get(chunk.id, {}), self.raws.get(chunk.id)
+            places = list(islice(wanted.places(chunk_view), missing))
+            missing -= len(places)
+            if places:
+                picked.append((chunk_view, places))
+            if not missing:
+                break
+        return picked
+
+
+async def _chunk_batches(tx: Connection, layout: RowLayout, wanted: RowFilter) -> AsyncIterator[_ChunkBatch]:
+    search = None if wanted.row_key is None else await _key_search(tx, layout, wanted.row_key)
+    start = chunks.c.first_row >= first_row_at(layout, wanted.first)
+    query, size = _chunks(layout).where(*wanted.may_match(layout)).order_by(chunks.c.first_row), SLAB_MIN
+    if search is not None:
+        query, size = search.narrowed(query), SLAB_KEY
+    while True:
+        found = (await tx.execute(query.where(start).limit(size))).all()
+        raws = {} if search is None else await asyncio.to_thread(search.pick, found)
+        hopeful = found if search is None else [chunk for chunk in found if chunk.id in raws]
+        decides = wanted.error_type is not None or search is not None
+        records = await _records(tx, [chunk.id for chunk in hopeful]) if decides else {}
+        yield _ChunkBatch(layout, hopeful, records, raws)
+        if len(found) < size:
+            return
+        start = chunks.c.first_row > found[-1].first_row
+        size = min(size * 2, SLAB_MAX)
+
+
+def _chunks(layout: RowLayout) -> Select[Any]:
+    columns = (chunks.c.id, chunks.c.first_row, chunks.c.row_count, chunks.c.ledger)
+    return select(*columns).where(chunks.c.operation == layout.number)
+
+
+def _chunk_view(layout: RowLayout, chunk: Row[Any]) -> ChunkView:
+    ledger = Ledger.decode(chunk.ledger, rows=chunk.row_count, steps=layout.steps, base=0)
+    return ChunkView(layout, chunk.id, chunk.first_row, ledger)
+
+
+async def _fill(tx: Connection, picked: Sequence[Picked], *, with_data: bool) -> None:
+    """Add what the rows' views need: their records, and the chunks' rows unless the records have every key."""
+    untold = [chunk_view for chunk_view, _ in picked if not chunk_view.records]
+    if untold:
+        numbers = [chunk_view.first_row + i for chunk_view, places in picked for i in places]
+        is_near = row_records.c.row.between(numbers[0], numbers[-1])
+        record_of = await _records(tx, [chunk_view.chunk for chunk_view in untold], is_near)
+        for chunk_view in untold:
+            chunk_view.records = record_of.get(chunk_view.chunk, {})
+    unread = [
+        chunk_view
+        for chunk_view, places in picked
+        if chunk_view.raws is None and (with_data or chunk_view.lacks_a_key(places))
+    ]
+    raws = await load_raws(tx, [chunk_view.chunk for chunk_view in unread])
+    for chunk_view in unread:
+        chunk_view.raws = raws.get(chunk_view.chunk)
+
+
+async def _records(tx: Connection, ids: Sequence[int], *fits: ColumnElement[bool]) -> dict[int, Records]:
+    """The records of chunks, those that fit."""
+    record_of: dict[int, Records] = {}
+    if ids:
+        for found in await tx.execute(select(*_STORY).where(row_records.c.chunk.in_(ids), *fits)):
+            record_of.setdefault(found.chunk, {})[found.row, found.step] = StepRecord(*found)
+    return record_of
+
+
+def _chunks_with_records(layout: RowLayout, *fits: ColumnElement[bool]) -> Select[Any]:
+    return select(row_records.c.chunk).where(row_records.c.operation == layout.number, *fits)
+
+
+# --- keys: most rows have theirs only in the chunk's data
+
+
+@dataclass(frozen=True, slots=True)
+class _KeySearch:
+    """Looks for a key: by the marks of chunks, then by its bytes in their rows; only what has them is decoded."""
+
+    layout: RowLayout
+    key: str
+    record_of: frozenset[int]  # chunks with a record that may be of that key
+
+    def narrowed(self, query: Select[Any]) -> Select[Any]:
+        """The chunks that may hold the key, with their rows where those are stored."""
+        query = query.add_columns(chunk_rows.c.data).outerjoin(chunk_rows, chunk_rows.c.chunk == chunks.c.id)
+        if len(self.record_of) > TOLD_MAX:
+            return query
+        is_told, marks = chunks.c.id.in_(self.record_of), chunk_rows.c.key_marks
+        if not (self.layout.key_names and self.layout.tracks_rows):
+            return query.where(is_told)
+        group, wanted = mark(self.key)
+        room = func.length(marks, type_=Integer) // GROUPS
+        is_marked = place_of(wanted, func.substr(marks, 1 + group * room, room)) > 0
+        # Chunks that were stored before there were marks have none.
+        return query.where(or_(is_told, marks.is_(None), is_marked))
+
+    def pick(self, found: Sequence[Row[Any]]) -> dict[int, StoredRows | None]:
+        """The rows of those that do hold its bytes or have a record, by chunk."""
+        text = self.layout.text_of(self.key)
+        picked: dict[int, StoredRows | None] = {chunk.id: None for chunk in found if chunk.id in self.record_of}
+        for chunk in found:
+            rows = None if chunk.data is None else unpack_rows(chunk.data)
+            if rows is not None and (chunk.id in self.record_of or any(rows.near(text))):
+                picked[chunk.id] = rows
+        return picked
+
+
+async def _key_search(tx: Connection, layout: RowLayout, key: str) -> _KeySearch:
+    # Records hold keys too, and edits may have changed them.
+    is_edit = (requests.c.operation == layout.number, requests.c.kind == "edit")
+    edited = select(requests.c.chunk).where(*is_edit)
+    record_of = await tx.execute(_chunks_with_records(layout, row_records.c.row_key == cut(key, 200)).union(edited))
+    return _KeySearch(layout, key, frozenset(record_of.scalars()))

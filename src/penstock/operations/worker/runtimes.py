@@ -1,0 +1,133 @@
+"""The operations that run in this process, each with its code, built when first needed and forgotten when settled."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping, Set
+from concurrent.futures import ThreadPoolExecutor
+
+from sqlalchemy import Row, select
+
+from penstock.clock import Clock, Entropy
+from penstock.db.database import Database
+from penstock.errors import InvalidInput, OperationUnready, PenstockError
+from penstock.operations.rows.lifespans import Lifespans
+from penstock.operations.rows.runtime import Broken, CannotRun, OperationRuntime
+from penstock.operations.rows.start_limit import StartLimit
+from penstock.operations.rows.stored_metadata import load_metadata
+from penstock.operations.rows.task_pool import Spawn, TaskPool
+from penstock.operations.states import OPERATION
+from penstock.operations.tables import operations
+from penstock.pipeline import Definition, Run
+from penstock.settings import Settings
+
+__all__ = ["OperationRuntimes"]
+
+
+LIFESPAN_WAIT_S = 1.0  # for one that is being entered; meanwhile nothing else is claimed
+
+
+class OperationRuntimes:
+    """Executions by operation number."""
+
+    def __init__(
+        self,
+        db: Database,
+        definitions: Mapping[str, Definition],
+        settings: Settings,
+        lifespans: Lifespans,
+        *,
+        clock: Clock,
+        entropy: Entropy,
+        spawn: Spawn,
+        start_limit: StartLimit,
+        beat: Callable[[], None],
+    ) -> None:
+        self._beat = beat
+        self._db, self.definitions, self._settings, self._lifespans = db, definitions, settings, lifespans
+        self._clock, self._entropy, self._spawn, self._start_limit = clock, entropy, spawn, start_limit
+        self._made: dict[int, OperationRuntime] = {}
+        self._threads = ThreadPoolExecutor(settings.sync_threads, thread_name_prefix="penstock-step")
+
+    @property
+    def names(self) -> list[str]:
+        """The operations we have code for."""
+        return [definition.name for definition in self.definitions.values()]
+
+    @property
+    def numbers(self) -> Set[int]:
+        """The operations that are known here."""
+        return self._made.keys()
+
+    @property
+    def widest(self) -> int:
+        """The largest number of rows that one of the running operations may have in flight."""
+        return max((e.definition.options.max_row_concurrency for e in self._made.values()), default=0)
+
+    async def get(self, number: int) -> OperationRuntime:
+        """The operation with its code; `CannotRun` when that does not fit what was stored, or does not come up."""
+        if number not in self._made:
+            async with self._db.read() as tx:
+                row = (await tx.execute(select(operations).where(operations.c.number == number))).one()
+            try:
+                made = await self._make(row)
+            except PenstockError as error:
+                raise CannotRun(str(error)) from error
+            except Exception as error:  # models and options are the user's code
+                raise CannotRun(f"{type(error).__name__}: {error}") from error
+            self._made.setdefault(number, made)
+        return self._made[number]
+
+    async def _make(self, row: Row[tuple[object, ...]]) -> OperationRuntime:
+        declared = self.definitions[row.name.casefold()]
+        try:
+            definition = declared.as_planned(row.plan)
+            keys = self._settings.secret_keys
+            meta = load_metadata(definition, row.id, row.metadata, row.encrypted_metadata, keys)
+        except InvalidInput as error:
+            raise Broken(f"it does not fit its declaration any more: {error}") from error
+        return OperationRuntime(
+            number=row.number,
+            file_format=row.file_format,
+            file_key=row.file_key,
+            definition=definition,
+            pipeline=await self._pipeline(declared),
+            run=Run(row.id, row.name, meta, definition, beat=self._beat, public_url=self._settings.public_url),
+            columns=row.columns,
+            task_pool=TaskPool(definition.options.max_row_concurrency, self._spawn),
+            clock=self._clock,
+            jitter=self._entropy.jitter,
+            threads=self._threads,
+            start_limit=self._start_limit,
+            output_bytes_max=self._settings.output_bytes_max,
+        )
+
+    async def _pipeline(self, definition: Definition) -> object:
+        # On a clock that stands still nothing is tried again later.
+        try:
+            async with asyncio.timeout(LIFESPAN_WAIT_S if self._clock.is_real else None):
+                return await self._lifespans.pipeline(definition)
+        except TimeoutError:
+            raise OperationUnready(
+                f"operation {definition.name!r} is not ready: its lifespan is being entered"
+            ) from None
+
+    async def forget_settled(self, working: Collection[int]) -> None:
+        """Operations that have ended, or were purged, need no place in memory."""
+        idle = set(self._made) - set(working)
+        if not idle:
+            return
+        async with self._db.read() as tx:
+            is_open = operations.c.number.in_(idle) & operations.c.state.not_in(OPERATION.settled)
+            opened = (await tx.execute(select(operations.c.number).where(is_open))).scalars().all()
+        for number in idle - set(opened):
+            self._made.pop(number, None)
+
+    def set_cancelled(self, number: int) -> None:
+        """Running steps of the operation may ask whether they should stop: they should."""
+        if number in self._made:
+            self._made[number].is_cancelled = True
+
+    def close(self) -> None:
+        """Let go of the threads."""
+        self._threads.shutdown(wait=False, cancel_futures=True)

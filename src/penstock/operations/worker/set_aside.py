@@ -1,0 +1,67 @@
+"""Operations that a worker leaves alone for a while, because it cannot go on with them now. Others may."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sqlalchemy import or_
+
+from penstock.db.connection import Connection
+from penstock.operations.moves import Head, touch
+from penstock.operations.tables import operations
+
+__all__ = ["SetAside", "clear_trouble", "write_trouble"]
+
+PAUSE_FIRST_S = 1.0
+PAUSE_MAX_S = 60.0
+
+
+@dataclass(slots=True)
+class _Pause:
+    until: float
+    pause_s: float  # the next one, if trouble comes again
+
+
+class SetAside:
+    """Which operations are set aside, and until when."""
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
+        self._pauses: dict[int, _Pause] = {}
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The operations that are set aside now."""
+        now = self._monotonic()
+        return tuple(sorted(number for number, pause in self._pauses.items() if pause.until > now))
+
+    def __contains__(self, number: int) -> bool:
+        pause = self._pauses.get(number)
+        return pause is not None and pause.until > self._monotonic()
+
+    def for_a_moment(self, number: int, seconds: float) -> None:
+        """Something is missing that others will give us."""
+        self._pauses[number] = _Pause(self._monotonic() + seconds, PAUSE_FIRST_S)
+
+    def for_trouble(self, number: int) -> float:
+        """Something is wrong; each time in a row the pause doubles. Returns how long it is."""
+        before = self._pauses.get(number)
+        pause_s = PAUSE_FIRST_S if before is None else before.pause_s
+        self._pauses[number] = _Pause(self._monotonic() + pause_s, min(2 * pause_s, PAUSE_MAX_S))
+        return pause_s
+
+    def take_up(self, number: int) -> None:
+        """We can go on with it."""
+        self._pauses.pop(number, None)
+
+
+async def write_trouble(tx: Connection, number: int, trouble: str) -> bool:
+    """Say on the operation's record why it does not go on; False when that was said there before."""
+    is_new = or_(operations.c.trouble.is_(None), operations.c.trouble != trouble)
+    return await touch(tx, number, is_new, trouble=trouble) is not None
+
+
+async def clear_trouble(tx: Connection, number: int) -> Head | None:
+    """The operation goes on; None when nothing was in its way."""
+    return await touch(tx, number, operations.c.trouble.is_not(None), trouble=None)

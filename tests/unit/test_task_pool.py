@@ -1,0 +1,92 @@
+"""A crew has as many hands as its jobs can use, and never more than it may."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from penstock.operations.rows.task_pool import TaskPool
+
+
+class Rows:
+    """A job of so many rows; `is_waiting` ones begin and then wait until they are let go."""
+
+    is_cut_off = False
+
+    def __init__(self, rows: int, *, is_waiting: bool) -> None:
+        self.left, self.is_waiting = rows, is_waiting
+        self.running = self.ended = 0
+        self.let_go = asyncio.Event()
+
+    async def pull(self) -> bool:
+        while self.left:
+            self.left -= 1
+            self.running += 1
+            if self.is_waiting:
+                await self.let_go.wait()
+            self.running -= 1
+            self.ended += 1
+        return False
+
+
+class Hands:
+    """Starts tasks, and counts them."""
+
+    def __init__(self) -> None:
+        self.tasks: list[asyncio.Task[None]] = []
+
+    def spawn(self, work: object) -> None:
+        assert asyncio.iscoroutine(work)
+        self.tasks.append(asyncio.create_task(work))
+
+    async def settle(self) -> None:
+        """Let everybody go on until nobody can."""
+        for _ in range(100):
+            await asyncio.sleep(0)
+
+
+@pytest.fixture
+def hands() -> Hands:
+    return Hands()
+
+
+async def test_rows_that_never_wait_need_one_hand(hands: Hands):
+    crew, job = TaskPool(10, hands.spawn), Rows(1000, is_waiting=False)
+    crew.put(job)
+    await hands.settle()
+    assert job.ended == 1000
+    assert len(hands.tasks) == 1
+
+
+async def test_as_many_rows_wait_at_once_as_there_may_be_hands(hands: Hands):
+    crew, job = TaskPool(10, hands.spawn), Rows(25, is_waiting=True)
+    crew.put(job)
+    await hands.settle()
+    assert (job.running, job.ended) == (10, 0)
+    job.let_go.set()
+    await hands.settle()
+    assert (job.running, job.ended) == (0, 25)
+
+
+async def test_hands_that_are_free_begin_the_next_job_while_rows_of_the_first_wait(hands: Hands):
+    crew = TaskPool(10, hands.spawn)
+    first, second = Rows(4, is_waiting=True), Rows(25, is_waiting=True)
+    crew.put(first)
+    await hands.settle()
+    crew.put(second)
+    await hands.settle()
+    assert (first.running, second.running) == (4, 6)
+
+
+async def test_after_a_rest_there_are_hands_again(hands: Hands):
+    crew = TaskPool(10, hands.spawn)
+    for _ in range(3):
+        job = Rows(12, is_waiting=True)
+        crew.put(job)
+        await hands.settle()
+        assert job.running == 10
+        job.let_go.set()
+        await hands.settle()
+        assert job.ended == 12
+        assert all(task.done() for task in hands.tasks)
