@@ -29,6 +29,7 @@ from penstock.operations.signals import Signals
 from penstock.operations.views.operation_views import is_time_counted, latest_instant
 from penstock.operations.worker.worker import Worker
 from penstock.pipeline import Definition, definition_of
+from penstock.services import Service
 from penstock.settings import Settings, load_settings
 
 __all__ = ["Penstock", "run"]
@@ -37,6 +38,10 @@ BackgroundDuties = Callable[[Operation], None]
 
 # Another worker may be about to end the operation; each look that finds it has not doubles the pause.
 REST_LOOK_S = 0.01
+
+
+KEYS_SWEEP_S = 60.0
+LIFECYCLES_TICK_S = 2.0
 
 
 class Penstock:
@@ -130,6 +135,7 @@ class Penstock:
             clock=self.clock,
             entropy=self.entropy,
             owns_process=owns_process,
+            services=self._services(),
         )
         async with worker:
             self._workers.add(worker)
@@ -137,6 +143,19 @@ class Penstock:
                 yield worker
             finally:
                 self._workers.discard(worker)
+
+    def _services(self) -> tuple[Service, ...]:
+        """What capabilities have their workers do in the background."""
+        return (
+            Service("idempotency keys", KEYS_SWEEP_S, self._sweep_keys),
+            Service("lifecycles", LIFECYCLES_TICK_S, self._tick_lifecycles),
+        )
+
+    async def _sweep_keys(self) -> None:
+        await self.idempotency.sweep()
+
+    async def _tick_lifecycles(self) -> None:
+        await self.lifecycles.tick_all()
 
     def transaction(self) -> UnitOfWork:
         """A transaction for your own statements: `async with penstock.transaction() as tx: await tx.execute(…)`.

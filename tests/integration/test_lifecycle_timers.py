@@ -32,6 +32,8 @@ LINES = [
     {"from": "Noted", "event": "remind", "to": "Noted"},
 ]
 
+CLAIMS = text(definition={"name": "Claim"}, states=STATES, transitions=LINES)
+
 may_expire = {"answer": True}
 
 
@@ -43,7 +45,7 @@ async def penstock(database_url: str, tmp_path: Path, clock: ManualClock) -> Asy
         return may_expire["answer"]
 
     async with opened(database_url, tmp_path, clock, {"may_expire": guard}) as made:
-        await made.lifecycles.import_text(text(definition={"name": "Claim"}, states=STATES, transitions=LINES))
+        await made.lifecycles.import_text(CLAIMS)
         yield made
 
 
@@ -114,6 +116,26 @@ async def test_a_timer_that_is_refused_comes_again_later(lifecycles: Lifecycles,
     clock.advance(60)
     assert (await lifecycles.tick()).timers_fired == 1
     assert (await lifecycles.get(guid)).state == "Closed"
+
+
+async def test_a_process_without_its_guard_leaves_a_timer_to_those_that_have_it(
+    lifecycles: Lifecycles, clock: ManualClock, database_url: str, tmp_path: Path
+):
+    await lifecycles.start("claim")
+    clock.advance(3600)
+    async with opened(database_url, tmp_path, clock, {}) as other:
+        assert (await other.lifecycles.tick()).is_idle
+    assert (await lifecycles.tick()).timers_fired == 1
+
+
+async def test_a_worker_fires_timers(lifecycles: Lifecycles, penstock: Penstock, clock: ManualClock):
+    acme = lifecycles.tenant("acme")
+    await acme.import_text(CLAIMS)
+    guid = (await acme.start("claim")).guid
+    clock.advance(3600)
+    async with penstock.worker() as worker:
+        await next(service for service in worker.services if service.name == "lifecycles").tick()
+    assert (await acme.get(guid)).state == "Closed"
 
 
 async def test_a_suspended_instance_keeps_its_deadline_and_meets_it_when_it_goes_on(

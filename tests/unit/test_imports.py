@@ -18,7 +18,7 @@ ROOT = Path(penstock.__file__).parent
 LINES: tuple[tuple[str, ...], ...] = (
     ("errors",),
     ("secret_keys", "graphs"),
-    ("machine", "clock", "schema", "settings", "failpoints", "listing"),
+    ("machine", "clock", "schema", "settings", "failpoints", "listing", "services"),
     ("pipeline",),
     ("db",),
     ("journal", "outbox", "formats", "targets"),

@@ -19,12 +19,11 @@ from penstock.cli.printable import counted
 from penstock.cli.problems import WrongUsage
 from penstock.cli.session import Place
 from penstock.cli.stopping import stop_on_signals
-from penstock.errors import DeclarationError, Unavailable
+from penstock.errors import Unavailable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from penstock.lifecycles.guards import Guard
     from penstock.lifecycles.model import Available, Instance, LogEntry, Outcome
     from penstock.lifecycles.monitoring import Tick
     from penstock.lifecycles.service import Lifecycles
@@ -131,7 +130,7 @@ def trigger(
             retries=3,
         )  # fmt: skip
 
-    found = ask_lifecycles(place, tenant, question, guards=_guards(place))
+    found = ask_lifecycles(place, tenant, question, guards=place.guards())
     Screen(as_json=as_json).answer(lambda: lifecycle_resources.outcome(found), lambda: _outcome(found))
     raise typer.Exit(0 if found.applied or found.kind == "allowed" else 1)
 
@@ -214,7 +213,7 @@ def history(
         return found, page, await it.available_events(found.guid)
 
     place = Place(db, app)
-    found, page, events = ask_lifecycles(place, tenant, question, guards=_guards(place))
+    found, page, events = ask_lifecycles(place, tenant, question, guards=place.guards())
 
     def people() -> Iterator[RenderableType]:
         from rich.text import Text
@@ -292,18 +291,16 @@ def tick(
     from penstock import lifecycle_resources
     from penstock.cli import views
     from penstock.cli.screen import Screen
-    from penstock.lifecycles.monitoring import Tick
 
     place = Place(db, app)
 
     async def one_pass(it: Lifecycles) -> Tick:
-        names = await it.tenants() if tenant is None else [tenant]
-        return Tick.total([await it.tenant(name).tick() for name in names])
+        return await (it.tick_all() if tenant is None else it.tenant(tenant).tick())
 
     async def question(it: Lifecycles) -> Tick:
         return await one_pass(it) if every is None else await _until_stopped(lambda: one_pass(it), every)
 
-    found = ask_lifecycles(place, "", question, guards=_guards(place))
+    found = ask_lifecycles(place, "", question, guards=place.guards())
     facts = {
         "timers fired": str(found.timers_fired),
         "timers refused": str(found.timers_refused),
@@ -341,17 +338,6 @@ def _show_instance(place: Place, found: Instance, *, as_json: bool) -> None:
         yield from views.try_next([place.command("lifecycle", "history", found.guid)])
 
     Screen(as_json=as_json).answer(lambda: lifecycle_resources.instance(found), people)
-
-
-def _guards(place: Place) -> dict[str, Guard]:
-    """The guards of the application, if one is named."""
-    from penstock.pipeline.discovery import load_module
-
-    app = place.settings().app
-    found = {} if app is None else getattr(load_module(app), "guards", {})
-    if not isinstance(found, dict):
-        raise DeclarationError(f"`guards` in {app!r} maps names to functions; found {type(found).__name__}")
-    return found
 
 
 def _fields(option: str, written: Pairs) -> Iterator[tuple[str, Any]]:

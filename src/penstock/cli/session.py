@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.cli.problems import WrongUsage
-from penstock.errors import NotFound
+from penstock.errors import DeclarationError, NotFound
 
 if TYPE_CHECKING:
     from penstock.engine import Penstock
+    from penstock.lifecycles.guards import Guard
     from penstock.pipeline import Definition
     from penstock.settings import Settings
 
@@ -65,6 +66,16 @@ class Place:
             )
         return load_app(app)
 
+    def guards(self) -> dict[str, Guard]:
+        """The guards of the application's lifecycles, if one is named: its mapping `guards`."""
+        from penstock.pipeline.discovery import load_module
+
+        app = self.settings().app
+        found = {} if app is None else getattr(load_module(app), "guards", {})
+        if not isinstance(found, dict):
+            raise DeclarationError(f"`guards` in {app!r} maps names to functions; found {type(found).__name__}")
+        return found
+
     def definitions_if_named(self) -> tuple[Definition, ...]:
         """The operations of the application, or none where none is named."""
         return () if self.settings().app is None else self.definitions()
@@ -98,7 +109,8 @@ async def opened(
     if not makes:
         require_database(settings.database_url)
     log_to_stderr(settings.log_level)
-    async with Penstock.open(settings=settings, operations=definitions) as penstock:
+    guards = place.guards() if makes else {}  # only they have workers, who fire timers
+    async with Penstock.open(settings=settings, operations=definitions, guards=guards) as penstock:
         yield penstock
 
 

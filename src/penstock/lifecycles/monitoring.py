@@ -125,6 +125,9 @@ async def _fire(scope: Scope, graph: Graph, timer: Any) -> str:
     timeout = graph.by_id[timer.state].timeout
     if timeout is None:
         return "conflict"  # it left the state since
+    move = graph.transition(graph.by_id[timer.state].name, timeout.event)
+    if move is not None and move.guard is not None and move.guard not in scope.guards:
+        return "conflict"  # that is for a process that has the guard
     stamp = Stamp(
         "timer",
         f"{format_duration(timeout.duration_us)} in {graph.by_id[timer.state].name}",

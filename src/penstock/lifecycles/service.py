@@ -294,6 +294,10 @@ class Lifecycles(InstanceActions):
         """One pass of the monitor: fire timers, call this process's consumers, give up deliveries that are spent."""
         return await tick(self._scope, self.deliveries.handlers, limit=limit, lease_us=micros_of(TICK_LEASE_S))
 
+    async def tick_all(self) -> Tick:
+        """One pass for each tenant that has instances, one after the other."""
+        return Tick.total([await self.tenant(name).tick() for name in await self.tenants()])
+
     async def metrics(self) -> dict[str, dict[str, int]]:
         """What was counted since this process began, and how many instances have each flag now."""
         names = ("lifecycle_transitions_total", "delivery_retries_total", "lifecycle_imports_total")

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from sqlalchemy import select, update
@@ -21,11 +24,14 @@ from penstock.operations.running.actor import Halt
 from penstock.operations.tables import chunks, operations, workers
 from penstock.operations.worker.limit_shares import remove_dead_shares
 from penstock.operations.worker_records import remove_dead_workers
+from penstock.services import Service
 
 if TYPE_CHECKING:
     from penstock.operations.worker.worker import Worker
 
 __all__ = ["BackgroundDuties"]
+
+log = logging.getLogger("penstock.worker")
 
 SWEEP_S = 5.0
 LONG_DEAD_S = 3600.0
@@ -34,10 +40,17 @@ LONG_DEAD_S = 3600.0
 class BackgroundDuties:
     """The ears of one worker."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: Worker, services: Sequence[Service] = ()) -> None:
         self._worker, self._db = worker, worker.db
-        self._next_sweep = 0.0
-        self._retention = Retention(worker.db, worker.files, worker.clock, days=worker.settings.retention_days)
+        retention = Retention(worker.db, worker.files, worker.clock, days=worker.settings.retention_days)
+        self.services = (
+            Service("clock", SWEEP_S, self.follow_clock),
+            Service("retention", SWEEP_S, retention.tick),
+            Service("settled operations", SWEEP_S, self._forget_settled),
+            Service("dead workers", SWEEP_S, self._remove_dead),
+            Service("waits beside signals", SWEEP_S, partial(settling.sweep, worker.db)),
+            *services,
+        )
 
     async def run(self) -> None:
         """Look round for as long as the worker lives."""
@@ -45,7 +58,6 @@ class BackgroundDuties:
             await asyncio.sleep(self._worker.settings.control_poll_s)
             try:
                 await self.look_round()
-                await self._sweep_sometimes()
                 self._worker.outage.worked("watch")
             except Unavailable as error:
                 self._worker.outage.failed("watch", error)
@@ -119,20 +131,30 @@ class BackgroundDuties:
 
         await self._db.transaction(let_go, "give_up")
 
-    async def _sweep_sometimes(self) -> None:
-        """Cover callers that died between storing a signal and waking its row, and workers that died beside us."""
+    async def serve(self, service: Service) -> None:
+        """Do a service's passes for as long as the worker lives. One that fails is logged, and done again."""
+        while True:
+            await asyncio.sleep(max(service.every_s, self._worker.settings.control_poll_s))
+            try:
+                if await service.tick():
+                    self._worker.wake.set()
+                self._worker.outage.worked(service.name)
+            except Unavailable as error:
+                self._worker.outage.failed(service.name, error)
+            except Exception:
+                log.exception("the background service %r failed; it is tried again", service.name)
+
+    async def _forget_settled(self) -> None:
+        """Drop what is kept in memory of operations that have ended."""
         worker = self._worker
-        if worker.clock.monotonic() < self._next_sweep:
-            return
-        self._next_sweep = worker.clock.monotonic() + SWEEP_S
-        await self.follow_clock()
-        await self._retention.tick()
         await worker.runtimes.forget_settled(worker.working)
         worker.sources.close(but=worker.runtimes.numbers)
+
+    async def _remove_dead(self) -> bool:
+        """Remove workers that died, so that their chunks can be claimed at once, and their shares of limits."""
         gone = await remove_dead_workers(self._db, long_dead_s=LONG_DEAD_S)
         await remove_dead_shares(self._db)
-        if gone or await settling.sweep(self._db):
-            worker.wake.set()
+        return gone > 0
 
     async def follow_clock(self) -> None:
         """Due times and deadlines are on the database's clock; the machine's may be off."""

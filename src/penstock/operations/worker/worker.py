@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Self
@@ -38,6 +38,7 @@ from penstock.operations.worker.tasks import Tasks
 from penstock.operations.worker.troubles import Troubles
 from penstock.operations.worker.vitals import Vitals
 from penstock.pipeline import Definition
+from penstock.services import Service
 from penstock.settings import Settings
 
 __all__ = ["Worker"]
@@ -85,6 +86,7 @@ class Worker:
         clock: Clock,
         entropy: Entropy,
         owns_process: bool = False,
+        services: Sequence[Service] = (),
     ) -> None:
         self.db, self.files, self.settings = db, files, settings
         self._owns_process = owns_process
@@ -131,7 +133,7 @@ class Worker:
             timing=timing,
             turn=self.shared_lock.turn,
         )
-        self._background, self._readers = BackgroundDuties(self), Readers(self)
+        self._background, self._readers = BackgroundDuties(self, services), Readers(self)
         self._vitals: Vitals | None = None
         self.is_stopping = self._is_gone = False
         self._next_look = 0.0
@@ -145,6 +147,8 @@ class Worker:
             self._vitals = self._start_vitals()
             self.tasks.spawn(self._background.run())
             self.tasks.spawn(self._background.listen())
+            for service in self._background.services:
+                self.tasks.spawn(self._background.serve(service))
         return self
 
     async def __aexit__(self, error_type: type[BaseException] | None, *exc_info: object) -> None:
@@ -190,6 +194,11 @@ class Worker:
         except Unavailable as error:
             self.outage.failed("work", error)
             return False
+
+    @property
+    def services(self) -> Sequence[Service]:
+        """What is done in the background; a test may make a pass of one by its `tick`."""
+        return self._background.services
 
     @property
     def is_busy(self) -> bool:
