@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from scripted import Lose, Refuse, Remote, executor, in_virtual_time, numbered, trouble
 
-from penstock.targets import BulkOptions, Outcome, RetryPolicy, Traits, Trouble
+from penstock.targets import Batch, BulkOptions, Outcome, RetryPolicy, Traits, Trouble, Verdict
 
 IDEMPOTENT = Traits(is_idempotent=True, id_field="n")
 RECONCILABLE = Traits(can_reconcile=True, id_field="n")
@@ -181,3 +183,30 @@ async def test_an_answer_that_says_nothing_of_some_records_is_a_lost_question():
     remote = Forgetful(traits=RECONCILABLE, script={1: Lose()})
     result = await executor(remote).create_multiple("account", numbered(10))
     assert result.unknown_count == 10
+
+
+@in_virtual_time
+async def test_a_remote_that_is_asked_and_does_not_know_is_not_asked_again():
+    class Unsure(Remote):
+        async def reconcile(self, batch: Batch, source: str) -> Sequence[Verdict | None]:
+            await super().reconcile(batch, source)
+            return [Verdict(Outcome.UNKNOWN, error=trouble(Trouble.CONNECTION, maybe_applied=True))] * len(batch)
+
+    remote = Unsure(traits=RECONCILABLE, script={1: Lose()})
+    result = await executor(remote).create_multiple("account", numbered(10))
+    assert (result.unknown_count, remote.asked, len(remote.calls)) == (10, 1, 1)
+
+
+@pytest.mark.covers("BX-019")
+@in_virtual_time
+async def test_what_a_remote_says_when_asked_may_be_to_come_again():
+    class Busy(Remote):
+        async def reconcile(self, batch: Batch, source: str) -> Sequence[Verdict | None]:
+            known = await super().reconcile(batch, source)
+            later = trouble(Trouble.THROTTLED, retry_after_s=3)
+            return [one or Verdict(Outcome.FAILED, error=later) for one in known]
+
+    remote = Busy(traits=RECONCILABLE, script={1: Lose(applied=4)})
+    result = await executor(remote).create_multiple("account", numbered(10))
+    assert result.is_success
+    assert set(remote.applied.values()) == {1}

@@ -87,7 +87,9 @@ async def test_a_table_that_is_not_there_is_told_once_and_nothing_is_tried(place
 
 
 @pytest.mark.covers("BX-064")
-async def test_a_call_knows_its_keys_while_another_one_looks_the_table_up(place: Place):
+async def test_a_call_knows_its_keys_while_another_one_looks_the_table_up(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+):
     await place.products()
     target = place.target
     looked_up = asyncio.Event()
@@ -99,7 +101,7 @@ async def test_a_call_knows_its_keys_while_another_one_looks_the_table_up(place:
         await looked_up.wait()
         return await look_up(name)
 
-    target._look_up = slowly  # type: ignore[method-assign]
+    monkeypatch.setattr(target, "_look_up", slowly)
     other = asyncio.ensure_future(target.describe("products", Mode.UPSERT, options, "default"))
     await asyncio.sleep(0)
     identify = target.identifier("products", Mode.UPSERT, options)

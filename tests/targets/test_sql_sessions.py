@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+from typing import Any
 from urllib.parse import urlsplit
 
+import asyncmy
 import pytest
 from sql_places import Place, batch, maria_place, mariadb_hand, open_target, outcomes, postgres_hand
 
@@ -198,12 +200,18 @@ async def test_a_server_with_room_for_few_connections_is_used_with_those(place: 
     assert (result.is_success, result.statistics.throttles) == (True, 0)
 
 
-def test_the_options_of_a_mariadb_address_are_not_dropped():
-    from penstock.targets.sql.mariadb.target import _place
+async def test_the_options_of_a_mariadb_address_are_not_dropped(monkeypatch: pytest.MonkeyPatch):
+    seen: list[dict[str, Any]] = []
 
-    given = _place("mariadb://u:p@h/db?ssl=true&connect_timeout=3&unix_socket=/run/x")
-    assert (given["connect_timeout"], given["unix_socket"]) == (3, "/run/x")
-    assert given["ssl"].check_hostname
-    assert "ssl" not in _place("mariadb://u:p@h/db?ssl=false")
+    async def connect(**given: Any) -> Any:
+        seen.append(given)
+        raise OSError("no server")
+
+    monkeypatch.setattr(asyncmy, "connect", connect)
+    for options in ("ssl=true&connect_timeout=3&unix_socket=/run/x", "ssl=false"):
+        await refusal(MariaDbTarget(f"mariadb://u:p@h/db?{options}"))
+    first, second = seen
+    assert (first["connect_timeout"], first["unix_socket"], first["ssl"].check_hostname) == (3, "/run/x", True)
+    assert "ssl" not in second
     with pytest.raises(BadInput, match="sslmode is no option of a MariaDB address"):
         MariaDbTarget("mariadb://u:p@h/db?sslmode=require")

@@ -1,4 +1,9 @@
-"""Carries a batch to its end: makes calls for it, and acts on what the remote says until its records are settled."""
+"""Carries a batch to its end: makes calls for it, and acts on what the remote says until its records are settled.
+
+`attempt` makes one call. What came of it is an answer (`_answered`), a refusal (`_refused`) or word of what became of a
+lost call (`_reconciled`). Answers and such word are sorted by `_told`: records that are through are settled, the others
+go on as a batch that was refused. `rules.policy` decides what becomes of a refused batch, `_act` does it.
+"""
 
 from __future__ import annotations
 
@@ -129,8 +134,8 @@ class Carrier:
         if verdict is None:
             return _Next.ABSENT
         error = verdict.error
-        if error is None:
-            return _Next.SETTLE
+        if error is None or (error.maybe_applied and work.manner is Manner.ASK):
+            return _Next.SETTLE  # a remote that was asked and does not know would not know if it were asked again
         if error.kind in RETRYABLE or error.maybe_applied:
             return error.kind, error.maybe_applied
         return _Next.ASK if self._is_unproven(work, error) else _Next.SETTLE

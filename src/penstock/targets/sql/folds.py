@@ -32,8 +32,8 @@ def lower(value: Any) -> Any:
 
 def caseless(value: Any) -> Any:
     """Texts whatever their case and accents."""
-    if not isinstance(value, str):
-        return value
+    if not isinstance(value, str) or value.isascii():
+        return lower(value)
     apart = unicodedata.normalize("NFKD", value.casefold())
     return "".join(letter for letter in apart if not unicodedata.combining(letter))
 
