@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
 from penstock.db.database import CommitUnknown
 from penstock.db.unit import UnitOfWork
@@ -87,7 +87,7 @@ class Claim:
                 if not await self._store.renew(self._address, self._wish.owner, self._wish.lease_us):
                     log.warning("the lease of idempotency key %s is lost", self._address.id[:12])
                     return
-            except Unavailable as error:
+            except Exception as error:  # whatever it is, the attempt goes on, and may still complete
                 log.warning("the lease of idempotency key %s was not renewed: %s", self._address.id[:12], error)
             await asyncio.sleep(self._pause_s)
 
@@ -97,8 +97,7 @@ class Claim:
         if self._beats is not None:
             beats, self._beats = self._beats, None
             beats.cancel()
-            with suppress(asyncio.CancelledError):
-                await beats
+            await asyncio.wait({beats})
 
     # --- the user's own statements
 
