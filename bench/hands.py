@@ -40,7 +40,7 @@ async def _work(settings: Settings, pipeline: str) -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     async with (
         Penstock.open(operations=[PIPELINES[pipeline]], settings=settings) as penstock,
-        penstock.worker() as worker,
+        penstock.worker(owns_process=True) as worker,
     ):
         print("ready", flush=True)
         await worker.run(stop)

@@ -78,7 +78,7 @@ def pages(*, file: str, rows: int, url: str, folder: str, times: int) -> dict[st
     async def go() -> dict[str, list[float]]:
         async with opened(url, folder, "Failing") as penstock:
             made = await penstock.operations.create(Failing, file=Path(file), metadata={"percent": 1})
-            check(await penstock.run_until_done(made.id), rows, bad_rows(rows))
+            check(await penstock.run_until_done(made.id, owns_process=True), rows, bad_rows(rows))
         async with opened(url, folder, "Failing") as penstock:
             return {name: await _time(penstock, made.id, rows, query, times) for name, query in QUERIES.items()}
 

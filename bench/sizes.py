@@ -41,6 +41,8 @@ class Sizes:
     throttled_s: int
     sent: int
     sent_singly: int
+    moves: int
+    moves_singly: int
 
     def repeated(self, times: int) -> Sizes:
         """The same, measured so often."""
@@ -79,6 +81,8 @@ DEFAULT = Sizes(
     throttled_s=90,
     sent=20_000,
     sent_singly=2_000,
+    moves=20_000,
+    moves_singly=2_000,
 )
 QUICK = dataclasses.replace(DEFAULT.scaled(100_000), repeat=1, again=1, queries=50, starts=3, throttled_s=20)
 FULL = dataclasses.replace(

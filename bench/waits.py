@@ -35,7 +35,7 @@ def accept(*, file: str, rows: int, url: str, folder: str) -> dict[str, Any]:
             _stay_on_one_core()
             await _send_all(penstock, made, rows)
             accepted = time.perf_counter()
-            done = await penstock.run_until_done(made.id)
+            done = await penstock.run_until_done(made.id, owns_process=True)
             ended = time.perf_counter()
         check(done, rows, 0)
         return {"seconds": accepted - parked, "park_s": parked - began, "finish_s": ended - accepted}
@@ -73,7 +73,7 @@ async def _park(penstock: Penstock, made: Operation, rows: int) -> None:
         if now.waiting_rows == rows - bad_rows(rows):
             stop.set()
 
-    await penstock.run_until_done(made.id, every_s=LOOK_S, watch=leave_when_all_wait, stop=stop)
+    await penstock.run_until_done(made.id, every_s=LOOK_S, watch=leave_when_all_wait, stop=stop, owns_process=True)
 
 
 async def _send_all(penstock: Penstock, made: Operation, rows: int) -> None:

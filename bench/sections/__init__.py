@@ -1,5 +1,6 @@
 """What is measured, section by section: each asks the lab for samples and makes a table of them."""
 
+from bench.sections.lifecycles import lifecycles
 from bench.sections.main import main
 from bench.sections.peers import peers
 from bench.sections.queries import queries
@@ -25,6 +26,7 @@ SECTIONS = {
     "signals": signals,
     "retry": retry,
     "queries": queries,
+    "lifecycles": lifecycles,
     "startup": startup,
     "throttled": throttled,
     "streaming": streaming,

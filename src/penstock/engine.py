@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import getpass
-import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
+from types import MappingProxyType
 from typing import Any
 
 from penstock.blobs.store import FileStore
@@ -18,10 +18,13 @@ from penstock.db.unit import UnitOfWork
 from penstock.errors import DeclarationError, Unavailable
 from penstock.idempotency.service import Idempotency
 from penstock.idempotency.sql import SqlStore
+from penstock.lifecycles.guards import Guard
+from penstock.lifecycles.scope import Scope
+from penstock.lifecycles.service import Lifecycles
 from penstock.operations.intake import Source
 from penstock.operations.lifespans import Lifespans
 from penstock.operations.model import Operation
-from penstock.operations.queries import has_live_workers, latest_instant
+from penstock.operations.queries import is_time_counted, latest_instant
 from penstock.operations.running.worker import Worker
 from penstock.operations.service import Operations
 from penstock.operations.signals import Signals
@@ -29,8 +32,6 @@ from penstock.pipeline import Definition, definition_of
 from penstock.settings import Settings, load_settings
 
 __all__ = ["Penstock", "run"]
-
-log = logging.getLogger("penstock")
 
 Watch = Callable[[Operation], None]
 
@@ -42,11 +43,18 @@ class Penstock:
     """Operations on one database. Use `async with Penstock.open(…)`, or `penstock.run` from a script."""
 
     def __init__(
-        self, db: Database, settings: Settings, definitions: Mapping[str, Definition], *, clock: Clock, entropy: Entropy
+        self,
+        db: Database,
+        settings: Settings,
+        definitions: Mapping[str, Definition],
+        *,
+        clock: Clock,
+        entropy: Entropy,
+        guards: Mapping[str, Guard] = MappingProxyType({}),
     ) -> None:
         self.db, self.settings, self.definitions = db, settings, definitions
         self.clock, self.entropy = clock, entropy
-        self.files = FileStore(settings.storage_folder)
+        self.files = FileStore(settings.storage_folder, fault=settings.storage_fault)
         self.lifespans = Lifespans()
         self._workers: set[Worker] = set()
         actor = _user()
@@ -63,6 +71,10 @@ class Penstock:
         )
         self.idempotency = Idempotency(SqlStore(db), entropy=entropy)
         self.signals = Signals(db, clock=clock, entropy=entropy, actor=actor, hint=self.hint)
+        self.lifecycles = Lifecycles(
+            Scope(db, clock=clock, entropy=entropy, actor=actor, guards=guards, page_max=settings.page_max)
+        )
+        self.deliveries = self.lifecycles.deliveries
 
     @classmethod
     @asynccontextmanager
@@ -74,8 +86,11 @@ class Penstock:
         settings: Settings | None = None,
         clock: Clock | None = None,
         entropy: Entropy | None = None,
+        guards: Mapping[str, Guard] = MappingProxyType({}),
     ) -> AsyncIterator[Penstock]:
         """Connect to a database with these operations: classes or functions marked by `@operation`.
+
+        `guards` are what lifecycles' transitions name as theirs: functions, sync or async, that allow or deny them.
 
         A SQLite database is made and upgraded when needed; a server refuses until `penstock db upgrade` was run.
         """
@@ -84,11 +99,12 @@ class Penstock:
         elif url is not None:
             settings = settings.model_copy(update={"database_url": url})
         definitions = by_name(operations)
+        _require_callable(guards)
         clock = clock or SystemClock()
         db = await Database.open(settings.database_url, clock=clock)
         try:
             clock = await _database_clock(db, clock, settings)
-            penstock = cls(db, settings, definitions, clock=clock, entropy=entropy or Entropy())
+            penstock = cls(db, settings, definitions, clock=clock, entropy=entropy or Entropy(), guards=guards)
             try:
                 yield penstock
             finally:
@@ -97,8 +113,14 @@ class Penstock:
             await db.close()
 
     @asynccontextmanager
-    async def worker(self) -> AsyncIterator[Worker]:
-        """A worker in this process."""
+    async def worker(self, *, owns_process: bool = False) -> AsyncIterator[Worker]:
+        """A worker in this process: run it with `worker.run(stop)`. `SettingsInvalid` when it could not read any file.
+
+        As a guest it never ends the process: when a step blocks the event loop for longer than `stall_s`, its chunks go
+        to other workers until the loop runs again. One that `owns_process` ends it (exit 75), and tunes its garbage
+        collector.
+        """
+        self.files.require_folder()
         worker = Worker(
             self.db,
             self.files,
@@ -107,6 +129,7 @@ class Penstock:
             self.lifespans,
             clock=self.clock,
             entropy=self.entropy,
+            owns_process=owns_process,
         )
         async with worker:
             self._workers.add(worker)
@@ -118,7 +141,9 @@ class Penstock:
     def transaction(self) -> UnitOfWork:
         """A transaction for your own statements: `async with penstock.transaction() as tx: await tx.execute(…)`.
 
-        It commits when the block ends well. Inside it nothing else of this `Penstock` is called that writes.
+        It commits when the block ends well. `lifecycles.start`, `trigger`, `force`, `change_data` and
+        `deliveries.acknowledge` take it as `tx` and commit with it; nothing else of this `Penstock` that writes is
+        called inside it.
         """
         return self.db.unit()
 
@@ -134,11 +159,15 @@ class Penstock:
         watch: Watch | None = None,
         every_s: float = 0.25,
         stop: asyncio.Event | None = None,
+        owns_process: bool = False,
     ) -> Operation:
-        """Work in this process until the operation is settled, or `stop` is set; `watch` is shown its progress."""
+        """Work in this process until the operation is settled, or `stop` is set; `watch` is shown its progress.
+
+        `owns_process` as for `worker`.
+        """
         stop = stop or asyncio.Event()
-        async with self.worker() as worker:
-            follower = asyncio.create_task(self._follow(operation, worker.rests, stop, watch, every_s))
+        async with self.worker(owns_process=owns_process) as worker:
+            follower = asyncio.create_task(self._follow(operation, worker, stop, watch, every_s))
             try:
                 await worker.run(stop)
             finally:
@@ -150,17 +179,18 @@ class Penstock:
         return await self.operations.get(operation)
 
     async def _follow(
-        self, operation: str, rests: asyncio.Event, stop: asyncio.Event, watch: Watch | None, every_s: float
+        self, operation: str, worker: Worker, stop: asyncio.Event, watch: Watch | None, every_s: float
     ) -> None:
         """Look at the operation now and then, and more often when the worker has nothing left to do."""
-        pause_s, is_due = every_s, True
+        pause_s, is_due, rests = every_s, True, worker.rests
         try:
             while not stop.is_set():
                 try:
                     now = await self.operations.get(operation)
                 except Unavailable as error:
-                    log.warning("progress is unknown: %s", error)
+                    worker.outage.failed("progress", error)
                 else:
+                    worker.outage.worked("progress")
                     if watch is not None and (is_due or now.is_settled):
                         watch(now)
                     if now.is_settled:
@@ -184,7 +214,19 @@ def run(
     url: str | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Operation:
-    """Run one file through one operation and wait for the verdicts: the blocking door, for scripts."""
+    """Run one file through one operation and wait for the verdicts: for scripts, which have no event loop.
+
+    `RuntimeError` where an event loop runs, as in a coroutine or a notebook; its message says what to do there.
+    """
+    if _loop_runs():
+        name = getattr(operation, "__name__", "MyOperation")
+        raise RuntimeError(
+            "penstock.run() cannot be called while an event loop runs, as in a coroutine or a notebook. "
+            "Await the same there:\n"
+            f"    async with penstock.Penstock.open(url, operations=[{name}]) as engine:\n"
+            f"        made = await engine.operations.create({name}, file=file)\n"
+            "        report = await engine.run_until_done(made.id)"
+        )
 
     async def go() -> Operation:
         async with Penstock.open(url, operations=[operation]) as penstock:
@@ -192,6 +234,20 @@ def run(
             return await penstock.run_until_done(made.id)
 
     return asyncio.run(go())
+
+
+def _loop_runs() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _require_callable(guards: Mapping[str, object]) -> None:
+    wrong = [name for name, guard in guards.items() if not callable(guard)]
+    if wrong:
+        raise DeclarationError(f"guards are functions; these are not: {', '.join(map(repr, wrong))}")
 
 
 def by_name(operations: Iterable[object]) -> dict[str, Definition]:
@@ -213,7 +269,7 @@ async def _database_clock(db: Database, clock: Clock, settings: Settings) -> Clo
     await share_clock(
         db,
         latest=lambda tx: latest_instant(tx, settings.lease_s),
-        is_in_use=lambda tx: has_live_workers(tx, db),
+        is_in_use=lambda tx: is_time_counted(tx, db),
     )
     following = FollowingClock(clock)
     following.follow(*await db.clock_bounds())

@@ -1,8 +1,9 @@
 """Every error Penstock raises, split by what the caller should do about it.
 
 PenstockError
-├── InvalidInput            fix what you sent
+├── InvalidInput            correct what you sent
 │   ├── DeclarationError    an operation or a step is declared wrongly
+│   ├── DefinitionInvalid   the document of a lifecycle or machine has faults
 │   ├── FileRejected        the file as a whole cannot be read
 │   ├── MetadataInvalid     the metadata does not fit the operation
 │   ├── SettingsInvalid     a setting or option is unknown or out of range
@@ -15,8 +16,11 @@ PenstockError
 ├── Unavailable             retry later
 │   ├── DatabaseUnready     the schema needs `penstock db upgrade`
 │   ├── DatabaseUnsafe      the server's settings could lose commits
+│   ├── DiskFull            make room on the disk of the database or the storage folder
 │   ├── FileUnreadable      this process cannot read a stored file
+│   ├── SecretsUnreadable   this process has not the key to stored secrets
 │   └── OperationUnready    an operation's lifespan raises
+├── DatabaseDamaged         restore the database: what it holds cannot be read
 ├── StepFailed              raised by your steps: this row cannot succeed
 └── RetryLater              raised by your steps: ask again after a while
 """
@@ -29,9 +33,12 @@ from datetime import timedelta
 
 __all__ = [
     "Conflict",
+    "DatabaseDamaged",
     "DatabaseUnready",
     "DatabaseUnsafe",
     "DeclarationError",
+    "DefinitionInvalid",
+    "DiskFull",
     "Fault",
     "FileRejected",
     "FileUnreadable",
@@ -45,6 +52,7 @@ __all__ = [
     "PenstockError",
     "RetryLater",
     "RowInvalid",
+    "SecretsUnreadable",
     "SettingsInvalid",
     "StepFailed",
     "Unavailable",
@@ -63,11 +71,11 @@ class Fault:
 
 
 class PenstockError(Exception):
-    """The root of all errors raised by Penstock."""
+    """The base class of all errors raised by Penstock."""
 
 
 class InvalidInput(PenstockError):
-    """What was sent is wrong; `faults` names every fault that was found."""
+    """The input is invalid; `faults` lists every fault that was found."""
 
     def __init__(self, message: str, faults: Iterable[Fault] = ()) -> None:
         super().__init__(message)
@@ -76,6 +84,10 @@ class InvalidInput(PenstockError):
 
 class DeclarationError(InvalidInput):
     """An operation, a step or a row model is declared in a way that cannot work."""
+
+
+class DefinitionInvalid(InvalidInput):
+    """The document of a lifecycle or machine has faults; each names its path in the document."""
 
 
 class FileRejected(InvalidInput):
@@ -122,7 +134,7 @@ class NoSuchWait(NotFound):
 
 
 class Conflict(PenstockError):
-    """The record exists, but its state does not admit the request."""
+    """The record exists, but the request is not possible in its current state."""
 
 
 class IllegalMove(Conflict):
@@ -136,8 +148,8 @@ class IllegalMove(Conflict):
             event,
             tuple(allowed),
         )
-        may = ", ".join(allowed) if allowed else "nothing, it is settled"
-        super().__init__(f"{subject} in {state!r} cannot take {event!r}; it can take: {may}")
+        may = f"possible: {', '.join(allowed)}" if allowed else "nothing is, because it is settled"
+        super().__init__(f"{subject} is {state}, and {event!r} is not possible in this state; {may}")
 
 
 class KeyRefused(Conflict):
@@ -161,15 +173,27 @@ class DatabaseUnready(Unavailable):
 
 
 class DatabaseUnsafe(Unavailable):
-    """The database's settings would lose commits that Penstock calls durable."""
+    """The database's settings could lose committed data."""
+
+
+class DiskFull(Unavailable):
+    """There is no room for what should be written; it was not, and the same call succeeds once there is room."""
 
 
 class FileUnreadable(Unavailable):
-    """A stored file is there, but this process may not or cannot read it; another may."""
+    """A stored file exists, but this process cannot read it; another process may be able to."""
+
+
+class SecretsUnreadable(Unavailable):
+    """Secrets in an operation's metadata are encrypted with a key that this process has not; another may."""
 
 
 class OperationUnready(Unavailable):
-    """An operation's lifespan raises, so that nothing of its code can be called here now."""
+    """An operation's lifespan raises, so its code cannot be called in this process now."""
+
+
+class DatabaseDamaged(PenstockError):
+    """The database's file is damaged, or is no database: it has to be restored, and nothing else helps."""
 
 
 class StepFailed(PenstockError):

@@ -6,14 +6,20 @@ and the tests of what is refused. Nothing here knows a database, a clock or a fe
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Self
 
 from penstock.errors import DeclarationError, IllegalMove
+from penstock.graphs.document import check_document
+from penstock.graphs.flags import StateFlag
 
 __all__ = ["Machine", "Transition"]
+
+_ESCAPES = str.maketrans({'"': "#quot;", ";": "#59;", ":": "#58;"})
+_WORD = re.compile(r"(?!state\b|end\b|note\b)[A-Za-z_]\w*", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +43,7 @@ class Machine:
     transitions: tuple[Transition, ...]
     settled: frozenset[str]
     initial: str
+    declared: tuple[str, ...] = field(default=(), compare=False, repr=False)  # those without transitions need naming
     states: tuple[str, ...] = field(init=False)
     moves: Mapping[tuple[str, str], str] = field(init=False, compare=False, repr=False)
 
@@ -48,7 +55,8 @@ class Machine:
                     f"machine {self.name!r} maps ({line.source}, {line.event}) twice; a pair has one target"
                 )
             moves[line.source, line.event] = line.target
-        states = tuple(dict.fromkeys(s for line in self.transitions for s in (line.source, line.target)))
+        used = (state for line in self.transitions for state in (line.source, line.target))
+        states = tuple(dict.fromkeys((*self.declared, *used)))
         for state in (self.initial, *sorted(self.settled)):
             if state not in states:
                 raise DeclarationError(f"machine {self.name!r} has no state {state!r}; it has: {', '.join(states)}")
@@ -97,26 +105,41 @@ class Machine:
         labels: dict[tuple[str, str], list[str]] = {}
         for line in self.transitions:
             labels.setdefault((line.source, line.target), []).append(line.event)
-        arrows = [f"    {a} --> {b} : {' / '.join(events)}" for (a, b), events in labels.items()]
-        ends = [f"    {state} --> [*]" for state in self.states if state in self.settled]
-        return "\n".join(["stateDiagram-v2", f"    [*] --> {self.initial}", *arrows, *ends]) + "\n"
+        # Mermaid knows states by single words; others get one, and the name is shown.
+        ids = {state: state if _WORD.fullmatch(state) else f"s{n}" for n, state in enumerate(self.states, 1)}
+        named = [f'    state "{_quoted(state)}" as {word}' for state, word in ids.items() if word != state]
+        named += [f"    {state}" for state in self.states if ids[state] == state and state not in self._connected()]
+        arrows = [f"    {ids[a]} --> {ids[b]} : {_quoted(' / '.join(events))}" for (a, b), events in labels.items()]
+        ends = [f"    {ids[state]} --> [*]" for state in self.states if state in self.settled]
+        return "\n".join(["stateDiagram-v2", *named, f"    [*] --> {ids[self.initial]}", *arrows, *ends]) + "\n"
+
+    def _connected(self) -> set[str]:
+        return {state for line in self.transitions for state in (line.source, line.target)} | {self.initial}
 
     def to_json(self) -> dict[str, Any]:
-        """The table as the document that `from_json` and the lifecycle import read."""
+        """The table as a lifecycle's import document, which `from_json` reads too."""
         return {
-            "name": self.name,
-            "states": [{"name": s, "initial": s == self.initial, "final": s in self.settled} for s in self.states],
-            "events": [{"name": e} for e in self.events],
+            "definition": {"name": self.name},
+            "states": [
+                {"name": s, "is_initial": s == self.initial, "is_final": s in self.settled} for s in self.states
+            ],
+            "events": list(self.events),
             "transitions": [{"from": t.source, "event": t.event, "to": t.target} for t in self.transitions],
         }
 
     @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Self:
-        """The machine a `to_json` document describes."""
-        states = document["states"]
+    def from_json(cls, document: Any) -> Self:
+        """The machine that a lifecycle's import document describes, or `DefinitionInvalid` with every fault in it."""
+        graph = check_document(document)
         return cls(
-            document["name"],
-            tuple(Transition(t["from"], t["event"], t["to"]) for t in document["transitions"]),
-            frozenset(s["name"] for s in states if s.get("final")),
-            next(s["name"] for s in states if s.get("initial")),
+            graph.name,
+            tuple(Transition(line.source, line.event, line.target) for line in graph.transitions),
+            frozenset(state.name for state in graph.states if StateFlag.FINAL in state.flags),
+            graph.initial.name,
+            declared=tuple(state.name for state in graph.states),
         )
+
+
+def _quoted(text: str) -> str:
+    """Text that Mermaid takes as it is."""
+    return text.translate(_ESCAPES)

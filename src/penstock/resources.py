@@ -8,9 +8,11 @@ from typing import Any, TypeVar
 
 from penstock.errors import (
     Conflict,
+    DatabaseDamaged,
     DatabaseUnready,
     DatabaseUnsafe,
     DeclarationError,
+    DefinitionInvalid,
     Fault,
     FileRejected,
     IllegalMove,
@@ -40,7 +42,7 @@ from penstock.operations.model import (
 )
 from penstock.operations.proof.symptoms import Diagnosis, Symptom
 from penstock.operations.retrying import Eligibility, NothingToRetry, Retry
-from penstock.operations.signals import Receipt, Unclaimed, Wait
+from penstock.operations.signals import Receipt, Unclaimed, Wait, signal_key
 
 __all__ = [
     "PROBLEMS",
@@ -74,19 +76,21 @@ Document = dict[str, Any]
 PROBLEMS: tuple[tuple[type[PenstockError], int, str, str], ...] = (
     (MetadataInvalid, 422, "metadata-invalid", "The metadata does not fit the operation"),
     (FileRejected, 422, "file-rejected", "The file cannot be read"),
-    (SettingsInvalid, 422, "settings-invalid", "A setting or option is wrong"),
-    (DeclarationError, 422, "declaration-error", "An operation is declared wrongly"),
-    (RowInvalid, 422, "row-invalid", "The row is wrong"),
-    (InvalidInput, 422, "invalid-input", "The input is wrong"),
-    (NoSuchWait, 404, "no-such-wait", "No row could wait for this signal"),
-    (NotFound, 404, "not-found", "There is no such thing"),
-    (IllegalMove, 409, "illegal-move", "The state does not admit this"),
-    (KeyRefused, 409, "idempotency-key-refused", "The idempotency key does not admit this"),
-    (Conflict, 409, "conflict", "The state does not admit this"),
+    (SettingsInvalid, 422, "settings-invalid", "A setting or option is invalid"),
+    (DefinitionInvalid, 422, "definition-invalid", "The document of the definition is invalid"),
+    (DeclarationError, 422, "declaration-error", "The declaration of an operation is invalid"),
+    (RowInvalid, 422, "row-invalid", "The row is invalid"),
+    (InvalidInput, 422, "invalid-input", "The input is invalid"),
+    (NoSuchWait, 404, "no-such-wait", "No row can wait for this signal"),
+    (NotFound, 404, "not-found", "Not found"),
+    (IllegalMove, 409, "illegal-move", "Not possible in the current state"),
+    (KeyRefused, 409, "idempotency-key-refused", "Not possible in the current state of the idempotency key"),
+    (Conflict, 409, "conflict", "Not possible in the current state"),
     (DatabaseUnready, 503, "database-unready", "The database needs an upgrade"),
-    (DatabaseUnsafe, 503, "database-unsafe", "The database could lose commits"),
-    (Unavailable, 503, "unavailable", "Not available now"),
-    (PenstockError, 500, "error", "Something went wrong"),
+    (DatabaseUnsafe, 503, "database-unsafe", "The database settings could lose commits"),
+    (Unavailable, 503, "unavailable", "Temporarily unavailable"),
+    (DatabaseDamaged, 500, "database-damaged", "The database is damaged"),
+    (PenstockError, 500, "error", "Error"),
 )
 
 
@@ -128,6 +132,8 @@ def operation(found: Operation) -> Document:
         "timedOutRows": found.timed_out_rows,
         "waitingRows": found.waiting_rows,
         "cancelledRows": found.cancelled_rows,
+        "stepsDone": found.steps_done,
+        "stepsTotal": found.steps_total,
         "progress": progress(found),
         "generation": found.generation,
         "retryCount": found.retry_count,
@@ -147,29 +153,30 @@ def operation(found: Operation) -> Document:
 
 
 def progress(found: Operation) -> float:
-    """How much of the rows has a verdict, from 0 to 100; 100 is never said before it is true."""
+    """How many of the steps of all rows are done, from 0 to 100; 100 is never said before it is true."""
     if not found.total_rows:
         return 100.0 if found.status == "Completed" else 0.0
-    return found.processed_rows * 1000 // found.total_rows / 10
+    return found.steps_done * 1000 // found.steps_total / 10
 
 
 def row(found: RowView) -> Document:
     """One row with every step it has reached; `rowData` only where it was asked for."""
     document: Document = {
         "rowNumber": found.number,
-        "rowId": found.key,
+        "rowId": found.row_key,
         "state": found.state,
         "currentStep": found.step_name,
         "currentStepIndex": found.step,
         "completedSteps": found.completed_steps,
         "totalSteps": found.total_steps,
         "retryAttempt": found.generation,
-        "steps": [_step(step) for step in found.steps],
+        "steps": [_step(found, step) for step in found.steps],
     }
     return document if found.data is None else document | {"rowData": found.data}
 
 
-def _step(found: StepView) -> Document:
+def _step(of: RowView, found: StepView) -> Document:
+    scoped = None if found.signal_key is None else signal_key(of.operation_id, found.signal_key, of.number)
     return {
         "stepName": found.name,
         "stepIndex": found.index,
@@ -183,7 +190,8 @@ def _step(found: StepView) -> Document:
         "errorType": found.error_type,
         "errorMessage": found.message,
         "faults": faults(found.faults),
-        "signalKey": found.signal_key,
+        "key": found.signal_key,
+        "signalKey": scoped,
     }
 
 
@@ -237,13 +245,17 @@ def history_entry(found: HistoryEntry) -> Document:
         "rowNumber": found.row,
         "stepName": found.step_name,
         "stepIndex": found.step,
-        "attempt": found.generation,
+        "retryAttempt": found.generation,
+        "attempt": found.generation,  # the same, as BulkSharp's history names it
         "stepAttempts": found.attempt,
         "event": found.event,
         "errorType": found.error_type,
         "errorMessage": found.message,
         "createdAt": instant(found.at),
     }
+    if found.actor is not None:
+        changes = [{"field": change.field, "old": change.old, "new": change.new} for change in found.changes]
+        document |= {"actor": found.actor, "askedAt": instant(found.asked_at), "changes": changes}
     return document if found.data is None else document | {"rowData": found.data}
 
 

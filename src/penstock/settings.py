@@ -14,16 +14,19 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import unquote
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
 
 from penstock.errors import Fault, SettingsInvalid
+from penstock.secret_keys import SecretKeys, is_key
 
-__all__ = ["FILE", "Layer", "Settings", "layers", "load_settings", "masked", "origins"]
+__all__ = ["FILE", "LISTED", "Layer", "Settings", "effective", "layers", "load_settings", "masked", "origins"]
 
 MIB = 1024 * 1024
 PREFIX = "PENSTOCK_"
 FILE = Path("penstock.toml")
+LISTED = "; `penstock config` lists them all"
 LogLevel = Literal["debug", "info", "warning", "error", "critical"]
 # Variables of the test suite and of the command's own shell completion are no settings.
 FOREIGN = (f"{PREFIX}TEST_", f"_{PREFIX}")
@@ -35,7 +38,12 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     database_url: str = Field(default="sqlite:///penstock.db", description="where operations live")
-    storage_url: str | None = Field(default=None, description="where files live; beside a SQLite database unless set")
+    storage_url: str | None = Field(
+        default=None, description="where files live; beside a SQLite database unless set; a server needs it"
+    )
+    secret_key: SecretStr | None = Field(
+        default=None, description="encrypts secrets in metadata; a file beside a SQLite database unless set"
+    )
     app: str | None = Field(default=None, description="the module that holds the operations")
     public_url: str | None = Field(default=None, description="how the outside reaches this service, for callbacks")
     chunk_rows: int = Field(
@@ -50,7 +58,10 @@ class Settings(BaseModel):
     wake_poll_s: float = Field(default=0.5, gt=0, description="how often an idle worker looks for work")
     shutdown_s: float = Field(default=25.0, ge=0, description="how long a stopping worker waits for running steps")
     stall_s: float = Field(
-        default=30.0, gt=0, description="how long a step may block the event loop before its worker ends"
+        default=30.0, gt=0, description="how long a step may block the event loop before its worker gives up its lease"
+    )
+    stall_warning_s: float = Field(
+        default=1.0, gt=0, description="how long a step may block the event loop before it is named in the log"
     )
     poison_rows_max: int = Field(
         default=10, ge=0, description="rows that may kill their worker before the operation stops"
@@ -75,14 +86,51 @@ class Settings(BaseModel):
             raise ValueError(f"files can be stored in a folder (file:…); {scheme}:// is not known")
         return url
 
+    @field_validator("secret_key")
+    @classmethod
+    def _are_keys(cls, given: SecretStr | None) -> SecretStr | None:
+        keys = [] if given is None else given.get_secret_value().replace(",", " ").split()
+        if given is not None and not (keys and all(map(is_key, keys))):
+            raise ValueError("takes keys as `penstock config --new-key` makes them, separated by commas or spaces")
+        return given
+
     @property
-    def storage_folder(self) -> Path:
-        """The folder that holds files when no storage is named: beside a SQLite database, else here."""
+    def secret_keys(self) -> SecretKeys:
+        """What encrypts and decrypts secrets; on SQLite a file beside the database may hold the key."""
+        given = None if self.secret_key is None else self.secret_key.get_secret_value()
+        file = self.database_file
+        return SecretKeys(given, None if file is None else file.with_name(f"{file.name}.key"))
+
+    @property
+    def database_file(self) -> Path | None:
+        """The file of a SQLite database."""
+        if not self.database_url.startswith("sqlite"):
+            return None
+        path = self.database_url.partition(":///")[2].partition("?")[0]
+        return Path(unquote(path.removeprefix("file:")) if path.startswith("file:") else path)
+
+    @property
+    def storage_folder(self) -> Path | None:
+        """The folder that holds files, beside a SQLite database unless named; None where `storage_fault` says why."""
+        if self.storage_fault is not None:
+            return None
         if self.storage_url is not None:
-            return Path(self.storage_url.removeprefix("file:").removeprefix("//"))
-        if self.database_url.startswith("sqlite"):
-            return Path(self.database_url.partition(":///")[2].partition("?")[0] + ".blobs")
-        return Path("penstock-blobs")
+            return _folder(self.storage_url)
+        assert self.database_file is not None
+        return self.database_file.with_name(f"{self.database_file.name}.blobs")
+
+    @property
+    def storage_fault(self) -> str | None:
+        """Why no file can be stored: the processes of a server database would each look in a folder of their own."""
+        if self.database_file is not None or (self.storage_url and _folder(self.storage_url).is_absolute()):
+            return None
+        found = (
+            f"is {self.storage_url!r}, below each process's own working folder" if self.storage_url else "is not set"
+        )
+        return (
+            f"storage_url (PENSTOCK_STORAGE_URL) {found}; with a server database it must be an absolute folder that "
+            "all processes share, such as file:///srv/penstock/files"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,20 +145,30 @@ class Layer:
         return f"{PREFIX}{name.upper()}" if self.origin == "environment" else name
 
 
+def _folder(url: str) -> Path:
+    return Path(url.removeprefix("file:").removeprefix("//"))
+
+
 def load_settings(environ: Mapping[str, str] | None = None, file: Path = FILE, **arguments: Any) -> Settings:
     """The effective settings; `arguments` that are None count as not given. Every fault is reported at once."""
-    found = layers(environ, file, **arguments)
+    settings, faults = effective(layers(environ, file, **arguments))
+    if faults:
+        raise SettingsInvalid("settings: " + "; ".join(map(str, faults)), faults)
+    return settings
+
+
+def effective(found: tuple[Layer, ...]) -> tuple[Settings, list[Fault]]:
+    """The settings, and everything that is wrong with them; where a value is wrong, the default stands for it."""
     faults = [fault for layer in found for fault in _unknown(layer)]
     merged = {name: value for layer in found for name, value in layer.values.items() if name in Settings.model_fields}
     try:
-        settings = Settings.model_validate(merged)
+        return Settings.model_validate(merged), faults
     except ValidationError as error:
         by_origin = {name: layer.written(name) for layer in found for name in layer.values}
-        faults += [_fault(wrong, by_origin) for wrong in error.errors(include_url=False)]
-        settings = None
-    if faults or settings is None:
-        raise SettingsInvalid("settings: " + "; ".join(map(str, faults)), faults)
-    return settings
+        wrong = error.errors(include_url=False)
+        faults += [_fault(each, by_origin) for each in wrong]
+        kept = merged.keys() - {str(each["loc"][0]) for each in wrong}
+        return Settings.model_validate({name: merged[name] for name in kept}), faults
 
 
 def layers(environ: Mapping[str, str] | None = None, file: Path = FILE, **arguments: Any) -> tuple[Layer, ...]:
@@ -130,6 +188,8 @@ def origins(found: tuple[Layer, ...]) -> dict[str, str]:
 
 def masked(value: Any) -> Any:
     """A setting's value with the secrets of its URL blotted out: passwords, keys and tokens."""
+    if isinstance(value, SecretStr):
+        return "***"
     if not isinstance(value, str):
         return value
     value = re.sub(r"(?<=://)([^/?#@:]*):[^/?#]*@", r"\1:***@", value)
@@ -163,10 +223,11 @@ def _unknown(layer: Layer) -> Iterator[Fault]:
     known = tuple(Settings.model_fields)
     for name in sorted(layer.values.keys() - set(known)):
         near = get_close_matches(name, known, 1)
-        hint = f"did you mean {layer.written(near[0])}?" if near else "`penstock config` lists them all"
-        yield Fault(f"is not a setting; {hint}", layer.written(name))
+        hint = f"; did you mean {layer.written(near[0])}?" if near else LISTED
+        yield Fault(f"is not a setting{hint}", layer.written(name))
 
 
 def _fault(wrong: Any, by_origin: Mapping[str, str]) -> Fault:
     name, *path = map(str, wrong["loc"])
-    return Fault(f"{wrong['msg']}; found {masked(wrong['input'])!r}", ".".join([by_origin.get(name, name), *path]))
+    found = "" if name == "secret_key" else f"; found {masked(wrong['input'])!r}"
+    return Fault(wrong["msg"].removeprefix("Value error, ") + found, ".".join([by_origin.get(name, name), *path]))

@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self
 
 import msgspec
@@ -24,6 +25,7 @@ from sqlalchemy import func, select
 
 from penstock.clock import Entropy, ManualClock
 from penstock.engine import Penstock
+from penstock.lifecycles.guards import Guard
 from penstock.operations.intake import Source
 from penstock.operations.model import Operation
 from penstock.operations.queries import number_of
@@ -190,20 +192,29 @@ async def engine(
     url: str | None = None,
     settings: Settings | None = None,
     clock: ManualClock | None = None,
+    guards: Mapping[str, Guard] = MappingProxyType({}),
 ) -> AsyncIterator[Engine]:
     """An engine with these operations; its database and files are in `tmp_path`, or in a folder that goes with it.
 
-    Chance is the same in every run. Give `url` to use a database of your own, `settings` for other sizes.
+    Chance is the same in every run. Give `url` to use a database of your own, `settings` for other sizes, `guards` for
+    lifecycles, which are at `engine.penstock.lifecycles`.
     """
     with ExitStack() as stack:
         folder = tmp_path or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-")))
-        places = {"database_url": url or f"sqlite:///{folder / 'penstock.db'}", "storage_url": str(folder / "files")}
-        settings = (settings or Settings()).model_copy(update=places)
+        settings = _placed(settings or Settings(), folder, url)
         clock = clock or ManualClock()
         entropy = Entropy(jitter=random.Random(0))
-        opened = Penstock.open(operations=operations, settings=settings, clock=clock, entropy=entropy)
+        opened = Penstock.open(operations=operations, settings=settings, clock=clock, entropy=entropy, guards=guards)
         async with opened as penstock, Engine(penstock, clock) as made:
             yield made
+
+
+def _placed(settings: Settings, folder: Path, url: str | None) -> Settings:
+    """Settings with a database and a storage folder."""
+    files = str((folder / "files").absolute())
+    return settings.model_copy(
+        update={"database_url": url or f"sqlite:///{folder / 'penstock.db'}", "storage_url": files}
+    )
 
 
 def _step_of(definition: Definition, step: object) -> StepPlan:

@@ -56,3 +56,11 @@ async def meet(guest: Guest, ctx: Context) -> int:
     while len(os.listdir("met")) < 2:  # noqa: ASYNC110  # the other is another process
         await asyncio.sleep(0.02)
     return os.getpid()
+
+
+@operation("mingle", max_row_concurrency=4)
+async def mingle(guest: Guest, ctx: Context) -> None:
+    """Tell which process works on these guests, and stay as long as there is a gate."""
+    (Path("met") / str(os.getpid())).touch()
+    while "gate" in os.listdir():  # noqa: ASYNC110  # opened by another process
+        await asyncio.sleep(0.02)

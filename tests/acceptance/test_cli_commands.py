@@ -14,6 +14,7 @@ import typer
 from penstock.cli import main
 from penstock.cli.app import app
 from penstock.cli.machines import built_in
+from penstock.cli.problems import EXIT_MEANINGS
 from penstock.machine import Machine
 
 APP = str(Path(__file__).parent / "cli_app.py")
@@ -56,6 +57,18 @@ def test_every_command_says_in_one_line_what_it_does_and_gives_an_example(
     code, out, _ = penstock(*path, "--help")
     assert code == 0
     assert "Example: penstock" in out
+
+
+@pytest.mark.parametrize("path, found", COMMANDS)
+def test_help_shows_no_type_for_flags(penstock: Run, path: tuple[str, ...], found: Any):
+    assert "bool" not in penstock(*path, "--help")[1].lower()
+
+
+@pytest.mark.parametrize("path", [(), ("run",)])
+def test_help_explains_the_exit_codes(penstock: Run, path: tuple[str, ...]):
+    text = " ".join(penstock(*path, "--help")[1].split())
+    for code, meaning in EXIT_MEANINGS.items():
+        assert f"{code}: {meaning}" in text
 
 
 @pytest.mark.parametrize("path, found", COMMANDS)
@@ -114,15 +127,15 @@ def test_machines_are_drawn_by_mermaid(penstock: Run):
 
 
 def test_the_machines_are_a_list_for_machines(penstock: Run):
-    names = [item["name"] for item in json.loads(penstock("machines", "--json")[1])["items"]]
+    names = [item["definition"]["name"] for item in json.loads(penstock("machines", "--json")[1])["items"]]
     assert names == ["operation", "row step", "idempotency key", "blob", "delivery"]
 
 
 def test_an_unknown_machine_and_two_forms_at_once_are_refused(penstock: Run):
     assert penstock("machines", "operations")[0::2] == (
         1,
-        "penstock: no machine is called 'operations'; did you mean 'operation'? "
-        "known are: operation, row step, idempotency key, blob, delivery\n",
+        "penstock: unknown machine 'operations'; did you mean 'operation'? "
+        "known: operation, row step, idempotency key, blob, delivery\n",
     )
     assert penstock("machines", "--mermaid", "--json")[0] == 2
 
@@ -131,7 +144,7 @@ def test_an_unknown_machine_and_two_forms_at_once_are_refused(penstock: Run):
 
 
 def test_the_database_is_made_then_found_up_to_date(penstock: Run, tmp_path: Path):
-    assert "was missing and is now at" in penstock("db", "upgrade")[1]
+    assert "was created; it is now at" in penstock("db", "upgrade")[1]
     assert (tmp_path / "penstock.db").exists()
     assert "up to date" in penstock("db", "upgrade")[1]
     again = json.loads(penstock("db", "upgrade", "--json")[1])
@@ -215,3 +228,83 @@ def test_a_wrong_setting_is_named(penstock: Run, monkeypatch: pytest.MonkeyPatch
     code, _, err = penstock("ops", "list")
     assert code == 1
     assert "PENSTOCK_CHUNK_ROW: is not a setting; did you mean PENSTOCK_CHUNK_ROWS?" in err
+
+
+@pytest.mark.parametrize(
+    "name, hint", [("PENSTOCK_FOO", ""), ("PENSTOCK_CHUNK_ROW", "did you mean PENSTOCK_CHUNK_ROWS?")]
+)
+def test_config_works_and_shows_names_that_are_unknown(
+    penstock: Run, monkeypatch: pytest.MonkeyPatch, name: str, hint: str
+):
+    monkeypatch.setenv(name, "5")
+    code, out, _ = penstock("config")
+    assert code == 0
+    assert re.search(r"^chunk_rows +1000 +default ", out, re.MULTILINE)
+    assert f"{name}: is not a setting" in out
+    assert hint in out
+    assert "`penstock config`" not in out
+    (fault,) = json.loads(penstock("config", "--json")[1])["faults"]
+    assert fault["field"] == name
+    code, _, err = penstock("ops", "list")
+    assert code == 1
+    assert f"{name}: is not a setting; {hint or '`penstock config` lists them all'}" in err
+
+
+def test_config_shows_a_wrong_value_and_the_default_that_stands_for_it(
+    penstock: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.setenv("PENSTOCK_CHUNK_ROWS", "many")
+    (tmp_path / "penstock.toml").write_text("flush_s = 3\n")
+    code, out, _ = penstock("config")
+    assert code == 0
+    assert re.search(r"^flush_s +3.0 +penstock.toml ", out, re.MULTILINE)
+    assert "PENSTOCK_CHUNK_ROWS: Input should be a valid integer" in out
+
+
+# --- secrets
+
+SECRETIVE = """
+from pydantic import BaseModel, SecretStr
+from penstock import Context, operation
+
+class Row(BaseModel):
+    n: int
+
+class Access(BaseModel):
+    token: SecretStr
+
+@operation("secretive")
+async def secretive(row: Row, ctx: Context[Access]) -> None:
+    token = ctx.meta.token.get_secret_value()
+    assert token == "hush-token"
+    if row.n == 2:
+        raise ValueError(f"cannot use {token}")
+"""
+
+
+def test_no_command_prints_a_secret_of_the_metadata(penstock: Run, tmp_path: Path):
+    (tmp_path / "secretive.py").write_text(SECRETIVE)
+    (tmp_path / "rows.csv").write_text("n\n1\n2\n")
+    (tmp_path / "meta.json").write_text('{"token": "hush-token"}')
+    given = ("secretive", "rows.csv", "--app", "secretive.py", "--meta-file", "meta.json")
+    printed = [penstock("run", *given), penstock("run", *given, "--json")]
+    made = json.loads(printed[-1][1])["id"]
+    for command in ("show", "rows", "errors", "history", "watch"):
+        printed += [penstock("ops", command, made), penstock("ops", command, made, "--json")]
+    printed += [penstock("ops", "list", "--json"), penstock("verify"), penstock("doctor"), penstock("config")]
+    printed += [penstock("ops", "validate", *given), penstock("ops", "retry", made, "--app", "secretive.py")]
+    assert all("hush-token" not in out + err for _, out, err in printed)
+    assert "cannot use **********" in "".join(out for _, out, _ in printed)
+    assert json.loads(penstock("ops", "show", made, "--json")[1])["metadata"] == {"token": "**********"}
+    assert b"hush-token" not in b"".join(path.read_bytes() for path in tmp_path.glob("penstock.db*") if path.is_file())
+
+
+def test_a_new_key_is_printed_alone_and_accepted_as_a_setting(penstock: Run, monkeypatch: pytest.MonkeyPatch):
+    code, out, _ = penstock("config", "--new-key")
+    assert code == 0
+    assert json.loads(penstock("config", "--new-key", "--json")[1])["key"] != out.strip()
+    monkeypatch.setenv("PENSTOCK_SECRET_KEY", out.strip())
+    for words in (("config",), ("config", "--json"), ("doctor",)):
+        _, printed, told = penstock(*words)
+        assert out.strip() not in printed + told
+    assert re.search(r"^secret_key +\*\*\* +environment ", penstock("config")[1], re.MULTILINE)

@@ -29,6 +29,48 @@ on_both = pytest.mark.databases("sqlite", "postgresql")
 on_sqlite = pytest.mark.databases("sqlite")
 
 
+# --- handing in
+
+
+@on_sqlite
+def test_a_file_is_submitted_for_a_worker_that_runs_elsewhere(town: Town):
+    (town.folder / "citizens.csv").write_text("name,age\nAnn,30\n")
+    code, out, err = town.call("submit", "visit", "citizens.csv", "--app", APP)
+    assert (code, err) == (0, "")
+    made = town.ask("ops", "show", "@last")
+    assert made["status"] == "Pending"
+    assert out.splitlines()[0] == f"Operation {made['id']} (visit)"
+    assert f"penstock ops watch {made['id'][:13]}" in out
+    assert town.ask("submit", "visit", "citizens.csv", "--app", APP)["status"] == "Pending"
+    town.start_worker()
+    assert town.call("ops", "watch", made["id"])[0] == 0
+
+
+@on_sqlite
+def test_what_cannot_be_submitted_is_refused_and_not_stored(town: Town):
+    (town.folder / "citizens.csv").write_text("name,age\nAnn,30\n")
+    for words, said in (
+        (("vist", "citizens.csv"), "did you mean 'visit'?"),
+        (("visit", "none.csv"), "none.csv"),
+        (("visit", "citizens.csv", "--set", "visit.retry=1"), "retry"),
+    ):
+        code, _, err = town.call("submit", *words, "--app", APP)
+        assert code == 1
+        assert said in err
+    assert town.ask("ops", "list")["items"] == []
+
+
+@on_sqlite
+def test_the_newest_operation_can_be_steered_by_its_name(town: Town):
+    town.create("permit", rows=1)
+    operation = town.create("visit")
+    assert town.ask("signal", "@last:permit", "permit-p1")["outcome"] == "stored"
+    assert town.ask("ops", "cancel", "@last")["status"] == "Cancelled"
+    assert town.ask("ops", "retry", "@last", "--check")["operationId"] == operation
+    assert town.call("ops", "watch", "@last")[0] == 4
+    assert town.call("run", "--resume", "@last", "--app", APP)[0] == 4
+
+
 # --- signals
 
 
@@ -77,7 +119,7 @@ def test_an_early_signal_is_stored_and_its_repeat_changes_nothing(town: Town):
     assert town.until_settled(operation)["status"] == "Completed"
     assert town.ask("ops", "unclaimed", operation)["items"] == []
     assert town.call("signal", operation, "permit-p1", "--id", "mail-7")[1] == (
-        "Known already, nothing changed: row 1, step approval, took it.\n"
+        "Already received, nothing changed: delivered to row 1, step approval.\n"
     )
 
 
@@ -252,7 +294,7 @@ def test_failed_rows_are_retried_by_a_worker_of_another_process(town: Town, fail
 @on_sqlite
 @pytest.mark.covers("SM-071")
 def test_a_check_says_whether_a_retry_is_possible_and_does_nothing(town: Town, failed: str):
-    assert town.call("ops", "retry", failed, "--check")[:2] == (0, "It can be retried: 3 rows would run again.\n")
+    assert town.call("ops", "retry", failed, "--check")[:2] == (0, "A retry is possible: 3 rows would run again.\n")
     assert town.ask("ops", "show", failed)["retryCount"] == 0
     other = town.create("visit")
     code, out, _ = town.call("ops", "retry", other, "--check")
@@ -275,7 +317,7 @@ def test_a_retry_that_comes_to_nothing_is_exit_1_with_the_reasons(town: Town, fa
     assert problem["skippedReasons"][0].startswith("row 1: ")
     code, out, _ = town.call("ops", "retry", failed, "--rows", "1-2")
     assert code == 0
-    assert "1 row left out:\n  row 1: " in out
+    assert "1 row skipped:\n  row 1: " in out
 
 
 @on_sqlite
@@ -314,13 +356,13 @@ def test_a_purge_removes_what_ended_long_ago_and_says_how_much(town: Town):
     town.call("run", "visit", "citizens.csv", "--app", APP)
     waiting = town.create("permit")
     assert town.call("ops", "purge", "--older-than", "1d")[:2] == (
-        0, "Removed 0 operations with 0 rows and 0 bytes of files.\n",
+        0, "Deleted 0 operations with 0 rows and 0 bytes of files.\n",
     )  # fmt: skip
     would = town.ask("ops", "purge", "--older-than", "0s", "--dry-run")
     assert would == {"isDryRun": True, "operations": 1, "rows": 2, "fileBytes": 23, "filesLeft": 0}
     code, out, _ = town.call("ops", "purge", "--older-than", "0s")
-    assert (code, out.splitlines()[0]) == (0, "Removed 1 operation with 2 rows and 0 bytes of files.")
-    assert "1 file left for a later purge: " in out
+    assert (code, out.splitlines()[0]) == (0, "Deleted 1 operation with 2 rows and 0 bytes of files.")
+    assert "1 file kept for a later purge: " in out
     assert [found["id"] for found in town.ask("ops", "list")["items"]] == [waiting]
     assert town.call("verify")[0] == 0
 

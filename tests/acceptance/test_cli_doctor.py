@@ -54,7 +54,7 @@ def test_an_empty_database_is_well(town: Town, database_kind: str):
     code, out, _ = town.call("doctor")
     assert code == 0
     assert out.splitlines()[0].startswith(f"Database         {database_kind} ")
-    assert out.endswith("\nAll is well.\n")
+    assert out.endswith("\nNo problems found.\n")
     document = town.ask("doctor")
     assert (document["isHealthy"], document["workers"], document["openOperations"]) == (True, [], 0)
     assert abs(document["clockAheadSeconds"]) < 1
@@ -111,7 +111,7 @@ def test_rows_that_wait_beside_their_signal_or_past_their_deadline_are_found(tow
 @on_both
 def test_an_operation_that_no_worker_can_go_on_with_says_why(town: Town):
     operation = town.create("visit")
-    (file,) = (town.folder / "blobs").iterdir()
+    (file,) = town.stored_files()
     content = file.read_bytes()
     file.unlink()
     file.mkdir()
@@ -163,7 +163,7 @@ def test_a_file_that_is_gone_and_a_folder_that_is_none_are_found(town: Town, mon
     operation = town.create("visit")
     tamper(town, operations, state="Paused")
     assert problems(town) == {}
-    for file in (town.folder / "blobs").iterdir():
+    for file in town.stored_files():
         file.unlink()
     assert problems(town) == {
         "files_are_there": f"1 open operation without a file in {town.folder / 'blobs'}: {operation}"
@@ -180,7 +180,7 @@ def test_a_database_that_is_away_or_missing_is_a_problem_and_not_a_crash(town: T
     assert "Problem: postgresql cannot be reached" in out
     code, _, err = town.call("doctor", "--db", "sqlite:///elsewhere.db")
     assert code == 1
-    assert "there is no database at elsewhere.db" in err
+    assert "database not found: elsewhere.db" in err
     assert not (town.folder / "elsewhere.db").exists()
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -59,10 +62,67 @@ def operation(ask: Ask) -> str:
 
 def test_operations_are_listed_with_an_id_that_can_be_copied(show: Show, ask: Ask, operation: str):
     lines = show("ops", "list").splitlines()
-    assert lines[0].split() == ["ID", "STATUS", "ROWS", "FAILED", "CREATED", "OPERATION", "FILE"]
+    assert lines[0].split() == ["ID", "STATUS", "ROWS", "FAILED", "CREATED", "NAME", "FILE"]
     short = lines[1].split()[0]
     assert operation.startswith(short)
     assert ask("ops", "show", short)["id"] == operation
+
+
+@pytest.mark.parametrize("name", ["@last", "@last:invite", "@last:INVITE"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("ops", "show"), ("ops", "show", "--row", "1"), ("ops", "rows"), ("ops", "errors"),
+        ("ops", "errors", "--groups"), ("ops", "history"), ("ops", "events"),
+        ("ops", "waits"), ("ops", "unclaimed"), ("verify",),
+    ],
+)  # fmt: skip
+def test_the_newest_operation_has_a_name_wherever_an_id_is_asked_for(
+    ask: Ask, operation: str, name: str, words: tuple[str, ...]
+):
+    assert ask(*words, name) == ask(*words, operation)
+
+
+@pytest.mark.parametrize(
+    "name, said",
+    [
+        ("@last:greet", "there is no operation yet with the name 'greet'"),
+        ("@first", "operation not found: '@first'"),
+    ],
+)
+def test_a_name_for_no_operation_is_exit_1(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, said: str
+):
+    monkeypatch.chdir(folder)
+    assert main(["ops", "show", name]) == 1
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "typed, offered",
+    [
+        ("penstock ops show ", ["@last", "{id}"]),
+        ("penstock ops show {id:.4}", ["{id}"]),
+        (f"penstock run --app {APP} inv", ["invite"]),
+        ("penstock ops retr", ["retry"]),
+        ("penstock run --app none.py inv", []),
+        ("penstock ops show --db sqlite:///none.db 0", []),
+    ],
+)
+def test_a_shell_is_offered_names_and_ids(folder: Path, operation: str, typed: str, offered: list[str]):
+    words = typed.replace("{id:.4}", operation[:4])
+    asked = {"_PENSTOCK_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    done = subprocess.run(
+        [sys.executable, "-m", "penstock"],
+        cwd=folder,
+        env=os.environ | asked,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.split() == [text.replace("{id}", operation) for text in offered]
+    assert "Traceback" not in done.stderr
+    assert not (folder / "none.db").exists()
 
 
 @pytest.mark.parametrize("columns", [40, 60, 80, 120])
@@ -123,7 +183,7 @@ def test_rows_are_listed_page_by_page(show: Show, ask: Ask, operation: str):
     rest = ask("ops", "rows", operation, "--limit", "4", "--cursor", first["nextCursor"])
     assert [row["rowNumber"] for row in (*first["items"], *rest["items"])] == [1, 2, 3, 4, 5, 6]
     assert rest["nextCursor"] is None
-    assert f"There is more: add --cursor {first['nextCursor']}" in show("ops", "rows", operation, "--limit", "4")
+    assert f"More entries: add --cursor {first['nextCursor']}" in show("ops", "rows", operation, "--limit", "4")
 
 
 def test_rows_are_filtered(ask: Ask, operation: str):
@@ -157,6 +217,40 @@ def test_errors_are_counted_by_kind(show: Show, ask: Ask, operation: str):
     groups = ask("ops", "errors", operation, "--groups")["items"]
     assert sum(group["rows"] for group in groups) == 3
     assert "FIRST ROW" in show("ops", "errors", operation, "--groups")
+
+
+def test_a_row_is_listed_with_its_data_and_with_its_error(show: Show, operation: str):
+    text = show("ops", "rows", operation, "--state", "Failed", "--data")
+    assert "Nobody lives here" in text
+    assert '"age": "40"' in text
+
+
+def test_groups_that_are_not_shown_are_counted(show: Show, operation: str):
+    assert "failed with other errors" not in show("ops", "errors", operation, "--groups")
+    cut = show("ops", "errors", operation, "--groups", "--limit", "1")
+    assert cut.endswith("2 more rows failed with other errors. To see all kinds: add a larger --limit\n")
+
+
+@pytest.mark.parametrize(
+    "words, number",
+    [(("rows", "@last"), 6), (("errors", "@last"), 3), (("history", "@last"), 1), (("list",), 1), (("events",), 4)],
+)
+def test_a_limit_above_the_size_of_a_page_is_kept(
+    ask: Ask, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], number: int
+):
+    monkeypatch.setenv("PENSTOCK_PAGE_MAX", "2")
+    found = ask("ops", *words, "--limit", "100")
+    assert (len(found["items"]), found["nextCursor"]) == (number, None)
+    part = ask("ops", *words, "--limit", "1")
+    assert (len(part["items"]), part["nextCursor"] is None) == (1, number == 1)
+
+
+def test_a_limit_that_groups_cannot_have_is_refused(
+    show: Show, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], operation: str
+):
+    monkeypatch.setenv("PENSTOCK_PAGE_MAX", "2")
+    assert main(["ops", "errors", operation, "--groups", "--limit", "3"]) == 2
+    assert "--limit with --groups is 2 at most" in capsys.readouterr().err
 
 
 def test_history_has_the_attempt_that_was_tried_again(show: Show, ask: Ask, operation: str):
@@ -196,7 +290,7 @@ def test_validate_is_a_dry_run(folder: Path, monkeypatch: pytest.MonkeyPatch, ca
     assert main(["ops", "validate", "invite", "guests.csv", *meta]) == 1
     out = capsys.readouterr().out
     assert "The file is not valid: 6 rows, 2 invalid" in out
-    assert "The first rows" in out
+    assert "First errors" in out
     assert main(["ops", "validate", "invite", "guests.csv", "--app", APP, "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert (found["isValid"], found["totalRows"], found["invalidRows"]) == (False, 6, 2)
@@ -208,12 +302,12 @@ def test_validate_is_a_dry_run(folder: Path, monkeypatch: pytest.MonkeyPatch, ca
 @pytest.mark.parametrize(
     "words, said",
     [
-        (("ops", "show", "0190"), "no operation has the id '0190'"),
-        (("ops", "rows", "01900000"), "no operation has the id '01900000'"),
-        (("ops", "list", "--status", "Done"), "no such status: Done; known are: Pending"),
+        (("ops", "show", "0190"), "operation not found: '0190'"),
+        (("ops", "rows", "01900000"), "operation not found: '01900000'"),
+        (("ops", "list", "--status", "Done"), "no such status: Done; known: Pending"),
         (("ops", "list", "--cursor", "x"), "'x' is not a cursor of this list"),
         (("ops", "list", "--sort", "size"), "cannot be sorted by 'size'"),
-        (("ops", "list", "--db", "sqlite:///none.db"), "there is no database at none.db"),
+        (("ops", "list", "--db", "sqlite:///none.db"), "database not found: none.db"),
         (("ops", "list", "--db", "sqlite:///no/folder.db"), "the folder of the database does not exist"),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -52,7 +53,7 @@ def interrupt(process: subprocess.Popen[str], folder: Path, number: signal.Signa
     """Send a signal; when it was heard, open the gate. What the process says to its end."""
     process.send_signal(number)
     assert process.stderr is not None
-    heard = next(line for line in process.stderr if "once more" in line)
+    heard = next(line for line in process.stderr if "Ctrl-C again" in line)
     (folder / "gate").unlink()
     out, err = process.communicate(timeout=HANG_S)
     return out, heard + err
@@ -104,6 +105,24 @@ def test_a_terminal_gets_a_bar_that_is_drawn_again_and_again(folder: Path):
     assert f"{ROWS} of {ROWS}" in seen
 
 
+def test_a_terminal_shows_each_command_to_copy_on_one_line(folder: Path):
+    (folder / "guests.csv").write_text("name,age\nAnn,old\nNobody,30\n")
+    ours, theirs = pty.openpty()
+    words = ["run", "invite", "guests.csv", "--app", APP, "--meta", "words=Come!"]
+    with subprocess.Popen(
+        [*PENSTOCK, *words], cwd=folder, stdout=theirs, stderr=theirs,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "60"},
+    ) as process:  # fmt: skip
+        os.close(theirs)
+        seen = b"".join(iter(lambda: _read(ours), b"")).decode()
+        process.wait(HANG_S)
+    os.close(ours)
+    made = call(folder, "ops", "list")["items"][0]["id"]
+    lines = [re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", line).rstrip() for line in seen.splitlines()]
+    assert any(line.endswith(f"penstock run --resume {made} --app {APP}") for line in lines)
+    assert any(line.endswith(f"penstock ops rows {made[:13]} --state Failed --state Invalid") for line in lines)
+
+
 def _read(descriptor: int) -> bytes:
     try:
         return os.read(descriptor, 65536)
@@ -131,3 +150,51 @@ def test_the_demo_ends_by_itself_and_leaves_records_that_verify(tmp_path: Path):
     assert (report["isClean"], report["rows"]) == (True, 20_000)
     retried = call(tmp_path, "ops", "history", call(tmp_path, "ops", "list", *database)["items"][0]["id"], *database)
     assert {entry["event"] for entry in retried["items"]} == {"postponed"}
+
+
+LOUD = """
+import subprocess
+from pydantic import BaseModel
+from penstock import Context, operation
+
+print("loud module")
+
+class Guest(BaseModel):
+    name: str
+
+@operation("greet")
+def greet(row: Guest, ctx: Context) -> None:
+    print("loud step")
+    subprocess.run(["echo", "loud child"], check=True)
+"""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("run", "greet", "guests.csv"),
+        ("run", "unknown", "guests.csv"),
+        ("ops", "validate", "greet", "guests.csv"),
+        ("run", "greet", "guests.csv", "--workers", "2"),
+    ],
+    ids=["run", "refused", "validate", "workers"],
+)
+def test_what_steps_print_stands_on_stderr_when_machines_read_stdout(folder: Path, words: tuple[str, ...]):
+    (folder / "loud.py").write_text(LOUD)
+    (folder / "guests.csv").write_text("name\nAda\n")
+    done = subprocess.run(
+        [*PENSTOCK, *words, "--app", "loud.py", "--json"], cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert json.loads(done.stdout)
+    assert "loud module" in done.stderr
+    if words == ("run", "greet", "guests.csv"):
+        assert "loud step" in done.stderr
+        assert "loud child" in done.stderr
+
+
+def test_what_steps_print_stands_on_stdout_when_people_read_it(folder: Path):
+    (folder / "loud.py").write_text(LOUD)
+    (folder / "guests.csv").write_text("name\nAda\n")
+    words = ("run", "greet", "guests.csv", "--app", "loud.py")
+    done = subprocess.run([*PENSTOCK, *words], cwd=folder, capture_output=True, text=True, check=False)
+    assert "loud step" in done.stdout

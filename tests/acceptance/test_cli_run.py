@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,30 @@ def test_the_verdict_names_counts_error_groups_and_what_to_try(penstock: Run):
     assert "penstock ops errors " in out
 
 
+def test_the_verdict_says_how_many_rows_its_groups_do_not_show(penstock: Run, tmp_path: Path):
+    kinds = "".join(f"guest {'x' * number},{'y' * number}\n" for number in range(1, 3))
+    (tmp_path / "wrong.csv").write_text("name,age\n,30\nAnn,-1\nNobody,1\nShaky,2\nBea\n,-1\nCleo,1,2\n" + kinds)
+    _, out, _ = penstock(*invite("wrong.csv", "--set", "find.retries=0"))
+    shown = [int(line.split()[0]) for line in out.split("FOR EXAMPLE\n")[1].splitlines()[:5]]
+    assert "Failed      9" in out
+    assert f"{9 - sum(shown)} more rows failed with other errors. To see all kinds: " in out
+    assert re.search(r"kinds: .*penstock ops errors \S+ --groups", out)
+
+
+@pytest.mark.parametrize(
+    "rows, states",
+    [
+        ("Ann,old", "--state Invalid"),
+        ("Nobody,30", "--state Failed"),
+        ("x,y\nNobody,3", "--state Failed --state Invalid"),
+    ],
+)
+def test_the_commands_to_try_next_fit_what_happened(penstock: Run, tmp_path: Path, rows: str, states: str):
+    (tmp_path / "wrong.csv").write_text(f"name,age\n{rows}\n")
+    _, out, _ = penstock(*invite("wrong.csv"))
+    assert re.search(rf"penstock ops rows \S+ {states}\n", out)
+
+
 def test_the_commands_to_try_next_work(penstock: Run):
     _, out, _ = penstock(*invite("guests.csv", "--db", "sqlite:///other.db"))
     tries = [
@@ -100,7 +125,16 @@ def test_json_is_one_document_on_stdout_and_people_read_stderr(penstock: Run):
 def test_progress_on_a_pipe_is_plain_lines(penstock: Run):
     _, _, err = penstock(*invite())
     assert "\x1b" not in err
-    assert err.splitlines()[0] == "Pending: 0 rows read"
+    assert err.splitlines()[3] == "Pending: 0 rows read"
+
+
+def test_a_run_says_at_its_start_which_operation_it_is_and_how_to_resume_it(penstock: Run):
+    _, out, err = penstock(*invite("good.csv", "--json"))
+    made = document(out)["id"]
+    first, second, third, *_ = err.splitlines()
+    assert first == f"Operation {made} (invite)"
+    assert second == "To continue it after an interruption:"
+    assert third.endswith(f"penstock run --resume {made} --app {APP}")
 
 
 def test_progress_can_be_left_out(penstock: Run):
@@ -119,7 +153,7 @@ def test_a_file_without_the_columns_fails_with_exit_1_and_the_reason(penstock: R
     code, out, _ = penstock(*invite("wrong.csv"))
     assert code == 1
     assert "Failed" in out
-    assert "Reason" in out
+    assert "Error" in out
     assert "name" in out
 
 
@@ -177,18 +211,18 @@ def test_a_settled_operation_is_not_run_again_by_resume(penstock: Run):
         (("run", "invite"), 2, "name an operation and a file"),
         (("run", "invite", "good.csv"), 2, "--app"),
         (("run", "invite", "good.csv", "--app", APP, "--meta", "words"), 2, "--meta takes NAME=VALUE; found 'words'"),
-        (("run", "invite", "good.csv", "--app", APP, "--resume", "x"), 2, "nothing else"),
+        (("run", "invite", "good.csv", "--app", APP, "--resume", "x"), 2, "leave out OPERATION"),
         (("run", "invite", "good.csv", "--bogus"), 2, "No such option: --bogus"),
-        (("run", "invit", "good.csv", "--app", APP), 1, "did you mean 'invite'? known are: dawdle, invite"),
-        (("run", "invite", "none.csv", "--app", APP), 1, "there is no file none.csv"),
-        (("run", "invite", ".", "--app", APP), 1, ". is a folder"),
+        (("run", "invit", "good.csv", "--app", APP), 1, "did you mean 'invite'? known: dawdle, invite"),
+        (("run", "invite", "none.csv", "--app", APP), 1, "file not found: none.csv"),
+        (("run", "invite", ".", "--app", APP), 1, ". is a folder, not a file"),
         (("run", "invite", "good.csv", "--app", "no.such.module"), 1, "there is no module 'no.such.module'"),
-        (("run", "invite", "good.csv", "--app", APP, "--meta-file", "none.json"), 1, "there is no file none.json"),
+        (("run", "invite", "good.csv", "--app", APP, "--meta-file", "none.json"), 1, "file not found: none.json"),
         (("run", "invite", "good.csv", "--app", APP, "--meta-file", "good.csv"), 1, "cannot be read as JSON"),
         (("run", "invite", "good.csv", "--app", APP), 1, "words"),
-        ((*invite("good.csv"), "--set", "fnd.retries=1"), 1, "no such step; known are: find, write"),
+        ((*invite("good.csv"), "--set", "fnd.retries=1"), 1, "no such step; known: find, write"),
         ((*invite("good.csv"), "--db", "nosql://x"), 1, "known forms are: sqlite:///file.db"),
-        (("run", "--resume", "01900000", "--app", APP), 1, "there is no database at penstock.db"),
+        (("run", "--resume", "01900000", "--app", APP), 1, "database not found: penstock.db"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_sentence_and_stores_nothing(
@@ -223,7 +257,7 @@ def test_an_operation_of_another_application_is_not_resumed(penstock: Run, tmp_p
     made = document(penstock(*invite("good.csv", "--json"))[1])
     code, _, err = penstock("run", "--resume", made["id"], "--app", f"{APP}:dawdle")
     assert code == 1
-    assert "'invite', which the application does not have; it has: dawdle" in err
+    assert "'invite', which the application does not declare; it declares: dawdle" in err
 
 
 def test_a_bug_shows_its_traceback(penstock: Run, monkeypatch: pytest.MonkeyPatch):

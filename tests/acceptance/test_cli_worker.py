@@ -39,7 +39,7 @@ def test_a_worker_finishes_what_another_process_has_made(town: Town):
     assert re.match(
         r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z INFO penstock\.worker: worker \S+ \(process \d+\) runs ", first
     )
-    assert "runs linger, permit, stroll, visit on " in first
+    assert "runs linger, permit, stroll, travel, visit on " in first
     assert "Traceback" not in town.said(process)
     assert town.ask("doctor")["workers"] == []
 
@@ -97,6 +97,35 @@ def test_a_step_that_does_not_end_holds_up_a_stop_only_so_long(town: Town):
     assert town.ask("ops", "show", operation)["status"] == "Running"
 
 
+BLOCKING = """
+import threading
+from pydantic import BaseModel
+from penstock import Context, operation
+
+class Citizen(BaseModel):
+    name: str
+
+@operation("block")
+async def block(row: Citizen, ctx: Context) -> None:
+    threading.Event().wait()
+"""
+
+
+@on_sqlite
+@pytest.mark.parametrize("command", ["worker", "run"])
+def test_a_process_of_ours_whose_step_never_yields_ends_and_names_it(town: Town, command: str):
+    (town.folder / "blocking.py").write_text(BLOCKING)
+    (town.folder / "citizens.csv").write_text("name\nAda\n")
+    words = {"worker": ["worker"], "run": ["run", "block", "citizens.csv"]}[command]
+    if command == "worker":
+        town.create("block", rows=1, app=str(town.folder / "blocking.py"))
+    process = town.start(*words, "--app", "blocking.py", PENSTOCK_STALL_S="0.5")
+    assert town.await_end(process) == 75
+    assert re.search(
+        r"CRITICAL .*block of row 1 of operation block \(\S+\), at \S+blocking.py:11, has blocked", town.said(process)
+    )
+
+
 @on_sqlite
 def test_a_worker_ends_with_one_document_for_machines(town: Town):
     process = town.start_worker("--json")
@@ -104,7 +133,7 @@ def test_a_worker_ends_with_one_document_for_machines(town: Town):
     document = json.loads(town.said(process, "out"))
     assert document == {
         "process": process.pid,
-        "operations": ["linger", "permit", "stroll", "visit"],
+        "operations": ["linger", "permit", "stroll", "travel", "visit"],
         "starts": 1,
     }
 
@@ -131,13 +160,17 @@ def test_a_worker_outlives_the_death_of_its_database(tmp_path: Path, monkeypatch
         process = town.start_worker()
         town.until_begun(operation)
         server.kill()
-        town.until(lambda: "WARNING" in town.said(process), "the worker notices", process)
+        town.until(lambda: "is away" in town.said(process), "the worker notices", process)
         server.start()
         town.open_gate()
         finished = town.until_settled(operation)
         assert (finished["status"], finished["successfulRows"]) == ("Completed", ROWS)
         assert town.ask("verify")["isClean"]
         assert town.end(process, signal.SIGTERM) == 0
+        warnings = [line for line in town.said(process).splitlines() if " WARNING " in line]
+        assert len(warnings) == 2
+        assert "the database is away: postgresql" in warnings[0]
+        assert re.search(r"the database is back after \d+\.\d s", warnings[1])
 
 
 @pytest.mark.databases("postgresql")
@@ -166,7 +199,7 @@ def test_a_run_that_does_not_wait_leaves_the_waits_to_a_worker(town: Town):
     assert code == 5, err
     left = json.loads(out)
     assert (left["status"], left["waitingRows"], left["invalidRows"]) == ("Running", 1, 1)
-    assert "only waits remain (1 row)" in err
+    assert "all remaining rows wait for signals (1 row)" in err
     assert f"--resume {left['id']}" in err
     town.start_worker()
     assert town.ask("signal", left["id"], "permit-Ann")["outcome"] == "delivered"
@@ -177,3 +210,24 @@ def test_a_run_that_does_not_wait_leaves_the_waits_to_a_worker(town: Town):
 def test_a_run_that_does_not_wait_ends_as_usual_where_nothing_waits(town: Town):
     (town.folder / "citizens.csv").write_text("name,age\nAnn,30\n")
     assert town.call("run", "visit", "citizens.csv", "--app", APP, "--no-wait")[0] == 0
+
+
+@on_sqlite
+@pytest.mark.parametrize("age, code, status", [(7, 0, "Completed"), (30, 5, "Running")])
+def test_a_run_that_does_not_wait_asks_polled_steps_to_their_end(town: Town, age: int, code: int, status: str):
+    (town.folder / "citizens.csv").write_text(f"name,age\nAnn,{age}\n")
+    found, out, err = town.call("run", "travel", "citizens.csv", "--app", APP, "--no-wait", "--json")
+    assert found == code, err
+    assert json.loads(out)["status"] == status
+    steps = town.ask("ops", "show", json.loads(out)["id"], "--row", "1")["steps"]
+    assert [(step["stepName"], step["state"]) for step in steps[1:]] == [
+        ("train", "Completed"),
+        ("visa", "Skipped" if age < 20 else "WaitingForCompletion"),
+    ]
+
+
+@on_sqlite
+def test_a_run_that_does_not_wait_stays_for_a_signal_that_was_sent_before(town: Town):
+    operation = town.create("permit", rows=1)
+    town.ask("signal", operation, "permit-p1")
+    assert town.call("run", "--resume", operation, "--app", APP, "--no-wait")[0] == 0

@@ -51,12 +51,12 @@ class Town:
         assert out, err
         return json.loads(out)
 
-    def create(self, operation: str, rows: int = 3) -> str:
+    def create(self, operation: str, rows: int = 3, *, app: str = APP) -> str:
         """An operation over so many citizens, p1, p2 and so on, that nobody works on yet."""
         text = "name,age\n" + "".join(f"p{number},{number}\n" for number in range(1, rows + 1))
 
         async def make() -> str:
-            async with Penstock.open(self.url, operations=load_app(APP)) as penstock:
+            async with Penstock.open(self.url, operations=load_app(app)) as penstock:
                 made = await penstock.operations.create(operation, file=text.encode(), file_name="citizens.csv")
                 return made.id
 
@@ -85,7 +85,7 @@ class Town:
     def halt(self, process: Process, number: int) -> None:
         """Send a signal that is heard: nothing more begins."""
         process.send_signal(number)
-        self.until(lambda: "once more to stop at once" in self.said(process), "the signal is heard")
+        self.until(lambda: "press Ctrl-C again to stop now" in self.said(process), "the signal is heard")
 
     def end(self, process: Process, number: int) -> int:
         """Send a signal and wait for the end; gives the exit code."""
@@ -114,6 +114,10 @@ class Town:
             return now if now["completedAt"] else None
 
         return self.until(look, f"operation {operation} is settled")
+
+    def stored_files(self) -> list[Path]:
+        """The files that were handed in, without the mark of their folder."""
+        return [path for path in (self.folder / "blobs").iterdir() if not path.name.startswith("storage-")]
 
     def close_gate(self, age: int) -> None:
         """Those who stroll stop at a gate if they are older; citizen n is n years old."""

@@ -52,6 +52,29 @@ class Permit(Pipeline[Citizen]):
         return ctx.outputs.get("approval")
 
 
+@operation("travel", row_key="name")
+class Travel(Pipeline[Citizen]):
+    """A train that is asked for some times, and for those over 20 a visa that somebody sends."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    @step.poll(every=0.3, timeout=600)
+    async def train(self, citizen: Citizen, ctx: Context) -> None: ...
+
+    @train.check
+    async def has_come(self, citizen: Citizen, ctx: Context) -> bool:
+        self.asked += 1
+        return self.asked > 3
+
+    @step.signal(key="visa-{row.name}", timeout=600)
+    async def visa(self, citizen: Citizen, ctx: Context) -> None: ...
+
+    @visa.when
+    def is_grown_up(self, citizen: Citizen, ctx: Context) -> bool:
+        return citizen.age > 20
+
+
 @operation("visit", row_key="name")
 def visit(citizen: Citizen, ctx: Context) -> None:
     if Path("flood").exists():

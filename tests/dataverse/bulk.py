@@ -139,6 +139,9 @@ def _write_each(work: Work, table: Table, rows: Sequence[_Planned], write: Write
             with work.store.unit():
                 check_row(work, table, row.draft.values, view(table, row.target))
                 write(index, resolve(work, row.draft))
+            lost = work.struck.on_row(view(table, row.target))
+            if lost is not None and lost.is_applied:
+                failures[index] = (row.id, lost.status)
         except Refused as refused:
             failures[index] = (row.id, CONFLICT if refused.problem.status == 412 else refused.problem.status)
     if failures:

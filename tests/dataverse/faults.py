@@ -22,10 +22,14 @@ RowTest = Callable[[Mapping[str, Any]], bool]
 
 @dataclass(frozen=True)
 class Drop:
-    """The connection goes away without an answer, before or after the call took effect."""
+    """The connection goes away without an answer, before or after the call took effect.
+
+    A late one takes effect when the next call that writes has come in.
+    """
 
     is_applied: bool = False
     is_reset: bool = False
+    is_late: bool = False
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,8 @@ class Problem:
     annotations: Mapping[str, Any] = field(default_factory=dict)
     is_plugin: bool = False
     has_body: bool = True
+    is_applied: bool = False
+    """The call took effect first: something in between answered."""
 
     def with_status(self, status: int) -> Problem:
         """The same refusal under another HTTP status."""

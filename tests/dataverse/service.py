@@ -62,6 +62,7 @@ class Service:
         self._sleep = sleep
         self._runs_jobs_at_once = runs_jobs_at_once
         self._current: Arrival | None = None
+        self._late: list[tuple[Arrival, Work]] = []
         self._unformed = {table.name for table in tables if table.is_new}
         self._forming: set[str] = set()
         self._races = itertools.cycle(problems.RACES)
@@ -122,10 +123,16 @@ class Service:
 
     async def _run(self, request: Request, user: str, arrival: Arrival, asked: Asked, spent_s: float) -> Answer:
         struck = self.faults.strike(asked.call(user))
+        self._catch_up(asked)
         work = Work(self.store, request, user, struck, self.denied[user])
         with self._formed(asked):
             await self._linger(struck, is_applied=False)
-            _strike_down(work, struck)
+            try:
+                _strike_down(work, struck)
+            except Lost:
+                if any(drop.is_late for drop in struck.whole(Drop)):
+                    self._late.append((arrival, work))
+                raise
             # Even a call that takes no time lets others in beside it.
             await (self._sleep(spent_s) if spent_s and self._sleep else asyncio.sleep(0))
             self._current = arrival
@@ -133,11 +140,21 @@ class Service:
             if self._runs_jobs_at_once:
                 self.jobs.run()
         await self._linger(struck, is_applied=True)
+        for problem in struck.whole(Problem):
+            if problem.is_applied:
+                raise Refused(problem)
         for drop in struck.whole(Drop):
             raise Lost(is_reset=drop.is_reset)
         for event in struck.whole(Truncated):
             answer = replace(answer, cut=event.bytes)
         return answer
+
+    def _catch_up(self, asked: Asked) -> None:
+        """What was given up by its sender takes effect before anything else is written."""
+        late, self._late = (self._late, []) if asked.rows else ([], self._late)
+        for arrival, work in late:
+            self._current = arrival
+            self._desk.operate(work)
 
     async def _linger(self, struck: Struck, *, is_applied: bool) -> None:
         for held in struck.whole(Held):
@@ -197,7 +214,7 @@ class Service:
 
 def _strike_down(work: Work, struck: Struck) -> None:
     for problem in struck.whole(Problem):
-        if work.suffers(problem):
+        if work.suffers(problem) and not problem.is_applied:
             raise Refused(problem)
     for drop in struck.whole(Drop):
         if not drop.is_applied:

@@ -62,7 +62,7 @@ def check_privilege(work: Work, *privileges: str) -> None:
 def check_row(work: Work, table: Table, values: Mapping[str, Any], shown: Mapping[str, Any]) -> None:
     """Refuse what a script or the table's rules say of one record."""
     scripted = work.struck.on_row(shown)
-    if scripted is not None and work.suffers(scripted):
+    if scripted is not None and not scripted.is_applied and work.suffers(scripted):
         raise Refused(scripted)
     for name, value in values.items():
         column = table.declared.get(name)

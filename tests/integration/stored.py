@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,7 +14,12 @@ from penstock.operations.ledger import INVALID, PENDING, STATES, Ledger
 from penstock.operations.queries import number_of
 from penstock.operations.tables import chunk_rows, chunks, history, operations, row_records
 
-__all__ = ["StoredRow", "StoredStep", "count_of", "history_of", "records_of", "rows_of"]
+__all__ = ["StoredRow", "StoredStep", "count_of", "history_of", "records_of", "rows_of", "stored_files"]
+
+
+def stored_files(folder: Path) -> list[Path]:
+    """The files in the storage folder of an engine, without the folder's mark."""
+    return sorted(path for path in (folder / "files").iterdir() if not path.name.startswith("storage-"))
 
 
 @dataclass(frozen=True)

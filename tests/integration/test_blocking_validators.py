@@ -16,7 +16,7 @@ from patience import HANG_S
 from stored import records_of
 
 from penstock import Context, Penstock, Pipeline, RowInvalid, failpoints, operation, step
-from penstock.operations.running.lease import Heart
+from penstock.operations.running.stalls import LoopWatch
 from penstock.settings import Settings
 from penstock.testing import Engine, engine, json_lines
 
@@ -176,18 +176,18 @@ async def test_a_dry_run_that_is_given_up_does_not_wait_for_its_validator(databa
 async def test_a_blocked_validator_does_not_look_like_a_stuck_loop(
     database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    gate, signs, alive = Gate(), [0], Heart.loop_is_alive
+    gate, signs, alive = Gate(), [0], LoopWatch.loop_is_alive
 
-    def loop_is_alive(heart: Heart) -> None:
-        alive(heart)
+    def loop_is_alive(watch: LoopWatch) -> None:
+        alive(watch)
         if gate.reached.is_set():
             signs[0] += 1
             if signs[0] == 3:
                 gate.opened.set()
 
-    monkeypatch.setattr(Heart, "loop_is_alive", loop_is_alive)
+    monkeypatch.setattr(LoopWatch, "loop_is_alive", loop_is_alive)
     settings = Settings(
-        database_url=database_url, storage_url=str(tmp_path / "files"), control_poll_s=0.01, lease_s=3600
+        database_url=database_url, storage_url=str(tmp_path / "files"), stall_warning_s=0.04, lease_s=3600
     )
     async with Penstock.open(operations=[gate.kind], settings=settings) as penstock:
         made = await penstock.operations.create(gate.kind, file=json_lines(gated(5, 2)), file_name="a.jsonl")

@@ -154,7 +154,7 @@ async def test_cancelling_twice_is_cancelling_once(e):
 async def test_an_operation_that_has_ended_cannot_be_cancelled(e):
     made = await e.create("approvals", [])
     await e.work_until_idle()
-    with pytest.raises(IllegalMove, match="'Completed' cannot take 'cancel_requested'"):
+    with pytest.raises(IllegalMove, match="is Completed, and 'cancel_requested' is not possible"):
         await e.operations.cancel(made.id)
 
 

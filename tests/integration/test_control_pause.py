@@ -90,7 +90,7 @@ async def test_pausing_or_resuming_twice_is_once_and_an_ended_operation_refuses_
 
 async def test_a_pending_operation_cannot_be_paused(e):
     made = await e.create("approvals", papers(1))
-    with pytest.raises(IllegalMove, match="'Pending' cannot take 'paused'"):
+    with pytest.raises(IllegalMove, match="is Pending, and 'paused' is not possible"):
         await e.operations.pause(made.id)
 
 

@@ -91,6 +91,17 @@ async def test_a_wall_clock_that_was_set_forward_is_followed_when_no_worker_is_t
             assert abs(await wrong_by(penstock) - HOUR_S) < CLOSE_S
 
 
+async def test_a_wall_clock_that_was_set_forward_ends_no_wait(database_url, tmp_path):
+    desk = approvals(Calls())
+    async with opened(database_url, tmp_path, Machine(), desk) as penstock:
+        operation = await penstock.operations.create(desk, file=json_lines(papers(1)), file_name="papers.jsonl")
+        async with opened(database_url, tmp_path, Machine(HOUR_S), desk):
+            assert abs(await wrong_by(penstock)) < CLOSE_S
+        await penstock.operations.cancel(operation.id)
+        async with opened(database_url, tmp_path, Machine(HOUR_S), desk):
+            assert abs(await wrong_by(penstock) - HOUR_S) < CLOSE_S
+
+
 async def test_a_wall_clock_that_was_set_back_is_never_followed(database_url, tmp_path):
     async with opened(database_url, tmp_path, Machine()), opened(database_url, tmp_path, Machine(-HOUR_S)) as penstock:
         assert abs(await wrong_by(penstock)) < CLOSE_S

@@ -17,7 +17,7 @@ from penstock.db.dialects import DIALECTS
 from penstock.db.safety import judge
 from penstock.db.schema import table_options
 from penstock.db.upgrade import check
-from penstock.errors import DatabaseUnsafe, SettingsInvalid, Unavailable
+from penstock.errors import DatabaseDamaged, DatabaseUnsafe, SettingsInvalid, Unavailable
 
 SPELLINGS = {
     "sqlite": ["sqlite:///x.db", "sqlite+aiosqlite:///x.db", "sqlite+pysqlite:///x.db"],
@@ -81,7 +81,7 @@ async def test_a_server_that_is_not_there_is_unavailable(database_kind):
 @pytest.mark.databases("sqlite")
 async def test_a_file_that_is_no_database_is_refused(tmp_path, database_kind):
     (tmp_path / "notes.db").write_text("these are notes, not a database\n" * 100)
-    with pytest.raises(SettingsInvalid, match="not a database"):
+    with pytest.raises(DatabaseDamaged, match=r"notes\.db is no SQLite database"):
         await Database.open(f"sqlite:///{tmp_path / 'notes.db'}", clock=SystemClock())
 
 

@@ -427,7 +427,7 @@ async def test_a_write_for_which_the_disk_has_no_room_is_undone_and_says_so(data
         await pay(tx, 1)
         await tx.execute(insert(accounts), [{"id": n, "amount": 0} for n in range(3, 10_000)])
 
-    with pytest.raises(Unavailable, match="the disk of sqlite is full"):
+    with pytest.raises(Unavailable, match=r"the disk of .* is full"):
         await database.transaction(work)
     await database.transaction(lambda tx: pay(tx, 2))
     assert await amounts(database) == [0, 1]
@@ -448,7 +448,7 @@ async def test_a_commit_for_which_the_disk_has_no_room_has_not_happened(db, monk
         await tell(connection, text)
 
     monkeypatch.setattr(Direct, "tell", tell_full)
-    with pytest.raises(Unavailable, match="the disk of sqlite is full") as caught:
+    with pytest.raises(Unavailable, match=r"the disk of .* is full") as caught:
         await db.transaction(lambda tx: pay(tx, 1))
     assert not isinstance(caught.value, CommitUnknown)
     await db.transaction(lambda tx: pay(tx, 2))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from approvals import clean, states
 from patience import HANG_S
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from stored import records_of
 
 from penstock import BatchContext, Context, Pipeline, StepFailed, operation, step
@@ -223,3 +223,49 @@ async def test_a_call_whose_output_cannot_be_stored_is_not_repeated_with_the_oth
         assert error.message == f"ValueError: the output has 202 bytes; at most 100 can be stored, {DOUBT}"
         with pytest.raises(NothingToRetry):
             await e.operations.retry(done.id)
+
+
+class Payment(BaseModel):
+    reference: str = Field(alias="Payment Reference")
+
+
+# Whoever drains an operation needs none of its code, nor its file; so untracked rows are not known to it.
+@pytest.mark.parametrize(
+    "how, tracked",
+    [
+        *((how, tracked) for how in ("killed", "shut down", "cancelled") for tracked in (True, False)),
+        ("killed and cancelled", True),
+    ],
+)
+async def test_a_row_whose_call_was_cut_off_keeps_its_key(database_url: str, tmp_path: Path, how: str, tracked: bool):
+    paying = asyncio.Event()
+
+    @operation("pay", row_key="reference", track_row_data=tracked)
+    class Pay(Pipeline[Payment]):
+        @step(delivery="at_most_once")
+        async def pay(self, row: Payment, ctx: Context) -> None:
+            paying.set()
+            await asyncio.Event().wait()
+
+    settings = Settings(shutdown_s=0, cancel_grace_s=0)
+    async with engine([Pay], url=database_url, tmp_path=tmp_path, settings=settings) as e:
+        made = await e.create(Pay, b"Payment Reference\nA-1\n", file_name="payments.csv")
+        at_work = asyncio.create_task(e.work_until_idle())
+        async with asyncio.timeout(HANG_S):
+            await paying.wait()
+        if how == "cancelled":
+            await e.operations.cancel(made.id)
+            await e.worker.look_round()
+            await at_work
+        else:
+            at_work.cancel()
+            await (e.restart() if how == "shut down" else e.crash())
+        if how == "killed and cancelled":
+            await e.operations.cancel(made.id)
+        await e.work_until_idle()
+        (error,) = (await e.operations.errors(made.id)).items
+        assert error.error_type == "InDoubt"
+        assert error.row_key == "A-1"
+        assert [found.row for found in (await e.operations.errors(made.id, row_key="A-1")).items] == [1]
+        assert [row.number for row in (await e.operations.rows(made.id, row_key="A-1")).items] == [1]
+        assert await clean(e) == []

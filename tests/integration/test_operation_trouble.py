@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,12 +16,15 @@ from patience import HANG_S
 from pydantic import BaseModel, field_validator
 from several import CALM, Item, Witness, engines, items, limited, until
 from sqlalchemy import select
+from stored import stored_files
 
 from penstock import Context, Penstock, Pipeline, operation, step
+from penstock.clock import ManualClock
 from penstock.db.connection import Connection
 from penstock.db.database import Database
-from penstock.errors import OperationUnready, Unavailable
+from penstock.errors import OperationUnready, SettingsInvalid, Unavailable
 from penstock.operations.model import Operation
+from penstock.operations.proof.doctor import diagnose
 from penstock.operations.reading import Pieces
 from penstock.operations.tables import operations
 from penstock.settings import Settings
@@ -217,7 +221,7 @@ class HiddenFile:
     """A stored file in whose place nothing can be read; `back` brings it back."""
 
     def __init__(self, folder: Path) -> None:
-        (self.file,) = (file for file in (folder / "files").iterdir() if file.is_file())
+        (self.file,) = (file for file in stored_files(folder) if file.is_file())
         self._content = self.file.read_bytes()
         self.file.unlink()
         self.file.mkdir()
@@ -225,6 +229,51 @@ class HiddenFile:
     def back(self) -> None:
         self.file.rmdir()
         self.file.write_bytes(self._content)
+
+
+@pytest.mark.parametrize("is_empty", [True, False])
+@pytest.mark.parametrize("is_read", [False, True])
+async def test_a_worker_with_another_storage_folder_breaks_nothing(database_url, tmp_path, is_empty, is_read):
+    plant, clock = Plant(), ManualClock()
+    elsewhere = tmp_path / "elsewhere"
+    (elsewhere / "files").mkdir(parents=True)
+    async with (
+        engine(plant.kinds, url=database_url, tmp_path=tmp_path, settings=CALM, clock=clock) as client,
+        engine(plant.kinds, url=database_url, tmp_path=elsewhere, settings=CALM, clock=clock) as e,
+    ):
+        if not is_empty:
+            assert (await e.run(plant.strong, items(5))).status == "Completed"
+        made = await client.create(plant.weak, items(8))
+        if is_read:
+            await read_for_others(client)  # and it leaves chunks to others, who have to read the file again
+        await e.work_until_idle()
+        state, trouble = await status(e, made)
+        assert state == "Validating"
+        assert f"{elsewhere / 'files'} is not the storage folder" in str(trouble)
+        assert "PENSTOCK_STORAGE_URL" in str(trouble)
+        found = await diagnose(e.penstock.settings, clock)
+        assert "files_are_there" in [symptom.check for symptom in found.symptoms]
+        await client.advance(1)
+        await client.work_until_idle()
+        assert await status(client, made) == ("Completed", None)
+
+
+@pytest.mark.databases("postgresql", "mariadb")
+async def test_a_server_database_without_a_shared_folder_takes_no_file_and_starts_no_worker(database_url, clock):
+    plant = Plant()
+    settings = Settings(database_url=database_url, storage_url="file:./files")
+    async with Penstock.open(operations=plant.kinds, settings=settings, clock=clock) as penstock:
+        assert (await penstock.operations.list()).items == [], "looking needs no folder"
+        with pytest.raises(SettingsInvalid, match="must be an absolute folder that all processes share"):
+            await penstock.operations.create(plant.strong, file=b'{"id": 1}', file_name="a.jsonl")
+        with pytest.raises(SettingsInvalid, match="must be an absolute folder that all processes share"):
+            async with penstock.worker():
+                raise AssertionError("it must not start")
+        with pytest.raises(SettingsInvalid, match="must be an absolute folder"):
+            await penstock.operations.purge(datetime.now(UTC))
+    found = await diagnose(settings, clock)
+    assert "storage_is_named" in [symptom.check for symptom in found.symptoms]
+    assert not found.is_healthy
 
 
 @pytest.mark.parametrize("when", ["before reading", "after reading"])
@@ -368,7 +417,7 @@ async def test_a_database_that_is_away_for_a_moment_ends_no_worker(database_url,
     async with engine(plant.kinds, url=database_url, tmp_path=tmp_path) as e:
         made = await e.create(plant.weak, items(5))
         if point in ("broke", "give_back_reading"):
-            for file in (tmp_path / "files").iterdir():
+            for file in stored_files(tmp_path):
                 file.unlink()
         else:
             hidden = HiddenFile(tmp_path)

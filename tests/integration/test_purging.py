@@ -13,6 +13,7 @@ import pytest
 from approvals import Calls, Paper, Wall, a_moment, approvals, at_wall, clean, papers, states, two_engines
 from patience import HANG_S
 from sqlalchemy import func, insert, select
+from stored import stored_files
 
 from penstock import Context, Penstock, Pipeline, StepFailed, failpoints, operation, step
 from penstock.clock import from_micros
@@ -97,12 +98,12 @@ async def counts(e: Engine) -> dict[str, int]:
 
 
 def stored(folder: Path) -> list[str]:
-    return sorted(path.name for path in (folder / "files").iterdir())
+    return [path.name for path in stored_files(folder)]
 
 
 def age_files(folder: Path, hours: float = 2) -> None:
     """Let every stored file have been stored so long ago."""
-    for path in (folder / "files").iterdir():
+    for path in stored_files(folder):
         then = path.stat().st_mtime - hours * 3600
         os.utime(path, (then, then))
 

@@ -99,7 +99,9 @@ async def test_every_row_of_many_chunks_is_found_by_its_key(penstock):
     done = await run(penstock, sims(), activate)
     for number in (1, 10, 11, 105, 199, 200):
         page = await penstock.operations.rows(done.id, row_key=f"A{number}", data=True)
-        assert [(row.number, row.key, row.data["imei"]) for row in page.items] == [(number, f"A{number}", f"A{number}")]
+        assert [(row.number, row.row_key, row.data["imei"]) for row in page.items] == [
+            (number, f"A{number}", f"A{number}")
+        ]
     assert await found(penstock, done.id, "A201") == []
 
 
@@ -237,7 +239,7 @@ async def test_a_page_of_rows_whose_records_hold_their_keys_opens_no_rows(pensto
     done = await run(penstock, sims(*(f"B{n}:broken" for n in range(30))), activate)
     await spoil_all_but(penstock)
     page = await penstock.operations.rows(done.id, state="Failed", limit=20)
-    assert [row.key for row in page.items] == [f"B{n}" for n in range(20)]
+    assert [row.row_key for row in page.items] == [f"B{n}" for n in range(20)]
     assert page.next_cursor == "220"
 
 
@@ -249,7 +251,7 @@ async def test_a_row_without_a_recorded_key_shows_the_one_of_the_file(penstock):
 
     await penstock.db.transaction(forget)
     page = await penstock.operations.rows(done.id, state="Failed")
-    assert [row.key for row in page.items] == ["B1"]
+    assert [row.row_key for row in page.items] == ["B1"]
 
 
 async def test_a_chunk_whose_rows_are_lost_is_passed_over(penstock):

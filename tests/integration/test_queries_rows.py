@@ -85,7 +85,7 @@ async def test_rows_that_have_no_verdict_yet_are_found_by_their_state(penstock, 
 
 
 async def test_an_unknown_state_is_refused_with_the_known_ones(penstock, done):
-    with pytest.raises(InvalidInput, match=r"no such row state: Lost; known are: Pending, Running, .*Invalid"):
+    with pytest.raises(InvalidInput, match=r"no such row state: Lost; known: Pending, Running, .*Invalid"):
         await penstock.operations.rows(done.id, state="Lost")
 
 
@@ -112,7 +112,7 @@ async def test_an_error_type_finds_the_rows_that_have_it_now(penstock, done):
     assert await numbers(penstock, done.id, error_type="validation") == [3, 37]
     assert await numbers(penstock, done.id, error_type="StepFailure") == [14]
     assert await numbers(penstock, done.id, error_type="Timeout") == [26]
-    with pytest.raises(InvalidInput, match="no such error type: Oops; known are: Validation, "):
+    with pytest.raises(InvalidInput, match="no such error type: Oops; known: Validation, "):
         await penstock.operations.rows(done.id, error_type="Oops")
 
 
@@ -120,7 +120,7 @@ async def test_an_error_type_finds_the_rows_that_have_it_now(penstock, done):
 @pytest.mark.parametrize("key, number", [("P7", 7), ("P3", 3), ("P14", 14), ("R25", 25), ("P40", 40)])
 async def test_a_key_finds_its_row_whether_or_not_the_row_has_a_record(penstock, done, key, number):
     page = await penstock.operations.rows(done.id, row_key=key)
-    assert [(row.number, row.key) for row in page.items] == [(number, key)]
+    assert [(row.number, row.row_key) for row in page.items] == [(number, key)]
 
 
 @pytest.mark.parametrize("key", ["P", "p7", "7", "", 'P7","', "heavy"])
@@ -174,7 +174,7 @@ async def test_data_comes_when_it_is_asked_for(penstock, done):
 @pytest.mark.covers("SM-014", "SM-064")
 async def test_a_row_shows_every_step_it_has_reached(penstock, done):
     row = await penstock.operations.row(done.id, 7)
-    assert (row.number, row.key, row.state, row.generation) == (7, "P7", "Completed", 0)
+    assert (row.number, row.row_key, row.state, row.generation) == (7, "P7", "Completed", 0)
     assert (row.step_name, row.completed_steps, row.total_steps) == ("Print label", 2, 2)
     assert row.data == {"code": "P7", "weight": "7"}
     assert [(step.index, step.name, step.state, step.attempt) for step in row.steps] == [
@@ -211,20 +211,20 @@ async def test_a_row_that_was_retried_shows_its_attempts_and_no_error(penstock, 
 
 async def test_an_unknown_row_is_not_found_and_the_answer_says_how_many_there_are(penstock, done):
     for number in (0, 41, 10**12):
-        with pytest.raises(NotFound, match=f"has no row {number}; it has 40 rows, numbered from 1"):
+        with pytest.raises(NotFound, match=f"has no row {number}; its rows are numbered 1 to 40"):
             await penstock.operations.row(done.id, number)
 
 
 async def test_an_unknown_operation_is_not_found(penstock):
     for look in (penstock.operations.rows, penstock.operations.errors, penstock.operations.history):
-        with pytest.raises(NotFound, match="no operation has the id 'nowhere'"):
+        with pytest.raises(NotFound, match="operation not found: 'nowhere'"):
             await look("nowhere")
 
 
 async def test_an_operation_that_nobody_has_picked_up_has_no_rows(penstock):
     made = await penstock.operations.create(Parcels, file=b"code,weight\nP1,1\n", file_name="a.csv")
     assert await numbers(penstock, made.id) == []
-    with pytest.raises(NotFound, match="it has 0 rows"):
+    with pytest.raises(NotFound, match="it has no rows"):
         await penstock.operations.row(made.id, 1)
 
 
@@ -232,7 +232,7 @@ async def test_objects_and_unreadable_lines_are_shown_as_they_are(penstock):
     file = b'{"code": "a", "weight": 1, "more": [2]}\nnot json\n'
     done = await run(penstock, file, note, file_name="rows.jsonl")
     rows = (await penstock.operations.rows(done.id, data=True)).items
-    assert [(row.state, row.key, row.data) for row in rows] == [
+    assert [(row.state, row.row_key, row.data) for row in rows] == [
         ("Completed", "a", {"code": "a", "weight": 1, "more": [2]}),
         ("Invalid", None, "not json"),
     ]
@@ -247,7 +247,7 @@ async def test_a_record_with_too_many_cells_is_shown_cell_by_cell(penstock):
 async def test_without_row_data_only_rows_with_a_record_have_a_key(penstock):
     done = await run(penstock, b"code,weight\na,1\nb,heavy\n", keep_nothing)
     rows = (await penstock.operations.rows(done.id, data=True)).items
-    assert [(row.state, row.key, row.data) for row in rows] == [("Completed", None, None), ("Invalid", "b", None)]
+    assert [(row.state, row.row_key, row.data) for row in rows] == [("Completed", None, None), ("Invalid", "b", None)]
     assert await numbers(penstock, done.id, row_key="b") == [2]
 
 
@@ -256,7 +256,7 @@ async def test_an_edited_row_shows_its_new_data_and_key(penstock, done):
     await retry_rows(penstock.db, number, [3], actor="ana", token="t", data={3: ["Q3", "3"]})
     await penstock.run_until_done(done.id, every_s=0.01)
     row = await penstock.operations.row(done.id, 3)
-    assert (row.state, row.key, row.data, row.generation) == ("Completed", "Q3", {"code": "Q3", "weight": "3"}, 1)
+    assert (row.state, row.row_key, row.data, row.generation) == ("Completed", "Q3", {"code": "Q3", "weight": "3"}, 1)
     assert await numbers(penstock, done.id, row_key="Q3") == [3]
     assert await numbers(penstock, done.id, row_key="P3") == []
 

@@ -113,7 +113,7 @@ async def test_a_stream_that_cannot_be_rewound_is_checked_too(penstock):
 
 
 async def test_an_unknown_operation_or_option_is_the_callers_mistake(penstock):
-    with pytest.raises(NotFound, match="no operation is called 'letters'"):
+    with pytest.raises(NotFound, match="unknown operation 'letters'"):
         await penstock.operations.validate("letters", file=b"", file_name="a.csv")
     with pytest.raises(SettingsInvalid):
         await penstock.operations.validate(Parcels, file=b"", file_name="a.csv", options={"speed": 9})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ async def test_an_invalid_row_that_was_corrected_is_validated_and_runs_from_the_
     assert (done.status, done.successful_rows, done.invalid_rows, done.failed_rows) == ("Completed", 3, 0, 0)
     assert [calls[name, 2] for name in ("first", "second", "third")] == [1, 1, 1]
     view = await e.operations.row(made.id, 2)
-    assert (view.generation, view.data["code"], view.key) == (1, "p2", "p2")
+    assert (view.generation, view.data["code"], view.row_key) == (1, "p2", "p2")
 
 
 async def test_a_failed_row_that_was_corrected_goes_on_at_the_step_that_failed(e, calls):
@@ -122,7 +123,7 @@ async def test_the_cells_of_a_file_with_columns_are_edited_by_column(e):
     await e.work_until_idle()
     assert await states(e, made) == [DONE, DONE]
     view = await e.operations.row(made.id, 2)
-    assert (view.data, view.key) == ({"code": "p2", "desk": "front"}, "p2")
+    assert (view.data, view.row_key) == ({"code": "p2", "desk": "front"}, "p2")
     assert (await history(e, made, row=2))[0].data == {"code": "x2", "desk": "front"}
 
 
@@ -149,7 +150,7 @@ async def test_the_key_of_a_row_follows_its_correction_everywhere(e):
     await e.work_until_idle()
     (after,) = (await e.operations.errors(made.id)).items
     assert (before.row_key, after.row_key, after.generation) == ("bad", "bad2", 1)
-    assert [row.key for row in (await e.operations.rows(made.id, row_key="bad2")).items] == ["bad2"]
+    assert [row.row_key for row in (await e.operations.rows(made.id, row_key="bad2")).items] == ["bad2"]
 
 
 async def test_two_corrections_of_one_row_at_once_are_one(e):
@@ -245,3 +246,33 @@ async def test_a_correction_cancelled_while_it_is_validated_leaves_a_row_that_ca
         await e.operations.edit_row(made.id, 2, {"code": "p2"})
         await e.work_until_idle()
         assert await states(e, made) == [DONE, DONE]
+
+
+@pytest.mark.covers("SM-075")
+async def test_history_says_who_corrected_a_row_when_and_what(e):
+    made = await e.run("failures", rows("p1", "bad", "p3"))
+    failed_at = (await e.operations.errors(made.id)).items[0].at
+    await e.advance(60)
+    await e.operations.edit_row(made.id, 2, {"code": "good"}, actor="ana")
+    await e.advance(60)
+    await e.work_until_idle()
+    (line,) = await history(e, made, row=2)
+    assert (line.event, line.at, line.data["code"]) == ("edited", failed_at, "bad")
+    assert (line.actor, line.asked_at) == ("ana", failed_at + timedelta(seconds=60))
+    assert [(change.field, change.old, change.new) for change in line.changes] == [("code", "bad", "good")]
+
+
+@pytest.mark.covers("SM-075")
+async def test_history_says_who_asked_for_a_retry_of_a_row_or_of_all(e):
+    made = await e.run("failures", rows("bad1", "p2", "p3", "p4", "bad5"))
+    for actor, named in (("ana", None), ("ben", [5]), ("cid", None)):
+        await e.advance(60)
+        await e.operations.retry(made.id, rows=named, actor=actor)
+        await e.work_until_idle()
+    assert [(h.row, h.generation, h.event, h.actor, h.changes) for h in await history(e, made)] == [
+        (1, 0, "retried", "ana", ()),
+        (1, 1, "retried", "cid", ()),
+        (5, 0, "retried", "ana", ()),
+        (5, 1, "retried", "ben", ()),
+        (5, 2, "retried", "cid", ()),
+    ]

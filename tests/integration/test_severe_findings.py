@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from approvals import Calls, Paper, Wall, a_moment, approvals, at_wall, clean, failures, papers, states, two_engines
+from stored import stored_files
 
 from penstock import Context, Pipeline, StepFailed, failpoints, operation, step
 from penstock.errors import Unavailable
@@ -243,7 +244,7 @@ async def test_13_an_operation_of_any_length_is_left_alone_while_its_worker_live
 async def test_14_no_operation_is_visible_before_its_file_is_stored(e, tmp_path):
     def die(at: str) -> None:
         if at == "create:before":
-            assert list((tmp_path / "files").iterdir()), "the file comes first"
+            assert stored_files(tmp_path), "the file comes first"
             raise ConnectionError
 
     with failpoints.armed(die), pytest.raises(ConnectionError):

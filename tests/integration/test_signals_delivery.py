@@ -145,6 +145,29 @@ async def test_without_an_id_a_second_signal_is_kept_and_listed_and_changes_noth
     ]
 
 
+async def test_a_signal_that_a_waiting_row_is_about_to_take_is_not_listed_as_unclaimed(e):
+    made = await parked(e, 2)
+    taken = await e.penstock.signals.complete(made.id, "paper-p1")
+    surplus = await e.penstock.signals.complete(made.id, "paper-p1")
+    other_row = await e.penstock.signals.complete(made.id, "paper-p2", row=1)
+    assert [r.outcome for r in (taken, surplus, other_row)] == ["delivered", "stored", "stored"]
+    listed = await e.penstock.signals.unclaimed(made.id)
+    assert [s.id for s in listed] == [surplus.id, other_row.id]
+    assert [s.id for s in await e.penstock.signals.unclaimed(made.id, after=surplus.id)] == [other_row.id]
+    assert [s.id for s in await e.penstock.signals.unclaimed(made.id, limit=1)] == [surplus.id]
+    await e.work_until_idle()
+    assert [s.id for s in await e.penstock.signals.unclaimed(made.id)] == [surplus.id, other_row.id]
+
+
+async def test_waits_are_outstanding_until_a_signal_for_one_of_them_has_come(e):
+    made = await parked(e, 2)
+    assert await e.penstock.signals.are_all_outstanding(made.id)
+    await e.penstock.signals.complete(made.id, "paper-p1")
+    assert not await e.penstock.signals.are_all_outstanding(made.id)
+    await e.work_until_idle()
+    assert await e.penstock.signals.are_all_outstanding(made.id)
+
+
 @pytest.mark.covers("I-21", "I-22")
 async def test_of_two_signals_at_once_exactly_one_decides(e):
     made = await parked(e, 1)

@@ -160,7 +160,7 @@ async def test_row_order_holds_beside_a_crowd_that_waits_on_another_key(database
         await e.work_until_idle()
         await mailroom.sweep(e.penstock.db)
         await e.work_until_idle()
-        by_code = {row.key: row.state for row in (await e.operations.rows(made.id, limit=1000)).items}
+        by_code = {row.row_key: row.state for row in (await e.operations.rows(made.id, limit=1000)).items}
         assert (by_code["low"], by_code["high"]) == (DONE, WAIT)
         assert await clean(e) == []
 

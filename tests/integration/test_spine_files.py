@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from pydantic import BaseModel
-from stored import count_of, rows_of
+from stored import count_of, rows_of, stored_files
 
 from penstock import Context, Pipeline, operation, step
 from penstock.errors import FileRejected, NotFound
@@ -190,7 +190,7 @@ async def test_a_missing_file_and_an_unknown_operation_are_refused(database_url:
     async with engine([Greet], url=database_url, tmp_path=tmp_path) as e:
         with pytest.raises(FileRejected, match="no such file"):
             await e.create(Greet, tmp_path / "nowhere.csv")
-        with pytest.raises(NotFound, match="known are: greet"):
+        with pytest.raises(NotFound, match="known: greet"):
             await e.create("great", CSV, file_name="a.csv")
         assert set((await count_of(e.penstock.db)).values()) == {0}
 
@@ -198,7 +198,7 @@ async def test_a_missing_file_and_an_unknown_operation_are_refused(database_url:
 async def test_an_operation_whose_stored_file_is_gone_fails_with_the_reason(database_url: str, tmp_path: Path):
     async with engine([Greet], url=database_url, tmp_path=tmp_path) as e:
         made = await e.create(Greet, CSV, file_name="a.csv")
-        for file in (tmp_path / "files").iterdir():
+        for file in stored_files(tmp_path):
             file.unlink()
         await e.work_until_idle()
         done = await e.operations.get(made.id)

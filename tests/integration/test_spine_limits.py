@@ -196,7 +196,7 @@ async def test_an_error_rate_stops_a_running_operation(database_url: str, tmp_pa
     class Rate(Pipeline[Item]):
         @step
         async def call(self, row: Item, ctx: Context) -> None:
-            if row.id <= 51:
+            if row.id <= 76:
                 raise OSError("down")
             if row.id > 100:
                 await stopped()
@@ -211,4 +211,54 @@ async def test_an_error_rate_stops_a_running_operation(database_url: str, tmp_pa
         await e.work_until_idle()
         done = await e.operations.get(made.id)
     assert done.status == "Failed"
-    assert done.error == "51 of 100 rows failed (51.0%), max_error_rate is 50.0%"
+    assert done.error == "76 of 150 rows begun have failed (50.7%), max_error_rate is 50.0%"
+
+
+async def test_rows_under_way_are_not_taken_for_failed_ones_by_an_error_rate(database_url: str, tmp_path: Path):
+    """Rows fail at the first step while none has come through the second."""
+
+    @operation("two-steps", max_error_rate=0.5)
+    class TwoSteps(Pipeline[Item]):
+        @step
+        async def check(self, row: Item, ctx: Context) -> None:
+            if row.id % 5 == 0:
+                raise OSError("down")
+
+        @step(barrier=True)
+        async def send(self, row: Item, ctx: Context) -> None: ...
+
+    async with engine([TwoSteps], url=database_url, tmp_path=tmp_path, settings=Settings(chunk_rows=1000)) as e:
+        done = await e.run(TwoSteps, items(1000))
+    assert (done.status, done.failed_rows, done.successful_rows) == ("CompletedWithErrors", 200, 800)
+
+
+async def test_invalid_rows_that_come_late_in_the_file_do_not_weigh_more_in_an_error_rate(
+    database_url: str, tmp_path: Path
+):
+    @operation("rate", max_error_rate=0.5)
+    class Rate(Pipeline[Item]):
+        @step
+        async def call(self, row: Item, ctx: Context) -> None:
+            if row.id == 1:
+                raise OSError("down")
+
+    rows = [*items(1200), *items(600, bad=600)]
+    async with engine([Rate], url=database_url, tmp_path=tmp_path, settings=Settings(chunk_rows=100)) as e:
+        done = await e.run(Rate, rows)
+    assert (done.status, done.failed_rows, done.successful_rows) == ("CompletedWithErrors", 601, 1199)
+
+
+async def test_invalid_and_failed_rows_count_together_in_an_error_rate(database_url: str, tmp_path: Path):
+    @operation("rate", max_error_rate=0.5)
+    class Rate(Pipeline[Item]):
+        @step
+        async def call(self, row: Item, ctx: Context) -> None:
+            raise OSError("down")
+
+    rows = [*items(160), *items(40, bad=40)]
+    async with engine([Rate], url=database_url, tmp_path=tmp_path, settings=Settings(chunk_rows=200)) as e:
+        done = await e.run(Rate, rows)
+    assert done.status == "Failed"
+    assert done.error == (
+        "160 of 160 rows begun have failed and 40 of 200 are invalid (100.0%), max_error_rate is 50.0%"
+    )

@@ -14,7 +14,7 @@ from left_chunks import SMALL, Bench, csv_of, every_row, left_rows, mixed, raw_c
 from patience import HANG_S
 from pydantic import BaseModel
 from sqlalchemy import select
-from stored import count_of
+from stored import count_of, stored_files
 
 from penstock import Context, Pipeline, operation, step
 from penstock.operations.model import Operation
@@ -59,7 +59,7 @@ async def outcome(e: Engine, made: Operation) -> dict[str, Any]:
     return {
         "status": done.status,
         "counts": (done.total_rows, done.successful_rows, done.failed_rows, done.cancelled_rows),
-        "rows": [(row.number, row.key, row.state, row.data) for row in await every_row(e, made)],
+        "rows": [(row.number, row.row_key, row.state, row.data) for row in await every_row(e, made)],
         "errors": [(x.row, x.row_key, x.step, x.error_type, x.message, x.faults, x.attempt, x.data) for x in errors],
     }
 
@@ -85,12 +85,12 @@ async def test_rows_are_stored_by_who_validates_them(database_url: str, tmp_path
         assert len(left) >= 20
         assert await stored_chunks(reader) == first_rows - set(left)
         unread = await reader.operations.row(made.id, left[0])
-        assert (unread.state, unread.key, unread.data) == ("Pending", None, None)
+        assert (unread.state, unread.row_key, unread.data) == ("Pending", None, None)
         assert (await reader.operations.rows(made.id, row_key=f"p{left[0]}")).items == []
         await other.work_until_idle()
         assert await stored_chunks(other) == first_rows
         rows = await every_row(other, made)
-        assert [(row.number, row.key, row.data) for row in rows] == [
+        assert [(row.number, row.row_key, row.data) for row in rows] == [
             (n, paper["code"], paper) for n, paper in enumerate(papers(30), start=1)
         ]
         for number in (left[0], left[-1]):
@@ -193,7 +193,7 @@ async def test_a_chunk_that_is_validated_in_several_groups_is_stored_whole(
         assert [row.data for row in rows if row.number not in (6, 9)] == [
             row for n, row in enumerate(mixed(26), start=1) if n not in (6, 9)
         ]
-        assert Counter(bench.ran) == Counter(row.key for row in rows if row.state == "Completed")
+        assert Counter(bench.ran) == Counter(row.row_key for row in rows if row.state == "Completed")
         assert await clean(other) == []
 
 
@@ -535,7 +535,7 @@ async def test_an_operation_whose_file_is_gone_before_its_rows_are_read_fails_wi
     async with two_engines(bench.kind, url=database_url, folder=tmp_path, settings=SMALL) as (reader, other):
         made = await reader.create(bench.kind, csv_of(papers(12)), file_name="a.csv")
         await read_for_others(reader)
-        (file,) = (tmp_path / "files").iterdir()
+        (file,) = stored_files(tmp_path)
         file.unlink()
         done = await fail(reader, other, made)
         assert (done.status, done.cancelled_rows, bench.ran) == ("Failed", 12, [])
@@ -553,7 +553,7 @@ async def test_an_operation_whose_file_was_cut_short_before_its_rows_are_read_fa
         content = csv_of(papers(12)) if name == "a.csv" else json_lines(papers(12))
         made = await reader.create(bench.kind, content, file_name=name)
         await read_for_others(reader)
-        (file,) = (tmp_path / "files").iterdir()
+        (file,) = stored_files(tmp_path)
         file.write_bytes(content[: content.index(b"p7")])
         done = await fail(reader, other, made)
         assert (done.status, bench.ran) == ("Failed", [])
@@ -571,7 +571,7 @@ async def test_an_operation_whose_file_is_gone_when_a_chunk_is_read_again_fails_
         await read_for_others(reader)
         await at_wall(bench.wall, other.work_until_idle())
         await other.crash()
-        (file,) = (tmp_path / "files").iterdir()
+        (file,) = stored_files(tmp_path)
         file.unlink()
         done = await fail(reader, other, made)
         assert (done.status, done.cancelled_rows, bench.ran) == ("Failed", 12, [])

@@ -10,7 +10,7 @@ from itertools import count
 from typing import Any
 
 import httpx
-from dataverse import Column, DataverseServer, Lookup, Quota, Table
+from dataverse import Column, DataverseServer, Held, Lookup, Quota, Table
 from patience import HANG_S
 
 from penstock.clock import ManualClock
@@ -19,7 +19,7 @@ from penstock.targets.dataverse import DataverseOptions, DataverseTarget
 from penstock.targets.model import BulkOptions, Mode, Verdict
 from penstock.targets.target import Answer, Batch
 
-__all__ = ["TABLES", "Remote", "executor", "opened", "outcomes"]
+__all__ = ["TABLES", "Impatient", "Remote", "executor", "opened", "outcomes"]
 
 TABLES = (
     Table(
@@ -88,15 +88,41 @@ def outcomes(answer: Answer | Sequence[Verdict]) -> list[str]:
     return [verdict.outcome.value for verdict in verdicts]
 
 
+class Impatient(httpx.AsyncHTTPTransport):
+    """Loses its patience with a call that the remote holds, and with no other."""
+
+    def __init__(self, held: Held) -> None:
+        super().__init__()
+        self._held = held
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        answer = asyncio.ensure_future(super().handle_async_request(request))
+        arrived = asyncio.ensure_future(self._held.arrived.wait())
+        await asyncio.wait({answer, arrived}, return_when=asyncio.FIRST_COMPLETED)
+        arrived.cancel()
+        if answer.done():
+            return answer.result()
+        self._held.arrived.clear()
+        answer.cancel()
+        await asyncio.wait({answer})
+        raise httpx.ReadTimeout("it took too long", request=request)
+
+
 @asynccontextmanager
-async def opened(users: Sequence[str] = ("app-1",), **server_options: Any) -> AsyncIterator[Remote]:
-    """A running remote and a target on it."""
+async def opened(
+    users: Sequence[str] = ("app-1",), *, held: Held | None = None, **server_options: Any
+) -> AsyncIterator[Remote]:
+    """A running remote and a target on it, which gives a held call up."""
     quotas = server_options.pop("users", dict.fromkeys(users, Quota()))
     async with DataverseServer(TABLES, quotas, **server_options) as server:
         target = DataverseTarget(
             server.url,
             {user: server.credential(user) for user in quotas},
-            client=lambda: httpx.AsyncClient(timeout=httpx.Timeout(HANG_S, pool=None), verify=NO_TLS),
+            client=lambda: httpx.AsyncClient(
+                timeout=httpx.Timeout(HANG_S, pool=None),
+                verify=NO_TLS,
+                transport=Impatient(held) if held is not None else None,
+            ),
         )
         try:
             yield Remote(server, target)

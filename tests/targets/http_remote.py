@@ -51,7 +51,9 @@ class HttpRemote:
 
     `faults` are used up one by one, one for each call that writes: a `Reply` is sent in place of the work, and a word
     says how the answer goes wrong. `reset-before` and `reset-after` cut the connection before or after applying;
-    `silent-after` applies and never answers; `half`, `wrong-length` and `drip` apply and spoil the answer.
+    `silent-after` applies and never answers; `half`, `wrong-length` and `drip` apply and spoil the answer. `late` cuts
+    the connection and applies when the next call that writes has come in. `refuses_duplicates` answers 409 to ids that
+    are there; `too_early` are ids that get a 429 of their own, once.
     """
 
     def __init__(self) -> None:
@@ -65,6 +67,9 @@ class HttpRemote:
         self.routes: dict[str, Callable[[Call], Reply]] = {}
         self.in_flight = self.in_flight_max = 0
         self.hold: asyncio.Event | None = None
+        self.refuses_duplicates = False
+        self.too_early: set[str] = set()
+        self._late: list[Call] = []
         self._connections: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
@@ -132,6 +137,11 @@ class HttpRemote:
             await self.hold.wait()
         if fault == "reset-before":
             raise Hangup
+        if is_write:
+            self._apply_late_ones()
+        if fault == "late":
+            self._late.append(call)
+            raise Hangup
         reply = fault if isinstance(fault, Reply) else self._remembered(call)
         if fault == "reset-after":
             raise Hangup
@@ -139,7 +149,7 @@ class HttpRemote:
             await asyncio.Event().wait()
         content = reply.content
         length = len(content) + (5 if fault == "wrong-length" else 0)
-        headers = [("Content-Length", str(length)), ("Content-Type", "application/json"), *reply.headers.items()]
+        headers = [("Content-Length", str(length)), *{"Content-Type": "application/json", **reply.headers}.items()]
         writer.write(protocol.send(h11.Response(status_code=reply.status, headers=headers)) or b"")
         if fault == "drip":
             writer.write(content[:1])
@@ -152,6 +162,11 @@ class HttpRemote:
             writer.write(protocol.send(h11.Data(data=content)) or b"")
         writer.write(protocol.send(h11.EndOfMessage()) or b"")
         await writer.drain()
+
+    def _apply_late_ones(self) -> None:
+        late, self._late = self._late, []
+        for call in late:
+            self._remembered(call)
 
     def _remembered(self, call: Call) -> Reply:
         """A call that carries a known idempotency key gets the answer it got before."""
@@ -207,6 +222,8 @@ class HttpRemote:
     def _atomic(self, call: Call, rows: dict[str, Any]) -> Reply:
         if any(record.get("bad") for record in call.json):
             return Reply(422, {"error": {"code": "invalid", "message": "the field 'bad' is wrong"}})
+        if self.refuses_duplicates and any(record.get("id") in rows for record in call.json):
+            return Reply(409, {"error": {"code": "exists", "message": "a record is already there"}})
         return Reply(201, [self._apply(record, rows) for record in call.json])
 
     def _change(self, call: Call, rows: dict[str, Any]) -> Reply:
@@ -224,6 +241,11 @@ class HttpRemote:
     def _item(self, index: int, record: Any, rows: dict[str, Any]) -> dict[str, Any]:
         if record.get("bad"):
             return {"index": index, "status": 422, "error": {"code": "invalid", "message": "the field 'bad' is wrong"}}
+        if record.get("id") in self.too_early:
+            self.too_early.discard(record["id"])
+            return {"index": index, "status": 429, "error": "too early"}
+        if self.refuses_duplicates and record.get("id") in rows:
+            return {"index": index, "status": 409, "error": "already there"}
         status = 200 if record.get("id") in rows else 201
         return {"index": index, "status": status, "id": self._apply(record, rows)}
 

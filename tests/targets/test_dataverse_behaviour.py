@@ -43,7 +43,6 @@ async def remote() -> AsyncIterator[Remote]:
         (plugin_aborted("no"), Trouble.BUSINESS),
         (Problem(403, "0x80040220", "no"), Trouble.PERMISSION),
         (Problem(500, "0x80049999", "what?"), Trouble.OTHER),
-        (Problem(503, "", "", has_body=False), Trouble.CONNECTION),
     ],
 )
 async def test_every_refusal_has_its_class_and_leaves_no_doubt(remote: Remote, problem: Problem, kind: Trouble):

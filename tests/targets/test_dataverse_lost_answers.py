@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 from uuid import uuid4
 
 import httpx
 import pytest
 from dataverse import Drop, Held, Problem, Truncated
-from dataverse_remote import Remote, opened, outcomes
+from dataverse_remote import Impatient, Remote, executor, opened, outcomes
 from patience import HANG_S
 
-from penstock.targets.dataverse import DataverseTarget
-from penstock.targets.model import BulkOptions, Mode, TargetError, Trouble
+from penstock.targets.dataverse import DataverseOptions, DataverseTarget
+from penstock.targets.model import BulkOptions, Mode, Outcome, TargetError, Trouble
 from penstock.targets.target import Batch, Traits
 
 AFTER = Drop(is_applied=True)
@@ -44,26 +45,6 @@ async def lose(remote: Remote, batch: Batch) -> TargetError:
 async def test_a_lost_answer_leaves_a_doubt(remote: Remote, event: Drop | Truncated | Problem):
     remote.server.faults.add(event, action="CreateMultiple", times=1)
     await lose(remote, remote.batch(Mode.CREATE, [{"name": "a"}]))
-
-
-class Impatient(httpx.AsyncHTTPTransport):
-    """Loses its patience with a call that the remote holds, and with no other."""
-
-    def __init__(self, held: Held) -> None:
-        super().__init__()
-        self._held = held
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        answer = asyncio.ensure_future(super().handle_async_request(request))
-        arrived = asyncio.ensure_future(self._held.arrived.wait())
-        await asyncio.wait({answer, arrived}, return_when=asyncio.FIRST_COMPLETED)
-        arrived.cancel()
-        if answer.done():
-            return answer.result()
-        self._held.arrived.clear()
-        answer.cancel()
-        await asyncio.wait({answer})
-        raise httpx.ReadTimeout("it took too long", request=request)
 
 
 @asynccontextmanager
@@ -168,20 +149,26 @@ async def test_records_sent_each_on_their_own_are_traced_each_on_their_own(remot
 
 @pytest.mark.parametrize("options", [{"client_made_ids": True}, {"alternate_key": ["code"]}])
 async def test_a_create_that_took_effect_after_it_was_looked_for_is_not_made_twice(
-    remote: Remote, options: dict[str, object]
+    remote: Remote, options: dict[str, Any]
 ):
-    held = Held(is_applied=False)
-    remote.server.faults.add(held, action="CreateMultiple", times=1)
-    batch = remote.batch(Mode.CREATE, [{"name": "a", "code": "A"}, {"name": "b", "code": "B"}], **options)
-    async with impatient(remote, held) as target:
-        with pytest.raises(TargetError):
-            await target.send(batch, "default")
-        assert await target.reconcile(batch, "default") == [None, None]
-        held.gate.set()
-        await remote.create({"fullname": "somebody else"}, table="contact")  # by then the held call has gone through
-        answer = await target.send(batch, "default")
-    assert outcomes(answer) == ["created", "created"]
-    assert [verdict.id for verdict in answer.verdicts] == [row["accountid"] for row in remote.server.rows("account")]
+    remote.server.faults.add(Drop(is_late=True), action="CreateMultiple", times=1)
+    records = [{"name": "a", "code": "A"}, {"name": "b", "code": "B"}]
+    result = await executor(remote).create_multiple("account", records, DataverseOptions(**options))
+    assert result.is_success
+    assert result.created_ids == [row["accountid"] for row in remote.server.rows("account")]
+
+
+@pytest.mark.parametrize("status", [408, 503])
+@pytest.mark.parametrize("options", [{}, {"client_made_ids": True}], ids=["untraceable", "traceable"])
+@pytest.mark.covers("BX-060")
+async def test_a_create_that_was_applied_before_the_remote_said_it_was_unavailable_is_not_made_twice(
+    remote: Remote, options: dict[str, Any], status: int
+):
+    unavailable = Problem(status, "", "", has_body=False, is_applied=True)
+    remote.server.faults.add(unavailable, action="CreateMultiple", times=1)
+    result = await executor(remote).create_multiple("account", [{"name": "a"}], DataverseOptions(**options))
+    assert result.outcomes == [Outcome.CREATED if options else Outcome.UNKNOWN]
+    assert len(remote.server.rows("account")) == 1
 
 
 async def test_an_id_that_was_taken_before_is_still_a_duplicate(remote: Remote):
@@ -272,3 +259,21 @@ async def test_a_create_whose_ids_do_not_fit_its_records_is_not_believed():
         with pytest.raises(TargetError, match="told 1 ids where 2 records were sent") as caught:
             await target.send(remote.batch(Mode.CREATE, [{"name": "a"}, {"name": "b"}]), "default")
         assert caught.value.maybe_applied
+
+
+async def test_an_answer_that_drips_for_ever_is_given_up():
+    class Drip(httpx.AsyncBaseTransport):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            await asyncio.Event().wait()
+            raise AssertionError("it never ends")
+
+    async with opened() as remote:
+        target = DataverseTarget(
+            remote.server.url,
+            remote.server.credential(),
+            client=lambda: httpx.AsyncClient(transport=Drip()),
+            timeout_s=0.01,
+        )
+        with pytest.raises(TargetError, match="TimeoutError") as caught:
+            await target.describe("account", Mode.CREATE, BulkOptions(), "default")
+        assert caught.value.kind is Trouble.CONNECTION

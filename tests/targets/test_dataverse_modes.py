@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import Any
 from uuid import uuid4
 
 import pytest
-from dataverse_remote import Remote, opened, outcomes
+from dataverse_remote import Remote, executor, opened, outcomes
 
 from penstock.errors import SettingsInvalid
 from penstock.targets.dataverse import DataverseOptions, Lookup
@@ -192,3 +193,21 @@ async def test_the_recommended_width_comes_with_every_answer(remote: Remote):
 async def test_the_size_of_a_record_is_its_json_and_nothing_when_it_has_none(remote: Remote):
     assert remote.target.size({"name": "x" * 100}) == len('{"name":""}') + 100
     assert remote.target.size({"name": object()}) == 0
+
+
+async def test_calls_at_the_same_time_keep_their_own_alternate_keys(remote: Remote):
+    by_code, by_both = DataverseOptions(alternate_key=["code"]), DataverseOptions(alternate_key=["code", "part"])
+    for options in (by_code, by_both):
+        await remote.target.describe("account", Mode.UPSERT, options, "app-1")
+    record, other = {"code": "A", "part": 1}, {"code": "A", "part": 2}
+    found = [remote.target.identifier("account", Mode.UPSERT, options) for options in (by_code, by_both)]
+    assert [identify(record) == identify(other) for identify in found if identify] == [True, False]
+
+
+@pytest.mark.parametrize("options", [{}, {"alternate_key": ["code"], "exact_counts": True}])
+async def test_a_number_that_json_does_not_have_fails_its_record(remote: Remote, options: dict[str, Any]):
+    records = [{"code": str(n), "name": None, "revenue": float("nan") if n == 1 else 1.5} for n in range(3)]
+    mode = Mode.UPSERT if options else Mode.CREATE
+    result = await executor(remote).start(mode, "account", records, DataverseOptions(**options))
+    assert [(error.index, error.code) for error in result.errors] == [(1, "NotJson")]
+    assert len(remote.server.rows("account")) == 2

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from dataverse import (
     Drop,
+    Held,
     MissingParts,
     Problem,
     Truncated,
@@ -30,22 +31,21 @@ from penstock.targets.dataverse import DataverseOptions
 SEEDS = 240
 SEEDS_PER_TEST = 8
 PASSING = frozenset({Trouble.TOKEN, Trouble.CONNECTION, Trouble.DEADLOCK, Trouble.RACE})
-GATEWAY = Problem(502, "", "", has_body=False)
-UNAVAILABLE = Problem(503, "", "", has_body=False)
 TOO_EARLY = Problem(429, "", "request rate is large")
 
 LOSSES: Sequence[Callable[[random.Random], Any]] = (
     lambda rng: Drop(is_applied=rng.random() < 0.5, is_reset=rng.random() < 0.5),
+    lambda rng: Drop(is_late=True, is_reset=rng.random() < 0.5),
     lambda rng: Truncated(rng.randrange(20)),
-    lambda rng: GATEWAY,
+    lambda rng: Problem(rng.choice(LOST), "", "", has_body=False, is_applied=rng.random() < 0.5),
 )
 REFUSALS: Sequence[Callable[[random.Random], Any]] = (
     lambda rng: throttled(rng.choice(("requests", "time", "concurrency")), retry_after_s=rng.randrange(1, 60)),
     lambda rng: token_refused(),
     lambda rng: deadlock(),
     lambda rng: race(rng.choice((3732, 2766, 2812))),
-    lambda rng: UNAVAILABLE,
 )
+LOST = (408, 502, 503, 504)
 
 
 @dataclass
@@ -60,9 +60,12 @@ class Scene:
     bad: frozenset[int] = field(init=False)
     options: DataverseOptions = field(init=False)
     can_lose: bool = False
+    held: Held | None = None
 
     def __post_init__(self) -> None:
         rng = self.rng = random.Random(self.seed)
+        if self.seed % 3 == 0:
+            self.held, self.can_lose = Held(is_applied=rng.random() < 0.5), True
         self.mode = rng.choice(list(Mode))
         self.table = rng.choice(("plain", "plain", "reading"))
         self.count = rng.randrange(1, 120)
@@ -116,6 +119,12 @@ class Scene:
         if rng.random() < 0.3:
             self.can_lose = True
             faults.add(MissingParts(rng.choice((1, 2))), action="$batch", call=rng.randrange(1, 6))
+        if self.held is not None:
+            faults.add(self.held, action=self.action, call=rng.randrange(1, 4), times=1)
+        if self.table == "reading" and rng.random() < 0.3:
+            self.can_lose = True
+            lost = Problem(408, "", "request timed out", is_applied=True)
+            faults.add(lost, table="reading", times=2, row=lambda row: rng.random() < 0.3)
         if self.table == "reading" and rng.random() < 0.5:
             faults.add(TOO_EARLY, table="reading", times=2, row=lambda row: rng.random() < 0.3)
 
@@ -180,7 +189,7 @@ def check(scene: Scene, remote: Remote, result: BulkResult, ids: Sequence[str], 
 async def test_every_outcome_is_what_the_ledger_says(first: int):
     for seed in range(first, first + SEEDS_PER_TEST):
         scene = Scene(seed)
-        async with opened() as remote:
+        async with opened(held=scene.held) as remote:
             records, ids = await prepared(scene, remote)
             before = len(remote.server.ledger.of(scene.table))
             scene.spoil(remote, ids)

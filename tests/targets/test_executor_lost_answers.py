@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 from scripted import Lose, Refuse, Remote, executor, in_virtual_time, numbered, trouble
 
-from penstock.targets import BulkOptions, Outcome, Traits, Trouble
+from penstock.targets import BulkOptions, Outcome, RetryPolicy, Traits, Trouble
 
 IDEMPOTENT = Traits(is_idempotent=True, id_field="n")
 RECONCILABLE = Traits(can_reconcile=True, id_field="n")
+IMPATIENT = RetryPolicy(jitter=0, outage_s=0)
 NEITHER = Traits(id_field="n")
 
 
@@ -86,7 +87,7 @@ async def test_the_question_what_became_of_a_batch_is_retried_on_its_own_count()
 @in_virtual_time
 async def test_a_question_that_is_never_answered_leaves_the_records_unknown(kind: Trouble):
     remote = Remote(traits=RECONCILABLE, script={1: Lose()}, questions={n: trouble(kind) for n in range(1, 9)})
-    result = await executor(remote).create_multiple("account", numbered(10))
+    result = await executor(remote, policy=IMPATIENT).create_multiple("account", numbered(10))
     assert result.unknown_count == 10
     assert remote.asked == (4 if kind is Trouble.CONNECTION else 1)
     assert len(remote.calls) == 1
@@ -105,7 +106,7 @@ async def test_a_batch_whose_answer_is_lost_every_time_without_effect_fails_afte
 async def test_an_idempotent_batch_that_may_have_been_applied_is_unknown_when_retries_run_out():
     script = {1: Lose()} | {n: Refuse(trouble(Trouble.CONNECTION)) for n in (2, 3, 4)}
     remote = Remote(traits=IDEMPOTENT, script=script, latency_s=0)
-    result = await executor(remote).upsert_multiple("account", numbered(10))
+    result = await executor(remote, policy=IMPATIENT).upsert_multiple("account", numbered(10))
     assert (result.failure_count, result.unknown_count) == (0, 10)
     assert set(remote.applied.values()) == {1}
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from scripted import Refuse, Remote, executor, in_virtual_time, numbered, trouble, virtually
 
 from penstock.targets import Batch, BulkOptions, BulkResult, Outcome, RetryPolicy, TargetError, Traits, Trouble
+from penstock.targets.causes import Cause
 
 
 def bad(*numbers: int, kind: Trouble = Trouble.DATA) -> Any:
@@ -236,3 +237,16 @@ async def test_the_order_of_one_key_is_kept_while_its_batch_is_searched():
     result = await executor(remote).upsert_multiple("account", records, BulkOptions(batch_size=20))
     assert [error.index for error in result.errors] == [3, 20]
     assert not remote.overlaps
+
+
+@pytest.mark.covers("BX-114")
+@in_virtual_time
+async def test_the_diagnosis_of_one_failure_does_not_stick_to_the_others_of_its_batch():
+    long, missing = (
+        trouble(Trouble.DATA, "value too long for the field", code="22001"),
+        trouble(Trouble.BUSINESS, "a rule said no"),
+    )
+    remote = Remote(bad={3: missing, 7: long}.get)
+    result = await executor(remote).create_multiple("account", numbered(10))
+    found = {error.index: [diagnostic.code for diagnostic in error.diagnostics] for error in result.errors}
+    assert found == {3: [Cause.PLUGIN], 7: [Cause.TOO_LONG]}

@@ -16,6 +16,7 @@ from penstock.targets import (
     Batch,
     BulkOptions,
     Outcome,
+    RetryManifest,
     RetryPolicy,
     TargetError,
     Traits,
@@ -25,6 +26,7 @@ from penstock.targets import (
 from penstock.targets.running.calling import Caller
 from penstock.targets.running.party import Party
 
+IMPATIENT = RetryPolicy(jitter=0, outage_s=0)
 FINITE = (Trouble.TOKEN, Trouble.CONNECTION, Trouble.DEADLOCK, Trouble.RACE)
 
 
@@ -63,7 +65,7 @@ async def test_a_batch_is_throttled_any_number_of_times_and_nothing_is_dropped()
 
 
 @pytest.mark.covers("BX-057")
-@pytest.mark.parametrize("asked, waited", [(None, 30), (float("nan"), 30), (-5, 0.1), (0, 0.1), (1e9, 600)])
+@pytest.mark.parametrize("asked, waited", [(None, 30), (float("nan"), 30), (-5, 0.1), (0, 0.1), (7200, 7200)])
 @in_virtual_time
 async def test_a_throttle_without_a_sensible_time_gets_one(asked: float | None, waited: float):
     remote = Remote(script={1: refuse(Trouble.THROTTLED, retry_after_s=asked)})
@@ -165,11 +167,11 @@ async def test_three_retries_come_after_half_a_second_one_and_two(kind: Trouble)
 
 
 @pytest.mark.covers("BX-020", "BX-066")
-@pytest.mark.parametrize("kind", FINITE)
+@pytest.mark.parametrize("kind", [kind for kind in FINITE if kind is not Trouble.DEADLOCK])
 @in_virtual_time
 async def test_after_the_fourth_try_the_records_fail_with_the_cause_and_the_other_results_are_kept(kind: Trouble):
     remote = Remote(latency_s=0, decide=lambda batch, _: refuse(kind, code="X1") if len(batch) == 7 else None)
-    result = await executor(remote).create_multiple("account", numbered(207))
+    result = await executor(remote, policy=IMPATIENT).create_multiple("account", numbered(207))
     assert len([sent for sent in remote.calls if len(sent) == 7]) == 4
     assert (result.success_count, result.failure_count) == (200, 7)
     assert [error.index for error in result.errors] == list(range(200, 207))
@@ -307,8 +309,44 @@ async def test_a_remote_that_never_answers_stops_the_call_with_the_rest_not_run(
     assert str(result.stopped_error) == "refused"
     assert result.failure_count + result.not_run_count == 100_000
     assert result.success_count == result.unknown_count == 0
-    assert len(remote.calls) < 20
-    assert result.duration_s < 60
+    assert len(remote.calls) < 40
+    assert 300 < result.duration_s < 360
+
+
+@pytest.mark.covers("BX-060", "BX-055")
+@pytest.mark.parametrize("lasts_s", [8, 60, 280])
+@in_virtual_time
+async def test_an_outage_of_minutes_is_waited_out(lasts_s: float):
+    def away(_batch: Batch, _source: str) -> Refuse | None:
+        is_away = 1003 < asyncio.get_running_loop().time() < 1003 + lasts_s
+        return refuse(Trouble.CONNECTION) if is_away else None
+
+    remote = Remote(width=4, latency_s=1, decide=away)
+    result = await executor(remote).create_multiple("account", numbered(3000))
+    assert result.is_success
+    assert set(remote.applied.values()) == {1}
+
+
+@pytest.mark.covers("BX-055")
+@in_virtual_time
+async def test_an_outage_that_lasts_too_long_leaves_what_was_done_and_what_to_send_again():
+    def away(_batch: Batch, _source: str) -> Refuse | None:
+        return refuse(Trouble.CONNECTION) if asyncio.get_running_loop().time() > 1003 else None
+
+    remote = Remote(width=4, latency_s=1, decide=away)
+    result = await executor(remote, policy=RetryPolicy(outage_s=60, jitter=0)).create_multiple(
+        "account", numbered(3000)
+    )
+    assert (result.stopped_reason, result.success_count) == ("systemic", len(remote.applied))
+    assert 60 < result.duration_s < 120
+    left = list(RetryManifest.of({"account": result}).select(numbered(3000)))
+    assert sorted([*remote.applied, *(record["n"] for record in left)]) == list(range(3000))
+
+
+@in_virtual_time
+async def test_a_table_is_described_after_an_outage():
+    remote = Remote(descriptions={n: trouble(Trouble.CONNECTION) for n in range(1, 12)})
+    assert (await executor(remote).create_multiple("account", numbered(10))).is_success
 
 
 @in_virtual_time
@@ -453,3 +491,12 @@ async def test_an_answer_lost_while_throttled_is_not_simply_sent_again():
     result = await executor(remote).create_multiple("account", numbered(10))
     assert result.unknown_count == 10
     assert set(remote.applied.values()) == {1}
+
+
+@pytest.mark.covers("BX-061")
+@in_virtual_time
+async def test_a_batch_that_deadlocks_again_and_again_is_split():
+    remote = Remote(decide=lambda batch, _: refuse(Trouble.DEADLOCK) if len(batch) > 25 else None)
+    result = await executor(remote).create_multiple("account", numbered(100))
+    assert result.is_success
+    assert remote.sizes == [100] * 4 + [50] * 8 + [25] * 4

@@ -369,3 +369,68 @@ async def test_a_throttle_is_reported_when_it_begins_with_its_end():
     first = reports[0]
     assert (first.phase, first.throttled_until_s, first.processed) == ("throttled", pytest.approx(41), 0)
     assert [report.phase for report in reports[1:]] == ["draining", "done"]
+
+
+@pytest.mark.covers("BX-019")
+@in_virtual_time
+async def test_a_race_and_a_search_for_a_bad_record_do_not_wait_for_each_other():
+    script = {1: Refuse(trouble(Trouble.RACE)), 2: Refuse(trouble(Trouble.DATA))}
+    remote = Remote(width=2, script=script, bad=lambda n: trouble(Trouble.DATA) if n == 15 else None)
+    pool = pool_of(remote)
+    options = BulkOptions(batch_size=10, continue_on_error=False)
+    first = executor(remote, pool=pool).start(Mode.CREATE, "account", numbered(20), options)
+    second = await executor(remote, pool=pool).create_multiple("account", numbered(5, start=100))
+    result = await first
+    assert result.stopped_reason == "stopped on error"
+    assert second.is_success, "another call on the same table goes on"
+
+
+@pytest.mark.parametrize("stop", ["deadline", "cancel"])
+@in_virtual_time
+async def test_a_stalled_input_does_not_keep_a_call_whose_table_was_refused(stop: str):
+    async def stalled() -> AsyncIterator[dict[str, Any]]:
+        yield numbered(1)[0]
+        await asyncio.Event().wait()
+
+    remote = Remote(descriptions={1: trouble(Trouble.UNSUPPORTED)})
+    options = BulkOptions(deadline_s=3 if stop == "deadline" else None)
+    call = executor(remote).start(Mode.CREATE, "account", stalled(), options)
+    if stop == "cancel":
+        await asyncio.sleep(1)
+        await call.cancel()
+    result = await call
+    assert settled(result) == {"failed": 1}
+    assert result.errors[0].kind is Trouble.UNSUPPORTED
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+@in_virtual_time
+async def test_an_async_input_is_closed_when_a_call_stops_early(is_refused: bool):
+    is_closed = False
+
+    async def endless() -> AsyncIterator[dict[str, Any]]:
+        nonlocal is_closed
+        try:
+            n = 0
+            while True:
+                n += 1
+                yield numbered(1, start=n)[0]
+        finally:
+            is_closed = True
+
+    records = endless()
+    remote = Remote(descriptions={1: trouble(Trouble.UNSUPPORTED)} if is_refused else {})
+    result = await executor(remote).create_multiple("account", records, BulkOptions(deadline_s=1))
+    assert result.stopped_reason == ("systemic" if is_refused else "deadline")
+    assert is_closed
+
+
+@in_virtual_time
+async def test_a_call_stops_when_more_records_have_failed_than_it_may_lose():
+    remote = Remote(width=1, bad=lambda n: trouble(Trouble.DATA) if n % 50 == 0 else None, sends_each=True)
+    result = await executor(remote).create_multiple("account", numbered(10_000), BulkOptions(max_errors=9))
+    assert result.stopped_reason == "too many errors"
+    assert 10 <= result.failure_count <= 14
+    assert result.not_run_count > 9000
+    few = await executor(Remote(bad=remote.bad)).create_multiple("account", numbered(450), BulkOptions(max_errors=9))
+    assert (few.stopped_reason, few.failure_count) == (None, 9)

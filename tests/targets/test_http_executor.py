@@ -195,6 +195,51 @@ async def test_a_lost_create_that_cannot_be_looked_up_is_unknown(remote: HttpRem
     assert (result.unknown_count, len(remote.ledger), len(remote.calls)) == (10, 10, 1)
 
 
+IN_USE = Reply(409, {"error": {"type": "idempotency_error", "code": "idempotency_key_in_use"}}, {"Retry-After": "1"})
+
+
+@pytest.mark.covers("BX-060")
+@pytest.mark.parametrize("times", [1, 3])
+async def test_a_key_that_the_remote_still_works_on_is_asked_for_again(remote: HttpRemote, times: int):
+    remote.faults += ["reset-after", *[IN_USE] * times]
+    async with closing(HttpTarget(remote.url, {Mode.CREATE: KEYED})) as target:
+        result = await executor_of(target).create_multiple("thing", things(10))
+    assert (result.is_success, len(remote.ledger)) == (True, 10)
+    assert len({call.headers["idempotency-key"] for call in remote.calls}) == 1
+
+
+async def test_a_key_that_stays_in_use_leaves_the_records_unknown(remote: HttpRemote):
+    remote.faults += ["reset-after", *[IN_USE] * 1000]
+    async with closing(HttpTarget(remote.url, {Mode.CREATE: KEYED})) as target:
+        result = await executor_of(target).create_multiple("thing", things(10))
+    assert (result.unknown_count, len(remote.ledger)) == (10, 10)
+
+
+@pytest.mark.covers("BX-060")
+@pytest.mark.parametrize("url", ["/atomic/{table}", "/bulk/{table}"], ids=["as a whole", "record by record"])
+async def test_a_create_that_took_effect_after_it_was_looked_for_counts_as_created(remote: HttpRemote, url: str):
+    remote.refuses_duplicates = True
+    remote.faults += ["late"]
+    is_atomic = url.startswith("/atomic")
+    results = ItemResults(id="", error=None) if is_atomic else BY_INDEX
+    endpoint = Endpoint(url=url, id_field="id", is_atomic=is_atomic, results=results, lookup="/rows/{table}/{id}")
+    async with closing(HttpTarget(remote.url, {Mode.CREATE: endpoint})) as target:
+        records = things(10) if is_atomic else [*things(10), {"id": "bad", "bad": True}]
+        result = await executor_of(target).create_multiple("thing", records)
+    assert [error.index for error in result.errors] == ([] if is_atomic else [10])
+    assert (result.success_count, len(remote.ledger)) == (10, 10)
+
+
+@pytest.mark.covers("BX-019")
+async def test_a_record_that_came_too_early_is_sent_again_although_its_answer_was_repeated(remote: HttpRemote):
+    remote.too_early = {"row-3"}
+    remote.faults += ["reset-after"]
+    endpoint = Endpoint(url="/bulk/{table}", id_field="id", results=BY_INDEX, idempotency_header="Idempotency-Key")
+    async with closing(HttpTarget(remote.url, {Mode.CREATE: endpoint})) as target:
+        result = await executor_of(target).create_multiple("thing", things(10))
+    assert (result.is_success, len(remote.ledger)) == (True, 10)
+
+
 class closing:
     """A target that is closed at the end."""
 
@@ -208,7 +253,7 @@ class closing:
         await self.target.aclose()
 
 
-QUICK = [None, None, "reset-before", "reset-after", "half", "wrong-length"]
+QUICK = [None, None, "reset-before", "reset-after", "late", "half", "wrong-length"]
 REPLIES = [
     Reply(429, None, {"Retry-After": "2"}),
     Reply(503, None, {"Retry-After": "1"}),
@@ -218,9 +263,17 @@ REPLIES = [
     Reply(413),
     Reply(200, b"{"),
     Reply(207, {"results": []}),
+    Reply(408),
+    IN_USE,
 ]
 SLOW = ["silent-after", "drip"]
-WAYS = {"best effort": LOOSE[Mode.CREATE], "looked up": ATOMIC[Mode.CREATE], "keyed": KEYED}
+LOOKED_UP = Endpoint(url="/bulk/{table}", id_field="id", results=BY_INDEX, lookup="/rows/{table}/{id}")
+WAYS = {
+    "best effort": LOOSE[Mode.CREATE],
+    "looked up": ATOMIC[Mode.CREATE],
+    "looked up, record by record": LOOKED_UP,
+    "keyed": KEYED,
+}
 
 
 @pytest.mark.covers("BX-019", "BX-020", "BX-060")
@@ -237,6 +290,8 @@ async def faulty_run(way: str, seed: int) -> None:
     for record in records:
         record["bad"] = chance.random() < 0.05
     async with HttpRemote() as remote:
+        remote.refuses_duplicates = True
+        remote.too_early = {record["id"] for record in records if chance.random() < 0.03}
         remote.faults += chance.choices([*QUICK, *REPLIES], k=chance.randrange(12))
         if seed % 5 == 0:
             remote.faults.append(chance.choice(SLOW))
@@ -249,3 +304,20 @@ async def faulty_run(way: str, seed: int) -> None:
             times = applied[record["id"]]
             assert times <= 1, f"seed {seed}: {record['id']} was applied {times} times"
             assert outcome is Outcome.UNKNOWN or bool(times) == outcome.is_success, f"seed {seed}: {record} {outcome}"
+
+
+async def test_a_page_for_people_is_no_success(remote: HttpRemote):
+    remote.faults += [Reply(200, b"<html>log in</html>", {"Content-Type": "text/html; charset=utf-8"})]
+    async with closing(HttpTarget(remote.url, {Mode.CREATE: Endpoint(url="/bulk/{table}")})) as target:
+        result = await executor_of(target).create_multiple("thing", things(100))
+    assert (result.success_count, result.unknown_count, remote.ledger) == (0, 100, [])
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), [{"deep": float("nan")}]])
+async def test_a_number_that_json_does_not_have_fails_its_record(remote: HttpRemote, value: Any):
+    records = things(20)
+    records[3]["value"], records[4]["value"] = None, value
+    async with closing(HttpTarget(remote.url, LOOSE)) as target:
+        result = await executor_of(target).create_multiple("thing", records)
+    assert [(error.index, error.code) for error in result.errors] == [(4, "NotJson")]
+    assert len(remote.ledger) == 19

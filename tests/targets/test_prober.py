@@ -394,3 +394,14 @@ def test_unsupported_is_what_the_target_says_not_a_phrase():
     prober = Prober(executor(remote))
     virtually(probed(prober, 1))
     assert prober.is_supported("t", Mode.CREATE) is True
+
+
+@pytest.mark.covers("BX-055")
+@in_virtual_time
+async def test_a_progress_callback_that_raises_loses_no_result():
+    def failing(_: Progress) -> None:
+        raise ValueError("the callback is broken")
+
+    remote = Remote()
+    assert (await probed(Prober(executor(remote)), progress=failing)).is_success
+    assert len(remote.applied) == 5

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 import pytest
 from sql_places import Place
 
-from penstock.targets import BulkExecutor, Outcome, Progress
+from penstock.targets import BulkExecutor, Mode, Outcome, Progress
 from penstock.targets.sql import SqlOptions
 
 
@@ -81,3 +84,39 @@ async def test_a_table_that_is_not_there_is_told_once_and_nothing_is_tried(place
     assert not result.is_success
     assert str(result.errors[0].message) == "there is no table 'nowhere'"
     assert result.success_count == 0
+
+
+@pytest.mark.covers("BX-064")
+async def test_a_call_knows_its_keys_while_another_one_looks_the_table_up(place: Place):
+    await place.products()
+    target = place.target
+    looked_up = asyncio.Event()
+    options = SqlOptions(duplicates="error")
+    await target.describe("products", Mode.UPSERT, options, "default")
+    look_up = target._look_up
+
+    async def slowly(name: str) -> Any:
+        await looked_up.wait()
+        return await look_up(name)
+
+    target._look_up = slowly  # type: ignore[method-assign]
+    other = asyncio.ensure_future(target.describe("products", Mode.UPSERT, options, "default"))
+    await asyncio.sleep(0)
+    identify = target.identifier("products", Mode.UPSERT, options)
+    looked_up.set()
+    await other
+    assert identify is not None
+    assert identify({"id": 7}) == identify({"id": 7, "name": "other"}) is not None
+
+
+@pytest.mark.parametrize("mode", [Mode.UPDATE, Mode.UPSERT, Mode.DELETE])
+async def test_a_table_without_the_key_a_call_needs_fails_the_call_with_a_result(place: Place, mode: Mode):
+    await place.products()
+    await place.make("keyless", "CREATE TABLE keyless (id integer, name varchar(20))")
+    records = [1, 2] if mode is Mode.DELETE else [{"id": n, "name": "a"} for n in range(2)]
+    result = await BulkExecutor(place.target).start(mode, "keyless", records)
+    assert (result.stopped_reason, result.failure_count) == ("systemic", 2)
+    assert "has no primary key" in result.errors[0].message
+    named = await BulkExecutor(place.target).start(mode, "products", records, SqlOptions(key=["note"]))
+    assert (named.stopped_reason, named.failure_count) == ("systemic", 2)
+    assert "no unique index on exactly (note)" in named.errors[0].message

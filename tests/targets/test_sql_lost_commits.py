@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 from sql_places import Place, Wire, batch
 
+from penstock.targets import BulkExecutor, RetryPolicy
 from penstock.targets.model import Mode, Outcome, TargetError, Trouble, Verdict
 from penstock.targets.sql.postgres.commits import ASKED_MAX, Commits, Pending
 from penstock.targets.sql.sheets import Sheet
@@ -96,7 +97,8 @@ async def test_a_connection_that_broke_before_the_commit_changed_nothing_for_sur
     assert await place.rows("SELECT note FROM products ORDER BY id") == [("y",), ("none",)]
 
 
-async def test_a_call_cancelled_while_it_commits_waits_for_the_answer_and_remembers_it(place: Place, wire: Wire):
+@pytest.mark.covers("BX-076")
+async def test_a_call_cancelled_while_it_commits_gets_the_answer(place: Place, wire: Wire):
     target = place.new_target(wire.url)
     given = batch(Mode.CREATE, [product(5)])
     await target.describe("products", Mode.CREATE, given.options, "default")
@@ -108,10 +110,26 @@ async def test_a_call_cancelled_while_it_commits_waits_for_the_answer_and_rememb
         await asyncio.sleep(0)
     assert not sending.done()
     wire.released.set()
-    await asyncio.wait([sending])
-    assert sending.cancelled()
-    wire.cut = None
-    assert [verdict and verdict.outcome for verdict in await target.reconcile(given, "default")] == [Outcome.CREATED]
+    assert [verdict.outcome for verdict in (await sending).verdicts] == [Outcome.CREATED]
+
+
+@pytest.mark.covers("BX-076")
+@pytest.mark.parametrize("is_answered", [True, False])
+async def test_a_bulk_call_that_is_cancelled_while_it_commits_ends_soon(place: Place, wire: Wire, is_answered: bool):
+    target = place.new_target(wire.url)
+    await target.describe("products", Mode.CREATE, batch(Mode.CREATE, []).options, "default")
+    wire.cut = "hold"
+    executor = BulkExecutor(target, policy=RetryPolicy(grace_s=0))
+    call = executor.start(Mode.CREATE, "products", [product(5)])
+    await wire.held.wait()
+    cancelling = asyncio.ensure_future(call.cancel())
+    if is_answered:
+        for _ in range(20):
+            await asyncio.sleep(0)
+        wire.released.set()
+    result = await cancelling
+    assert result.outcomes == [Outcome.CREATED if is_answered else Outcome.UNKNOWN]
+    wire.released.set()
 
 
 async def test_ids_the_database_made_are_known_after_a_lost_answer(place: Place, wire: Wire):

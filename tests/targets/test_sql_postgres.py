@@ -277,3 +277,77 @@ def test_no_transaction_holds_more_rows_than_subtransactions_are_cheap(database_
     found = list(portions(sheets))
     assert [sum(map(len, portion)) for portion in found] == [ROWS_MAX, ROWS_MAX, 25]
     assert [p for portion in found for sheet in portion for p in sheet.positions] == list(range(145))
+
+
+async def test_the_message_of_a_refusal_names_the_key_and_the_hint(place: Place):
+    await place.products()
+    await place.send(Mode.CREATE, [product(1)])
+    error = await place.refused(Mode.CREATE, [product(1)])
+    assert error.message == (
+        'duplicate key value violates unique constraint "products_pkey" (Key (id)=(1) already exists)'
+    )
+    await place.run(
+        """CREATE OR REPLACE FUNCTION penstock_no() RETURNS trigger LANGUAGE plpgsql AS
+        $$ BEGIN RAISE 'not today' USING DETAIL = 'It is Friday.', HINT = 'Come on Monday.'; END $$"""
+    )
+    await place.run("CREATE TRIGGER friday BEFORE INSERT ON products FOR EACH ROW EXECUTE FUNCTION penstock_no()")
+    error = await place.refused(Mode.CREATE, [product(2)])
+    assert error.message == "not today (It is Friday; hint: Come on Monday)"
+    answer = await place.send(Mode.CREATE, [product(2), product(3)], each=True)
+    assert [v.error.message for v in answer.verdicts if v.error] == [error.message] * 2
+
+
+async def test_a_message_does_not_repeat_the_whole_row(place: Place):
+    await place.products()
+    error = await place.refused(Mode.CREATE, [{"id": 1, "name": None, "price": 3}])
+    assert "Failing row" not in error.message
+
+
+TEXT_ONLY = {
+    "citext": "Ab",
+    "hstore": '"a"=>"1"',
+    "tsvector": "'a' 'b'",
+    "money": "$1.50",
+    "macaddr": "08:00:2b:01:02:03",
+    "regclass": "kept",
+    "citext[]": ["Ab", "c"],
+}
+
+
+@pytest.mark.parametrize("kind", TEXT_ONLY)
+@pytest.mark.parametrize("mode", [Mode.CREATE, Mode.UPSERT])
+@pytest.mark.parametrize("count", [10, MANY])
+async def test_types_that_the_driver_cannot_copy_are_written_like_others(
+    place: Place, kind: str, mode: Mode, count: int
+):
+    for extension in ("citext", "hstore"):
+        await place.run(f"CREATE EXTENSION IF NOT EXISTS {extension}")
+    await place.make("kept", f"CREATE TABLE kept (id integer PRIMARY KEY, value {kind}, n integer CHECK (n < {count}))")
+    records = [{"id": n, "value": TEXT_ONLY[kind] if n else None, "n": n} for n in range(count)]
+    assert outcomes(await place.send(mode, records, table="kept")) == ["created"] * count
+    assert await place.rows("SELECT count(value) FROM kept") == [(count - 1,)]
+    more = [{"id": count, "value": TEXT_ONLY[kind], "n": 1}, {"id": count + 1, "value": TEXT_ONLY[kind], "n": count}]
+    each = await place.target.send_each(batch(mode, more, table="kept"), "default")
+    assert outcomes(each) == ["created", "23514"]
+
+
+async def test_columns_may_have_the_names_that_statements_use(place: Place):
+    await place.make("odd", "CREATE TABLE odd (is_new integer PRIMARY KEY, penstock_ord integer, outcome text)")
+    for mode in (Mode.UPSERT, Mode.UPSERT, Mode.UPDATE):
+        records = [{"is_new": n, "penstock_ord": n, "outcome": mode} for n in range(3)]
+        answer = await place.send(mode, records, table="odd")
+    assert outcomes(answer) == ["updated"] * 3
+    assert await place.rows("SELECT is_new, penstock_ord FROM odd ORDER BY 1") == [(0, 0), (1, 1), (2, 2)]
+
+
+async def test_a_role_that_may_only_insert_can_create(place: Place):
+    await place.make("inbox", "CREATE TABLE inbox (id integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY, body text)")
+    await place.run(
+        "DO $$ BEGIN IF to_regrole('writer') IS NOT NULL THEN DROP OWNED BY writer; DROP ROLE writer; END IF; END $$"
+    )
+    await place.run("CREATE ROLE writer LOGIN PASSWORD 'writer'")
+    await place.run("GRANT INSERT ON inbox TO writer")
+    target = place.new_target(place.url.replace("penstock:penstock@", "writer:writer@"))
+    answer = await target.send(batch(Mode.CREATE, [{"body": "a"}, {"body": "b"}], table="inbox"), "default")
+    assert outcomes(answer) == ["created", "created"]
+    assert await place.rows("SELECT body FROM inbox ORDER BY id") == [("a",), ("b",)]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+from urllib.parse import urlsplit
 
 import pytest
-from sql_places import Place, batch, maria_place, outcomes
+from sql_places import Place, batch, maria_place, mariadb_hand, open_target, outcomes, postgres_hand
 
 from penstock.errors import SettingsInvalid
+from penstock.targets import BulkExecutor
 from penstock.targets.model import BadInput, BulkOptions, Mode, TargetError, Trouble
 from penstock.targets.sql import MariaDbTarget, PostgresTarget, SqliteTarget
 from penstock.targets.sql.pool import Pool
@@ -163,3 +165,45 @@ async def test_a_connection_the_server_closed_is_replaced():
     first.is_open = False
     async with pool.take() as second:
         assert second is made[1]
+
+
+ROOM_FOR_TWO = {
+    "postgresql": (
+        "DO $$ BEGIN IF to_regrole('narrow') IS NOT NULL THEN DROP OWNED BY narrow; DROP ROLE narrow; END IF; END $$",
+        "CREATE ROLE narrow LOGIN PASSWORD 'narrow' CONNECTION LIMIT 2",
+        "GRANT ALL ON ALL TABLES IN SCHEMA public TO narrow",
+    ),
+    "mariadb": (
+        "DROP USER IF EXISTS narrow@localhost",
+        "CREATE USER narrow@localhost IDENTIFIED BY 'narrow' WITH MAX_USER_CONNECTIONS 2",
+        "GRANT ALL ON *.* TO narrow@localhost",
+    ),
+}
+
+
+@pytest.mark.databases("postgresql", "mariadb")
+@pytest.mark.covers("BX-058")
+async def test_a_server_with_room_for_few_connections_is_used_with_those(place: Place):
+    await place.products()
+    parts = urlsplit(place.url)
+    root = parts._replace(netloc=f"root:@{parts.hostname}:{parts.port}").geturl()
+    async with postgres_hand(place.url) if place.kind == "postgresql" else mariadb_hand(root) as ask:
+        for statement in ROOM_FOR_TWO[place.kind]:
+            await ask(statement)
+    url = parts._replace(netloc=f"narrow:narrow@{parts.hostname}:{parts.port}").geturl()
+    target = open_target(place.kind, url)
+    records = [{"id": n, "name": "a"} for n in range(2000)]
+    result = await BulkExecutor(target).upsert_multiple("products", records)
+    await target.aclose()
+    assert (result.is_success, result.statistics.throttles) == (True, 0)
+
+
+def test_the_options_of_a_mariadb_address_are_not_dropped():
+    from penstock.targets.sql.mariadb.target import _place
+
+    given = _place("mariadb://u:p@h/db?ssl=true&connect_timeout=3&unix_socket=/run/x")
+    assert (given["connect_timeout"], given["unix_socket"]) == (3, "/run/x")
+    assert given["ssl"].check_hostname
+    assert "ssl" not in _place("mariadb://u:p@h/db?ssl=false")
+    with pytest.raises(BadInput, match="sslmode is no option of a MariaDB address"):
+        MariaDbTarget("mariadb://u:p@h/db?sslmode=require")

@@ -34,7 +34,7 @@ SHEET = Sheet(("id", "name", "parent"), [(1, "a", 9), (2, None, 8), (3, "too lon
     "code, kind",
     [
         ("53300", Trouble.THROTTLED),
-        ("57P03", Trouble.THROTTLED),
+        ("57P03", Trouble.CONNECTION),
         ("28P01", Trouble.TOKEN),
         ("42501", Trouble.PERMISSION),
         ("08006", Trouble.CONNECTION),

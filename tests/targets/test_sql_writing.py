@@ -10,7 +10,9 @@ from uuid import UUID
 import pytest
 from sql_places import Place, batch, outcomes
 
+from penstock.targets import BulkExecutor
 from penstock.targets.model import BulkOptions, Mode, Trouble
+from penstock.targets.sql import SqlOptions
 
 KEY = {"postgresql": "integer GENERATED ALWAYS AS IDENTITY", "mariadb": "integer AUTO_INCREMENT", "sqlite": "integer"}
 
@@ -257,3 +259,105 @@ async def test_batches_that_share_rows_in_other_orders_do_not_deadlock(place: Pl
     batches = [batch(mode, [product(n, note=str(turn)) for n in order]) for turn in range(5) for order in orders]
     answers = await asyncio.gather(*(place.target.send(one, "default") for one in batches))
     assert all(set(outcomes(answer)) == {"updated"} for answer in answers)
+
+
+@pytest.mark.databases("mariadb")
+@pytest.mark.parametrize("mode", [Mode.UPDATE, Mode.UPSERT])
+async def test_null_for_a_column_that_takes_none_is_refused_where_a_trigger_runs_first(place: Place, mode: Mode):
+    await place.make(
+        "strict", "CREATE TABLE strict (id integer PRIMARY KEY, name varchar(9) NOT NULL, n integer NOT NULL)"
+    )
+    await place.run("CREATE TRIGGER strict_first BEFORE UPDATE ON strict FOR EACH ROW SET NEW.n = IFNULL(NEW.n, 7)")
+    await place.run("INSERT INTO strict VALUES (1, 'a', 1), (2, 'b', 2), (3, 'c', 3)")
+    records = [{"id": 1, "name": "x", "n": 1}, {"id": 2, "name": None, "n": 2}, {"id": 3, "name": "z", "n": None}]
+    answer = await place.target.send_each(batch(mode, records, table="strict"), "default")
+    assert outcomes(answer) == ["updated", "1048", "updated"]
+    assert await place.rows("SELECT * FROM strict ORDER BY id") == [(1, "x", 1), (2, "b", 2), (3, "z", 7)]
+
+
+@pytest.mark.databases("sqlite", "mariadb")
+async def test_a_number_that_the_database_does_not_have_fails_its_record(place: Place):
+    value = float("nan")
+    await place.make("measured", "CREATE TABLE measured (id integer PRIMARY KEY, value double precision)")
+    answer = await place.send(Mode.CREATE, [{"id": 1, "value": 1.5}, {"id": 2, "value": value}], table="measured")
+    assert outcomes(answer) == ["created", "BAD_TYPE"]
+    assert await place.rows("SELECT * FROM measured") == [(1, 1.5)]
+
+
+TRIGGERS = {
+    "postgresql": (
+        """CREATE OR REPLACE FUNCTION leave_out() RETURNS trigger LANGUAGE plpgsql AS
+        $$ BEGIN IF NEW.n = 3 THEN RETURN NULL; END IF; RETURN NEW; END $$""",
+        "CREATE TRIGGER first BEFORE INSERT ON picky FOR EACH ROW EXECUTE FUNCTION leave_out()",
+    ),
+    "sqlite": ("CREATE TRIGGER first BEFORE INSERT ON picky WHEN NEW.n = 3 BEGIN SELECT RAISE(IGNORE); END",),
+}
+
+
+@pytest.mark.databases("postgresql", "sqlite")
+@pytest.mark.parametrize("mode", [Mode.CREATE, Mode.UPSERT])
+@pytest.mark.parametrize("key", ["integer PRIMARY KEY", "bigserial PRIMARY KEY"])
+async def test_a_row_that_a_trigger_leaves_out_is_not_created(place: Place, mode: Mode, key: str):
+    key = key if place.kind == "postgresql" else "integer PRIMARY KEY"
+    await place.make("picky", f"CREATE TABLE picky (id {key}, n integer)")
+    for statement in TRIGGERS[place.kind]:
+        await place.run(statement)
+    is_made = mode is Mode.CREATE and "serial" in key
+    records = [{"n": n} if is_made else {"id": n + 1, "n": n} for n in range(20)]
+    result = await BulkExecutor(place.target).start(mode, "picky", records)
+    assert [(error.index, error.code) for error in result.errors] == [(3, "LEFT_OUT")]
+    assert result.success_count == 19
+    assert await place.rows("SELECT count(*) FROM picky") == [(19,)]
+
+
+ALIKE = {
+    "postgresql": {
+        "uuid": ["7C0E8F00-0000-4000-8000-000000000001", "7c0e8f00-0000-4000-8000-000000000001"],
+        "char(5)": ["a", "a  "],
+        "numeric(6,2)": [Decimal("1.001"), Decimal("1.0")],
+        "citext": ["A", "a"],
+    },
+    "mariadb": {
+        "varchar(20) COLLATE utf8mb4_general_ci": ["É", "e "],
+        "char(5)": ["a", "a  "],
+        "decimal(6,2)": [Decimal("1.001"), Decimal("1.0")],
+    },
+}
+
+
+@pytest.mark.databases("postgresql", "mariadb")
+@pytest.mark.parametrize("place_in_list", range(4))
+@pytest.mark.parametrize("batch_size", [1, 100])
+async def test_keys_that_only_the_database_calls_equal_are_applied_in_order(
+    place: Place, place_in_list: int, batch_size: int
+):
+    kinds = list(ALIKE[place.kind].items())
+    kind, (first, second) = kinds[place_in_list % len(kinds)]
+    if kind == "citext":
+        await place.run("CREATE EXTENSION IF NOT EXISTS citext")
+    await place.make("alike", f"CREATE TABLE alike (id {kind} PRIMARY KEY, n integer)")
+    records = [{"id": first if n % 2 else second, "n": n} for n in range(40)]
+    result = await BulkExecutor(place.target, options=SqlOptions(batch_size=batch_size)).upsert_multiple(
+        "alike", records
+    )
+    assert [str(outcome) for outcome in result.outcomes] == ["created"] + ["updated"] * 39
+    assert await place.rows("SELECT n FROM alike") == [(39,)]
+
+
+@pytest.mark.databases("postgresql")
+@pytest.mark.parametrize(
+    "kind, old, new",
+    [
+        ("box", "(1,1),(0,0)", "(2,2),(1,1)"),
+        ("circle", "<(0,0),1>", "<(1,1),1>"),
+        ("json[]", '{"1"}', '{"2"}'),
+    ],
+)
+@pytest.mark.parametrize("mode", [Mode.UPDATE, Mode.UPSERT])
+async def test_a_change_is_seen_in_types_that_compare_loosely(place: Place, kind: str, old: str, new: str, mode: Mode):
+    await place.make("shapes", f"CREATE TABLE shapes (id integer PRIMARY KEY, value {kind})")
+    await place.run(f"INSERT INTO shapes VALUES (1, '{old}'), (2, '{new}')")
+    value = (await place.rows("SELECT value FROM shapes WHERE id = 2"))[0][0]
+    records = [{"id": 1, "value": value}, {"id": 2, "value": value}]
+    answer = await place.target.send(batch(mode, records, table="shapes", update_only_changed=True), "default")
+    assert outcomes(answer) == ["updated", "unchanged"]

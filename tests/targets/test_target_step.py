@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,11 @@ from pydantic import BaseModel
 from scripted import Lose, Refuse, Remote, trouble
 from sql_places import Place
 
+import penstock
 from penstock import Context, Pipeline, failpoints, operation, step
 from penstock.settings import Settings
 from penstock.targets import BulkExecutor, Limit, RetryPolicy, TargetStep, Traits, Trouble
+from penstock.targets.sql import SqlOptions
 from penstock.testing import Engine, engine
 
 SMALL = Settings(chunk_rows=50)
@@ -54,9 +57,12 @@ async def states(e: Engine, made: Any) -> list[str]:
 
 
 @pytest.mark.covers("BX-005")
-async def test_rows_go_to_a_table_in_batches_and_the_ids_are_the_outputs(place: Place, tmp_path: Path):
+@pytest.mark.parametrize("mode", ["create", "upsert"])
+async def test_rows_go_to_a_table_in_batches_and_the_ids_are_the_outputs(place: Place, tmp_path: Path, mode: str):
     await place.products()
-    kind = pipeline(TargetStep(place.target, "products", "create", map=lambda row: {**dict(row), "code": row.name}))
+    if mode == "upsert":
+        await place.run("INSERT INTO products (id, name) VALUES (7, 'old')")
+    kind = pipeline(TargetStep(place.target, "products", mode, map=lambda row: {**dict(row), "code": row.name}))
     async with engine([kind], tmp_path=tmp_path, settings=SMALL) as e:
         done = await e.run(kind, products(120))
     assert (done.status, done.successful_rows) == ("Completed", 120)
@@ -161,3 +167,45 @@ def _quick(remote: Remote, *, retries: int = 3) -> BulkExecutor:
         await asyncio.sleep(0)
 
     return BulkExecutor(remote, sleep=sleep, policy=RetryPolicy(retries_max=retries))
+
+
+async def test_a_second_run_in_the_same_process_does_not_meet_the_connections_of_the_first(
+    place: Place, tmp_path: Path
+):
+    await place.products()
+    kind = pipeline(TargetStep(place.target, "products", map=lambda row: {**dict(row), "code": row.name}))
+    url = f"sqlite:///{tmp_path / 'penstock.db'}"
+    file = tmp_path / "products.json"
+    file.write_text(json.dumps(products(60)))
+    await asyncio.to_thread(penstock.run, kind, file, url=url)
+    done = await asyncio.to_thread(penstock.run, kind, file, url=url)
+    assert (done.status, done.successful_rows) == ("Completed", 60)
+
+
+async def test_a_target_can_be_used_by_one_loop_after_another(place: Place):
+    await place.products()
+    executor = BulkExecutor(place.target, options=SqlOptions(batch_size=10))
+
+    async def load() -> bool:
+        records = [{"id": n, "name": "a", "code": str(n)} for n in range(200)]
+        try:
+            return (await executor.upsert_multiple("products", records)).is_success
+        finally:
+            await place.target.aclose()
+
+    for _ in range(2):
+        assert await asyncio.to_thread(asyncio.run, load())
+
+
+async def test_targets_of_steps_are_closed_with_the_engine(tmp_path: Path):
+    closed = []
+
+    class Closing(Remote):
+        async def aclose(self) -> None:
+            closed.append(self.name)
+
+    kind = pipeline(TargetStep(Closing(traits=Traits(id_field="n")), "things", map=record))
+    async with engine([kind], tmp_path=tmp_path, settings=SMALL) as e:
+        await e.run(kind, products(5))
+        assert not closed
+    assert closed == ["remote"]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kin import Kin
 from scripted import executor, in_virtual_time, trouble, virtually
 
-from penstock.targets import Batch, BulkCancelled, BulkOptions, Mode, Outcome, Progress, TargetError, Trouble
+from penstock.targets import BadInput, Batch, BulkCancelled, BulkOptions, Mode, Outcome, Progress, TargetError, Trouble
 from penstock.targets.causes import Cause
 from penstock.targets.waves import WavesCancelled, in_waves, tables_in_waves
 
@@ -257,3 +257,35 @@ def test_whatever_refers_to_whatever_the_result_is_what_the_remote_holds(graph: 
             code = {error.index: error.code for error in result.errors}[index]
             assert (held is not None) == (code == "REFERENCE_NOT_SET")
             assert record["bad"] == (code != "REFERENCE_NOT_SET")
+
+
+def failing(_: Progress) -> None:
+    raise ValueError("the callback is broken")
+
+
+@pytest.mark.covers("BX-055")
+@in_virtual_time
+async def test_a_progress_callback_that_raises_loses_no_result():
+    result = await in_waves(executor(Kin()), "node", [{"id": 1}, {"id": 2, "up": 1}], progress=failing)
+    assert result.is_success
+
+
+@pytest.mark.covers("BX-055")
+@in_virtual_time
+async def test_an_error_in_a_later_wave_keeps_the_results_of_the_earlier_ones():
+    remote = Kin()
+    records = [{"id": 1}, {"id": 2, "up": 1}, {"id": 2, "up": 1}]
+    result = await in_waves(
+        executor(remote), "node", records, options=BulkOptions(duplicates="error", references={"up": "node"})
+    )
+    assert list(result.outcomes) == [CREATED, NOT_RUN, NOT_RUN]
+    assert result.stopped_reason == "error in input"
+    assert isinstance(result.input_error, BadInput)
+
+
+@in_virtual_time
+async def test_wrong_input_is_refused_while_nothing_was_sent():
+    remote = Kin()
+    with pytest.raises(BadInput, match="same key"):
+        await in_waves(executor(remote), "node", [{"id": 1}, {"id": 1}], options=BulkOptions(duplicates="error"))
+    assert not remote.log

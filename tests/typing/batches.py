@@ -41,7 +41,7 @@ class Archive(StepObject[str]):
 
 @operation("invoices", row_key="number", tags=["money"])
 class Invoices(Pipeline[Invoice]):
-    @step.batch(size=50, wait=0.5, retries=2, backoff=Backoff.constant(5))
+    @step.batch(size=50, retries=2, backoff=Backoff.constant(5))
     async def book(self, invoices: list[Invoice], ctx: BatchContext[None]) -> list[Booking | Exception]:
         return [Booking(row.row_number) if row.row_key else ValueError("no number") for row in ctx.rows]
 

@@ -80,7 +80,7 @@ class Orders(Pipeline[Order, Shop]):
         reveal_type(ctx.output_of(Orders.reserve))  # expect: int
         return Payment(ctx.row_number)
 
-    @step.batch(size=20, wait=0.5)
+    @step.batch(size=20)
     async def book(self, orders: list[Order], ctx: BatchContext[Shop]) -> list[str | Exception]:
         return [str(row.output_of(Orders.pay).id) for row in ctx.rows]
 

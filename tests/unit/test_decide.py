@@ -153,6 +153,8 @@ def test_messages_that_differ_in_numbers_ids_and_quoted_values_share_a_group():
     assert error_group(same[0]) != error_group("no group 'ana' at 0xdeadbeef after 3 tries")
     ids = ["order 6f0e1d2c-0000-4000-8000-000000000001 is gone", "order 01900000-aaaa-7000-8000-00000000000f is gone"]
     assert error_group(ids[0]) == error_group(ids[1])
+    keys = [f"duplicate key (Key (mail)=({name}) already exists)" for name in ("ann@x.example", "bob@y.example")]
+    assert error_group(keys[0]) == error_group(keys[1])
 
 
 CUT_OFF = [

@@ -17,7 +17,8 @@ ROOT = Path(penstock.__file__).parent
 # except that everything may raise our errors.
 LINES: tuple[tuple[str, ...], ...] = (
     ("errors",),
-    ("machine", "clock", "schema", "settings", "failpoints"),
+    ("secret_keys", "graphs"),
+    ("machine", "clock", "schema", "settings", "failpoints", "listing"),
     ("pipeline",),
     ("db",),
     ("journal", "outbox", "formats", "targets"),
@@ -25,7 +26,7 @@ LINES: tuple[tuple[str, ...], ...] = (
     ("idempotency", "lifecycles"),
     ("operations",),
     ("engine",),
-    ("resources", "worker", "api", "dashboard", "client"),
+    ("resources", "lifecycle_resources", "worker", "api", "dashboard", "client"),
     ("cli",),
     ("testing", "pytest_plugin"),
 )
@@ -38,6 +39,10 @@ ROOT_LEVEL = LEVEL["engine"]
 PURE = (
     "machine",
     "errors",
+    "graphs.checks",
+    "graphs.conditions",
+    "graphs.document",
+    "graphs.writing",
     "schema",
     "operations.states",
     "operations.model",
@@ -55,6 +60,13 @@ PURE = (
     "idempotency.header",
     "idempotency.fingerprint",
     "idempotency.routes",
+    "lifecycles.model",
+    "lifecycles.rules.comparing",
+    "lifecycles.rules.deciding",
+    "lifecycles.rules.drawing",
+    "lifecycles.rules.folding",
+    "lifecycles.rules.graph",
+    "lifecycles.states",
     "targets.model",
     "targets.target",
     "targets.rules.breaker",

@@ -71,6 +71,15 @@ def read(data: bytes, ledger: Ledger) -> Ledger:
 
 
 @given(ledgers())
+def test_steps_are_done_that_rows_have_behind_them_and_all_of_a_row_that_has_failed(ledger: Ledger):
+    def done(i: int) -> int:
+        has_failed = ledger.is_terminal(i) and ledger.state(i) not in (COMPLETED, CANCELLED)
+        return ledger.steps if has_failed else max(0, ledger.at[i] - 1)
+
+    assert ledger.steps_done() == sum(map(done, range(ledger.rows)))
+
+
+@given(ledgers())
 def test_a_ledger_comes_back_as_it_was_written(ledger: Ledger):
     assert everything(read(ledger.encode(), ledger)) == everything(ledger)
 

@@ -70,13 +70,13 @@ def test_a_machine_comes_back_from_its_document(lines: list[tuple[str, str, str]
 def test_a_refusal_names_the_record_its_state_and_what_would_be_allowed():
     with pytest.raises(IllegalMove) as refused:
         DOOR.after("Open", "locked", subject="door 7")
-    assert str(refused.value) == "door 7 in 'Open' cannot take 'locked'; it can take: closed, broken"
+    assert str(refused.value) == "door 7 is Open, and 'locked' is not possible in this state; possible: closed, broken"
     assert (refused.value.state, refused.value.event, refused.value.allowed) == ("Open", "locked", ("closed", "broken"))
     assert isinstance(refused.value, Conflict)
 
 
 def test_a_refusal_in_an_end_state_says_that_it_is_settled():
-    with pytest.raises(IllegalMove, match="it can take: nothing, it is settled"):
+    with pytest.raises(IllegalMove, match="nothing is, because it is settled"):
         DOOR.after("Broken", "opened")
 
 

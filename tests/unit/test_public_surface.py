@@ -81,7 +81,8 @@ def test_every_error_is_ours_and_stands_in_the_tree():
 
 def test_every_error_is_in_one_of_the_families_that_say_what_to_do():
     families = {kind.__name__ for kind in errors.PenstockError.__subclasses__() if kind.__module__ == errors.__name__}
-    assert families == {"InvalidInput", "NotFound", "Conflict", "Unavailable", "StepFailed", "RetryLater"}
+    what_to_do = {"InvalidInput", "NotFound", "Conflict", "Unavailable", "DatabaseDamaged", "StepFailed", "RetryLater"}
+    assert families == what_to_do
 
 
 def test_the_package_is_typed():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import json
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,9 @@ from typer.main import get_command
 from penstock import errors
 from penstock.cli.app import app
 from penstock.cli.machines import built_in
+from penstock.cli.problems import EXIT_CODES as ERROR_CODES
+from penstock.cli.problems import EXIT_MEANINGS, INTERRUPTED, ONLY_SIGNALS_AWAITED
+from penstock.cli.run import EXIT_CODES as RUN_CODES
 from penstock.errors import PenstockError
 from penstock.formats.opening import EXTENSIONS
 from penstock.operations.states import OPERATION, ROW_STEP
@@ -28,7 +32,7 @@ DOCS = ROOT / "docs"
 REFERENCE = DOCS / "reference"
 SHARED_OPTIONS = {"--db", "--app", "--json", "--limit", "--cursor"}
 LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)#\s]+)(?:#[^)]*)?\)")
-COVERED = re.compile(r"(?:SM|SG|GR)-\d{3}")
+COVERED = re.compile(r"(?:SM|SG|GR|LC)-\d{3}")
 
 
 def page(name: str) -> str:
@@ -69,7 +73,8 @@ def commands(group: Any, path: tuple[str, ...] = ("penstock",)) -> Iterator[tupl
         if hasattr(command, "commands"):
             yield from commands(command, (*path, name))
         else:
-            arguments = [p.metavar for p in command.params if p.param_type_name == "argument"]
+            given = [p for p in command.params if p.param_type_name == "argument"]
+            arguments = [p.metavar if p.required else f"[{p.metavar}]" for p in given]
             yield " ".join([*path, name, *arguments]), command
 
 
@@ -132,6 +137,13 @@ def test_the_options_that_commands_share_are_described_once():
     assert found == {name: option.help for name, option in shared.items()}
 
 
+def test_the_command_line_page_lists_every_exit_code_in_the_words_of_the_help():
+    found = {int(row[0]): row[1] for row in table(page("command-line.md"), "code", "meaning")}
+    assert found == EXIT_MEANINGS
+    codes = {*RUN_CODES.values(), INTERRUPTED, ONLY_SIGNALS_AWAITED, os.EX_TEMPFAIL, *(code for _, code in ERROR_CODES)}
+    assert codes == set(EXIT_MEANINGS)
+
+
 def test_the_states_page_lists_every_state_of_operations_and_rows():
     text = page("states-and-errors.md")
     operation = [row[0] for row in table(section(text, "An operation"), "state", "meaning")]
@@ -165,13 +177,13 @@ def _refusals() -> Iterator[str]:
 
 
 def test_every_behaviour_that_a_test_covers_is_on_the_list():
-    listed = re.findall(r"^\| ((?:SM|SG|GR)-\d{3}) ", page("behaviours.md"), re.MULTILINE)
+    listed = re.findall(r"^\| ((?:SM|SG|GR|LC)-\d{3}) ", page("behaviours.md"), re.MULTILINE)
     assert len(listed) == len(set(listed)), "an id is listed twice"
     covered = {i for path in (ROOT / "tests").rglob("*.py") for i in COVERED.findall(path.read_text())}
     assert covered - set(listed) == set()
 
 
-@pytest.mark.parametrize("kind", ["SM", "SG", "GR"])
+@pytest.mark.parametrize("kind", ["SM", "SG", "GR", "LC"])
 def test_the_ids_of_behaviours_have_no_gaps(kind: str):
     numbers = [int(n) for n in re.findall(rf"^\| {kind}-(\d{{3}}) ", page("behaviours.md"), re.MULTILINE)]
     assert numbers == list(range(1, len(numbers) + 1))

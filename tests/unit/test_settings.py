@@ -102,7 +102,7 @@ def test_secrets_in_urls_are_masked(url: object, shown: object):
     "given, folder",
     [
         ({"database_url": "sqlite:///data/penstock.db"}, "data/penstock.db.blobs"),
-        ({"database_url": "postgresql://host/name"}, "penstock-blobs"),
+        ({"database_url": "postgresql://host/name", "storage_url": "/srv/files"}, "/srv/files"),
         ({"storage_url": "file:./files"}, "files"),
         ({"storage_url": "file:///var/files"}, "/var/files"),
         ({"storage_url": "files"}, "files"),
@@ -110,6 +110,18 @@ def test_secrets_in_urls_are_masked(url: object, shown: object):
 )
 def test_files_live_beside_a_sqlite_database_unless_told(given: dict[str, str], folder: str):
     assert Settings(**given).storage_folder == Path(folder)
+
+
+@pytest.mark.parametrize("url", ["postgresql://host/name", "mariadb://host/name"])
+@pytest.mark.parametrize(
+    "given, found",
+    [({}, "is not set"), ({"storage_url": "file:./files"}, "is 'file:./files'"), ({"storage_url": "f"}, "is 'f'")],
+)
+def test_the_processes_of_a_server_database_need_a_folder_that_they_share(url: str, given: dict[str, str], found: str):
+    settings = Settings(database_url=url, **given)
+    assert settings.storage_folder is None
+    assert str(settings.storage_fault).startswith(f"storage_url (PENSTOCK_STORAGE_URL) {found}")
+    assert "file:///srv/penstock/files" in str(settings.storage_fault)
 
 
 def test_every_setting_has_a_meaning():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from typing import get_args
 
 import pytest
 
@@ -10,6 +11,8 @@ from penstock.blobs.states import BLOB
 from penstock.errors import IllegalMove
 from penstock.idempotency.states import IDEMPOTENCY_KEY
 from penstock.machine import Machine
+from penstock.operations.model import RowState, Status, StepState
+from penstock.operations.sheet import VERDICTS
 from penstock.operations.states import OPERATION, ROW_STEP
 from penstock.outbox.states import DELIVERY
 
@@ -136,3 +139,9 @@ def test_an_operation_never_ends_cancelled_or_broken_past_the_drain():
 
 def test_bytes_that_were_never_sent_are_never_deleted():
     assert "deleted" not in BLOB.allowed("Pending")
+
+
+def test_the_types_of_states_are_those_of_the_tables():
+    assert set(get_args(Status)) == set(OPERATION.states)
+    assert set(get_args(StepState)) == set(ROW_STEP.states)
+    assert set(get_args(RowState)) == set(VERDICTS.values())

@@ -7,28 +7,48 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Annotated
 
 import typer
 
-from penstock.cli import config, db, doctor, idempotency, machines, ops, run, verify, waits, worker
-from penstock.cli.problems import INTERRUPTED, exit_code, report, report_usage
+from penstock.cli import (
+    config,
+    db,
+    deliveries,
+    doctor,
+    idempotency,
+    lifecycle,
+    machines,
+    ops,
+    run,
+    submit,
+    verify,
+    waits,
+    worker,
+)
+from penstock.cli.documents import stdout_for_documents
+from penstock.cli.options import Group, help_end
+from penstock.cli.problems import EXIT_MEANINGS, INTERRUPTED, exit_code, report, report_usage
 from penstock.errors import PenstockError
 
 __all__ = ["app", "main"]
 
 app = typer.Typer(
     name="penstock",
-    help="Durable bulk operations: every row validated, driven through its steps, and answered with a verdict.",
-    epilog="Example: penstock run price-update prices.csv --app shop.py --meta currency=EUR",
+    help="Run files of rows through operations: each row is validated, goes through its steps and gets a result.",
+    epilog=help_end("run price-update prices.csv --app shop.py --meta currency=EUR", EXIT_MEANINGS),
+    cls=Group,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 run.add_to(app)
+submit.add_to(app)
 worker.add_to(app)
 ops.add_to(app)
 waits.add_to(app)
+lifecycle.add_to(app)
+deliveries.add_to(app)
 machines.add_to(app)
 verify.add_to(app)
 doctor.add_to(app)
@@ -48,7 +68,7 @@ def _print_version(is_wanted: bool) -> None:
 @app.callback()
 def _root(
     _version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and leave.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Options stand after the subcommand."""
@@ -58,6 +78,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and say with which code the process should exit; a bug still shows its traceback."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     as_json = "--json" in given
+    with stdout_for_documents() if as_json else nullcontext():
+        return _called(given, as_json=as_json)
+
+
+def _called(given: list[str], *, as_json: bool) -> int:
     try:
         return app(given, prog_name="penstock", standalone_mode=False) or 0
     except PenstockError as error:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from penstock.cli.options import App, Db, Json, command
+from penstock.cli.printable import printable
 from penstock.cli.session import Place
+from penstock.errors import Fault
 
 if TYPE_CHECKING:
+    from rich.text import Text
+
     from penstock.cli.tables import FittedTable
 
 __all__ = ["add_to", "config"]
@@ -20,20 +24,44 @@ def add_to(app: typer.Typer) -> None:
     command(app, "config", config, example="config --json")
 
 
-def config(db: Db = None, app: App = None, as_json: Json = False) -> None:
-    """Print the effective settings and where each comes from; secrets are masked."""
+def config(
+    db: Db = None,
+    app: App = None,
+    new_key: Annotated[
+        bool, typer.Option("--new-key", help="Print a new key for the setting secret_key, and nothing else.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Print all settings with their values and origins; secrets are masked."""
     from penstock.cli.screen import Screen
+    from penstock.secret_keys import new_key as made_key
 
-    items = _items(Place(db, app))
-    Screen(as_json=as_json).answer(lambda: {"items": items, "nextCursor": None}, lambda: [_table(items)])
+    if new_key:
+        key = made_key()
+        Screen(as_json=as_json).answer(lambda: {"key": key}, lambda: [key])
+        return
+    items, faults = _items(Place(db, app))
+    shown = [{"field": fault.field, "message": fault.message} for fault in faults]
+    Screen(as_json=as_json).answer(
+        lambda: {"items": items, "nextCursor": None, "faults": shown},
+        lambda: [_table(items), *map(_fault_line, faults)],
+    )
 
 
-def _items(place: Place) -> list[dict[str, Any]]:
-    from penstock.settings import Settings, layers, masked, origins
+def _fault_line(fault: Fault) -> Text:
+    from rich.text import Text
 
-    settings = place.settings()
-    come_from = origins(layers(database_url=place.db, app=place.app))
-    return [
+    return Text(f"wrong: {printable(str(fault))}", style="red")
+
+
+def _items(place: Place) -> tuple[list[dict[str, Any]], list[Fault]]:
+    """Every setting, and what else was given that other commands refuse."""
+    from penstock.settings import LISTED, Settings, effective, layers, masked, origins
+
+    found = layers(database_url=place.db, app=place.app)
+    settings, faults = effective(found)
+    come_from = origins(found)
+    items = [
         {
             "name": name,
             "value": masked(getattr(settings, name)),
@@ -42,6 +70,7 @@ def _items(place: Place) -> list[dict[str, Any]]:
         }
         for name, field in Settings.model_fields.items()
     ]
+    return items, [Fault(fault.message.removesuffix(LISTED), fault.field) for fault in faults]
 
 
 def _table(items: list[dict[str, Any]]) -> FittedTable:

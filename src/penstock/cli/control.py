@@ -1,4 +1,4 @@
-"""`penstock ops cancel|pause|resume|retry|fix`: steering operations, whichever process works on them."""
+"""`penstock ops cancel|pause|resume|retry|fix`: control operations, whichever process runs them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 from penstock.cli.options import App, Cause, Db, Json, OperationId, command
 from penstock.cli.printable import counted, short_id
 from penstock.cli.problems import WrongUsage
-from penstock.cli.session import Place, ask
+from penstock.cli.session import Place, about, ask
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -38,18 +38,18 @@ def add_to(ops: typer.Typer) -> None:
 
 
 def cancel(operation: OperationId, *, cause: Cause = None, db: Db = None, as_json: Json = False) -> None:
-    """Stop an operation for good: no row begins any more, unfinished rows end Cancelled."""
-    _steer(Place(db), lambda penstock: penstock.operations.cancel(operation, cause=cause), as_json=as_json)
+    """Cancel an operation: no more rows start, and unfinished rows end as Cancelled."""
+    _steer(Place(db), operation, lambda penstock, id: penstock.operations.cancel(id, cause=cause), as_json=as_json)
 
 
 def pause(operation: OperationId, *, cause: Cause = None, db: Db = None, as_json: Json = False) -> None:
-    """Begin nothing more of an operation until it is resumed; running steps end, deadlines go on."""
-    _steer(Place(db), lambda penstock: penstock.operations.pause(operation, cause=cause), as_json=as_json)
+    """Pause an operation: running steps finish, no others start until it is resumed; deadlines still count."""
+    _steer(Place(db), operation, lambda penstock, id: penstock.operations.pause(id, cause=cause), as_json=as_json)
 
 
 def resume(operation: OperationId, *, cause: Cause = None, db: Db = None, as_json: Json = False) -> None:
-    """Let a paused operation go on where it stopped; a worker does the work."""
-    _steer(Place(db), lambda penstock: penstock.operations.resume(operation, cause=cause), as_json=as_json)
+    """Resume a paused operation; a worker continues it."""
+    _steer(Place(db), operation, lambda penstock, id: penstock.operations.resume(id, cause=cause), as_json=as_json)
 
 
 def retry(
@@ -57,32 +57,37 @@ def retry(
     *,
     rows: Annotated[
         str | None,
-        typer.Option("--rows", metavar="LIST", help="Only these rows, such as 3,7-9; all that failed if not."),
+        typer.Option("--rows", metavar="LIST", help="Only these rows, such as 3,7-9. Default: all failed rows."),
     ] = None,
     confirm_doubt: Annotated[
         bool,
-        typer.Option("--confirm-doubt", help="Run named rows again even where a step may have had its effect already."),
+        typer.Option(
+            "--confirm-doubt",
+            help="Also run rows that are InDoubt: their step may already have taken effect. Needs --rows.",
+        ),
     ] = False,
-    check: Annotated[bool, typer.Option("--check", help="Only say whether it could be retried, and why not.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Only report whether a retry is possible, and why not.")
+    ] = False,
     db: Db = None,
     as_json: Json = False,
 ) -> None:
-    """Run failed rows again from the step that failed; a worker does the work.
+    """Run failed rows again from the step that failed; a worker runs them.
 
-    Exits with 0 when accepted (or possible, with --check), with 1 when not.
+    Exits with 0 when the retry is accepted (with --check: possible), with 1 when not.
     """
     if check:
         if rows is not None or confirm_doubt:
-            raise WrongUsage("--check asks about all failed rows: leave --rows and --confirm-doubt away")
+            raise WrongUsage("--check reports on all failed rows and cannot be used with --rows or --confirm-doubt")
         _check(Place(db), operation, as_json=as_json)
         return
     if confirm_doubt and rows is None:
-        raise WrongUsage("--confirm-doubt is for rows you have looked at: name them with --rows")
+        raise WrongUsage("--confirm-doubt needs --rows: name the rows that you have checked")
     named = None if rows is None else list(_row_numbers(rows))
     _ask_again(
         Place(db),
         operation,
-        lambda penstock: penstock.operations.retry(operation, rows=named, confirm_doubt=confirm_doubt),
+        lambda penstock, id: penstock.operations.retry(id, rows=named, confirm_doubt=confirm_doubt),
         as_json=as_json,
     )
 
@@ -92,7 +97,7 @@ def fix(
     row: Annotated[int, typer.Argument(min=1, metavar="ROW", help="The row's number.")],
     changes: Annotated[
         list[str],
-        typer.Argument(metavar="FIELD=VALUE...", help="What is to change; FIELD:=JSON for a value that is not text."),
+        typer.Argument(metavar="FIELD=VALUE...", help="New values: FIELD=TEXT, or FIELD:=JSON for other types."),
     ],
     *,
     generation: Annotated[
@@ -101,34 +106,36 @@ def fix(
             "--generation",
             min=0,
             metavar="N",
-            help="Only if the row is still in this generation: 0 unless it was retried.",
+            help="Refuse unless the row is in this generation (0: never retried or edited).",
         ),
     ] = None,
     db: Db = None,
     app: App = None,
     as_json: Json = False,
 ) -> None:
-    """Correct fields of a failed or invalid row and run it again; the old values stay in the history.
+    """Change fields of a failed or invalid row and run it again; the old values stay in the history.
 
-    With --app the row is checked at once; its worker checks it in any case.
+    With --app the row is validated at once; a worker validates it in any case.
     """
     place = Place(db, app)
     given = dict(map(_change, changes))
     _ask_again(
         place,
         operation,
-        lambda penstock: penstock.operations.edit_row(operation, row, given, generation=generation),
+        lambda penstock, id: penstock.operations.edit_row(id, row, given, generation=generation),
         definitions=place.definitions_if_named(),
         as_json=as_json,
     )
 
 
-def _steer(place: Place, request: Callable[[Penstock], Coroutine[Any, Any, Operation]], *, as_json: bool) -> None:
+def _steer(
+    place: Place, operation: str, request: Callable[[Penstock, str], Coroutine[Any, Any, Operation]], *, as_json: bool
+) -> None:
     from penstock import resources
     from penstock.cli import views
     from penstock.cli.screen import Screen
 
-    found = ask(place, request)
+    found = ask(place, about(operation, request))
 
     def people() -> Iterator[RenderableType]:
         yield views.operation(found)
@@ -144,17 +151,17 @@ def _check(place: Place, operation: str, *, as_json: bool) -> None:
     from penstock import resources
     from penstock.cli.screen import Screen
 
-    async def look(penstock: Penstock) -> tuple[str, Eligibility]:
-        found = await penstock.operations.get(operation)
+    async def look(penstock: Penstock, id: str) -> tuple[str, Eligibility]:
+        found = await penstock.operations.get(id)
         return found.id, await penstock.operations.can_retry(found.id)
 
-    exact, found = ask(place, look)
+    exact, found = ask(place, about(operation, look))
 
     def people() -> Iterator[RenderableType]:
         if found.is_eligible:
-            yield Text(f"It can be retried: {counted(found.rows, 'row')} would run again.", style="green")
+            yield Text(f"A retry is possible: {counted(found.rows, 'row')} would run again.", style="green")
             return
-        yield Text("It cannot be retried:", style="red")
+        yield Text("A retry is not possible:", style="red")
         yield from (Text(f"  - {reason}") for reason in found.reasons)
 
     Screen(as_json=as_json).answer(lambda: resources.eligibility(exact, found), people)
@@ -164,7 +171,7 @@ def _check(place: Place, operation: str, *, as_json: bool) -> None:
 def _ask_again(
     place: Place,
     operation: str,
-    request: Callable[[Penstock], Coroutine[Any, Any, Retry]],
+    request: Callable[[Penstock, str], Coroutine[Any, Any, Retry]],
     *,
     definitions: tuple[Definition, ...] = (),
     as_json: bool,
@@ -176,16 +183,16 @@ def _ask_again(
     from penstock.cli import views
     from penstock.cli.screen import Screen
 
-    async def hand_in(penstock: Penstock) -> tuple[str, Retry]:
-        exact = (await penstock.operations.get(operation)).id
-        return exact, await request(penstock)
+    async def hand_in(penstock: Penstock, id: str) -> tuple[str, Retry]:
+        exact = (await penstock.operations.get(id)).id
+        return exact, await request(penstock, exact)
 
-    exact, found = ask(place, hand_in, definitions=definitions)
+    exact, found = ask(place, about(operation, hand_in), definitions=definitions)
 
     def people() -> Iterator[RenderableType]:
-        yield Text(f"{counted(found.submitted, 'row')} will run again, as soon as a worker comes to it.")
+        yield Text(f"{counted(found.submitted, 'row')} will run again as soon as a worker is free.")
         if found.skipped:
-            yield Text(f"{counted(found.skipped, 'row')} left out:")
+            yield Text(f"{counted(found.skipped, 'row')} skipped:")
             yield from (Text(f"  row {row}: {why}") for row, why in list(found.reasons.items())[:SKIPPED_SHOWN])
         yield from views.try_next([place.command("ops", "watch", short_id(exact))])
 
@@ -201,10 +208,10 @@ def _row_numbers(written: str) -> Iterator[int]:
             raise WrongUsage(f"--rows takes numbers and ranges, such as 3,7-9; found {part.strip()!r}")
         first, last = int(found[1]), int(found[2] or found[1])
         if not 1 <= first <= last:
-            raise WrongUsage(f"--rows counts from 1, each range upwards; found {part.strip()!r}")
+            raise WrongUsage(f"--rows: numbers start at 1 and ranges go upwards; found {part.strip()!r}")
         total += last - first + 1
         if total > ROWS_NAMED_MAX:
-            raise WrongUsage(f"--rows takes {ROWS_NAMED_MAX:,} rows at most; leave it away to retry all that failed")
+            raise WrongUsage(f"--rows takes {ROWS_NAMED_MAX:,} rows at most; leave it out to retry all failed rows")
         yield from range(first, last + 1)
 
 

@@ -28,7 +28,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def upgrade(db: Db = None, as_json: Json = False) -> None:
-    """Bring the schema to this release, making it where there is none."""
+    """Create the database schema, or upgrade it to this release."""
     from rich.text import Text
 
     from penstock.cli.screen import Screen
@@ -36,15 +36,15 @@ def upgrade(db: Db = None, as_json: Json = False) -> None:
     from penstock.db.upgrade import upgrade as bring_up
 
     before, after = asyncio.run(bring_up(Place(db).settings().database_url, SystemClock()))
-    was = "was missing" if before is None else f"was at {before}"
-    said = f"The schema is up to date ({after})." if before == after else f"The schema {was} and is now at {after}."
+    changed = "was created" if before is None else f"was upgraded from {before}"
+    said = f"The schema is up to date ({after})." if before == after else f"The schema {changed}; it is now at {after}."
     Screen(as_json=as_json).answer(lambda: {"before": before, "after": after}, lambda: [Text(said)])
 
 
 def check(db: Db = None, as_json: Json = False) -> None:
-    """Look at the database's version, settings and schema, and name all problems.
+    """Check the database's version, settings and schema, on SQLite every page too, and list all problems.
 
-    Exits with 0 when Penstock can work there, with 1 when not.
+    Exits with 0 when there are no problems, with 1 when there are.
     """
     from penstock.cli.screen import Screen
     from penstock.clock import SystemClock
@@ -52,7 +52,7 @@ def check(db: Db = None, as_json: Json = False) -> None:
 
     url = Place(db).settings().database_url
     require_database(url)
-    report = asyncio.run(look(url, SystemClock()))
+    report = asyncio.run(look(url, SystemClock(), pages=True))
     Screen(as_json=as_json).answer(lambda: _document(report), lambda: _people(report))
     raise typer.Exit(1 if report.problems else 0)
 
@@ -77,7 +77,7 @@ def _people(report: Report) -> Iterator[RenderableType]:
 
     yield Text(f"{report.database} {report.version}, schema {report.revision or 'missing'}\n")
     yield table(
-        "SETTING", "FOUND", "RIGHT", "",
+        "SETTING", "FOUND", "EXPECTED", "",
         rows=[
             (f.setting, f.found, f.right, Text("ok", "green") if f.is_ok else Text("wrong", "red"))
             for f in report.findings

@@ -1,4 +1,4 @@
-"""`penstock doctor`: is this installation well, and if not, what to do."""
+"""`penstock doctor`: check the installation, and say what to do about problems."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def add_to(app: typer.Typer) -> None:
 
 
 def doctor(db: Db = None, as_json: Json = False) -> None:
-    """Examine the database, the workers, open work and the storage folder, and say what to do.
+    """Check the database, workers, open operations and file storage, and suggest what to do.
 
-    Exits with 0 when all is well, with 1 when there are problems.
+    Exits with 0 when there are no problems, with 1 when there are.
     """
     from penstock import resources
     from penstock.cli.screen import Screen
@@ -56,12 +56,14 @@ def _people(found: Diagnosis) -> Iterator[RenderableType]:
     if problems:
         yield Text(f"\n{counted(problems, 'problem')} found.", style="red")
     else:
-        yield Text("\nAll is well.", style="green")
+        yield Text("\nNo problems found.", style="green")
 
 
 def _seen(facts: Facts) -> dict[str, str]:
     if facts.trouble is not None:
         return {"Database": "not reachable", "Storage": facts.storage}
+    if facts.damage is not None:
+        return {"Database": "damaged", "Storage": facts.storage}
     counts = Counter(worker.state for worker in facts.workers)
     return {
         "Database": f"{facts.database} {facts.version}",

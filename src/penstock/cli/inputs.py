@@ -1,28 +1,57 @@
-"""What users hand over on the command line: a file, metadata, options. Whatever is wrong is said before work begins."""
+"""What users give on the command line: a file, metadata, options. All of it is checked before work starts."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from penstock.cli.completion import complete_operation_name
 from penstock.cli.problems import WrongUsage
 from penstock.errors import FileRejected
 
-__all__ = ["Meta", "MetaFile", "Set", "existing_file", "metadata", "overrides"]
+__all__ = [
+    "FILE_ARGUMENT",
+    "NAME_ARGUMENT",
+    "InputFile",
+    "Meta",
+    "MetaFile",
+    "OperationName",
+    "Set",
+    "age",
+    "existing_file",
+    "metadata",
+    "overrides",
+]
+
+NAME_ARGUMENT = typer.Argument(
+    metavar="OPERATION", help="The operation's name.", autocompletion=complete_operation_name
+)
+FILE_ARGUMENT = typer.Argument(metavar="FILE", help="The file: .csv, .tsv, .json, .jsonl or .ndjson.")
+OperationName = Annotated[str, NAME_ARGUMENT]
+InputFile = Annotated[str, FILE_ARGUMENT]
+
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 Meta = Annotated[
-    list[str] | None, typer.Option("--meta", metavar="NAME=VALUE", help="One field of the metadata; repeatable.")
+    list[str] | None, typer.Option("--meta", metavar="NAME=VALUE", help="One metadata field; can be repeated.")
 ]
 MetaFile = Annotated[
-    str | None, typer.Option("--meta-file", metavar="FILE", help="A JSON object with metadata; --meta goes over it.")
+    str | None,
+    typer.Option("--meta-file", metavar="FILE", help="A JSON file with the metadata; --meta overrides single fields."),
 ]
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="STEP.OPTION=VALUE", help="An option for this run only, such as book.retries=5."),
+    typer.Option(
+        "--set",
+        metavar="STEP.OPTION=VALUE",
+        help="Override an option for this operation only, such as book.retries=5; can be repeated.",
+    ),
 ]
 
 
@@ -30,9 +59,9 @@ def existing_file(written: str) -> Path:
     """The file, which must be there."""
     path = Path(written)
     if path.is_dir():
-        raise FileRejected(f"{written} is a folder; name a file", code="missing")
+        raise FileRejected(f"{written} is a folder, not a file", code="missing")
     if not path.exists():
-        raise FileRejected(f"there is no file {written}", code="missing")
+        raise FileRejected(f"file not found: {written}", code="missing")
     return path
 
 
@@ -47,15 +76,23 @@ def overrides(written: Iterable[str] | None) -> dict[str, str]:
     return dict(_pairs("--set", written))
 
 
+def age(option: str, written: str) -> timedelta:
+    """A span of time such as 90d or 12h."""
+    found = re.fullmatch(r"(\d{1,6})([smhdw])", written.strip())
+    if found is None:
+        raise WrongUsage(f"{option} takes a number and s, m, h, d or w, such as 90d; found {written!r}")
+    return timedelta(**{_UNITS[found[2]]: int(found[1])})
+
+
 def _json_object(file: str) -> dict[str, Any]:
     try:
         document = json.loads(Path(file).read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise FileRejected(f"there is no file {file} (--meta-file)", code="missing") from None
+        raise FileRejected(f"file not found: {file} (--meta-file)", code="missing") from None
     except (OSError, ValueError) as error:
         raise FileRejected(f"--meta-file {file} cannot be read as JSON: {error}") from error
     if not isinstance(document, dict):
-        raise FileRejected(f"--meta-file {file} must hold a JSON object; found {type(document).__name__}")
+        raise FileRejected(f"--meta-file {file} must contain a JSON object; found {type(document).__name__}")
     return document
 
 

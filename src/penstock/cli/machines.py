@@ -30,18 +30,16 @@ def add_to(app: typer.Typer) -> None:
 def machines(
     name: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[NAME]", help="operation, row-step, idempotency-key, blob or delivery; all if left out."
-        ),
+        typer.Argument(metavar="NAME", help="operation, row-step, idempotency-key, blob or delivery. Default: all."),
     ] = None,
-    mermaid: Annotated[bool, typer.Option("--mermaid", help="Print Mermaid state diagrams.")] = False,
+    mermaid: Annotated[bool, typer.Option("--mermaid", help="Print Mermaid state diagrams instead of tables.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Print the state machines that everything obeys, as tables."""
+    """Print the built-in state machines as tables."""
     from penstock.cli.screen import Screen
 
     if mermaid and as_json:
-        raise WrongUsage("--mermaid and --json are two forms of the same answer; choose one")
+        raise WrongUsage("--mermaid and --json cannot be used together")
     found = list(built_in().values()) if name is None else [_find(name)]
     if mermaid:
         typer.echo("\n".join(machine.to_mermaid() for machine in found), nl=False)
@@ -69,7 +67,7 @@ def _find(name: str) -> Machine:
         return known[_letters(name)]
     near = get_close_matches(_letters(name), known, 1)
     hint = f"did you mean {known[near[0]].name!r}? " if near else ""
-    raise NotFound(f"no machine is called {name!r}; {hint}known are: {', '.join(built_in())}")
+    raise NotFound(f"unknown machine {name!r}; {hint}known: {', '.join(built_in())}")
 
 
 def _letters(name: str) -> str:
@@ -85,7 +83,7 @@ def _tables(found: Sequence[Machine]) -> Iterator[RenderableType]:
     for machine in found:
         settled = ", ".join(state for state in machine.states if machine.is_settled(state))
         yield views.heading(machine.name)
-        yield Text(f"begins {machine.initial}; settled: {settled}\n", style="dim")
+        yield Text(f"initial state: {machine.initial}; settled states: {settled}\n", style="dim")
         yield table(
             "FROM", "EVENT", "TO",
             rows=[(views.state(t.source), t.event, views.state(t.target)) for t in machine.transitions],

@@ -1,4 +1,4 @@
-"""`penstock ops`: looking at operations, their rows and their errors. Needs no code of the application.
+"""`penstock ops`: show operations, rows and errors. Needs no code of the application.
 
 What changes operations is in `control`, what follows them in `watch`, what they wait for in `waits`.
 """
@@ -7,40 +7,40 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from penstock.cli import control, purge, waits, watch
-from penstock.cli.inputs import Meta, MetaFile, Set, existing_file, metadata, overrides
-from penstock.cli.options import App, Cursor, Db, Json, Limit, OperationId, command, group
-from penstock.cli.pages import answer_page
-from penstock.cli.session import Place, ask, opened
+from penstock.cli.inputs import InputFile, Meta, MetaFile, OperationName, Set, existing_file, metadata, overrides
+from penstock.cli.options import App, Cursor, Db, Json, Limit, OperationId, OperationIdOrAll, command, group
+from penstock.cli.pages import Part, answer_page
+from penstock.cli.session import Place, about, ask, opened
 
 if TYPE_CHECKING:
     from penstock.engine import Penstock
-    from penstock.operations.model import FileCheck, Page
+    from penstock.operations.model import ErrorGroup, Event, FileCheck, Operation, Page
 
 __all__ = ["add_to"]
 
 State = Annotated[
     list[str] | None,
-    typer.Option("--state", metavar="STATE", help="Only rows in this state, such as Failed; repeatable."),
+    typer.Option("--state", metavar="STATE", help="Only rows in this state, such as Failed; can be repeated."),
 ]
-Step = Annotated[str | None, typer.Option("--step", metavar="STEP", help="Only this step, by name or index.")]
+Step = Annotated[str | None, typer.Option("--step", metavar="STEP", help="Only this step (name or index).")]
 ErrorType = Annotated[
     str | None, typer.Option("--type", metavar="TYPE", help="Only errors of this type, such as Validation.")
 ]
 Key = Annotated[str | None, typer.Option("--row-key", metavar="KEY", help="Only rows with this key.")]
-First = Annotated[int | None, typer.Option("--first", min=1, metavar="N", help="Only from this row on.")]
-Last = Annotated[int | None, typer.Option("--last", min=1, metavar="N", help="Only up to this row.")]
+First = Annotated[int | None, typer.Option("--first", min=1, metavar="N", help="Only rows from this number on.")]
+Last = Annotated[int | None, typer.Option("--last", min=1, metavar="N", help="Only rows up to this number.")]
 Row = Annotated[int | None, typer.Option("--row", min=1, metavar="N", help="Only this row.")]
-Data = Annotated[bool, typer.Option("--data", help="With the rows' data.")]
+Data = Annotated[bool, typer.Option("--data", help="Also show the rows' data.")]
 
 
 def add_to(app: typer.Typer) -> None:
     """Add the group."""
-    ops = group(app, "ops", summary="Look at operations and steer them.", example="ops list --status Failed")
+    ops = group(app, "ops", summary="Show and control operations.", example="ops list --status Failed")
     command(ops, "list", list_, example="ops list --status CompletedWithErrors --limit 5")
     command(ops, "show", show, example="ops show 0199a3c2-1b2f --row 17")
     command(ops, "rows", rows, example="ops rows 0199a3c2-1b2f --state Failed --data")
@@ -56,23 +56,28 @@ def add_to(app: typer.Typer) -> None:
 
 def list_(
     *,
-    name: Annotated[str | None, typer.Option("--name", metavar="TEXT", help="Only names that contain this.")] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", metavar="TEXT", help="Only operations whose name contains this text.")
+    ] = None,
     status: Annotated[
-        list[str] | None, typer.Option("--status", metavar="STATUS", help="Only in this state; repeatable.")
+        list[str] | None,
+        typer.Option("--status", metavar="STATUS", help="Only operations in this state; can be repeated."),
     ] = None,
     created_by: Annotated[
-        str | None, typer.Option("--created-by", metavar="TEXT", help="Only creators that contain this.")
+        str | None,
+        typer.Option("--created-by", metavar="TEXT", help="Only operations whose creator contains this text."),
     ] = None,
     since: Annotated[
-        datetime | None, typer.Option("--since", metavar="TIME", help="Only created at or after this time (UTC).")
+        datetime | None,
+        typer.Option("--since", metavar="TIME", help="Only operations created at or after this time (UTC)."),
     ] = None,
     until: Annotated[
-        datetime | None, typer.Option("--until", metavar="TIME", help="Only created before this time (UTC).")
+        datetime | None, typer.Option("--until", metavar="TIME", help="Only operations created before this time (UTC).")
     ] = None,
     sort: Annotated[
-        str, typer.Option("--sort", metavar="FIELD", help="created_at, name, status or total_rows.")
+        str, typer.Option("--sort", metavar="FIELD", help="Sort by created_at, name, status or total_rows.")
     ] = "created_at",
-    ascending: Annotated[bool, typer.Option("--ascending", help="Smallest or oldest first.")] = False,
+    ascending: Annotated[bool, typer.Option("--ascending", help="Sort upwards: oldest, smallest or A first.")] = False,
     limit: Limit = 20,
     cursor: Cursor = None,
     db: Db = None,
@@ -84,7 +89,7 @@ def list_(
 
     answer_page(
         Place(db),
-        lambda penstock: penstock.operations.list(
+        lambda penstock, part: penstock.operations.list(
             name=name,
             status=status,
             created_by=created_by,
@@ -92,11 +97,13 @@ def list_(
             created_to=_utc(until),
             sort=sort,
             descending=not ascending,
-            cursor=cursor,
-            limit=limit,
+            cursor=part.cursor,
+            limit=part.limit,
         ),
         resources.operation,
         views.operations,
+        cursor=cursor,
+        limit=limit,
         noun="operation",
         as_json=as_json,
     )
@@ -105,21 +112,21 @@ def list_(
 def show(
     operation: OperationId,
     *,
-    row: Annotated[int | None, typer.Option("--row", min=1, metavar="N", help="One row and its way so far.")] = None,
+    row: Annotated[int | None, typer.Option("--row", min=1, metavar="N", help="Show this row and its steps.")] = None,
     db: Db = None,
     as_json: Json = False,
 ) -> None:
-    """Show one operation, or one row of it with its way through the steps."""
+    """Show one operation, or one of its rows with all steps."""
     from penstock import resources
     from penstock.cli import views
     from penstock.cli.screen import Screen
 
     screen = Screen(as_json=as_json)
     if row is not None:
-        found = ask(Place(db), lambda penstock: penstock.operations.row(operation, row))
+        found = ask(Place(db), about(operation, lambda penstock, id: penstock.operations.row(id, row)))
         screen.answer(lambda: resources.row(found), lambda: [views.row(found)])
         return
-    whole = ask(Place(db), lambda penstock: penstock.operations.get(operation))
+    whole = ask(Place(db), about(operation, lambda penstock, id: penstock.operations.get(id)))
     screen.answer(lambda: resources.operation(whole), lambda: [views.operation(whole)])
 
 
@@ -138,14 +145,14 @@ def rows(
     db: Db = None,
     as_json: Json = False,
 ) -> None:
-    """List rows in the order of the file."""
+    """List rows in file order."""
     from penstock import resources
     from penstock.cli import views
 
     answer_page(
         Place(db),
-        lambda penstock: penstock.operations.rows(
-            operation,
+        lambda penstock, part: penstock.operations.rows(
+            part.operation,
             state=state,
             step=step,
             error_type=error_type,
@@ -153,11 +160,14 @@ def rows(
             first=first,
             last=last,
             data=data,
-            cursor=cursor,
-            limit=limit,
+            cursor=part.cursor,
+            limit=part.limit,
         ),
         resources.row,
         views.rows,
+        operation=operation,
+        cursor=cursor,
+        limit=limit,
         noun="row",
         as_json=as_json,
     )
@@ -166,7 +176,7 @@ def rows(
 def errors(
     operation: OperationId,
     *,
-    groups: Annotated[bool, typer.Option("--groups", help="Count errors of one kind instead of listing them.")] = False,
+    groups: Annotated[bool, typer.Option("--groups", help="Count errors by kind instead of listing them.")] = False,
     row: Row = None,
     row_key: Key = None,
     error_type: ErrorType = None,
@@ -179,23 +189,17 @@ def errors(
     db: Db = None,
     as_json: Json = False,
 ) -> None:
-    """List what is wrong with rows, in the order of the file."""
+    """List the errors of rows in file order."""
     from penstock import resources
     from penstock.cli import views
-    from penstock.cli.screen import Screen
 
     if groups:
-        found = ask(Place(db), lambda penstock: penstock.operations.error_groups(operation, limit=limit))
-        screen = Screen(as_json=as_json)
-        screen.answer(
-            lambda: resources.listing(found, resources.error_group),
-            lambda: [views.error_groups(found) if found else views.nothing("error")],
-        )
+        _answer_groups(Place(db), operation, limit=limit, as_json=as_json)
         return
     answer_page(
         Place(db),
-        lambda penstock: penstock.operations.errors(
-            operation,
+        lambda penstock, part: penstock.operations.errors(
+            part.operation,
             row=row,
             row_key=row_key,
             error_type=error_type,
@@ -203,13 +207,39 @@ def errors(
             first=first,
             last=last,
             data=data,
-            cursor=cursor,
-            limit=limit,
+            cursor=part.cursor,
+            limit=part.limit,
         ),
         resources.error,
         views.errors,
+        operation=operation,
+        cursor=cursor,
+        limit=limit,
         noun="error",
         as_json=as_json,
+    )
+
+
+def _answer_groups(place: Place, operation: str, *, limit: int, as_json: bool) -> None:
+    from penstock import resources
+    from penstock.cli import views
+    from penstock.cli.problems import WrongUsage
+    from penstock.cli.screen import Screen
+
+    most = place.settings().page_max
+    if limit > most:
+        raise WrongUsage(f"--limit with --groups is {most} at most (setting page_max); found {limit}")
+
+    async def look(penstock: Penstock, id: str) -> tuple[Operation, list[ErrorGroup]]:
+        return await penstock.operations.get(id), await penstock.operations.error_groups(id, limit=limit)
+
+    whole, found = ask(place, about(operation, look))
+    Screen(as_json=as_json).answer(
+        lambda: resources.listing(found, resources.error_group),
+        lambda: [
+            views.error_groups(found) if found else views.nothing("error"),
+            *views.more_groups(whole, found, "add a larger --limit"),
+        ],
     )
 
 
@@ -223,32 +253,34 @@ def history(
     db: Db = None,
     as_json: Json = False,
 ) -> None:
-    """List what happened to rows before: attempts that were tried again, resets, lost workers."""
+    """List earlier events of rows: failed attempts, retries, edits, lost workers."""
     from penstock import resources
     from penstock.cli import views
 
     answer_page(
         Place(db),
-        lambda penstock: penstock.operations.history(operation, row=row, step=step, cursor=cursor, limit=limit),
+        lambda penstock, part: penstock.operations.history(
+            part.operation, row=row, step=step, cursor=part.cursor, limit=part.limit
+        ),
         resources.history_entry,
         views.history,
+        operation=operation,
+        cursor=cursor,
+        limit=limit,
         noun="line",
         as_json=as_json,
     )
 
 
 def events(
-    operation: Annotated[
-        str | None,
-        typer.Argument(metavar="[ID]", help="The operation's id or its beginning; all operations if left out."),
-    ] = None,
+    operation: OperationIdOrAll = None,
     *,
     limit: Limit = 20,
     cursor: Cursor = None,
     db: Db = None,
     as_json: Json = False,
 ) -> None:
-    """List the moves of an operation from state to state, oldest first."""
+    """List state changes of operations, oldest first."""
     from penstock import resources
     from penstock.cli import views
     from penstock.cli.problems import WrongUsage
@@ -257,17 +289,27 @@ def events(
     if cursor is not None and not cursor.isdigit():
         raise WrongUsage(f"{cursor!r} is not a cursor of this list")
 
-    async def moves(penstock: Penstock) -> Page[Any]:
-        exact = None if operation is None else (await penstock.operations.get(operation)).id
+    async def moves(penstock: Penstock, part: Part) -> Page[Event]:
+        exact = (await penstock.operations.get(part.operation)).id if part.operation else None
         found = await penstock.operations.events(exact, since=int(cursor or 0), limit=limit + 1)
         return Page(found[:limit], str(found[limit - 1].sequence) if len(found) > limit else None)
 
-    answer_page(Place(db), moves, resources.event, views.events, noun="event", as_json=as_json)
+    answer_page(
+        Place(db),
+        moves,
+        resources.event,
+        views.events,
+        operation=operation,
+        cursor=cursor,
+        limit=limit,
+        noun="event",
+        as_json=as_json,
+    )
 
 
 def validate(
-    operation: Annotated[str, typer.Argument(metavar="OPERATION", help="The operation's name.")],
-    file: Annotated[str, typer.Argument(metavar="FILE", help="The file to look at.")],
+    operation: OperationName,
+    file: InputFile,
     *,
     meta: Meta = None,
     meta_file: MetaFile = None,
@@ -277,9 +319,9 @@ def validate(
     app: App = None,
     as_json: Json = False,
 ) -> None:
-    """Check metadata, header and every row of a file without running or storing anything.
+    """Check metadata, header and all rows of a file without running or storing anything.
 
-    Exits with 0 when all of it is valid, with 1 when not.
+    Exits with 0 when everything is valid, with 1 when not.
     """
     from penstock import resources
     from penstock.cli import views

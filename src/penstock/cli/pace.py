@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from penstock.cli.printable import duration
 from penstock.operations.model import Operation
 
-__all__ = ["Look", "Pace", "sentence"]
+__all__ = ["AT_REST", "Look", "Pace", "sentence"]
 
 WINDOW_S = 10.0
+AT_REST = ("Paused", "Stopping")  # rows that run may still end, but no rate says when the others will
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,17 +23,20 @@ class Look:
     total: int | None
     failed: int
     waiting: int
+    share: float | None = None  # of the steps of all rows that are done
 
     @classmethod
     def at(cls, operation: Operation) -> Look:
         """The rows that count in the operation's phase."""
-        is_reading = operation.status in ("Pending", "Validating")
+        is_paused_reading = operation.status == "Paused" and not operation.total_rows
+        is_reading = operation.status in ("Pending", "Validating") or is_paused_reading
         return cls(
             phase=operation.status,
             done=operation.rows_read if is_reading else operation.processed_rows,
             total=None if is_reading else operation.total_rows,
             failed=operation.failed_rows,
             waiting=operation.waiting_rows,
+            share=operation.steps_done / operation.steps_total if operation.steps_total else None,
         )
 
 
@@ -55,8 +59,8 @@ class Pace:
 
     @property
     def rate(self) -> float | None:
-        """Rows a second; None as long as there is nothing to tell."""
-        if len(self._seen) < 2:
+        """Rows a second; None as long as there is nothing to tell, and while nothing new begins."""
+        if len(self._seen) < 2 or self._phase in AT_REST:
             return None
         (began, first), (ended, last) = self._seen[0], self._seen[-1]
         return (last - first) / (ended - began) if ended > began and last > first else None
@@ -70,8 +74,8 @@ class Pace:
 def sentence(look: Look, pace: Pace) -> str:
     """One line of progress for a log."""
     parts = [f"{look.done:,} of {look.total:,} rows" if look.total is not None else f"{look.done:,} rows read"]
-    if look.total:
-        parts[0] += f" ({look.done * 100 // look.total} %)"
+    if look.share is not None and look.total is not None:
+        parts[0] += f" ({int(look.share * 100)} %)"
     if look.failed:
         parts.append(f"{look.failed:,} failed")
     if look.waiting:

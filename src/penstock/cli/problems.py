@@ -7,12 +7,35 @@ import sys
 
 import typer
 
+from penstock.cli.documents import print_document
 from penstock.cli.printable import printable
 from penstock.errors import InvalidInput, PenstockError
 
-__all__ = ["EXIT_CODES", "INTERRUPTED", "WrongUsage", "exit_code", "report", "report_usage", "sentence"]
+__all__ = [
+    "EXIT_CODES",
+    "EXIT_MEANINGS",
+    "INTERRUPTED",
+    "ONLY_SIGNALS_AWAITED",
+    "WrongUsage",
+    "exit_code",
+    "report",
+    "report_usage",
+    "sentence",
+]
 
+ONLY_SIGNALS_AWAITED = 5
 INTERRUPTED = 130
+
+EXIT_MEANINGS = {
+    0: "Completed; or the command did what it was asked, and found nothing wrong",
+    1: "Failed, refused or not found; or a check found problems (verify, doctor, db check, ops validate)",
+    2: "the command line is wrong",
+    3: "CompletedWithErrors",
+    4: "Cancelled",
+    ONLY_SIGNALS_AWAITED: "all rows that are left wait for signals (run --no-wait); the operation can be resumed",
+    75: "a step blocked its process for longer than the setting stall_s; another worker goes on with the rows",
+    INTERRUPTED: "interrupted; the operation can be resumed, and the command for that was printed",
+}
 
 
 class WrongUsage(InvalidInput):
@@ -61,4 +84,4 @@ def sentence(error: PenstockError) -> str:
 
 
 def _print_json(document: object) -> None:
-    print(json.dumps(document, indent=2, ensure_ascii=False, default=str))
+    print_document(json.dumps(document, indent=2, ensure_ascii=False, default=str))

@@ -10,8 +10,9 @@ from typing import Protocol, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
+from rich.text import Text
 
-from penstock.cli.pace import Look, Pace, sentence
+from penstock.cli.pace import AT_REST, Look, Pace, sentence
 from penstock.cli.printable import duration
 from penstock.operations.model import Operation
 
@@ -26,6 +27,9 @@ class Display(Protocol):
 
     def __call__(self, operation: Operation) -> None: ...
 
+    def say(self, line: str) -> None:
+        """Print a line that stays; it is not wrapped, so that a command in it can be copied."""
+
 
 class NoProgress:
     """Shows nothing."""
@@ -36,6 +40,8 @@ class NoProgress:
     def __exit__(self, *exc_info: object) -> None: ...
 
     def __call__(self, operation: Operation) -> None: ...
+
+    def say(self, line: str) -> None: ...
 
 
 class PlainProgress(NoProgress):
@@ -60,6 +66,9 @@ class PlainProgress(NoProgress):
             return
         self._phase, self._next = look.phase, now + self._every_s
         self._write(sentence(look, self._pace))
+
+    def say(self, line: str) -> None:
+        self._write(line)
 
 
 class LiveProgress(NoProgress):
@@ -97,13 +106,18 @@ class LiveProgress(NoProgress):
         if operation.is_settled:
             self._finish("Running", f"{look.done:,} of {look.total:,}")
 
+    def say(self, line: str) -> None:
+        self._bars.console.print(Text(line), soft_wrap=True)
+
     def _show(self, phase: str, operation: Operation, look: Look) -> None:
         task = self._task(phase)
+        label = look.phase if look.phase in AT_REST else phase
         rows = f"{look.done:,} rows" if look.total is None else f"{look.done:,} of {look.total:,}"
         self._bars.update(
             task,
-            total=look.total,
-            completed=look.done if look.total is not None else 0,
+            description=label,
+            total=None if look.total is None else 1,
+            completed=look.share or 0,
             rows=rows,
             note=self._note(look),
         )
@@ -116,7 +130,7 @@ class LiveProgress(NoProgress):
     def _finish(self, phase: str, rows: str) -> None:
         task = self._tasks.get(phase)
         if task is not None and not self._bars.tasks[task].finished:
-            self._bars.update(task, total=1, completed=1, rows=rows, note="")
+            self._bars.update(task, description=phase, total=1, completed=1, rows=rows, note="")
 
     def _note(self, look: Look) -> str:
         parts = []

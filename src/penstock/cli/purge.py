@@ -1,16 +1,15 @@
-"""`penstock ops purge`: remove operations that ended long ago, with all that is stored about them."""
+"""`penstock ops purge`: delete operations that ended long ago, with everything stored about them."""
 
 from __future__ import annotations
 
-import re
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from penstock.cli.inputs import age
 from penstock.cli.options import Db, Json, command
 from penstock.cli.printable import counted
-from penstock.cli.problems import WrongUsage
 from penstock.cli.session import Place, ask
 
 if TYPE_CHECKING:
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
     from penstock.operations.model import Purged
 
 __all__ = ["add_to", "purge"]
-
-_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 
 def add_to(ops: typer.Typer) -> None:
@@ -35,32 +32,27 @@ def purge(
     older_than: Annotated[
         str,
         typer.Option(
-            "--older-than", metavar="AGE", help="Only those that ended so long ago: 90d, 12h; s, m, h, d or w."
+            "--older-than",
+            metavar="AGE",
+            help="Only operations that ended at least this long ago, such as 90d or 12h (units: s, m, h, d, w).",
         ),
     ],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only report what would be deleted.")] = False,
     db: Db = None,
     as_json: Json = False,
 ) -> None:
-    """Remove operations that have ended for good: their rows, history, events and files.
+    """Delete operations that ended long ago, with their rows, history, events and files.
 
-    Work may go on meanwhile. A purge that was interrupted is finished by the next one.
+    Workers may keep running. An interrupted purge is completed by the next one.
     """
     from penstock import resources
     from penstock.cli.screen import Screen
 
-    before = datetime.now(UTC) - _age(older_than)
+    before = datetime.now(UTC) - age("--older-than", older_than)
     found = ask(Place(db), lambda penstock: penstock.operations.purge(before, dry_run=dry_run))
     Screen(as_json=as_json).answer(
         lambda: resources.purged(found, is_dry_run=dry_run), lambda: _sentences(found, is_dry_run=dry_run)
     )
-
-
-def _age(written: str) -> timedelta:
-    found = re.fullmatch(r"(\d{1,6})([smhdw])", written.strip())
-    if found is None:
-        raise WrongUsage(f"--older-than takes a number and s, m, h, d or w, such as 90d; found {written!r}")
-    return timedelta(**{_UNITS[found[2]]: int(found[1])})
 
 
 def _sentences(found: Purged, *, is_dry_run: bool) -> Iterator[RenderableType]:
@@ -68,6 +60,7 @@ def _sentences(found: Purged, *, is_dry_run: bool) -> Iterator[RenderableType]:
 
     what = f"{counted(found.operations, 'operation')} with {counted(found.rows, 'row')}"
     files = f"{counted(found.file_bytes, 'byte')} of files"
-    yield Text(f"Would remove {what} and {files}." if is_dry_run else f"Removed {what} and {files}.")
+    yield Text(f"Would delete {what} and {files}." if is_dry_run else f"Deleted {what} and {files}.")
     if found.files_left:
-        yield Text(f"{counted(found.files_left, 'file')} left for a later purge: stored lately, or not ours to remove.")
+        kept = counted(found.files_left, "file")
+        yield Text(f"{kept} kept for a later purge: stored within the last hour, or not removable.")

@@ -1,8 +1,9 @@
-"""`penstock run`: take a file in, work on it in this process, and answer with a verdict."""
+"""`penstock run`: store a file, run it in this process and print the result."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,14 +12,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.hands import more_hands
-from penstock.cli.inputs import Meta, MetaFile, Set, existing_file, metadata, overrides
+from penstock.cli.completion import complete_operation_id
+from penstock.cli.hands import worker_processes
+from penstock.cli.inputs import (
+    FILE_ARGUMENT,
+    NAME_ARGUMENT,
+    Meta,
+    MetaFile,
+    Set,
+    existing_file,
+    metadata,
+    overrides,
+)
 from penstock.cli.options import App, Db, Json, command
 from penstock.cli.printable import counted, short_id
-from penstock.cli.problems import INTERRUPTED, WrongUsage
-from penstock.cli.session import Place, opened
+from penstock.cli.problems import INTERRUPTED, ONLY_SIGNALS_AWAITED, WrongUsage
+from penstock.cli.session import Place, exact_id, opened
 from penstock.cli.stopping import stop_on_signals
-from penstock.errors import NotFound
+from penstock.errors import NotFound, Unavailable
 
 if TYPE_CHECKING:
     from penstock.cli.progress import Display
@@ -26,47 +37,50 @@ if TYPE_CHECKING:
     from penstock.operations.model import ErrorGroup, Operation
     from penstock.pipeline import Definition
 
-__all__ = ["EXIT_CODES", "ONLY_WAITS", "add_to", "only_waits_remain", "run"]
+__all__ = ["EXIT_CODES", "add_to", "only_waits_remain", "run"]
 
 # Anything else than these is an operation that stays, because we were interrupted.
 EXIT_CODES = {"Completed": 0, "CompletedWithErrors": 3, "Failed": 1, "Cancelled": 4}
-ONLY_WAITS = 5
 GROUPS_SHOWN = 5
+LOOK_S = 0.25
 
 
 def add_to(app: typer.Typer) -> None:
     """Add the command."""
-    command(app, "run", run, example="run price-update prices.csv --app shop.py --meta currency=EUR")
+    example = "run price-update prices.csv --app shop.py --meta currency=EUR"
+    command(app, "run", run, example=example, exits=(0, 1, 2, 3, 4, 5, 75, 130))
 
 
 def run(
-    operation: Annotated[str | None, typer.Argument(metavar="OPERATION", help="The operation's name.")] = None,
-    file: Annotated[
-        str | None, typer.Argument(metavar="FILE", help="The file: .csv, .tsv, .json, .jsonl or .ndjson.")
-    ] = None,
+    operation: Annotated[str | None, NAME_ARGUMENT] = None,
+    file: Annotated[str | None, FILE_ARGUMENT] = None,
     *,
     meta: Meta = None,
     meta_file: MetaFile = None,
     options: Set = None,
     resume: Annotated[
         str | None,
-        typer.Option("--resume", metavar="ID", help="Work on an operation that exists, until it is settled."),
+        typer.Option(
+            "--resume",
+            metavar="ID",
+            help="Continue an existing operation until it has ended.",
+            autocompletion=complete_operation_id,
+        ),
     ] = None,
     no_wait: Annotated[
-        bool, typer.Option("--no-wait", help="Leave when only rows are left that wait for a signal or a check.")
+        bool, typer.Option("--no-wait", help="Exit with 5 as soon as all remaining rows wait for signals.")
     ] = False,
     workers: Annotated[
-        int, typer.Option("--workers", metavar="N", min=1, max=64, help="Processes that work on it, this one included.")
+        int, typer.Option("--workers", metavar="N", min=1, max=64, help="Number of processes, including this one.")
     ] = 1,
-    no_progress: Annotated[bool, typer.Option("--no-progress", help="Show no progress on stderr.")] = False,
+    no_progress: Annotated[bool, typer.Option("--no-progress", help="Do not show progress on stderr.")] = False,
     db: Db = None,
     app: App = None,
     as_json: Json = False,
 ) -> None:
-    """Run a file through an operation, in this process or in several, and answer with a verdict.
+    """Run a file through an operation, wait until it has ended, and print the result.
 
-    Exits with 0 when Completed, 3 when CompletedWithErrors, 1 when Failed or refused, 4 when Cancelled, 5 when only
-    waits remain (--no-wait), 130 when interrupted; an operation that is not settled stays and can be resumed.
+    The file is stored first. An interrupted operation continues where it stopped, with --resume.
     """
     from penstock.cli.progress import display
 
@@ -75,29 +89,34 @@ def run(
         place, operation=operation, file=file, resume=resume, meta=meta, meta_file=meta_file, options=options
     )
     with display(is_wanted=not no_progress) as show:
-        departure = Departure(show) if no_wait else None
-        found, groups = asyncio.run(_work(place, request, show, departure, workers))
-    is_leaving = departure is not None and departure.is_leaving
+        found, groups, is_leaving = asyncio.run(_work(place, request, show, no_wait=no_wait, workers=workers))
     _answer(place, found, groups, is_leaving=is_leaving, as_json=as_json)
-    raise typer.Exit(EXIT_CODES.get(found.status, ONLY_WAITS if is_leaving else INTERRUPTED))
+    raise typer.Exit(EXIT_CODES.get(found.status, ONLY_SIGNALS_AWAITED if is_leaving else INTERRUPTED))
 
 
-class Departure:
-    """Shows progress, and says stop when only waits remain: at the second look, as a wait may be about to end."""
+def _announce(place: Place, operation: Operation, show: Display) -> None:
+    """Say which operation this is before any row runs, so that it can be found whatever happens to this process."""
+    show.say(f"Operation {operation.id} ({operation.name})")
+    show.say("To continue it after an interruption:")
+    show.say(f"  {place.command('run', '--resume', operation.id, app=True)}")
 
-    def __init__(self, show: Display) -> None:
-        self._show = show
-        self._was_waiting = False
-        self.is_leaving = False
-        self.stop: asyncio.Event | None = None
 
-    def __call__(self, operation: Operation) -> None:
-        self._show(operation)
-        is_waiting = only_waits_remain(operation)
-        if is_waiting and self._was_waiting and self.stop is not None and not self.stop.is_set():
-            self.is_leaving = True
-            self.stop.set()
-        self._was_waiting = is_waiting
+async def _stop_when_only_signals_remain(
+    penstock: Penstock, operation: str, stop: asyncio.Event, *, is_wanted: bool
+) -> bool:
+    """Set `stop` as soon as every row that is left waits for a signal that nobody has sent yet; says whether it was.
+
+    A row whose step is polled does not count: this process asks the checks, and nobody might when it has gone.
+    """
+    while is_wanted and not stop.is_set():
+        with contextlib.suppress(Unavailable):  # whoever works on it says so
+            now = await penstock.operations.get(operation)
+            if only_waits_remain(now) and await penstock.signals.are_all_outstanding(operation):
+                stop.set()
+                return True
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), LOOK_S)
+    return False
 
 
 def only_waits_remain(operation: Operation) -> bool:
@@ -131,7 +150,10 @@ def _request(
     """Everything that can be refused before a database is opened."""
     if resume is not None:
         if operation or file or meta or meta_file or options:
-            raise WrongUsage("--resume goes on with an operation as it was made: give its id and nothing else")
+            raise WrongUsage(
+                "--resume continues an operation as it was created; "
+                "leave out OPERATION, FILE, --meta, --meta-file and --set"
+            )
         return Request(place.definitions(), resume=resume)
     if operation is None or file is None:
         raise WrongUsage("name an operation and a file: penstock run OPERATION FILE, or --resume ID")
@@ -142,19 +164,30 @@ def _request(
 
 
 async def _work(
-    place: Place, request: Request, show: Display, departure: Departure | None, workers: int
-) -> tuple[Operation, Sequence[ErrorGroup]]:
+    place: Place, request: Request, show: Display, *, no_wait: bool, workers: int
+) -> tuple[Operation, Sequence[ErrorGroup], bool]:
+    """The operation as it stands at the end, its errors, and whether it was left because only signals are awaited."""
     with stop_on_signals() as stop:
-        if departure is not None:
-            departure.stop = stop
         async with opened(place, definitions=request.definitions, makes=request.resume is None) as penstock:
-            operation = await _begin(penstock, request)
-            show(operation)
+            operation, is_leaving = await _begin(penstock, request), False
             if not operation.is_settled:
-                async with more_hands(place, workers - 1):
-                    operation = await penstock.run_until_done(operation.id, watch=departure or show, stop=stop)
+                _announce(place, operation, show)
                 show(operation)
-            return operation, await penstock.operations.error_groups(operation.id, limit=GROUPS_SHOWN)
+                async with worker_processes(place, workers - 1, stop) as processes:
+                    leaving = asyncio.create_task(
+                        _stop_when_only_signals_remain(penstock, operation.id, stop, is_wanted=no_wait)
+                    )
+                    try:
+                        operation = await penstock.run_until_done(
+                            operation.id, watch=show, stop=stop, owns_process=True
+                        )
+                    finally:
+                        stop.set()
+                        is_leaving = await leaving
+                show(operation)
+                if processes.failure is not None and not operation.is_settled:
+                    raise Unavailable(f"{processes.failure}. {_left_open(place, operation)}")
+            return operation, await penstock.operations.error_groups(operation.id, limit=GROUPS_SHOWN), is_leaving
 
 
 async def _begin(penstock: Penstock, request: Request) -> Operation:
@@ -163,22 +196,31 @@ async def _begin(penstock: Penstock, request: Request) -> Operation:
             request.definition, file=request.file, metadata=request.metadata, options=request.options
         )
     assert request.resume is not None
-    operation = await penstock.operations.get(request.resume)
+    operation = await penstock.operations.get(await exact_id(penstock, request.resume))
     if operation.name.casefold() not in penstock.definitions:
         known = ", ".join(definition.name for definition in request.definitions)
-        raise NotFound(f"this operation is a {operation.name!r}, which the application does not have; it has: {known}")
+        raise NotFound(
+            f"the operation's name is {operation.name!r}, which the application does not declare; it declares: {known}"
+        )
     return operation
 
 
-def _say_farewell(place: Place, operation: Operation, *, is_leaving: bool) -> None:
-    why = f"only waits remain ({counted(operation.waiting_rows, 'row')})" if is_leaving else "interrupted"
-    done = f"{operation.processed_rows:,} of {operation.total_rows:,}" if operation.total_rows else "none"
-    resume = place.command("run", "--resume", operation.id, app=True)
-    print(
-        f"penstock: {why}; operation {operation.id} stays ({operation.status}, rows done: {done}). Resume it:\n"
-        f"  {resume}",
-        file=sys.stderr,
+def _left_open(place: Place, operation: Operation) -> str:
+    """How an operation that is not settled stands, and the command that goes on with it."""
+    done = (
+        f"{operation.processed_rows:,} of {operation.total_rows:,} rows done" if operation.total_rows else "not begun"
     )
+    resume = place.command("run", "--resume", operation.id, app=True)
+    return f"Operation {operation.id} is {operation.status} ({done}). To continue it:\n  {resume}"
+
+
+def _say_farewell(place: Place, operation: Operation, *, is_leaving: bool) -> None:
+    why = (
+        f"all remaining rows wait for signals ({counted(operation.waiting_rows, 'row')})"
+        if is_leaving
+        else "interrupted"
+    )
+    print(f"penstock: {why}. {_left_open(place, operation)}", file=sys.stderr)
 
 
 def _answer(
@@ -190,7 +232,8 @@ def _answer(
 
     screen = Screen(as_json=as_json)
     if operation.is_settled:
-        screen.show(*views.verdict(operation, groups, next_steps(place, operation)))
+        all_groups = place.command("ops", "errors", short_id(operation.id), "--groups")
+        screen.show(*views.verdict(operation, groups, next_steps(place, operation), all_groups=all_groups))
     else:
         _say_farewell(place, operation, is_leaving=is_leaving)
     if as_json:
@@ -202,5 +245,11 @@ def next_steps(place: Place, operation: Operation) -> list[str]:
     name = short_id(operation.id)
     tries = [place.command("ops", "show", name)]
     if operation.failed_rows:
-        tries = [place.command("ops", "errors", name), place.command("ops", "rows", name, "--state", "Failed")]
+        by_state = {
+            "Failed": operation.failed_rows - operation.invalid_rows - operation.timed_out_rows,
+            "Invalid": operation.invalid_rows,
+            "TimedOut": operation.timed_out_rows,
+        }
+        states = [word for state, rows in by_state.items() if rows for word in ("--state", state)]
+        tries = [place.command("ops", "errors", name), place.command("ops", "rows", name, *states)]
     return [*tries, place.command("verify", name)]

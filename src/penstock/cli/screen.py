@@ -10,6 +10,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from rich.console import Console, RenderableType
+from rich.text import Text
+
+from penstock.cli.documents import print_document
 
 __all__ = ["PIPE_COLUMNS", "Screen"]
 
@@ -32,7 +35,7 @@ class Screen:
 
     def document(self, document: Any) -> None:
         """Print the JSON document."""
-        print(json.dumps(document, indent=2, ensure_ascii=False, default=str))
+        print_document(json.dumps(document, indent=2, ensure_ascii=False, default=str))
 
     def show(self, *parts: RenderableType) -> None:
         """Print for people."""
@@ -48,7 +51,8 @@ class Screen:
 def _print(console: Console, parts: Iterable[RenderableType]) -> None:
     # One by one: joined, texts would lose what each says about wrapping.
     for part in parts:
-        console.print(part)
+        is_command = isinstance(part, Text) and part.no_wrap  # rich would break it: a command must stay one line
+        console.print(part, soft_wrap=bool(is_command))
 
 
 def _pipe_columns() -> int:

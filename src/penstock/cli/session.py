@@ -23,10 +23,21 @@ if TYPE_CHECKING:
     from penstock.pipeline import Definition
     from penstock.settings import Settings
 
-__all__ = ["Place", "ask", "log_to_stderr", "opened", "penstock_command", "require_database"]
+__all__ = [
+    "LAST",
+    "Place",
+    "about",
+    "ask",
+    "exact_id",
+    "log_to_stderr",
+    "opened",
+    "penstock_command",
+    "require_database",
+]
 
 T = TypeVar("T")
 
+LAST = "@last"
 LOG_LINE = "%(levelname)s %(name)s: %(message)s"
 
 
@@ -50,8 +61,7 @@ class Place:
         app = self.settings().app
         if app is None:
             raise WrongUsage(
-                "no application is named, so no operation is known: add --app pkg.module or --app path/to/file.py, "
-                "or set PENSTOCK_APP"
+                "no application is given: add --app pkg.module or --app path/to/file.py, or set PENSTOCK_APP"
             )
         return load_app(app)
 
@@ -67,7 +77,7 @@ class Place:
         near = get_close_matches(name.casefold(), known, 1)
         hint = f"did you mean {known[near[0]].name!r}? " if near else ""
         listed = ", ".join(sorted(definition.name for definition in known.values()))
-        raise NotFound(f"no operation is called {name!r}; {hint}known are: {listed}")
+        raise NotFound(f"unknown operation {name!r}; {hint}known: {listed}")
 
     def command(self, *words: str, app: bool = False) -> str:
         """A command to try next, with the options that lead to the same place."""
@@ -107,6 +117,36 @@ def ask(
     return asyncio.run(answer())
 
 
+def about(
+    operation: str, question: Callable[[Penstock, str], Coroutine[Any, Any, T]]
+) -> Callable[[Penstock], Coroutine[Any, Any, T]]:
+    """A question about one operation, which is found once and then known by its id."""
+
+    async def answer(penstock: Penstock) -> T:
+        return await question(penstock, await exact_id(penstock, operation))
+
+    return answer
+
+
+async def exact_id(penstock: Penstock, given: str) -> str:
+    """The id behind `@last`, the newest operation, or `@last:NAME`, the newest of that name; other ids as they are."""
+    if given != LAST and not given.startswith(f"{LAST}:"):
+        return given
+    name = given.removeprefix(LAST).removeprefix(":") or None
+    cursor = None
+    while True:
+        page = await penstock.operations.list(name=name, cursor=cursor)
+        for operation in page.items:
+            if name is None or operation.name.casefold() == name.casefold():
+                return operation.id
+        cursor = page.next_cursor
+        if cursor is None:
+            raise NotFound(
+                f"operation not found: {given}; there is no operation yet"
+                + (f" with the name {name!r}" if name else "")
+            )
+
+
 def penstock_command() -> tuple[str, ...]:
     """How this command can be called from the user's shell."""
     if shutil.which("penstock"):
@@ -125,7 +165,8 @@ def require_database(url: str) -> None:
     path = Path((address.database or "").removeprefix("file:").partition("?")[0])
     if dialect.is_file and not path.exists():
         raise NotFound(
-            f"there is no database at {path}; `penstock run` and `penstock db upgrade` make one, --db names another"
+            f"database not found: {path}; "
+            "create it with `penstock db upgrade` or `penstock run`, or name another with --db"
         )
 
 
@@ -135,14 +176,25 @@ def log_to_stderr(level: str, *, with_time: bool = False) -> None:
     logger.setLevel(level.upper())
     if not logger.handlers:
         handler = logging.StreamHandler(_CurrentStderr())
-        handler.setFormatter(_timed_formatter() if with_time else logging.Formatter(LOG_LINE))
+        handler.setFormatter(_timed_formatter() if with_time else _Formatter(LOG_LINE))
         logger.addHandler(handler)
 
 
 def _timed_formatter() -> logging.Formatter:
-    formatter = logging.Formatter(f"%(asctime)s.%(msecs)03dZ {LOG_LINE}", "%Y-%m-%dT%H:%M:%S")
+    formatter = _Formatter(f"%(asctime)s.%(msecs)03dZ {LOG_LINE}", "%Y-%m-%dT%H:%M:%S")
     formatter.converter = time.gmtime
     return formatter
+
+
+class _Formatter(logging.Formatter):
+    """Adds to what a step logs which row of which operation it is about."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        text, fields = super().formatMessage(record), vars(record)
+        if not record.name.startswith("penstock.operations.") or "operation_id" not in fields:
+            return text
+        row = f"row {fields['row_number']}, " if "row_number" in fields else ""
+        return f"{text} [{row}step {fields.get('step_name')}, operation {fields['operation_id']}]"
 
 
 class _CurrentStderr:

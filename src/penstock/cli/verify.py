@@ -1,13 +1,18 @@
-"""`penstock verify`: re-derive every counter and state from the records, and compare."""
+"""`penstock verify`: recompute counters and states from the stored records, and compare."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.options import Db, Json, command
-from penstock.cli.session import Place, ask
+from penstock.cli.options import Db, Json, OperationIdOrAll, command
+from penstock.cli.session import Place, ask, exact_id
+
+if TYPE_CHECKING:
+    from penstock.engine import Penstock
+    from penstock.operations.model import VerifyReport
 
 __all__ = ["add_to", "verify"]
 
@@ -18,21 +23,36 @@ def add_to(app: typer.Typer) -> None:
 
 
 def verify(
-    operation: Annotated[
-        str | None, typer.Argument(metavar="[ID]", help="One operation, by its id or its beginning; all if left out.")
-    ] = None,
-    deep: Annotated[bool, typer.Option("--deep", help="Also read the stored files and compare their digests.")] = False,
+    operation: OperationIdOrAll = None,
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Also read the stored files and compare their checksums.")
+    ] = False,
     db: Db = None,
     as_json: Json = False,
 ) -> None:
-    """Re-derive every counter and state from the records, and compare.
+    """Recompute all counters and states from the stored records, and report differences.
 
-    Exits with 0 when all agree, with 1 when there are differences.
+    Exits with 0 when there are none, with 1 when there are some.
     """
     from penstock import resources
     from penstock.cli import views
     from penstock.cli.screen import Screen
 
-    found = ask(Place(db), lambda penstock: penstock.operations.verify(operation, deep=deep))
+    found = ask(Place(db), lambda penstock: _verify(penstock, operation, deep=deep))
     Screen(as_json=as_json).answer(lambda: resources.verify_report(found), lambda: views.verify_report(found))
     raise typer.Exit(0 if found.is_clean else 1)
+
+
+async def _verify(penstock: Penstock, operation: str | None, *, deep: bool) -> VerifyReport:
+    """The operations, and the lifecycles of every tenant unless one operation was named."""
+    from penstock.operations.model import Difference
+
+    of = None if operation is None else await exact_id(penstock, operation)
+    found = await penstock.operations.verify(of, deep=deep)
+    if of is not None:
+        return found
+    differences = list(found.differences)
+    for tenant in await penstock.lifecycles.tenants():
+        _, wrong = await penstock.lifecycles.tenant(tenant).verify()
+        differences += [Difference(each.rule, each.message, None, None, None) for each in wrong]
+    return replace(found, differences=tuple(differences))

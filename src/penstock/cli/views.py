@@ -34,6 +34,7 @@ __all__ = [
     "heading",
     "history",
     "more",
+    "more_groups",
     "nothing",
     "operation",
     "operations",
@@ -85,14 +86,14 @@ def state(name: str) -> Text:
 def more(next_cursor: str | None) -> Iterator[Text]:
     """How to see the rest of a list."""
     if next_cursor is not None:
-        yield Text(f"\nThere is more: add --cursor {shlex.quote(next_cursor)}", style="dim")
+        yield Text(f"\nMore entries: add --cursor {shlex.quote(next_cursor)}", style="dim")
 
 
 def operations(found: Sequence[Operation]) -> FittedTable:
     """Operations, one to a line."""
     chars = _id_chars([operation.id for operation in found])
     return table(
-        "ID", "STATUS", "ROWS", "FAILED", "CREATED", "OPERATION", "FILE",
+        "ID", "STATUS", "ROWS", "FAILED", "CREATED", "NAME", "FILE",
         rows=[
             (
                 o.id[:chars], state(o.status), f"{o.total_rows or o.rows_read:,}", f"{o.failed_rows:,}",
@@ -123,10 +124,10 @@ def operation(found: Operation) -> Table:
     )
     return facts(
         {
-            "Operation": found.name,
+            "Name": found.name,
             "Id": found.id,
             "Status": state(found.status),
-            "Reason": found.error,
+            "Error": found.error,
             "Trouble": Text(printable(found.trouble), style="red") if found.trouble else None,
             "Rows": f"{found.total_rows or found.rows_read:,}",
             "Successful": f"{found.successful_rows:,}",
@@ -154,10 +155,10 @@ def _pace(found: Operation) -> str | None:
 def rows(found: Sequence[RowView]) -> FittedTable:
     """Rows, one to a line, with what was wrong or the step they stand at."""
     return table(
-        "ROW", "KEY", "STATE", "STEP", "DONE", "DETAIL",
+        "ROW", "ROW KEY", "STATE", "STEP", "DONE", "DETAIL",
         rows=[
             (
-                f"{r.number:,}", cut(r.key or "", 30), state(r.state), r.step_name,
+                str(r.number), cut(r.row_key or "", 30), state(r.state), r.step_name,
                 f"{r.completed_steps}/{r.total_steps}", _detail(r),
             )
             for r in found
@@ -168,16 +169,14 @@ def rows(found: Sequence[RowView]) -> FittedTable:
 
 
 def _detail(found: RowView) -> str:
-    if found.data is not None:
-        return cut(compact(found.data), MESSAGE_CHARS)
     current = next((step for step in found.steps if step.index == found.step), None)
-    return cut(current.message or "", MESSAGE_CHARS) if current is not None else ""
+    return _with_data(current.message if current is not None else None, found.data)
 
 
 def row(found: RowView) -> Group:
     """One row: its data and its way through the steps."""
     about = {
-        "Row": f"{found.number:,}" + (f"  ({found.key})" if found.key else ""),
+        "Row": str(found.number) + (f"  ({found.row_key})" if found.row_key else ""),
         "State": state(found.state),
         "Generation": found.generation or None,
     }
@@ -185,12 +184,12 @@ def row(found: RowView) -> Group:
     shown = {f"  {name}": cut(compact(value), MESSAGE_CHARS) for name, value in data.items() if value is not None}
     began = next((step.started_at for step in found.steps if step.started_at is not None), None)
     steps = table(
-        "STEP", "STATE", "TRIES", "AT", "TOOK", "RESULT",
+        "STEP", "STATE", "ATTEMPTS", "AT", "TOOK", "RESULT",
         rows=[
             (s.name, state(s.state), str(s.attempt), _since(began, s.started_at), _took(s), _result(s))
             for s in found.steps
         ],
-        numbers=("TRIES", "AT", "TOOK"),
+        numbers=("ATTEMPTS", "AT", "TOOK"),
         may_go=("AT",),
     )  # fmt: skip
     return Group(facts(about | shown), Text(), steps)
@@ -217,19 +216,19 @@ def _result(step: StepView) -> str:
 def errors(found: Sequence[RowError]) -> FittedTable:
     """Errors, one to a line."""
     return table(
-        "ROW", "KEY", "STEP", "TYPE", "MESSAGE",
+        "ROW", "ROW KEY", "STEP", "TYPE", "MESSAGE",
         rows=[
-            (f"{e.row:,}", cut(e.row_key or "", 30), e.step_name, e.error_type, _with_data(e))
+            (str(e.row), cut(e.row_key or "", 30), e.step_name, e.error_type, _with_data(e.message, e.data))
             for e in found
         ],
         numbers=("ROW",),
-        may_go=("TYPE", "KEY"),
+        may_go=("TYPE", "ROW KEY"),
     )  # fmt: skip
 
 
-def _with_data(found: RowError) -> str:
-    message = cut(found.message, MESSAGE_CHARS)
-    return message if found.data is None else f"{message}\n{cut(compact(found.data), MESSAGE_CHARS)}"
+def _with_data(message: str | None, data: Any) -> str:
+    lines = (message, None if data is None else compact(data))
+    return "\n".join(cut(line, MESSAGE_CHARS) for line in lines if line)
 
 
 def error_groups(found: Sequence[ErrorGroup]) -> FittedTable:
@@ -237,7 +236,7 @@ def error_groups(found: Sequence[ErrorGroup]) -> FittedTable:
     return table(
         "ROWS", "STEP", "TYPE", "FIRST ROW", "FOR EXAMPLE",
         rows=[
-            (f"{g.rows:,}", g.step_name, g.error_type, f"{g.first_row:,}", cut(g.message, MESSAGE_CHARS))
+            (f"{g.rows:,}", g.step_name, g.error_type, str(g.first_row), cut(g.message, MESSAGE_CHARS))
             for g in found
         ],
         numbers=("ROWS", "FIRST ROW"),
@@ -260,26 +259,42 @@ def events(found: Sequence[Event]) -> FittedTable:
 def history(found: Sequence[HistoryEntry]) -> FittedTable:
     """What happened to rows before their current records, one event to a line."""
     return table(
-        "AT", "ROW", "STEP", "TRY", "EVENT", "TYPE", "MESSAGE",
+        "AT", "ROW", "STEP", "ATTEMPT", "EVENT", "BY", "TYPE", "MESSAGE",
         rows=[
             (
-                moment(h.at), f"{h.row:,}", h.step_name, str(h.attempt), h.event, h.error_type or "",
-                cut(h.message or "", MESSAGE_CHARS),
+                moment(h.asked_at or h.at), str(h.row), h.step_name, str(h.attempt), h.event, h.actor or "",
+                h.error_type or "", cut(_told(h), MESSAGE_CHARS),
             )
             for h in found
         ],
-        numbers=("ROW", "TRY"),
-        may_go=("TYPE", "AT"),
+        numbers=("ROW", "ATTEMPT"),
+        may_go=("TYPE", "AT", "BY"),
     )  # fmt: skip
 
 
-def verdict(found: Operation, groups: Sequence[ErrorGroup], commands: Sequence[str]) -> Iterator[RenderableType]:
+def _told(entry: HistoryEntry) -> str:
+    """What was corrected, and what was wrong before."""
+    changes = "; ".join(f"{change.field}: {compact(change.old)} → {compact(change.new)}" for change in entry.changes)
+    return f"{changes} ({entry.message})" if changes and entry.message else changes or entry.message or ""
+
+
+def more_groups(found: Operation, groups: Sequence[ErrorGroup], how: str) -> Iterator[Text]:
+    """How many rows failed with errors that these groups do not show, and how to see them."""
+    others = found.failed_rows - sum(group.rows for group in groups)
+    if groups and others > 0:
+        yield Text(f"{counted(others, 'more row')} failed with other errors. To see all kinds: {how}", style="dim")
+
+
+def verdict(
+    found: Operation, groups: Sequence[ErrorGroup], commands: Sequence[str], *, all_groups: str
+) -> Iterator[RenderableType]:
     """The end of a run: what became of the rows, what went wrong, and what to try next."""
     yield Text()
     yield operation(found)
     if groups:
         yield heading("What went wrong")
         yield error_groups(groups)
+        yield from more_groups(found, groups, all_groups)
     yield from try_next(commands)
 
 
@@ -306,10 +321,10 @@ def file_check(found: FileCheck) -> Iterator[RenderableType]:
     if found.stop_reason is not None:
         yield Text(printable(f"  the operation would stop: {found.stop_reason}"))
     if found.groups:
-        yield heading("What is wrong")
+        yield heading("Errors by kind")
         yield error_groups(found.groups)
     if found.errors:
-        yield heading("The first rows")
+        yield heading("First errors")
         yield errors(found.errors)
 
 
@@ -317,7 +332,7 @@ def verify_report(found: VerifyReport) -> Iterator[Text]:
     """Whether the records agree with each other."""
     looked = f"{counted(found.operations, 'operation')}, {counted(found.chunks, 'chunk')}, {counted(found.rows, 'row')}"
     if found.is_clean:
-        yield Text(f"Clean: {looked} re-derived from the records, no difference.", style="green")
+        yield Text(f"Clean: {looked} checked, no differences.", style="green")
         return
     number = len(found.differences) + found.unlisted
     yield Text(f"{counted(number, 'difference')} in {looked}:", style="red")

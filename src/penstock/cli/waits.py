@@ -1,4 +1,4 @@
-"""`penstock signal`, `ops waits`, `ops unclaimed`: word from outside, who waits for it, and what nobody came for."""
+"""`penstock signal`, `ops waits`, `ops unclaimed`: send signals, list waiting rows and signals that no row took."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.options import Cursor, Db, Json, Limit, OperationId, command
-from penstock.cli.pages import answer_page
+from penstock.cli.options import Cursor, Db, Json, Limit, OperationId, OperationIdOrAll, command
+from penstock.cli.pages import Part, answer_page
 from penstock.cli.problems import WrongUsage
-from penstock.cli.session import Place, ask
+from penstock.cli.session import Place, about, ask
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from penstock.operations.model import Page
     from penstock.operations.signals import Receipt, Unclaimed, Wait
 
-__all__ = ["add_to", "add_to_ops", "signal", "unclaimed", "waits"]
+__all__ = ["add_to", "add_to_ops", "receipt_sentence", "signal", "unclaimed", "unclaimed_table", "waits", "waits_table"]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -36,26 +36,31 @@ def add_to_ops(ops: typer.Typer) -> None:
 
 def signal(
     operation: OperationId,
-    key: Annotated[str, typer.Argument(metavar="KEY", help="The key that the row waits for, as `ops waits` shows it.")],
+    key: Annotated[str, typer.Argument(metavar="KEY", help="The key that the row waits for; `ops waits` lists them.")],
     *,
     fail: Annotated[
-        str | None, typer.Option("--fail", metavar="MESSAGE", help="The awaited thing failed, and so does the step.")
+        str | None,
+        typer.Option("--fail", metavar="MESSAGE", help="Report a failure: the waiting step fails with this message."),
     ] = None,
     payload: Annotated[
         str | None, typer.Option("--payload", metavar="JSON", help="A JSON value that becomes the step's output.")
     ] = None,
     row: Annotated[
-        int | None, typer.Option("--row", min=1, metavar="N", help="Only this row, where several share the key.")
+        int | None, typer.Option("--row", min=1, metavar="N", help="Only this row, if several rows have the same key.")
     ] = None,
     id: Annotated[
-        str | None, typer.Option("--id", metavar="ID", help="The signal's own id: a repeat with it changes nothing.")
+        str | None,
+        typer.Option(
+            "--id", metavar="ID", help="An id for this signal; sending it again with the same id has no effect."
+        ),
     ] = None,
     db: Db = None,
     as_json: Json = False,
 ) -> None:
-    """Send a signal to a row that waits, or will wait; it is stored when this returns.
+    """Send a signal to a row that waits for it, now or later.
 
-    Exits with 0 when it was accepted, with 1 when no row could ever wait for the key or the operation is over.
+    The signal is stored when this command returns. Exits with 0 when it was accepted, with 1 when no row can wait for
+    this key or the operation has ended.
     """
     from rich.text import Text
 
@@ -63,23 +68,20 @@ def signal(
     from penstock.cli.screen import Screen
 
     if fail is not None and payload is not None:
-        raise WrongUsage("--fail and --payload exclude each other: a step that failed has no output")
+        raise WrongUsage("--fail and --payload cannot be used together: a failed step has no output")
     value = _json_value(payload)
 
-    async def send(penstock: Penstock) -> Receipt:
+    async def send(penstock: Penstock, of: str) -> Receipt:
         if fail is not None:
-            return await penstock.signals.fail(operation, key, fail, row=row, id=id)
-        return await penstock.signals.complete(operation, key, payload=value, row=row, id=id)
+            return await penstock.signals.fail(of, key, fail, row=row, id=id)
+        return await penstock.signals.complete(of, key, payload=value, row=row, id=id)
 
-    receipt = ask(Place(db), send)
-    Screen(as_json=as_json).answer(lambda: resources.receipt(receipt), lambda: [Text(_sentence(receipt))])
+    receipt = ask(Place(db), about(operation, send))
+    Screen(as_json=as_json).answer(lambda: resources.receipt(receipt), lambda: [Text(receipt_sentence(receipt))])
 
 
 def waits(
-    operation: Annotated[
-        str | None,
-        typer.Argument(metavar="[ID]", help="The operation's id or its beginning; all operations if left out."),
-    ] = None,
+    operation: OperationIdOrAll = None,
     *,
     key: Annotated[str | None, typer.Option("--key", metavar="KEY", help="Only rows that wait for this key.")] = None,
     limit: Limit = 20,
@@ -87,31 +89,55 @@ def waits(
     db: Db = None,
     as_json: Json = False,
 ) -> None:
-    """List the rows that wait for a signal, with their keys and deadlines."""
+    """List rows that wait for signals, with their keys and deadlines."""
     from penstock import resources
     from penstock.operations.model import Page
 
     after = _after(operation, cursor)
 
-    async def waiting(penstock: Penstock) -> Page[Wait]:
-        found = await penstock.signals.waiting(operation, key=key, after=after, limit=limit + 1)
+    async def waiting(penstock: Penstock, part: Part) -> Page[Wait]:
+        found = await penstock.signals.waiting(part.operation or None, key=key, after=after, limit=limit + 1)
         shown = found[:limit]
         if len(found) <= limit:
             return Page(shown)
         return Page(shown, shown[-1].cursor if operation is None else str(shown[-1].row))
 
-    answer_page(Place(db), waiting, resources.wait, _waits_table, noun="wait", as_json=as_json)
+    answer_page(
+        Place(db),
+        waiting,
+        resources.wait,
+        waits_table,
+        operation=operation,
+        cursor=cursor,
+        limit=limit,
+        noun="wait",
+        as_json=as_json,
+    )
 
 
-def unclaimed(operation: OperationId, *, limit: Limit = 20, db: Db = None, as_json: Json = False) -> None:
-    """List stored signals that no row has taken, oldest first."""
+def unclaimed(
+    operation: OperationId, *, limit: Limit = 20, cursor: Cursor = None, db: Db = None, as_json: Json = False
+) -> None:
+    """List stored signals that no row has taken or is about to take, oldest first."""
     from penstock import resources
     from penstock.operations.model import Page
 
-    async def lying(penstock: Penstock) -> Page[Unclaimed]:
-        return Page(await penstock.signals.unclaimed(operation, limit=limit))
+    async def left(penstock: Penstock, part: Part) -> Page[Unclaimed]:
+        found = await penstock.signals.unclaimed(part.operation, after=part.cursor, limit=part.limit + 1)
+        shown = found[: part.limit]
+        return Page(shown, shown[-1].id if len(found) > len(shown) else None)
 
-    answer_page(Place(db), lying, resources.unclaimed, _unclaimed_table, noun="unclaimed signal", as_json=as_json)
+    answer_page(
+        Place(db),
+        left,
+        resources.unclaimed,
+        unclaimed_table,
+        operation=operation,
+        cursor=cursor,
+        limit=limit,
+        noun="unclaimed signal",
+        as_json=as_json,
+    )
 
 
 def _json_value(written: str | None) -> Any:
@@ -130,24 +156,26 @@ def _after(operation: str | None, cursor: str | None) -> int | str:
     if operation is not None and cursor.isdecimal():
         return int(cursor)
     if ":" not in cursor:
-        raise WrongUsage("--cursor goes on with a list: give the cursor as it was shown, and the list's other options")
+        raise WrongUsage("--cursor must be the cursor that this list printed, with the same other options")
     return cursor
 
 
-def _sentence(receipt: Receipt) -> str:
+def receipt_sentence(receipt: Receipt) -> str:
+    """What became of a signal."""
     match receipt.outcome:
         case "delivered" if receipt.row is None:
-            return "Delivered: a row that waited has taken it."
+            return "Delivered to a waiting row."
         case "delivered":
-            return f"Delivered to row {receipt.row:,}, step {receipt.step}."
+            return f"Delivered to row {receipt.row}, step {receipt.step}."
         case "stored":
-            return "Stored: no row waits for it yet; the first that does will take it."
+            return "Stored: no row waits for this key yet. The first one that does will get the signal."
         case _:
-            taken = f"row {receipt.row:,}, step {receipt.step}, took it" if receipt.row else "no row has taken it yet"
-            return f"Known already, nothing changed: {taken}."
+            taken = f"delivered to row {receipt.row}, step {receipt.step}" if receipt.row else "not delivered yet"
+            return f"Already received, nothing changed: {taken}."
 
 
-def _waits_table(found: Sequence[Wait]) -> FittedTable:
+def waits_table(found: Sequence[Wait]) -> FittedTable:
+    """Rows that wait, one to a line."""
     from penstock.cli.printable import cut, moment, short_id
     from penstock.cli.tables import table
 
@@ -155,7 +183,7 @@ def _waits_table(found: Sequence[Wait]) -> FittedTable:
         "OPERATION", "ROW", "ROW KEY", "STEP", "SINCE", "UNTIL", "SIGNAL KEY",
         rows=[
             (
-                short_id(w.operation_id), f"{w.row:,}", cut(w.row_key or "", 30), w.step, moment(w.since),
+                short_id(w.operation_id), str(w.row), cut(w.row_key or "", 30), w.step, moment(w.since),
                 moment(w.deadline), w.key,
             )
             for w in found
@@ -165,7 +193,8 @@ def _waits_table(found: Sequence[Wait]) -> FittedTable:
     )  # fmt: skip
 
 
-def _unclaimed_table(found: Sequence[Unclaimed]) -> FittedTable:
+def unclaimed_table(found: Sequence[Unclaimed]) -> FittedTable:
+    """Signals that no row has taken, one to a line."""
     from penstock.cli.printable import cut, moment
     from penstock.cli.tables import table
 

@@ -1,4 +1,4 @@
-"""`penstock ops watch`: follow an operation that somebody else works on, until it is settled."""
+"""`penstock ops watch`: show the progress of an operation that other processes run."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from penstock.cli.documents import print_document
 from penstock.cli.options import Db, Json, OperationId, command
 from penstock.cli.run import EXIT_CODES
-from penstock.cli.session import Place, ask
+from penstock.cli.session import Place, about, ask
 from penstock.errors import Unavailable
 
 if TYPE_CHECKING:
@@ -28,25 +29,27 @@ log = logging.getLogger("penstock.cli")
 
 def add_to(ops: typer.Typer) -> None:
     """Add the command."""
-    command(ops, "watch", watch, example="ops watch 0199a3c2-1b2f --json")
+    command(ops, "watch", watch, example="ops watch @last --json", exits=(0, 1, 2, 3, 4, 130))
 
 
 def watch(
     operation: OperationId,
     *,
-    every_s: Annotated[float, typer.Option("--every", min=0.05, metavar="SECONDS", help="How often to look.")] = 0.5,
+    every_s: Annotated[
+        float, typer.Option("--every", min=0.05, metavar="SECONDS", help="Seconds between updates.")
+    ] = 0.5,
     db: Db = None,
     as_json: Json = False,
 ) -> None:
-    """Follow an operation until it is settled; with --json one line for each change.
+    """Show the progress of an operation until it has ended; with --json one line per change.
 
-    Exits like `penstock run`: 0 when Completed, 3 when CompletedWithErrors, 1 when Failed, 4 when Cancelled.
+    The exit code is that of `penstock run`. Interrupting this command does not stop the operation.
     """
     from penstock.cli import views
     from penstock.cli.screen import Screen
 
     with _display(as_json=as_json) as show:
-        found = ask(Place(db), lambda penstock: _follow(penstock, operation, show, every_s))
+        found = ask(Place(db), about(operation, lambda penstock, id: _follow(penstock, id, show, every_s)))
     if not as_json:
         Screen().show(views.operation(found))
     raise typer.Exit(EXIT_CODES[found.status])
@@ -78,6 +81,6 @@ def _display(*, as_json: bool) -> AbstractContextManager[Display]:
         def __call__(self, operation: Operation) -> None:
             if operation != self.last:
                 self.last = operation
-                print(json.dumps(resource(operation), ensure_ascii=False, default=str), flush=True)
+                print_document(json.dumps(resource(operation), ensure_ascii=False, default=str))
 
     return Lines() if as_json else display(is_wanted=True)

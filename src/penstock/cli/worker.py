@@ -7,14 +7,14 @@ import contextlib
 import logging
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from penstock.cli.options import App, Db, Json, command
 from penstock.cli.session import Place, log_to_stderr, opened
-from penstock.cli.stopping import stop_on_signals
-from penstock.errors import DatabaseUnready, DatabaseUnsafe, Unavailable
+from penstock.cli.stopping import stop_on_signals, stop_when_stdin_closes
+from penstock.errors import DatabaseUnready, DatabaseUnsafe, SettingsInvalid, Unavailable
 
 if TYPE_CHECKING:
     from penstock.pipeline import Definition
@@ -29,22 +29,39 @@ PAUSE_MAX_S = 15.0
 
 def add_to(app: typer.Typer) -> None:
     """Add the command."""
-    command(app, "worker", worker, example="worker --app shop.py --db postgresql://penstock@localhost/penstock")
+    example = "worker --app shop.py --db postgresql://penstock@localhost/penstock"
+    command(app, "worker", worker, example=example, exits=(0, 1, 2, 75))
 
 
-def worker(db: Db = None, app: App = None, as_json: Json = False) -> None:
-    """Claim operations of the application and run them, until SIGTERM or Ctrl-C.
+def worker(
+    stop_with_stdin: Annotated[
+        bool,
+        typer.Option(
+            "--stop-with-stdin",
+            help="Stop when stdin is closed, as it is when the process that started this one has ended.",
+        ),
+    ] = False,
+    db: Db = None,
+    app: App = None,
+    as_json: Json = False,
+) -> None:
+    """Run the application's operations as they are submitted, until SIGTERM or Ctrl-C.
 
-    On the first signal rows in hand may end and everything is let go for other workers; a second one ends at once.
-    With --json the last word on stdout is a document. Exits with 0 when told to stop.
+    After the first signal running rows may finish (setting shutdown_s), and other rows are released to other workers. A
+    second signal ends the process at once. With --json one document is printed at the end.
     """
     from penstock import failpoints
     from penstock.cli.screen import Screen
 
     failpoints.arm_from_environment()
+    if stop_with_stdin:
+        stop_when_stdin_closes()
     place = Place(db, app)
     definitions = place.definitions()
-    log_to_stderr(place.settings().log_level, with_time=True)
+    settings = place.settings()
+    if settings.storage_fault is not None:  # said at once, not when the database is there
+        raise SettingsInvalid(settings.storage_fault)
+    log_to_stderr(settings.log_level, with_time=True)
     starts = asyncio.run(_serve(place, definitions))
     if as_json:
         names = sorted(definition.name for definition in definitions)
@@ -62,7 +79,10 @@ async def _serve(place: Place, definitions: tuple[Definition, ...]) -> int:
         while not stop.is_set():
             before = starts
             try:
-                async with opened(place, definitions=definitions, makes=True) as penstock, penstock.worker() as hands:
+                async with (
+                    opened(place, definitions=definitions, makes=True) as penstock,
+                    penstock.worker(owns_process=True) as hands,
+                ):
                     starts += 1
                     log.info("worker %s (process %d) runs %s on %s", hands.lease.id, os.getpid(), names, where)
                     await hands.run(stop)
@@ -72,7 +92,7 @@ async def _serve(place: Place, definitions: tuple[Definition, ...]) -> int:
                 if starts > before:
                     pauses = _pauses()
                 await _pause(stop, next(pauses), error)
-    log.info("stopped; what was in hand is recorded and let go")
+    log.info("stopped; results are recorded, unfinished rows are released")
     return starts
 
 

@@ -52,6 +52,8 @@ def _require_place(dialect: Dialect, url: URL) -> None:
         return
     if not url.database or ":memory:" in url.database or url.query.get("mode") == "memory":
         raise SettingsInvalid("a SQLite database in memory forgets everything; name a file: sqlite:///penstock.db")
+    if file_of(url).is_dir():
+        raise SettingsInvalid(f"{file_of(url)} is a folder; name a database file")
     folder = file_of(url).parent
     if not folder.is_dir():
         raise SettingsInvalid(f"the folder of the database does not exist: {folder}")

@@ -18,13 +18,15 @@ from penstock.db.address import file_of, parse
 from penstock.db.checkpoint import WriteAheadLog
 from penstock.db.connection import NOTHING, Abandoned, Connection, Link
 from penstock.db.dialects import Dialect, notice_partitions
+from penstock.db.full_disk import disk_of
 from penstock.db.onehop import run_there
 from penstock.db.prepared import Answer, Statement, Statements, Values
+from penstock.db.refusals import Refusals
 from penstock.db.safety import Finding, judge, refuse_unsafe
 from penstock.db.shared_clock import ahead_us
 from penstock.db.together import Together
 from penstock.db.unit import LIMIT_S, UnitOfWork, refuse_inside
-from penstock.errors import DatabaseUnsafe, PenstockError, SettingsInvalid, Unavailable
+from penstock.errors import DiskFull, Unavailable
 from penstock.failpoints import hit
 
 __all__ = ["CommitUnknown", "Database"]
@@ -36,6 +38,7 @@ TRIES_MAX = 10
 BACKOFF_S = 0.005
 BACKOFF_MAX_S = 0.5
 POOL_WAIT_S = 10
+DAMAGE_MAX = 5  # findings that are told
 
 
 class CommitUnknown(Unavailable):
@@ -50,7 +53,10 @@ class Database:
 
     def __init__(self, engine: AsyncEngine, dialect: Dialect, clock: Clock, *, pool_size: int) -> None:
         self.dialect = dialect
-        self._log = WriteAheadLog(file_of(engine.url)) if dialect.is_file else None
+        file = file_of(engine.url) if dialect.is_file else None
+        self._log = None if file is None else WriteAheadLog(file)
+        self._refusals = Refusals(dialect, file)
+        self._disk = disk_of(f"{engine.url.host} {file or engine.url.database}")
         self._engine = engine
         # Connections stay checked out of SQLAlchemy's pool: going in and out of it costs more than a statement.
         self._places = asyncio.Semaphore(pool_size)
@@ -139,7 +145,7 @@ class Database:
             async with self._turn, self.connection() as connection:
                 return await self._run(connection, partial(self._whole, work, point))
 
-        return await self.uncontended(once)
+        return await self.uncontended(once, point)
 
     async def single(self, statement: Statement, values: Values = NOTHING, point: str = "single") -> Answer:
         """Send one statement that is a transaction by itself, in one round trip; otherwise as `transaction`.
@@ -157,7 +163,7 @@ class Database:
             hit(f"{point}:after")
             return answer
 
-        return await self.uncontended(once)
+        return await self.uncontended(once, point)
 
     async def _sent(self, connection: Link, statement: Statement, values: Values) -> Answer:
         """The answer to a statement that commits by itself; who hears none does not know whether it did."""
@@ -171,13 +177,19 @@ class Database:
             await connection.invalidate()
             raise CommitUnknown(f"the connection died before an answer came: {error}") from error
 
-    async def uncontended(self, once: Callable[[], Awaitable[T]]) -> T:
+    async def uncontended(self, once: Callable[[], Awaitable[T]], point: str) -> T:
         """What `once` gives; repeated while it collides with others."""
         tries = 0
         while True:
             tries += 1
             try:
-                return await once()
+                answer = await once()
+                if self._disk.is_full:
+                    self._disk.passed(point)
+                return answer
+            except DiskFull as error:
+                self._disk.met(point, error)
+                raise
             except DBAPIError as error:
                 if self.dialect.trouble(error) != "contended":
                     raise
@@ -269,13 +281,12 @@ class Database:
             try:
                 yield connection
             except DBAPIError as error:
-                trouble = self.dialect.trouble(error)
-                if trouble == "full":
-                    raise Unavailable(f"the disk of {self.dialect.name} is full: {error.orig}") from error
-                if trouble != "unavailable":
+                refusal = self._refusals.in_use(error)
+                if refusal is None:
                     raise
-                await self._close_idle()  # they are no better
-                raise Unavailable(f"{self.dialect.name} is away: {error.orig}") from error
+                if self.dialect.trouble(error) == "unavailable":
+                    await self._close_idle()  # they are no better
+                raise refusal from error
             finally:
                 if _is_sound(connection):
                     self._idle.append(connection)
@@ -314,24 +325,19 @@ class Database:
             except DBAPIError as error:
                 # Processes that open a new SQLite file at once collide when they switch it to WAL.
                 if self.dialect.trouble(error) != "contended" or tries == TRIES_MAX:
-                    raise self._unreachable(error) from error
+                    raise self._refusals.at_connect(error) from error
             except (OSError, InvalidRequestError, TypeError) as error:
-                raise self._unreachable(error) from error
+                raise self._refusals.at_connect(error) from error
             await _back_off(tries)
 
-    def _unreachable(self, error: Exception) -> PenstockError:
-        """Why there is no connection, in our own words."""
-        name = self.dialect.name
-        match error:
-            case DBAPIError() if self.dialect.trouble(error) == "refused":
-                return SettingsInvalid(f"{name} refused the connection: {error.orig}")
-            case DBAPIError():
-                return Unavailable(f"{name} cannot be reached: {error.orig}")
-            case TypeError():
-                return SettingsInvalid(f"the database URL has an option the driver does not know: {error}")
-            case InvalidRequestError():  # a MySQL server behind a mariadb URL
-                return DatabaseUnsafe(f"this server is not the database its URL names: {error}")
-        return Unavailable(f"{name} cannot be reached: {error}")
+    async def damage(self) -> tuple[str, ...]:
+        """What is wrong with the pages of a SQLite file; reads all of it. A server looks after its own."""
+        if not self.dialect.is_file:
+            return ()
+        async with self.connection() as connection:
+            found = (await connection.exec_driver_sql(f"PRAGMA quick_check({DAMAGE_MAX})")).scalars().all()
+        lines = [line for text in found for line in str(text).splitlines()]
+        return () if lines == ["ok"] else (f"{self._refusals.place} is damaged: {self._refusals.restore}", *lines)
 
     async def _commit(self, tx: Connection) -> None:
         try:

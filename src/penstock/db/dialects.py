@@ -47,7 +47,7 @@ CONNECT_S = 5
 # A silent partition is noticed after this: well under a lease of 10 s.
 PARTITION_S = 5
 
-Trouble = Literal["contended", "unavailable", "full", "refused", "other"]
+Trouble = Literal["contended", "unavailable", "full", "refused", "damaged", "other"]
 
 
 class Dialect(ABC):
@@ -73,6 +73,9 @@ class Dialect(ABC):
     # Whether `listen` hears of what others do; and whether it cannot tell it from what we do.
     hears: ClassVar[bool] = False
     hears_itself: ClassVar[bool] = False
+
+    # Rebuilds the indexes of a table, outside any transaction.
+    rebuild_indexes: ClassVar[str]
 
     # One query whose row holds the version and the settings, and what they must be.
     facts: ClassVar[str]
@@ -104,7 +107,8 @@ class Dialect(ABC):
 
     @abstractmethod
     def trouble(self, error: DBAPIError) -> Trouble:
-        """What an error asks for: repeat the transaction, come back later, make room, fix the settings, or nothing.
+        """What an error asks for: repeat the transaction, come back later, make room, fix the settings, restore the
+        data, or nothing.
 
         A disk is full by the database's own word, so a COMMIT that met it did not happen.
         """
@@ -160,6 +164,7 @@ class Sqlite(Dialect):
         "PRAGMA wal_autocheckpoint=0",
         f"PRAGMA journal_size_limit={LOG_BYTES}",
     )
+    rebuild_indexes = "REINDEX {table}"
     facts = "SELECT sqlite_version() AS version"
     requirements = (Requirement("version", "3.37 or newer", at_least(3, 37)),)
 
@@ -195,8 +200,8 @@ class Sqlite(Dialect):
                 return "full"
             case sqlite3.SQLITE_IOERR | sqlite3.SQLITE_READONLY | sqlite3.SQLITE_CANTOPEN:
                 return "unavailable"
-            case sqlite3.SQLITE_NOTADB:
-                return "refused"
+            case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_NOTADB:
+                return "damaged"
         return "other"
 
     def clock_expression(self, clock: Clock) -> ColumnElement[int]:
@@ -229,6 +234,7 @@ class Postgresql(Dialect):
     upgrade_lock = "SELECT CAST(pg_try_advisory_lock(7308324469) AS INTEGER)"
     ring = "SELECT pg_notify('penstock', '')"
     hears = True
+    rebuild_indexes = "REINDEX TABLE CONCURRENTLY {table}"
     facts = (
         "SELECT current_setting('server_version') AS version, current_setting('fsync') AS fsync,"
         " current_setting('synchronous_commit') AS synchronous_commit,"
@@ -291,6 +297,8 @@ class Postgresql(Dialect):
             return "contended"
         if code == "53100":
             return "full"
+        if code in {"XX001", "XX002"}:
+            return "damaged"
         # Connection, resources, operator intervention, system; read only while it fails over.
         if error.connection_invalidated or code[:2] in {"08", "53", "57", "58"} or code == "25006":
             return "unavailable"
@@ -333,6 +341,7 @@ class Mariadb(Dialect):
     upgrade_lock = "SELECT GET_LOCK(CONCAT('penstock.', DATABASE()), 0)"
     # Its default is a day, and whole seconds are all it knows.
     before_change = (f"SET SESSION lock_wait_timeout = {round(CHANGE_WAIT_S)}",)
+    rebuild_indexes = "OPTIMIZE TABLE {table}"  # InnoDB makes the table and its indexes anew, beside those who use it
     facts = (
         "SELECT VERSION() AS version, @@innodb_flush_log_at_trx_commit AS innodb_flush_log_at_trx_commit,"
         " @@innodb_doublewrite AS innodb_doublewrite, IF(@@log_bin, @@sync_binlog, 1) AS sync_binlog"

@@ -55,7 +55,7 @@ async def share_clock(
     """See that this boot of the machine has its clock in the file, and that it does not stay behind the wall clock.
 
     The first process of a boot begins it with the wall clock's time, or with the `latest` instant the file knows when
-    that is later. It is moved forward only while `is_in_use` finds nobody whose lease that would end, and never back.
+    that is later. It is moved forward only while `is_in_use` finds no lease or wait that this would end; never back.
     Somebody who may only read the file goes by the wall clock until another has written.
     """
     clock = db.clock

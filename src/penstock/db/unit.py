@@ -18,7 +18,7 @@ from penstock.failpoints import hit
 if TYPE_CHECKING:
     from penstock.db.database import Database
 
-__all__ = ["LIMIT_S", "UnitOfWork", "refuse_inside"]
+__all__ = ["LIMIT_S", "UnitOfWork", "joined", "refuse_inside"]
 
 log = logging.getLogger("penstock.db")
 
@@ -66,7 +66,7 @@ class UnitOfWork:
     async def begin(self) -> None:
         """Open the transaction."""
         refuse_inside(self.db)
-        self._block, self._connection = await self.db.uncontended(self._begun)
+        self._block, self._connection = await self.db.uncontended(self._begun, "unit")
         _open_unit.set(self)
         self._timer = asyncio.get_running_loop().call_later(self._limit_s, self._expire)
 
@@ -119,6 +119,11 @@ class UnitOfWork:
 
 class _RolledBack(Exception):
     """Ends a block without committing it."""
+
+
+def joined(unit: UnitOfWork | None) -> Connection | None:
+    """The connection of a unit of work that a caller has given, for what joins it."""
+    return None if unit is None else unit.connection
 
 
 def refuse_inside(db: Database) -> None:

@@ -19,7 +19,7 @@ from penstock.errors import DatabaseUnready, Unavailable
 __all__ = ["HEAD", "REVISIONS", "Report", "check", "prepare_schema", "revision_of", "upgrade"]
 
 # Every revision, oldest first; a test keeps it equal to the folder of migrations.
-REVISIONS = ("0001", "0002", "0003", "0004", "0005")
+REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008")
 HEAD = REVISIONS[-1]
 MIGRATIONS = Path(__file__).parent / "migrations"
 LOCK_PAUSE_S = 0.1
@@ -46,18 +46,20 @@ async def upgrade(url: str, clock: Clock) -> tuple[str | None, str]:
         await database.close()
 
 
-async def check(url: str, clock: Clock) -> Report:
-    """Look at version, settings and schema, and name all problems at once."""
+async def check(url: str, clock: Clock, *, pages: bool = False) -> Report:
+    """Look at version, settings and schema, at every page of a SQLite file if wanted, and name all problems at once."""
     database = Database.connect(url, clock=clock)
     try:
         findings = await database.findings()
         async with database.connection() as connection:
             revision = await revision_of(connection)
+        damage = await database.damage() if pages else ()
     finally:
         await database.close()
     problems = [str(finding) for finding in findings if not finding.is_ok]
     if revision != HEAD:
         problems.append(_unready(revision))
+    problems += damage
     version = next(finding.found for finding in findings if finding.setting == "version")
     return Report(database.dialect.name, version, revision, findings, tuple(problems))
 

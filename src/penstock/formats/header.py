@@ -136,7 +136,7 @@ def refuse_unfitting(names: Sequence[str], schema: Schema) -> None:
 def unknown_column(name: str, schema: Schema) -> Fault:
     known = {normalised(header): header for column in schema.columns for header in column.headers}
     close = get_close_matches(normalised(name), known, n=1)
-    hint = f"did you mean {known[close[0]]!r}?" if close else f"known are: {listed(known.values())}"
+    hint = f"did you mean {known[close[0]]!r}?" if close else f"known: {listed(known.values())}"
     return Fault(f"is not a column of this operation; {hint}", shown(name))
 
 

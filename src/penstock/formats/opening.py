@@ -33,7 +33,7 @@ def format_of(file_name: str) -> str:
     if extension not in EXTENSIONS:
         found = f"the extension {extension!r}" if extension else "no extension"
         raise FileRejected(
-            f"{PurePath(file_name).name!r} has {found}; known are: {', '.join(EXTENSIONS)}", code="unknown_format"
+            f"{PurePath(file_name).name!r} has {found}; known: {', '.join(EXTENSIONS)}", code="unknown_format"
         )
     return EXTENSIONS[extension]
 
@@ -41,5 +41,5 @@ def format_of(file_name: str) -> str:
 def open_reader(source: BinaryIO, *, format: str, schema: Schema, limits: Limits = DEFAULT_LIMITS) -> Reader:
     """A reader over a seekable file whose start (encoding, header, opening bracket) has been read and found good."""
     if format not in READERS:
-        raise FileRejected(f"no reader for format {format!r}; known are: {', '.join(READERS)}", code="unknown_format")
+        raise FileRejected(f"no reader for format {format!r}; known: {', '.join(READERS)}", code="unknown_format")
     return READERS[format](source, check_start(source), schema, limits)

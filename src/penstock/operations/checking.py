@@ -16,7 +16,7 @@ from penstock.clock import Clock, from_micros
 from penstock.errors import Fault, FileRejected, MetadataInvalid, RowInvalid
 from penstock.formats import Limits, Reader, format_of, open_reader
 from penstock.operations.held import Story
-from penstock.operations.intake import Source, metadata_document, name_of, open_source
+from penstock.operations.intake import Source, accept_metadata, name_of, open_source
 from penstock.operations.model import ErrorGroup, FileCheck, FileFault, RowError
 from penstock.operations.rules.thresholds import breach
 from penstock.operations.running.crew import Crew
@@ -44,7 +44,7 @@ class _Findings:
         """One more batch, with the records of the rows that are not right."""
         self.rows += rows
         self.invalid += len(stories)
-        self.stop_reason = self.stop_reason or breach(definition.options, failed=self.invalid, processed=self.rows)
+        self.stop_reason = self.stop_reason or breach(definition.options, failed=self.invalid, judged=self.rows)
         room = max(0, self.errors_max - len(self.errors))
         self.errors += map(_row_error, stories[:room])
         for story in stories:
@@ -106,12 +106,12 @@ async def check_row(
     raw: Any,
     columns: tuple[str, ...] | None,
     *,
-    metadata: Any,
+    meta: Any,
     clock: Clock,
 ) -> None:
     """Judge one row as validation would; `RowInvalid` names everything that is wrong with it."""
     with _thread() as threads:
-        execution = _execution(definition, pipeline, definition.meta.load(metadata), clock, threads)
+        execution = _execution(definition, pipeline, meta, clock, threads)
         execution.use_columns(columns)
         objection = await validate(execution, raw)
     if objection is not None:
@@ -122,8 +122,7 @@ async def _check_metadata(
     definition: Definition, pipeline: object, metadata: Any, *, bytes_max: int
 ) -> tuple[Any, tuple[Fault, ...]]:
     try:
-        document = await metadata_document(definition, pipeline, metadata, bytes_max=bytes_max)
-        return definition.meta.load(document), ()
+        return await accept_metadata(definition, pipeline, metadata, bytes_max=bytes_max), ()
     except MetadataInvalid as error:
         return None, error.faults or (Fault(str(error)),)
 

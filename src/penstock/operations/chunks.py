@@ -283,7 +283,7 @@ async def count_poison(tx: Connection, operation: int) -> int:
 
 async def flush(db: Database, tx: Connection, held: Held, writing: Writing, **extra: Any) -> None:
     """Write the ledger, the counters and what changed in the records; `Lost` when the chunk is no longer ours."""
-    values = {"ledger": writing.ledger, **writing.counts.columns()}
+    values = writing.columns()
     if extra:
         await _write(tx, held, **values, **extra)
     elif (await tx.send(_FLUSH, {**values, **_place(held)})).matched != 1:
@@ -329,7 +329,7 @@ async def close(db: Database, tx: Connection, held: Held, writing: Writing, *, a
     head = await end_chunk(tx, held.operation)
     if head is None:
         raise Lost("the operation is over")
-    await _let_go(tx, _CLOSE, held, ledger=writing.ledger, **writing.counts.columns())
+    await _let_go(tx, _CLOSE, held, **writing.columns())
     await _write_records(db, tx, writing)
     await finish_if_over(db, tx, head, actor=actor)
 
@@ -340,7 +340,7 @@ async def hand_over(db: Database, held: Held, writing: Writing, actor: str, tx: 
     head = await end_raw_chunk(tx, held.operation, is_over=is_over)
     if head is None:
         raise Stopped(await state_of(tx, held.operation))
-    values = {"ledger": writing.ledger, **writing.counts.columns(), "is_open": int(not is_over)}
+    values = {**writing.columns(), "is_open": int(not is_over)}
     await _let_go(tx, db.prepared(_hand_over), held, **values)
     await _write_records(db, tx, writing)
     await end_validation(db, tx, head, actor=actor)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 from penstock.clock import Clock
 from penstock.db.connection import Connection
@@ -13,6 +13,7 @@ from penstock.operations.referee import Head, head_of, move
 from penstock.operations.running.draining import abandon_readings, drain_chunk
 from penstock.operations.states import OPERATION
 from penstock.operations.tables import operations
+from penstock.pipeline import Definition
 
 __all__ = ["cancel", "drain", "pause", "resume"]
 
@@ -76,7 +77,9 @@ async def _moved(
     return head
 
 
-async def drain(db: Database, number: int, *, owner: str, clock: Clock, within_s: float) -> None:
+async def drain(
+    db: Database, number: int, *, owner: str, clock: Clock, definitions: Mapping[str, Definition], within_s: float
+) -> None:
     """Bring a stopping operation towards its end from here: whatever no live worker holds."""
     until = clock.monotonic() + within_s
     await abandon_readings(db, actor=owner, operation=number)
@@ -86,4 +89,4 @@ async def drain(db: Database, number: int, *, owner: str, clock: Clock, within_s
         if not found:
             return
         for held in found:
-            await drain_chunk(db, held, owner=owner, clock=clock)
+            await drain_chunk(db, held, owner=owner, clock=clock, definitions=definitions)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, overload
 
@@ -23,6 +23,7 @@ from penstock.operations.ledger import (
 from penstock.operations.rules.decide import cut, error_group, in_doubt
 from penstock.operations.states import ROW_STEP
 
+KEY_MAX = 200  # characters of a row's key that its records hold
 # A row that was lost with its worker runs in a small group, then alone; lost twice while alone, it is poison.
 POISON_LOST = 4
 BLOCK = 100  # rows that are stored and decoded together
@@ -106,9 +107,14 @@ class Writing:
     begun: Begun
     ledger: bytes
     counts: Counts
+    steps_done: int
     stories: Mapping[tuple[int, int], Mapping[str, Any]]
     lines: Sequence[Mapping[str, Any]]
     rows: Mapping[str, Any] | None
+
+    def columns(self) -> dict[str, Any]:
+        """What is written to the chunk's own record."""
+        return {"ledger": self.ledger, **self.counts.columns(), "steps_done": self.steps_done}
 
 
 @dataclass(slots=True)
@@ -137,6 +143,7 @@ class Held:
     changed: set[tuple[int, int]] = field(default_factory=set)
     lines: list[dict[str, Any]] = field(default_factory=list)  # history not yet written
     begun: Begun = Begun()  # as of our last write
+    key_of: Callable[[int], str | None] = lambda _: None  # of row i, for whoever can read the rows
 
     @property
     def is_validated(self) -> bool:
@@ -199,7 +206,8 @@ class Held:
         stories = {key: self._columns(key) for key in sorted(self.changed)}
         rows = None if self.unstored is None else {"chunk": self.id, **self.unstored}
         begun, lines = Begun.of(self.ledger), tuple(self.lines)
-        return Writing(begun, self.ledger.encode(), self.ledger.counts(), stories, lines, rows)
+        ledger = self.ledger
+        return Writing(begun, ledger.encode(), ledger.counts(), ledger.steps_done(), stories, lines, rows)
 
     def written(self, writing: Writing) -> None:
         """It is on disk; what changed while it was being written is still to be."""
@@ -210,7 +218,10 @@ class Held:
         del self.lines[: len(writing.lines)]
 
     def _columns(self, key: tuple[int, int]) -> dict[str, Any]:
-        return self.stories[key].columns()
+        story = self.stories[key]
+        if story.row_key is None and (found := self.key_of(story.row - self.first_row)):
+            story.row_key = cut(found, KEY_MAX)
+        return story.columns()
 
     def copy(self) -> Held:
         """Another like this, to try out what will become of it."""

@@ -16,14 +16,16 @@ from penstock.blobs.store import FileStore, Stored
 from penstock.clock import Clock, Entropy, operation_id
 from penstock.db.connection import Connection
 from penstock.db.database import Database
-from penstock.errors import Fault, FileRejected, MetadataInvalid
+from penstock.errors import Fault, FileRejected, MetadataInvalid, SecretsUnreadable, SettingsInvalid
 from penstock.formats import format_of
 from penstock.journal import queries as journal
 from penstock.operations.states import OPERATION
 from penstock.operations.tables import operations
 from penstock.pipeline import Definition
+from penstock.pipeline.secret_values import mask_texts
+from penstock.secret_keys import SecretKeys
 
-__all__ = ["Source", "create", "metadata_document", "name_of", "open_source"]
+__all__ = ["Source", "accept_metadata", "create", "load_metadata", "name_of", "open_source"]
 
 Source = str | Path | bytes | BinaryIO
 
@@ -41,6 +43,7 @@ async def create(
     created_by: str,
     clock: Clock,
     entropy: Entropy,
+    keys: SecretKeys,
     metadata_bytes_max: int,
 ) -> str:
     """Store the file, then the operation that runs over it; returns its id.
@@ -48,7 +51,8 @@ async def create(
     Unknown formats, metadata that does not fit and unknown options are refused before anything is stored.
     """
     resolved = definition.for_run(overrides)
-    document = await metadata_document(resolved, pipeline, metadata, bytes_max=metadata_bytes_max)
+    meta = await accept_metadata(resolved, pipeline, metadata, bytes_max=metadata_bytes_max)
+    columns = _metadata_columns(resolved, meta, keys)
     name = file_name or name_of(source)
     file_format = format_of(name)
     stored = await asyncio.to_thread(_store, files, source)
@@ -60,15 +64,15 @@ async def create(
             stored,
             file_name=name,
             file_format=file_format,
-            metadata=document,
             created_by=created_by,
+            **columns,
         ),
         "create",
     )
 
 
-async def metadata_document(definition: Definition, pipeline: object, metadata: Any, *, bytes_max: int) -> Any:
-    """Metadata as it is stored, once model and `validate_metadata` have accepted it; `MetadataInvalid` otherwise."""
+async def accept_metadata(definition: Definition, pipeline: object, metadata: Any, *, bytes_max: int) -> Any:
+    """Metadata as workers will see it, once model and `validate_metadata` accept it; `MetadataInvalid` otherwise."""
     meta = definition.meta.parse(metadata)
     hook = definition.validate_metadata
     if hook is not None:
@@ -77,12 +81,37 @@ async def metadata_document(definition: Definition, pipeline: object, metadata: 
             if hook.is_async:
                 await answer
         except (ValueError, AssertionError) as error:
-            raise MetadataInvalid(f"metadata of {definition.name!r}: {error}", [Fault(str(error))]) from error
+            secrets = definition.meta.secrets(meta)
+            why = mask_texts(str(error), secrets)
+            cause = None if secrets else error
+            raise MetadataInvalid(f"metadata of {definition.name!r}: {why}", [Fault(why)]) from cause
     document = definition.meta.dump(meta)
     size = len(msgspec.json.encode(document))
     if size > bytes_max:
         raise MetadataInvalid(f"metadata of {definition.name!r} has {size:,} bytes; at most {bytes_max:,} are taken")
-    return document
+    return definition.meta.load(document)
+
+
+def _metadata_columns(definition: Definition, meta: Any, keys: SecretKeys) -> dict[str, Any]:
+    """Metadata as it is stored: to be shown, and where it holds secrets once more as a whole, encrypted."""
+    shown = definition.meta.view(meta)
+    if not definition.meta.secrets(meta):
+        return {"metadata": shown}
+    try:
+        encrypted = keys.encrypt(msgspec.json.encode(definition.meta.dump(meta)))
+    except SettingsInvalid as error:
+        raise SettingsInvalid(f"metadata of {definition.name!r} holds secrets, and {error}") from error
+    return {"metadata": shown, "encrypted_metadata": encrypted}
+
+
+def load_metadata(definition: Definition, operation: str, stored: Any, encrypted: str | None, keys: SecretKeys) -> Any:
+    """The metadata of an operation, from its record; `SecretsUnreadable` when this process has not the key."""
+    if encrypted is not None:
+        try:
+            stored = msgspec.json.decode(keys.decrypt(encrypted))
+        except SecretsUnreadable as error:
+            raise SecretsUnreadable(f"the secrets of operation {operation} cannot be decrypted: {error}") from error
+    return definition.meta.load(stored)
 
 
 def _insertion(

@@ -16,6 +16,8 @@ from struct import pack, unpack
 import msgspec
 import zstandard
 
+from penstock.errors import DatabaseDamaged
+
 __all__ = [
     "CANCELLED",
     "COMPLETED",
@@ -53,6 +55,8 @@ _FORMAT = 1
 # Tables for bytes.translate: all bits where a row stands at this place; 1 where a state is no verdict.
 _ONLY = [bytes(place) + b"\xff" + bytes(255 - place) for place in range(256)]
 _UNFINISHED = bytes(byte < FAILED for byte in range(256))
+_HAS_FAILED = bytes(255 if byte in (FAILED, TIMED_OUT, INVALID) else 0 for byte in range(256))
+_FROM_ONE = bytes(max(1, byte) for byte in range(256))
 
 
 def compress(data: bytes) -> bytes:
@@ -62,7 +66,10 @@ def compress(data: bytes) -> bytes:
 
 def decompress(data: bytes) -> bytes:
     """Undo `compress`."""
-    return zstandard.ZstdDecompressor().decompress(data)
+    try:
+        return zstandard.ZstdDecompressor().decompress(data)
+    except zstandard.ZstdError as error:
+        raise DatabaseDamaged(f"rows that are stored in the database cannot be unpacked: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +170,18 @@ class Ledger:
             cancelled=count(CANCELLED),
             waiting=count(WAITING),
         )
+
+    def steps_done(self) -> int:
+        """How many steps of the pipeline the rows have behind them; a row that has failed has none before it."""
+        if self.at.count(self.steps + 1) == self.rows:
+            return self.steps * self.rows
+        places = self.at.translate(_FROM_ONE)
+        done = sum(places) - self.rows
+        has_failed = self._states(beyond=COMPLETED).translate(_HAS_FAILED)
+        if failed := has_failed.count(255):
+            theirs = int.from_bytes(places, "big") & int.from_bytes(has_failed, "big")
+            done += failed * (self.steps + 1) - sum(theirs.to_bytes(self.rows, "big"))
+        return done
 
     def _states(self, *, beyond: int) -> bytes:
         """The state of each row's current step, a byte a row; of those that have run them all, `beyond`.

@@ -46,7 +46,10 @@ class Lifespans:
         try:
             async with definition.lifespan() as entered:
                 pipeline.set_result(entered)
-                await self._closing.wait()
+                try:
+                    await self._closing.wait()
+                finally:
+                    await definition.close_steps()
         except BaseException as error:
             if pipeline.done():
                 raise

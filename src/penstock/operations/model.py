@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Generic, TypeVar
+from typing import Any, Literal
 
 from penstock.errors import Fault
+from penstock.listing import Page
 from penstock.operations.states import OPERATION
 
 __all__ = [
@@ -21,12 +22,24 @@ __all__ = [
     "Page",
     "Purged",
     "RowError",
+    "RowState",
     "RowView",
+    "Status",
+    "StepState",
     "StepView",
     "VerifyReport",
 ]
 
-T = TypeVar("T")
+Status = Literal[
+    "Pending", "Validating", "Running", "Paused", "Stopping", "Retrying",
+    "Completed", "CompletedWithErrors", "Failed", "Cancelled",
+]  # fmt: skip
+StepState = Literal[
+    "Pending", "Running", "WaitingForCompletion", "Completed", "Failed", "TimedOut", "Cancelled", "Skipped"
+]
+RowState = Literal[
+    "Pending", "Running", "WaitingForCompletion", "Completed", "Invalid", "Failed", "TimedOut", "Cancelled"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +48,7 @@ class Operation:
 
     id: str
     name: str
-    status: str
+    status: Status
     total_rows: int
     rows_read: int
     successful_rows: int
@@ -57,12 +70,18 @@ class Operation:
     finished_at: datetime | None
     steps: tuple[str, ...]
     options: Mapping[str, Any] = field(repr=False)
+    steps_done: int = 0  # steps that rows have behind them; of a row that has failed, all
     trouble: str | None = None  # why the worker that tried last could not go on with it; nothing once one does
 
     @property
     def processed_rows(self) -> int:
         """Rows with a verdict of success or failure; the rest of `total_rows` is unprocessed."""
         return self.successful_rows + self.failed_rows
+
+    @property
+    def steps_total(self) -> int:
+        """The steps of all rows; 0 until the file is validated."""
+        return self.total_rows * len(self.steps)
 
     @property
     def is_settled(self) -> bool:
@@ -76,7 +95,7 @@ class StepView:
 
     index: int
     name: str
-    state: str
+    state: StepState
     attempt: int
     started_at: datetime | None
     ended_at: datetime | None
@@ -93,18 +112,19 @@ class StepView:
 class RowView:
     """One row: its verdict so far, the step it stands at, and every step it has reached.
 
-    A row that has run all its steps stands at the last one. `key` is the text of the row_key field.
+    A row that has run all its steps stands at the last one. `row_key` is the text of the row_key field.
     """
 
     number: int
-    key: str | None
-    state: str
+    row_key: str | None
+    state: RowState
     step: int
     step_name: str
     generation: int
     total_steps: int
     steps: tuple[StepView, ...]
     data: Any = None
+    operation_id: str = ""
 
     @property
     def completed_steps(self) -> int:
@@ -143,8 +163,21 @@ class ErrorGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class Change:
+    """A field of a row that somebody corrected; None where it was missing."""
+
+    field: str
+    old: Any
+    new: Any
+
+
+@dataclass(frozen=True, slots=True)
 class HistoryEntry:
-    """Something that happened to a row and is no longer its current record: an attempt that was retried, a reset."""
+    """Something that happened to a row and is no longer its current record: an attempt that was retried, a reset.
+
+    `at` is when the row came to the state it was in. Where somebody asked for it to run again, `actor` and `asked_at`
+    say who and when, and `changes` what was corrected; `data` is the row before.
+    """
 
     row: int
     step: int
@@ -156,6 +189,9 @@ class HistoryEntry:
     message: str | None
     at: datetime
     data: Any = None
+    actor: str | None = None
+    asked_at: datetime | None = None
+    changes: tuple[Change, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,11 +286,3 @@ class Event:
     at: datetime
     actor: str
     cause: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Page(Generic[T]):
-    """Part of a list; pass `next_cursor` to get the next part."""
-
-    items: Sequence[T]
-    next_cursor: str | None = None

@@ -8,7 +8,7 @@ the same is tried by itself.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
@@ -21,12 +21,12 @@ from penstock.db.database import CommitUnknown, Database
 from penstock.db.types import NotStorable, storable
 from penstock.errors import Conflict, InvalidInput, NoSuchWait, PenstockError
 from penstock.operations.addressing import DEAF, ROW_MAX, Subject, refuse_unheard, subject_of, unscope
-from penstock.operations.rules.settling import match
+from penstock.operations.rules.settling import Match, match
 from penstock.operations.running.looking import free_signals, ready_for_any, waiters
 from penstock.operations.running.mailroom import wake
 from penstock.operations.tables import operations, signals
 
-__all__ = ["Posting", "Receipt", "Slot"]
+__all__ = ["Posting", "Receipt", "Slot", "about_to_be_taken"]
 
 OPERATION_ID_MAX = 36
 ID_MAX = ACTOR_MAX = 200
@@ -266,16 +266,21 @@ async def _takers(db: Database, subject: Subject, batch: Sequence[Posting], tx: 
         if signal.consumed_row is not None
     }
     if len(taken) < len(mine):
-        keys = await ready_for_any(db, tx, subject.number, {posting.key for posting in batch})
-        ready = await free_signals(db, tx, subject.number, keys, each=RECEIPTS_MAX) if keys else []
-        named = {signal.row for signal in ready if signal.row is not None}
-        waits = await waiters(db, tx, subject.number, keys, each=2 * len(ready) + 100, named=named)
         token_of = {signal.id: signal.token for signal in mine}
-        for found in match(ready, waits):
+        for found in await about_to_be_taken(db, tx, subject.number, {posting.key for posting in batch}):
             token = token_of.get(found.signal.id)
             if token is not None:
                 taken[token] = Receipt("delivered", token, found.row, subject.step_name(found.step))
     return taken
+
+
+async def about_to_be_taken(db: Database, tx: Connection, operation: int, keys: Collection[str]) -> list[Match]:
+    """The free signals on these keys that rows which wait now will take, with those rows."""
+    ready_keys = await ready_for_any(db, tx, operation, keys)
+    ready = await free_signals(db, tx, operation, ready_keys, each=RECEIPTS_MAX) if ready_keys else []
+    named = {signal.row for signal in ready if signal.row is not None}
+    waits = await waiters(db, tx, operation, ready_keys, each=2 * len(ready) + 100, named=named)
+    return match(ready, waits)
 
 
 # --- what no database could hold
@@ -286,7 +291,7 @@ def refuse_unstorable(posting: Posting) -> None:
     try:
         _refuse_text("an operation's id", posting.operation, most=OPERATION_ID_MAX)
     except InvalidInput:
-        raise NoSuchWait(f"no operation has the id {posting.operation!r:.60}") from None
+        raise NoSuchWait(f"operation not found: {posting.operation!r:.60}") from None
     _refuse_text("a signal key", posting.given_key)
     _refuse_text("the actor of a signal", posting.word["actor"], most=ACTOR_MAX)
     if posting.dedupe_id is not None:

@@ -19,6 +19,7 @@ from penstock.blobs.store import FileStore
 from penstock.clock import Clock
 from penstock.db.connection import Connection
 from penstock.db.database import Database
+from penstock.errors import FileUnreadable
 from penstock.journal.numbering import start_counter
 from penstock.journal.tables import transitions
 from penstock.operations.model import Purged
@@ -59,6 +60,7 @@ class _Due:
     number: int
     id: str
     file_key: str
+    file_sha256: str
     is_begun: bool
 
 
@@ -79,7 +81,7 @@ async def purgeable(db: Database, before: int) -> Purged:
     due = _is_due(before)
     freed = (
         select(func.max(operations.c.file_bytes).label("size"))
-        .group_by(operations.c.file_key)
+        .group_by(operations.c.file_sha256)
         .having(func.sum(case((due, 0), else_=1)) == 0)
         .subquery()
     )
@@ -125,11 +127,12 @@ class _Purge:
 
     async def due(self, *, after: int, limit: int) -> list[_Due]:
         """The next operations to be removed, by number."""
-        columns = (operations.c.number, operations.c.id, operations.c.file_key, operations.c.stop_outcome)
+        names = ("number", "id", "file_key", "file_sha256")
+        columns = (*(operations.c[name] for name in names), operations.c.stop_outcome)
         is_due = (_is_due(self.before), operations.c.number > after)
         async with self.db.read() as tx:
             found = await tx.execute(select(*columns).where(*is_due).order_by(operations.c.number).limit(limit))
-            return [_Due(number, id_, file_key, outcome == REMOVED) for number, id_, file_key, outcome in found]
+            return [_Due(number, id_, key, digest, outcome == REMOVED) for number, id_, key, digest, outcome in found]
 
     async def remove(self, found: Sequence[_Due], budget: Iterator[None]) -> int:
         """Remove operations while the budget of transactions lasts; the number of the last one dealt with, or 0."""
@@ -168,11 +171,11 @@ class _Purge:
         if not emptied:
             return
         async with self.db.read() as tx:
-            keepers = await _keepers(tx, {due.file_key for due in emptied})
+            keepers = await _keepers(tx, {due.file_sha256 for due in emptied})
         gone = []
         for due in emptied:
             # Of several that are being removed, the last one takes the file along.
-            if keepers.get(due.file_key, 0) > due.number or await self._remove_file(due):
+            if keepers.get(due.file_sha256, 0) > due.number or await self._remove_file(due):
                 gone.append(due.number)
         if gone:
             await self.db.transaction(partial(_remove_rows, gone), "purge_end")
@@ -181,7 +184,7 @@ class _Purge:
         """Remove an operation's file; False when it must wait for a later purge."""
         try:
             size = await asyncio.to_thread(self.files.remove, due.file_key)
-        except OSError as error:
+        except (OSError, FileUnreadable) as error:
             log.warning("the file of operation %s cannot be removed: %s", due.id, error)
             size = None
         self.done.file_bytes += size or 0
@@ -223,12 +226,12 @@ async def _remove_chunks(due: _Due, tx: Connection) -> tuple[int, bool]:
     return counts[many - 1] if many else 0, many == len(found) < RECORDS_EACH
 
 
-async def _keepers(tx: Connection, file_keys: set[str]) -> dict[str, float]:
+async def _keepers(tx: Connection, digests: set[str]) -> dict[str, float]:
     """By file: the highest number of an operation that uses it; of one that stays, beyond all numbers."""
     stays = func.sum(case((_IS_BEGUN, 0), else_=1))
-    query = select(operations.c.file_key, func.max(operations.c.number), stays)
-    found = await tx.execute(query.where(operations.c.file_key.in_(file_keys)).group_by(operations.c.file_key))
-    return {file_key: float("inf") if staying else highest for file_key, highest, staying in found}
+    query = select(operations.c.file_sha256, func.max(operations.c.number), stays)
+    found = await tx.execute(query.where(operations.c.file_sha256.in_(digests)).group_by(operations.c.file_sha256))
+    return {digest: float("inf") if staying else highest for digest, highest, staying in found}
 
 
 async def _remove_rows(numbers: Sequence[int], tx: Connection) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import RowMapping, exists, func, select, tuple_
+from sqlalchemy import RowMapping, case, exists, func, or_, select, tuple_
 
 from penstock.clock import from_micros, micros
 from penstock.db.connection import Connection
@@ -18,15 +18,26 @@ from penstock.journal.tables import transitions
 from penstock.operations.keys import key_names
 from penstock.operations.ledger import Counts
 from penstock.operations.model import Event, Operation, Page
-from penstock.operations.referee import sum_counts
 from penstock.operations.sheet import Outline
 from penstock.operations.states import OPERATION
 from penstock.operations.tables import REMOVED, chunks, operations, workers
 from penstock.pipeline import Definition
 
-__all__ = ["SORTS", "events", "get", "has_live_workers", "latest_instant", "list_operations", "number_of", "outline"]
+__all__ = [
+    "SORTS",
+    "events",
+    "get",
+    "is_time_counted",
+    "latest_instant",
+    "list_operations",
+    "number_of",
+    "outline",
+    "stored_metadata",
+]
 
 SORTS = ("created_at", "name", "status", "total_rows")
+PREFIX_CHARS = 8  # how much of an id may stand for it
+NEAR_LISTED_MAX = 10
 
 _SORT_COLUMNS = {
     "created_at": operations.c.number,
@@ -47,16 +58,18 @@ async def latest_instant(tx: Connection, lease_s: float) -> int:
     return max(moved or 0, (leased or 0) - round(lease_s * 1e6))
 
 
-async def has_live_workers(tx: Connection, db: Database) -> bool:
-    """Whether any worker has a lease."""
-    return bool((await tx.execute(select(exists().where(workers.c.lease_until >= db.now())))).scalar())
+async def is_time_counted(tx: Connection, db: Database) -> bool:
+    """Whether any worker has a lease, or any operation is under way, in which rows may wait until a deadline."""
+    has_workers = exists().where(workers.c.lease_until >= db.now())
+    has_operations = exists().where(operations.c.state.not_in(OPERATION.settled))
+    return bool((await tx.execute(select(or_(has_workers, has_operations)))).scalar())
 
 
 async def get(tx: Connection, operation: str) -> Operation:
     """The operation with this id."""
     number = await number_of(tx, operation)
     row = (await tx.execute(select(operations).where(operations.c.number == number))).one()
-    return _operation(row._mapping, await sum_counts(tx, number))
+    return _operation(row._mapping, (await _counts(tx, [number])).get(number, Tallied()))
 
 
 async def outline(tx: Connection, operation: str, definitions: Mapping[str, Definition]) -> Outline:
@@ -75,6 +88,7 @@ async def outline(tx: Connection, operation: str, definitions: Mapping[str, Defi
         columns=None if row.columns is None else tuple(row.columns),
         plan=row.plan,
         key_names=key_names(row.plan["row_key"], known.row.fields if known else ()),
+        secret_names=tuple({*row.plan.get("secret_fields", ()), *(known.row.secret_names if known else ())}),
     )
 
 
@@ -82,17 +96,41 @@ async def number_of(tx: Connection, operation: str) -> int:
     """The inner number of an operation, by its id or an unambiguous beginning of it (8 characters or more)."""
     exact = select(operations.c.number).where(operations.c.id == operation, _IS_THERE)
     found = (await tx.execute(exact)).scalar()
-    if found is None and 8 <= len(operation) < 36:
-        near = await tx.execute(
-            select(operations.c.number)
-            .where(operations.c.id >= operation, operations.c.id < operation + "\x7f", _IS_THERE)
-            .limit(2)
+    if found is not None:
+        return int(found)
+    if len(operation) < PREFIX_CHARS:
+        raise NotFound(
+            f"operation not found: {operation!r}; the beginning of an id has {PREFIX_CHARS} characters or more"
         )
-        numbers = near.scalars().all()
-        found = numbers[0] if len(numbers) == 1 else None
-    if found is None:
-        raise NotFound(f"no operation has the id {operation!r}")
-    return int(found)
+    near = await _beginning_with(tx, operation) if len(operation) < 36 else []
+    if not near:
+        raise NotFound(f"operation not found: {operation!r}")
+    if len(near) > 1:
+        raise NotFound(f"several operations have ids that begin with {operation!r}; give more of it:\n{_listed(near)}")
+    return int(near[0].number)
+
+
+async def _beginning_with(tx: Connection, beginning: str) -> Sequence[Any]:
+    """The newest operations whose ids begin so, one more than are listed."""
+    columns = (operations.c[name] for name in ("number", "id", "name", "state", "created_at"))
+    is_near = (operations.c.id >= beginning, operations.c.id < beginning + "\x7f", _IS_THERE)
+    query = select(*columns).where(*is_near).order_by(operations.c.id.desc()).limit(NEAR_LISTED_MAX + 1)
+    return (await tx.execute(query)).all()
+
+
+def _listed(near: Sequence[Any]) -> str:
+    lines = [
+        f"  {found.id}  {found.name}  {found.state}  created {from_micros(found.created_at):%Y-%m-%d %H:%M:%S} UTC"
+        for found in near[:NEAR_LISTED_MAX]
+    ]
+    return "\n".join(lines + ["  and others"] * (len(near) > NEAR_LISTED_MAX))
+
+
+async def stored_metadata(tx: Connection, number: int) -> tuple[Any, str | None]:
+    """An operation's metadata as it is shown, and encrypted as a whole where it holds secrets."""
+    query = select(operations.c.metadata, operations.c.encrypted_metadata).where(operations.c.number == number)
+    row = (await tx.execute(query)).one()
+    return row.metadata, row.encrypted_metadata
 
 
 async def list_operations(
@@ -135,18 +173,39 @@ async def list_operations(
         next_cursor = f"{last['number']}:{last[by.name]}"
     shown = rows[:limit]
     counts = await _counts(tx, [row["number"] for row in shown])
-    return Page([_operation(row, counts.get(row["number"], Counts())) for row in shown], next_cursor)
+    return Page([_operation(row, counts.get(row["number"], Tallied())) for row in shown], next_cursor)
 
 
-async def _counts(tx: Connection, numbers: Sequence[int]) -> dict[int, Counts]:
+@dataclass(frozen=True, slots=True)
+class Tallied:
+    """An operation's counters: its verdicts, and how far its rows have come."""
+
+    counts: Counts = field(default_factory=Counts)
+    rows_over: int = 0  # rows of closed chunks, but for those that were cancelled
+    steps_done: int = 0  # of rows of open chunks
+
+
+async def _counts(tx: Connection, numbers: Sequence[int]) -> dict[int, Tallied]:
     """The counters of several operations; one without chunks is missing."""
-    names = [field.name for field in fields(Counts)]
+    names = [counter.name for counter in fields(Counts)]
+    is_over = chunks.c.is_open == 0
+    # In this order SQLite does not read past the ledgers of closed chunks.
     sums = await tx.execute(
-        select(chunks.c.operation, *(func.sum(chunks.c[name]).label(name) for name in names))
+        select(
+            chunks.c.operation,
+            func.sum(case((is_over, chunks.c.row_count - chunks.c.cancelled), else_=0)).label("rows_over"),
+            func.sum(case((is_over, 0), else_=func.coalesce(chunks.c.steps_done, 0))).label("steps_done"),
+            *(func.sum(chunks.c[name]).label(name) for name in names),
+        )
         .where(chunks.c.operation.in_(numbers))
         .group_by(chunks.c.operation)
     )
-    return {row.operation: Counts(*(int(getattr(row, name)) for name in names)) for row in sums}
+    return {
+        row.operation: Tallied(
+            Counts(*(int(getattr(row, name)) for name in names)), int(row.rows_over), int(row.steps_done)
+        )
+        for row in sums
+    }
 
 
 def _known_states(status: Iterable[str]) -> list[str]:
@@ -154,7 +213,7 @@ def _known_states(status: Iterable[str]) -> list[str]:
     by_case = {state.casefold(): state for state in OPERATION.states}
     unknown = [state for state in wanted if state.casefold() not in by_case]
     if unknown:
-        raise InvalidInput(f"no such status: {', '.join(unknown)}; known are: {', '.join(OPERATION.states)}")
+        raise InvalidInput(f"no such status: {', '.join(unknown)}; known: {', '.join(OPERATION.states)}")
     return [by_case[state.casefold()] for state in wanted]
 
 
@@ -178,11 +237,11 @@ async def events(tx: Connection, *, operation: str | None = None, since: int = 0
     ]
 
 
-def _operation(row: RowMapping, counts: Counts) -> Operation:
+def _operation(row: RowMapping, tallied: Tallied) -> Operation:
     def instant(name: str) -> datetime | None:
         return None if row[name] is None else from_micros(row[name])
 
-    plan = row["plan"]
+    plan, counts = row["plan"], tallied.counts
     return Operation(
         id=row["id"],
         name=row["name"],
@@ -207,6 +266,7 @@ def _operation(row: RowMapping, counts: Counts) -> Operation:
         started_at=instant("started_at"),
         finished_at=instant("finished_at"),
         steps=tuple(step["name"] for step in plan["steps"]),
+        steps_done=tallied.rows_over * len(plan["steps"]) + tallied.steps_done,
         options=plan["options"],
         trouble=None if OPERATION.is_settled(row["state"]) else row["trouble"],
     )

@@ -265,7 +265,7 @@ class Reading:
         for draft in drafts:
             self.counts += draft.counts
             self.rows_read += draft.rows
-        reason = breach(self.execution.definition.options, failed=self.counts.unsuccessful, processed=self.rows_read)
+        reason = breach(self.execution.definition.options, failed=self.counts.unsuccessful, judged=self.rows_read)
         if reason:
             raise FileRejected(f"stopped while validating: {reason}", code="too_many_errors")
 

@@ -18,6 +18,7 @@ from penstock.db.database import Database
 from penstock.errors import NotFound
 from penstock.journal import queries as journal
 from penstock.operations.ledger import Counts
+from penstock.operations.rules.thresholds import Tally
 from penstock.operations.states import OPERATION
 from penstock.operations.tables import chunks, operations
 
@@ -172,12 +173,12 @@ async def break_if(
     db: Database,
     tx: Connection,
     number: int,
-    stop_reason: Callable[[Counts], str | None],
+    stop_reason: Callable[[Tally], str | None],
     *,
     actor: str,
 ) -> None:
-    """Stop the operation when its counts say so; only the first to notice does."""
-    reason = stop_reason(await sum_counts(tx, number))
+    """Stop the operation when its tally says so; only the first to notice does."""
+    reason = stop_reason(await _tally(tx, number))
     if reason is not None:
         await move(db, tx, number, "broke", actor=actor, cause=reason, stop_outcome="Failed", error=reason)
 
@@ -194,6 +195,20 @@ async def sum_counts(tx: Connection, number: int) -> Counts:
     sums = (func.coalesce(func.sum(chunks.c[name]), 0).label(name) for name in _COUNTERS)
     row = (await tx.execute(select(*sums).where(chunks.c.operation == number))).one()
     return Counts(**{name: int(value) for name, value in row._mapping.items()})
+
+
+async def _tally(tx: Connection, number: int) -> Tally:
+    # A chunk's first intent raises its version; one without a valid row is closed when it is stored.
+    is_begun = (chunks.c.version > 0) | (chunks.c.is_open == 0)
+    failed = chunks.c.failed + chunks.c.timed_out
+    found = select(
+        func.coalesce(func.sum(chunks.c.row_count), 0),
+        func.coalesce(func.sum(chunks.c.invalid), 0),
+        func.coalesce(func.sum(failed), 0),
+        func.coalesce(func.sum(case((is_begun, chunks.c.row_count - chunks.c.invalid), else_=0)), 0),
+        func.coalesce(func.sum(case((is_begun, failed), else_=0)), 0),
+    ).where(chunks.c.operation == number)
+    return Tally(*map(int, (await tx.execute(found)).one()))
 
 
 async def state_of(tx: Connection, number: int) -> str:

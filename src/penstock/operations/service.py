@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import builtins
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -89,6 +90,7 @@ class Operations:
             created_by=created_by or self._actor,
             clock=self._clock,
             entropy=self._entropy,
+            keys=self._settings.secret_keys,
             metadata_bytes_max=self._settings.metadata_bytes_max,
         )
         return await self.get(new_id)
@@ -100,7 +102,7 @@ class Operations:
             return self._definitions[name.casefold()]
         except KeyError:
             known = ", ".join(sorted(d.name for d in self._definitions.values())) or "none"
-            raise NotFound(f"no operation is called {name!r}; known are: {known}") from None
+            raise NotFound(f"unknown operation {name!r}; known: {known}") from None
 
     async def get(self, operation: str) -> Operation:
         """The operation with this id."""
@@ -250,7 +252,14 @@ class Operations:
         head = await control.cancel(self._db, number, actor=actor or self._actor, cause=cause)
         if head.state == "Stopping":
             owner = f"cancel-{self._entropy.bits(64):016x}"
-            await control.drain(self._db, number, owner=owner, clock=self._clock, within_s=DRAIN_S)
+            await control.drain(
+                self._db,
+                number,
+                owner=owner,
+                clock=self._clock,
+                definitions=self._definitions,
+                within_s=DRAIN_S,
+            )
         return await self.get(operation)
 
     async def pause(self, operation: str, *, cause: str | None = None, actor: str | None = None) -> Operation:
@@ -313,13 +322,14 @@ class Operations:
         number = await self._number(operation)
         async with self._db.read() as tx:
             outline = await queries.outline(tx, operation, self._definitions)
-            view = await views.row(tx, outline, row)
-            stored = (await queries.get(tx, operation)).metadata
+            view = await views.row(tx, replace(outline, secret_names=()), row)  # what is stored, not what is shown
+            stored = await queries.stored_metadata(tx, number)
         raw = edited(view, changes, outline.columns)
         definition = self._definitions.get(outline.name.casefold())
         if definition is not None:
             pipeline = await self._pipeline(definition)
-            await check_row(definition, pipeline, raw, outline.columns, metadata=stored, clock=self._clock)
+            meta = intake.load_metadata(definition, outline.id, *stored, self._settings.secret_keys)
+            await check_row(definition, pipeline, raw, outline.columns, meta=meta, clock=self._clock)
         retry = await retrying.retry_rows(
             self._db,
             number,
@@ -341,6 +351,7 @@ class Operations:
             raise InvalidInput("purge takes an instant with its time zone, such as datetime.now(UTC)")
         if dry_run:
             return await purging.purgeable(self._db, micros(before))
+        self._files.require_folder()
         await bury(self._db, long_dead_s=LONG_DEAD_S)
         return await purging.purge(self._db, self._files, micros(before))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -14,8 +14,9 @@ from penstock.errors import Fault, InvalidInput
 from penstock.operations.held import StoredRows, Story
 from penstock.operations.keys import key_of
 from penstock.operations.ledger import INVALID, STATES, Ledger
-from penstock.operations.model import RowView, StepView
+from penstock.operations.model import RowState, RowView, StepState, StepView
 from penstock.operations.states import ROW_STEP
+from penstock.pipeline.secret_values import mask_fields
 
 __all__ = ["VALIDATION", "VERDICTS", "Outline", "Sheet", "fault_values", "verdict_codes"]
 
@@ -31,7 +32,7 @@ def verdict_codes(names: str | Sequence[str]) -> frozenset[int]:
     known = {name.casefold(): code for code, name in VERDICTS.items()}
     unknown = [name for name in wanted if name.casefold() not in known]
     if unknown:
-        raise InvalidInput(f"no such row state: {', '.join(unknown)}; known are: {', '.join(VERDICTS.values())}")
+        raise InvalidInput(f"no such row state: {', '.join(unknown)}; known: {', '.join(VERDICTS.values())}")
     return frozenset(known[name.casefold()] for name in wanted)
 
 
@@ -51,6 +52,7 @@ class Outline:
     columns: tuple[str, ...] | None
     plan: Mapping[str, Any]
     key_names: tuple[str, ...]
+    secret_names: tuple[str, ...] = ()  # fields of a row that are not shown
 
     @property
     def steps(self) -> int:
@@ -79,7 +81,12 @@ class Outline:
             raise InvalidInput(f"operation {self.name!r} has no step {step!r}; it has: {known}") from None
 
     def shown(self, raw: Any) -> Any:
-        """A stored row as callers see it: cells by column, unless their number is wrong; anything else as it is."""
+        """A stored row as callers see it: cells by column, unless their number is wrong; anything else as it is.
+
+        Secrets are masked.
+        """
+        if self.secret_names:
+            raw = mask_fields(raw, self.secret_names, self.columns)
         if isinstance(raw, list) and self.columns is not None and len(raw) == len(self.columns):
             return dict(zip(self.columns, raw, strict=True))
         return raw
@@ -156,14 +163,15 @@ class Sheet:
         step = self.step(i)
         return RowView(
             number=self.first_row + i,
-            key=self.key(i),
-            state=VERDICTS[self.ledger.state(i)],
+            row_key=self.key(i),
+            state=cast("RowState", VERDICTS[self.ledger.state(i)]),
             step=step,
             step_name=self.outline.step_name(step),
             generation=self.ledger.generation[i],
             total_steps=self.ledger.steps,
             steps=tuple(self._step_view(i, place) for place in range(step + 2)),
             data=self.data(i) if with_data else None,
+            operation_id=self.outline.id,
         )
 
     def _edited(self, i: int) -> Any:
@@ -186,7 +194,7 @@ class Sheet:
         return StepView(
             index=place - 1,
             name=self.outline.step_name(place - 1),
-            state=STATES[code],
+            state=cast("StepState", STATES[code]),
             attempt=track.attempt[i] or int(place == 0),
             started_at=started,
             ended_at=ended,

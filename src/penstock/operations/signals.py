@@ -15,14 +15,21 @@ from penstock.db.connection import Connection
 from penstock.db.database import Database
 from penstock.errors import InvalidInput, NotFound
 from penstock.operations.addressing import is_row_number, subject_of, unscope
-from penstock.operations.posting import Posting, Receipt, Slot
+from penstock.operations.hearing import has_signal
+from penstock.operations.posting import Posting, Receipt, Slot, about_to_be_taken
 from penstock.operations.queries import number_of
 from penstock.operations.rules.decide import cut
 from penstock.operations.tables import operations, row_records, signals
 
-__all__ = ["Receipt", "Signals", "Unclaimed", "Wait"]
+__all__ = ["Receipt", "Signals", "Unclaimed", "Wait", "signal_key"]
 
 PAYLOAD_BYTES_MAX = 64 * 1024
+LISTED_AT_ONCE = 500
+
+
+def signal_key(operation_id: str, key: str, row: int) -> str:
+    """The key that names one row's wait and no other."""
+    return f"{operation_id}:{key}:{row}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +47,7 @@ class Wait:
     @property
     def signal_key(self) -> str:
         """The key that names this one wait and no other."""
-        return f"{self.operation_id}:{self.key}:{self.row}"
+        return signal_key(self.operation_id, self.key, self.row)
 
     @property
     def cursor(self) -> str:
@@ -145,17 +152,49 @@ class Signals:
                 for r in await tx.execute(query)
             ]
 
-    async def unclaimed(self, operation: str, *, limit: int = 100) -> Sequence[Unclaimed]:
-        """Stored signals of an operation that no row has taken, oldest first."""
+    async def unclaimed(self, operation: str, *, after: str | None = None, limit: int = 100) -> Sequence[Unclaimed]:
+        """Stored signals of an operation that no row has taken or, waiting now, will take; oldest first.
+
+        `after` goes on behind a signal: give its `id`.
+        """
+        left: list[Unclaimed] = []
         async with self._db.read() as tx:
             subject = await subject_of(tx, operation)
-            found = await tx.execute(
-                select(signals)
-                .where(signals.c.operation == subject.number, signals.c.consumed_at.is_(None))
-                .order_by(signals.c.id)
-                .limit(limit)
+            mine = (signals.c.operation == subject.number, signals.c.consumed_at.is_(None))
+            free = select(signals).where(*mine).order_by(signals.c.id).limit(LISTED_AT_ONCE)
+            last = 0 if after is None else await _number_of_signal(tx, subject.number, after)
+            while len(left) < limit:
+                page = (await tx.execute(free.where(signals.c.id > last))).all()
+                if not page:
+                    break
+                matches = await about_to_be_taken(self._db, tx, subject.number, {s.key for s in page})
+                taken = {found.signal.id for found in matches}
+                left += [
+                    Unclaimed(s.token, s.key, s.outcome, s.message, from_micros(s.accepted_at))
+                    for s in page
+                    if s.id not in taken
+                ]
+                last = page[-1].id
+        return left[:limit]
+
+    async def are_all_outstanding(self, operation: str) -> bool:
+        """Whether each row that waits does so for a signal that nobody has sent: none is polled, none will go on."""
+        async with self._db.read() as tx:
+            subject = await subject_of(tx, operation)
+            is_waiting = (
+                row_records.c.operation == subject.number,
+                row_records.c.state == "WaitingForCompletion",
             )
-            return [Unclaimed(s.token, s.key, s.outcome, s.message, from_micros(s.accepted_at)) for s in found]
+            goes_on = or_(row_records.c.signal_key.is_(None), has_signal())
+            return (await tx.execute(select(row_records.c.row).where(*is_waiting, goes_on).limit(1))).first() is None
+
+
+async def _number_of_signal(tx: Connection, operation: int, token: str) -> int:
+    mine = (signals.c.operation == operation, signals.c.token == token)
+    found = (await tx.execute(select(signals.c.id).where(*mine))).scalar()
+    if found is None:
+        raise InvalidInput(f"{token!r} is not a cursor of this list")
+    return int(found)
 
 
 async def _is_behind(tx: Connection, after: int | str, listed: int | None) -> ColumnElement[bool]:

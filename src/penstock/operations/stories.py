@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import ColumnElement, Row, func, select, tuple_
@@ -10,10 +10,10 @@ from sqlalchemy import ColumnElement, Row, func, select, tuple_
 from penstock.clock import from_micros
 from penstock.db.connection import Connection
 from penstock.errors import InvalidInput
-from penstock.operations.model import ErrorGroup, HistoryEntry, Page, RowError
+from penstock.operations.model import Change, ErrorGroup, HistoryEntry, Page, RowError
 from penstock.operations.rules.decide import cut
 from penstock.operations.sheet import Outline, fault_values
-from penstock.operations.tables import chunks, history, row_records
+from penstock.operations.tables import chunks, history, requests, row_records
 from penstock.operations.views import chunk_at, first_row_at, load_raws
 
 __all__ = ["ERROR_TYPES", "error_groups", "error_type_named", "errors", "history_of"]
@@ -22,6 +22,9 @@ ERROR_TYPES = (
     "Validation", "Processing", "StepFailure", "Timeout", "SignalFailure", "InDoubt", "Poison", "Cancelled",
 )  # fmt: skip
 CHUNKS_READ_MAX = 32
+ROWS_NAMED_EACH = 500
+AnyRow = Row[*tuple[Any, ...]]
+_ASKED_FOR = ("edited", "retried")
 
 # A step that ended so is the last its row has reached; one that recovered has another state.
 _IS_ERROR = row_records.c.state.in_(("Failed", "TimedOut"))
@@ -31,7 +34,7 @@ def error_type_named(name: str) -> str:
     """The error type of this name, ignoring case."""
     found = next((known for known in ERROR_TYPES if known.casefold() == name.casefold()), None)
     if found is None:
-        raise InvalidInput(f"no such error type: {name}; known are: {', '.join(ERROR_TYPES)}")
+        raise InvalidInput(f"no such error type: {name}; known: {', '.join(ERROR_TYPES)}")
     return found
 
 
@@ -168,7 +171,59 @@ async def history_of(
         query = query.where(tuple_(history.c.row, history.c.id) > _parse_mark(cursor))
     found = (await tx.execute(query.limit(limit + 1))).all()
     more = f"{found[limit - 1].row}:{found[limit - 1].id}" if len(found) > limit else None
-    return Page([_entry(outline, line) for line in found[:limit]], more)
+    asked = await _asked(tx, outline, [line for line in found[:limit] if line.event in _ASKED_FOR])
+    return Page([_entry(outline, line, asked.get(line.id)) for line in found[:limit]], more)
+
+
+async def _asked(tx: Connection, outline: Outline, lines: Sequence[Row[Any]]) -> dict[int, AnyRow]:
+    """The requests that led to lines of the history, by line: for that row, or for all rows of its chunk."""
+    if not lines:
+        return {}
+    rows = sorted({line.row for line in lines})
+    wanted = [requests.c[name] for name in ("id", "row", "generation", "actor", "accepted_at", "data")]
+    is_applied = (requests.c.operation == outline.number, requests.c.outcome.like("applied%"))
+    named: dict[tuple[int, int], AnyRow] = {}
+    for start in range(0, len(rows), ROWS_NAMED_EACH):
+        mine = requests.c.row.in_(rows[start : start + ROWS_NAMED_EACH])
+        named |= {(r.row, r.generation): r for r in await tx.execute(select(*wanted).where(*is_applied, mine))}
+    for_all: Sequence[AnyRow] = (
+        await tx.execute(
+            select(*wanted, chunks.c.first_row, chunks.c.row_count)
+            .join(chunks, chunks.c.id == requests.c.chunk)
+            .where(
+                *is_applied,
+                requests.c.row.is_(None),
+                chunks.c.first_row <= rows[-1],
+                chunks.c.first_row + chunks.c.row_count > rows[0],
+            )
+            .order_by(requests.c.id)
+        )
+    ).all()
+    found: dict[int, AnyRow] = {}
+    last = dict.fromkeys(rows, 0)  # by row, the last request that was applied to it: each is applied once
+    for line in lines:
+        request = named.get((line.row, line.generation)) or _first_after(line, for_all, last[line.row])
+        if request is not None:
+            found[line.id], last[line.row] = request, request.id
+    return found
+
+
+def _first_after(line: Row[Any], for_all: Sequence[AnyRow], last: int) -> AnyRow | None:
+    """The first request for all rows of a chunk that came when this row had ended, and after another."""
+    for request in for_all:
+        is_mine = request.first_row <= line.row < request.first_row + request.row_count
+        if is_mine and request.id > last and request.accepted_at >= line.at:
+            return request
+    return None
+
+
+def _changes(before: Any, after: Any) -> tuple[Change, ...]:
+    if not isinstance(after, Mapping):
+        return ()
+    old = before if isinstance(before, Mapping) else {}
+    return tuple(
+        Change(name, old.get(name), value) for name, value in after.items() if name not in old or old[name] != value
+    )
 
 
 def _parse_mark(cursor: str) -> tuple[int, int]:
@@ -179,7 +234,8 @@ def _parse_mark(cursor: str) -> tuple[int, int]:
         raise InvalidInput(f"{cursor!r} is not a cursor of this list") from None
 
 
-def _entry(outline: Outline, line: Row[Any]) -> HistoryEntry:
+def _entry(outline: Outline, line: Row[Any], asked: AnyRow | None) -> HistoryEntry:
+    data = outline.shown(line.data)
     return HistoryEntry(
         row=line.row,
         step=line.step,
@@ -190,5 +246,8 @@ def _entry(outline: Outline, line: Row[Any]) -> HistoryEntry:
         error_type=line.error_type,
         message=line.message,
         at=from_micros(line.at),
-        data=outline.shown(line.data),
+        data=data,
+        actor=None if asked is None else asked.actor,
+        asked_at=None if asked is None else from_micros(asked.accepted_at),
+        changes=() if asked is None else _changes(data, outline.shown(asked.data)),
     )

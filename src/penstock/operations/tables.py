@@ -73,13 +73,14 @@ operations = table(
     Column("file_key", Key(255), nullable=False),
     Column("file_bytes", BigInteger, nullable=False),
     Column("file_sha256", Key(64), nullable=False),
-    Column("metadata", Json),
+    Column("metadata", Json),  # as it is shown: secrets are masked
     Column("plan", Json, nullable=False),
     Column("created_by", Key(200), nullable=False),
     Column("created_at", BigInteger, nullable=False),
     Column("started_at", BigInteger),
     Column("finished_at", BigInteger),
     Column("trouble", LongText),  # why the worker that tried last could not go on; others may
+    Column("encrypted_metadata", LongText),  # the whole of it, if there are secrets in it
     _one_of("state", OPERATION),
     CheckConstraint("reading IN ('open', 'complete', 'abandoned')", name="reading_known"),
     CheckConstraint("open_chunks >= 0", name="open_chunks_counted"),
@@ -108,6 +109,8 @@ chunks = table(
     Column("cancelled", Integer, nullable=False, default=0),
     Column("waiting", Integer, nullable=False, default=0),
     Column("ledger", Bytes, nullable=False),
+    # For progress alone, of a chunk that is open; null before the first write.
+    Column("steps_done", BigInteger),
     UniqueConstraint("operation", "first_row", name="uq_penstock_chunk_first_row"),
     Index("ix_penstock_chunk_open", "is_open", "due_at"),
     Index("ix_penstock_chunk_owner", "owner"),

@@ -36,6 +36,13 @@ class Objection:
     faults: list[Fault]
     error_type: str = "Validation"
 
+    def without_secrets(self, execution: Execution, raw: Any) -> Objection:
+        """The same, as it may be stored and shown."""
+        if not execution.has_secrets:
+            return self
+        faults = [Fault(execution.without_secrets(fault.message, raw), fault.field) for fault in self.faults]
+        return Objection(faults, self.error_type)
+
 
 class MayNotStart(Exception):
     """No validator may be called now, so that not all rows could be judged."""
@@ -56,10 +63,10 @@ class Findings:
 async def validate(execution: Execution, raw: Any) -> Objection | None:
     """What is wrong with one row."""
     row, objection = parse(execution, raw)
-    if objection is not None:
-        return objection
-    judged = await ask_validators(execution, {0: row}, execution.may_start)
-    return judged[0]
+    if objection is None:
+        judged = await ask_validators(execution, {0: row}, execution.may_start)
+        objection = judged[0]
+    return None if objection is None else objection.without_secrets(execution, raw)
 
 
 def parse(execution: Execution, raw: Any) -> tuple[Any, Objection | None]:
@@ -207,6 +214,7 @@ def killed_its_validator(execution: Execution, batch: Batch, deaths: int) -> lis
 
 def _rejected(execution: Execution, batch: Batch, i: int, objection: Objection) -> Story:
     key = execution.definition.row.key_of_raw(batch.rows[i], execution.columns)
+    objection = objection.without_secrets(execution, batch.rows[i])
     story = Story(
         chunk=0,
         row=batch.start.row + i,

@@ -125,9 +125,8 @@ async def row(tx: Connection, outline: Outline, number: int) -> RowView:
     """One row with its data and its steps."""
     chunk = await chunk_at(tx, outline, number)
     if chunk is None:
-        raise NotFound(
-            f"operation {outline.id} has no row {number}; it has {outline.rows_read:,} rows, numbered from 1"
-        )
+        held = f"its rows are numbered 1 to {outline.rows_read}" if outline.rows_read else "it has no rows"
+        raise NotFound(f"operation {outline.id} has no row {number}; {held}")
     sheet, i = _sheet(outline, chunk), number - chunk.first_row
     await _fill(tx, [(sheet, [i])], with_data=True)
     return sheet.view(i, with_data=True)

@@ -34,7 +34,7 @@ def compiled(declared: Any, name: str, settings: Mapping[str, Any], names: Mappi
     assert shape is not None
     given: dict[str, Any] = {"description": inspect.getdoc(declared) if declared.__doc__ else "", **settings}
     row_key, validators = given.pop("row_key", None), given.pop("validators", ())
-    row = _built(lambda: RowType(shape.row, row_key), report)
+    row = _built(lambda: RowType(shape.row, row_key), report) or _without_key(shape.row)
     meta = _built(lambda: MetaType(shape.meta), report)
     options, faults = operation_options(given)
     report.faults += faults
@@ -78,6 +78,14 @@ def _built(build: Callable[[], T], report: Report) -> T | None:
         return build()
     except DeclarationError as error:
         report.add(str(error))
+        return None
+
+
+def _without_key(model: Any) -> RowType | None:
+    """The row type, where only its key is wrong: what the steps say of its fields can still be checked."""
+    try:
+        return RowType(model)
+    except DeclarationError:
         return None
 
 

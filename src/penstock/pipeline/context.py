@@ -190,8 +190,7 @@ class Context(Generic[MetaT]):
     @property
     def logger(self) -> RowLogger:
         """A logger whose records carry operation, row, step and attempt."""
-        place = {"operation_id": self.operation_id, "row_number": self.row_number}
-        return _logger(self.run, {**place, "step_name": self.step_name, "attempt": self.attempt})
+        return _logger(self.run, row_number=self.row_number, step_name=self.step_name, attempt=self.attempt)
 
     def heartbeat(self) -> None:
         """Say that a long step is still making progress."""
@@ -235,9 +234,7 @@ class BatchContext(Generic[MetaT]):
     @property
     def logger(self) -> RowLogger:
         """A logger whose records carry operation, step and attempt."""
-        return _logger(
-            self.run, {"operation_id": self.operation_id, "step_name": self.step_name, "attempt": self.attempt}
-        )
+        return _logger(self.run, step_name=self.step_name, attempt=self.attempt)
 
     def heartbeat(self) -> None:
         """Say that a long batch is still making progress."""
@@ -249,5 +246,6 @@ class BatchContext(Generic[MetaT]):
         return self.run.is_cancelled()
 
 
-def _logger(run: Run, place: dict[str, object]) -> RowLogger:
-    return RowLogger(logging.getLogger(f"penstock.operations.{run.operation_name}"), place)
+def _logger(run: Run, **place: object) -> RowLogger:
+    named = {"operation_id": run.operation_id, "operation_name": run.operation_name, **place}
+    return RowLogger(logging.getLogger(f"penstock.operations.{run.operation_name}"), named)

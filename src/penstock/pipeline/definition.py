@@ -18,6 +18,7 @@ from penstock.pipeline.outputs import OutputType
 from penstock.pipeline.overrides import overridden, overridden_for_run, planned
 from penstock.pipeline.rows import RowType
 from penstock.pipeline.signatures import is_async
+from penstock.pipeline.steps import StepObject
 
 __all__ = ["MARK", "BoundStep", "Definition", "Hook", "StepFunctions", "StepPlan", "definition_of"]
 
@@ -153,6 +154,12 @@ class Definition:
         """The pipeline instance, with whatever it holds open; once per worker process."""
         return self.enter()
 
+    async def close_steps(self) -> None:
+        """Let the step objects go of what they hold open."""
+        for owner in {id(step.functions.owner): step.functions.owner for step in self.steps}.values():
+            if isinstance(owner, StepObject):
+                await owner.aclose()
+
     def find_step(self, name: str) -> StepPlan | None:
         """The step with this attribute or display name, ignoring case."""
         return self._by_name.get(name.casefold())
@@ -193,6 +200,7 @@ class Definition:
         return {
             "operation": self.name,
             "row_key": self.row_key,
+            "secret_fields": sorted(self.row.secret_names),
             "options": self.options.document(),
             "steps": [step.document() for step in self.steps],
         }

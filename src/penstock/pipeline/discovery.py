@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+import sysconfig
+import traceback
 from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
@@ -13,7 +15,11 @@ from typing import Any
 from penstock.errors import DeclarationError
 from penstock.pipeline.definition import MARK, Definition, definition_of
 
-__all__ = ["discover", "load_app"]
+__all__ = ["discover", "load_app", "load_module"]
+
+
+OURS = Path(__file__).parents[1]
+STANDARD = Path(sysconfig.get_path("stdlib"))
 
 
 def discover(module: ModuleType) -> tuple[Definition, ...]:
@@ -32,15 +38,21 @@ def load_app(spec: str) -> tuple[Definition, ...]:
     cause.
     """
     place, _, name = spec.partition(":")
-    if not place:
-        raise DeclarationError(f"{spec!r} names no module; write pkg.module, pkg.module:name or path/to/file.py")
-    module = _file_module(Path(place)) if place.endswith(".py") else _named_module(place)
+    module = load_module(spec)
     if not name:
         return discover(module)
     if name not in vars(module):
         raise DeclarationError(f"module {place!r} has no {name!r}; it has: {_public_names(module)}")
     found = getattr(module, name)
     return _distinct(map(definition_of, found if isinstance(found, list | tuple) else [found]), spec)
+
+
+def load_module(spec: str) -> ModuleType:
+    """The module that "pkg.module", "pkg.module:name" or the path of a .py file stands for."""
+    place = spec.partition(":")[0]
+    if not place:
+        raise DeclarationError(f"{spec!r} names no module; write pkg.module, pkg.module:name or path/to/file.py")
+    return _file_module(Path(place)) if place.endswith(".py") else _named_module(place)
 
 
 def _is_marked(value: Any) -> bool:
@@ -75,9 +87,7 @@ def _named_module(name: str) -> ModuleType:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
             raise DeclarationError(f"there is no module {name!r}; looked in the current folder, too") from error
         raise _failed(name, error) from error
-    except DeclarationError:
-        raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _failed(name, error) from error
 
 
@@ -101,16 +111,39 @@ def _file_module(path: Path) -> ModuleType:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
-        if isinstance(error, DeclarationError):
-            raise
         raise _failed(path.name, error) from error
     return module
 
 
-def _failed(place: str, error: Exception) -> DeclarationError:
-    return DeclarationError(f"{place!r} cannot be imported: {type(error).__name__}: {error}")
+def _failed(place: str, error: BaseException) -> DeclarationError:
+    """What went wrong while a module was imported, and the line of the user's code where it did."""
+    where = _line_of(error)
+    if isinstance(error, DeclarationError):
+        return DeclarationError(f"{where}: {error}" if where else str(error), error.faults)
+    said = error.msg if isinstance(error, SyntaxError) else str(error)
+    return DeclarationError(
+        f"{place!r} cannot be imported: {type(error).__name__}: {said}" + (f" ({where})" if where else "")
+    )
+
+
+def _line_of(error: BaseException) -> str | None:
+    """File, line and text of the innermost line that is the user's own: neither ours, nor of a library."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return _written_line(error.filename, error.lineno or 1, error.text)
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<frozen")]
+    frames = [frame for frame in frames if not Path(frame.filename).is_relative_to(OURS)]
+    own = [frame for frame in frames if not _is_library(Path(frame.filename))] or frames
+    return _written_line(own[-1].filename, own[-1].lineno or 1, own[-1].line) if own else None
+
+
+def _written_line(file: str, line: int, text: str | None) -> str:
+    return f"{file}, line {line}" + (f": {text.strip()}" if text and text.strip() else "")
+
+
+def _is_library(file: Path) -> bool:
+    return "site-packages" in file.parts or file.is_relative_to(STANDARD)
 
 
 def _file_of(module: ModuleType) -> Path | None:

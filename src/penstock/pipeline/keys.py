@@ -6,11 +6,23 @@ import re
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from string import Formatter
-from typing import Any
+from typing import Any, Protocol
 
 __all__ = ["KeyTemplate"]
 
 PLACES = ("row_number", "operation_id")
+
+
+class Model(Protocol):
+    """What a row or metadata model says of its fields."""
+
+    @property
+    def names(self) -> Collection[str]:
+        """The names of the fields."""
+
+    @property
+    def secret_names(self) -> Collection[str]:
+        """Those of them that hold secrets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +49,19 @@ class KeyTemplate:
         """The fields it uses, in order."""
         return tuple(field for _, field in self.parts if field is not None)
 
-    def unknown(self, row: Collection[str], meta: Collection[str]) -> Iterator[str]:
-        """What is wrong with its fields, given the names the two models have."""
-        known = (*(f"row.{name}" for name in row), *(f"meta.{name}" for name in meta), *PLACES)
+    def faults(self, row: Model | None, meta: Model | None) -> Iterator[str]:
+        """What is wrong with its fields, given the two models; nothing is said of the fields of one that is None."""
+        models = {source: model for source, model in (("row", row), ("meta", meta)) if model is not None}
+        secret = {f"{source}.{name}" for source, model in models.items() for name in model.secret_names}
+        known = (*(f"{source}.{name}" for source, model in models.items() for name in model.names), *PLACES)
+        unknowable = {"row", "meta"} - models.keys()
         for field in self.fields:
+            if field.partition(".")[0] in unknowable:
+                continue
             if field not in known:
                 yield f"has {{{field}}}, which does not exist; there are: {', '.join(known)}"
+            elif field in secret:
+                yield f"has {{{field}}}, which is a secret; a key is stored and shown"
 
     def render(self, value_of: Callable[[str], Any]) -> str:
         """The key, with `value_of` answering for each field; ValueError where a value is missing."""

@@ -7,11 +7,12 @@ from types import NoneType
 from typing import Any
 
 import msgspec
-from pydantic import BaseModel, SecretBytes, SecretStr, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from penstock.errors import DeclarationError, Fault, MetadataInvalid
 from penstock.pipeline.fields import fields_of, is_struct
 from penstock.pipeline.rows import model_faults, struct_faults
+from penstock.pipeline.secret_values import in_clear, mask_texts, masked_document, secret_fields, secrets_in, texts_in
 
 __all__ = ["MetaType"]
 
@@ -27,6 +28,7 @@ class MetaType:
                 f"the metadata type must be a pydantic model or a msgspec Struct; found {self.described}"
             )
         self.fields = fields_of(self.model) or () if self.model is not None else ()
+        self.secret_names = secret_fields(self.fields)
 
     @property
     def described(self) -> str:
@@ -55,13 +57,32 @@ class MetaType:
             raise MetadataInvalid(f"metadata is required: {', '.join(required)}", faults)
         return self._validate(dict(data or {}))
 
+    def secrets(self, meta: Any) -> tuple[str, ...]:
+        """The texts that must not be shown."""
+        return tuple(texts_in([*secrets_in(meta)]))
+
     def dump(self, meta: Any) -> Any:
-        """The JSON-able form to store. It must come back whole, so secrets stand in it in clear."""
-        shown = self.view(meta)
-        return _unmasked(shown, self._plain(meta)) if isinstance(meta, BaseModel) else shown
+        """The JSON-able form that comes back whole, with secrets in clear: it is encrypted where it is kept."""
+        shown = self._json(meta)
+        if not (expected := self.secrets(meta)):
+            return shown
+        try:
+            whole = in_clear(shown, meta)
+            if self.secrets(self.load(whole)) == expected:
+                return whole
+        except ValueError:  # bytes that are no text
+            pass
+        raise MetadataInvalid(
+            f"the secrets of {self.described} would not come back as they are: each must be text, or a value that its "
+            "model reads again from JSON"
+        )
 
     def view(self, meta: Any) -> Any:
-        """The JSON-able form to show; secrets are masked."""
+        """The JSON-able form to show; secrets are masked, whatever a serializer of the model makes of them."""
+        shown, secrets = self._json(meta), self.secrets(meta)
+        return masked_document(shown, secrets) if secrets else shown
+
+    def _json(self, meta: Any) -> Any:
         if isinstance(meta, BaseModel):
             return meta.model_dump(mode="json", by_alias=False)
         return None if self.model is None else msgspec.to_builtins(msgspec.structs.asdict(meta), str_keys=True)
@@ -73,7 +94,7 @@ class MetaType:
         try:
             return self.model.model_validate_json(msgspec.json.encode(stored), by_alias=False, by_name=True)
         except ValidationError as error:
-            raise _invalid(model_faults(error, self.fields)) from error
+            raise self._invalid(model_faults(error, self.fields), stored) from self._cause(error)
 
     def _plain(self, meta: Any) -> dict[str, Any]:
         if is_struct(self.model):
@@ -90,21 +111,16 @@ class MetaType:
             record = {renamed.get(name, name): value for name, value in record.items()}
             return msgspec.convert(record, self.model, strict=False)
         except ValidationError as error:
-            raise _invalid(model_faults(error, self.fields)) from error
+            raise self._invalid(model_faults(error, self.fields), record) from self._cause(error)
         except msgspec.ValidationError as error:
-            raise _invalid(struct_faults(record, self.fields, error)) from error
+            raise self._invalid(struct_faults(record, self.fields, error), record) from error
 
+    def _invalid(self, faults: list[Fault], record: Mapping[str, Any]) -> MetadataInvalid:
+        """Every fault. The words of a user's validator may repeat what was given: secrets are masked in them."""
+        secrets = [*texts_in([value for name, value in record.items() if name in self.secret_names])]
+        faults = [Fault(mask_texts(fault.message, secrets), fault.field) for fault in faults]
+        return MetadataInvalid("the metadata is not valid: " + "; ".join(map(str, faults)), faults)
 
-def _invalid(faults: list[Fault]) -> MetadataInvalid:
-    return MetadataInvalid("the metadata is not valid: " + "; ".join(map(str, faults)), faults)
-
-
-def _unmasked(shown: Any, value: Any) -> Any:
-    if isinstance(value, SecretStr | SecretBytes):
-        secret = value.get_secret_value()
-        return secret.decode() if isinstance(secret, bytes) else secret
-    if isinstance(shown, dict) and isinstance(value, dict):
-        return {key: _unmasked(inner, clear) for (key, inner), clear in zip(shown.items(), value.values(), strict=True)}
-    if isinstance(shown, list) and isinstance(value, list | tuple):
-        return [_unmasked(inner, clear) for inner, clear in zip(shown, value, strict=True)]
-    return shown
+    def _cause(self, error: ValidationError) -> ValidationError | None:
+        """What a traceback may show: pydantic's error repeats the input."""
+        return None if self.secret_names else error

@@ -64,7 +64,6 @@ class StepSettings(PlainSettings, total=False):
     """Every option of every kind, for changing a step that was declared elsewhere."""
 
     size: int
-    wait: Duration
     isolate: bool
     every: Duration
     key: str
@@ -74,7 +73,7 @@ class StepSettings(PlainSettings, total=False):
 class StepOptions:
     """The effective options of one step; durations are seconds, `rate` is calls per second.
 
-    `size`, `wait`, `isolate` belong to batch steps, `every` to polled ones, `key` (a template) to signalled ones.
+    `size` and `isolate` belong to batch steps, `every` to polled ones, `key` (a template) to signalled ones.
     """
 
     retries: int = 0
@@ -88,7 +87,6 @@ class StepOptions:
     barrier: bool = False
     effect_key: Literal["row", "generation"] = "row"
     size: int = 100
-    wait: float = 1.0
     isolate: bool = True
     every: float | None = None
     key: str | None = None
@@ -142,8 +140,7 @@ COMMON_RULES: dict[str, Rule] = {
 
 STEP_RULES: Mapping[StepKind, Mapping[str, Rule]] = {
     "plain": COMMON_RULES | {"timeout": optional(duration())},
-    "batch": COMMON_RULES
-    | {"timeout": optional(duration()), "size": whole(1), "wait": duration(zero=True), "isolate": claim},
+    "batch": COMMON_RULES | {"timeout": optional(duration()), "size": whole(1), "isolate": claim},
     "poll": COMMON_RULES | {"timeout": duration(), "every": duration()},
     "signal": COMMON_RULES | {"timeout": duration(), "key": optional(text)},
 }

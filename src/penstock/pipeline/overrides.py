@@ -19,6 +19,8 @@ __all__ = ["overridden", "overridden_for_run", "planned"]
 
 Changes = dict[str, Any]
 
+# Options of steps that earlier releases stored; they have no meaning any more.
+RETIRED = ("wait",)
 # The key of the rows belongs to the operation, but not to its options.
 RULES = {**OPERATION_RULES, "row_key": optional(text)}
 
@@ -86,7 +88,7 @@ def _sorted_out(
             by_step.setdefault(step.index, {})[name] = value
         else:
             known = ", ".join(step.attribute for step in definition.steps)
-            faults.append(Fault(f"there is no such step; known are: {known}", step_name))
+            faults.append(Fault(f"there is no such step; known: {known}", step_name))
     return own, by_step, faults
 
 
@@ -132,7 +134,8 @@ def _changed(definition: Definition, step: StepPlan, changes: Changes, faults: l
 
 def _as_stored(definition: Definition, step: StepPlan, stored: Mapping[str, Any], faults: list[Fault]) -> StepPlan:
     """The step with stored options. Without a stored key template its code computes the key, as it does now."""
-    given = {**stored, "retry_on": step.options.retry_on}  # of classes only the names are stored
+    given = {name: value for name, value in stored.items() if name not in RETIRED}
+    given["retry_on"] = step.options.retry_on  # of classes only the names are stored
     options, wrong = step_options(step.kind, given, step.attribute)
     faults += wrong
     template = step.key_template
@@ -148,5 +151,5 @@ def _template(definition: Definition, step: StepPlan, key: str, faults: list[Fau
     except ValueError as error:
         faults.append(Fault(str(error), place))
         return None
-    faults += [Fault(wrong, place) for wrong in template.unknown(definition.row.names, definition.meta.names)]
+    faults += [Fault(wrong, place) for wrong in template.faults(definition.row, definition.meta)]
     return template

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, get_args, get_origin
+from typing import Any, get_args, get_origin, is_typeddict
 
 from penstock.errors import DeclarationError
 from penstock.pipeline.context import BatchContext, Context
@@ -132,6 +132,22 @@ class Planner:
             yield f"names the metadata {found}, but the operation's metadata is {self.meta.described}"
         if kind == "batch" and not is_listlike(rows):
             yield f"is a batch step, so it gets a list of rows; found {rows!r}"
+        elif not self._fits_row(named := (get_args(rows) or (Any,))[0] if kind == "batch" else rows):
+            assert self.row is not None
+            found, right = (getattr(kind, "__name__", kind) for kind in (named, self.row.model))
+            yield f"takes a row of type {found}, but the operation's rows are {right}"
+
+    def _fits_row(self, named: Any) -> bool:
+        """Whether rows are of the type that a function names; what cannot be compared says nothing."""
+        if self.row is None or named is Any or not (isinstance(named, type) and isinstance(self.row.model, type)):
+            return True
+        if named is self.row.model:
+            return True
+        made = dict if is_typeddict(self.row.model) else self.row.model
+        try:
+            return not is_typeddict(named) and issubclass(made, named)
+        except TypeError:  # a protocol that is there for type checkers only
+            return True
 
     def _fits_meta(self, named: Any) -> bool:
         if self.meta is None or named is Any or named is self.meta.model:
@@ -160,9 +176,8 @@ class Planner:
         except ValueError as error:
             self.report.add(f"{error}; found {key!r}", place)
             return None
-        if self.row is not None and self.meta is not None:
-            for fault in template.unknown(self.row.names, self.meta.names):
-                self.report.add(fault, place)
+        for fault in template.faults(self.row, self.meta):
+            self.report.add(fault, place)
         return template
 
 

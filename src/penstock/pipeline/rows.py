@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from operator import itemgetter
 from types import GenericAlias
@@ -17,6 +17,7 @@ from pydantic_core import ErrorDetails
 from penstock.errors import DeclarationError, Fault, RowInvalid
 from penstock.pipeline.cells import cells_judge, fields_of_columns
 from penstock.pipeline.fields import SUPPORTED, ModelField, fields_of, is_struct, reader
+from penstock.pipeline.secret_values import secret_fields, texts_in
 from penstock.schema import Column, Schema
 
 __all__ = ["TOGETHER", "RawRow", "RowType", "model_faults", "struct_faults"]
@@ -43,6 +44,9 @@ class RowType:
             raise DeclarationError(
                 f"row_key is {row_key!r}, but {_described(model)} has no such field; it has: {', '.join(self.names)}"
             )
+        self.secret_names = secret_fields(self.fields)
+        if row_key in self.secret_names:
+            raise DeclarationError(f"row_key is {row_key!r}, which is a secret; a key is stored and shown")
         self.schema = Schema(tuple(map(_column, self.fields)), allows_extra=_allows_extra(model))
         self._read = reader(model)
         self._adapter = None if is_struct(model) else _adapter(model)
@@ -117,6 +121,15 @@ class RowType:
         inputs = next(field.inputs for field in self.fields if field.name == self.row_key)
         found = next((record[name] for name in (self.row_key, *inputs) if name in record), None)
         return _text(found) if isinstance(found, str | int | float) and found != "" else None
+
+    def secret_texts(self, raw: RawRow, columns: Sequence[str] | None) -> Iterator[str]:
+        """What must not be shown of a row as it was read."""
+        if isinstance(raw, list) and columns is not None and len(raw) == len(columns):
+            raw = dict(zip(columns, raw, strict=True))
+        if isinstance(raw, dict):
+            yield from texts_in([value for name, value in raw.items() if name in self.secret_names])
+        elif self.secret_names:
+            yield from texts_in(raw)
 
     def dump(self, row: Any) -> dict[str, Any]:
         """The row as JSON-able values, by field name, for showing; secrets are masked."""

@@ -156,7 +156,7 @@ def checked(rules: Mapping[str, Rule], given: Mapping[str, Any], where: str = ""
     for name, value in given.items():
         field = f"{where}.{name}" if where else str(name)
         if name not in rules:
-            faults.append(Fault(f"there is no such option; known are: {', '.join(sorted(rules))}", field))
+            faults.append(Fault(f"there is no such option; known: {', '.join(sorted(rules))}", field))
             continue
         try:
             kept[name] = rules[name](value)

@@ -94,6 +94,9 @@ class StepObject(Generic[ObjectT]):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.run(*args, **kwargs)
 
+    async def aclose(self) -> None:
+        """Let go of what the step holds open. Called when the pipelines of a process end; it may be used again then."""
+
     def with_options(self, **options: Unpack[StepSettings]) -> Self:
         """A copy of this step object with other options."""
         changed = copy.copy(self)
@@ -159,11 +162,9 @@ class StepDecorator:
     def __call__(self, function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
         return _decorator("plain", options) if function is None else Step(function, "plain", options)
 
-    def batch(
-        self, *, size: int = 100, wait: Duration = 1, isolate: bool = True, **options: Unpack[PlainSettings]
-    ) -> BatchDecorator:
-        """Up to `size` rows at once, waiting at most `wait` for them; a failed batch is halved if `isolate`."""
-        return cast("BatchDecorator", _decorator("batch", {"size": size, "wait": wait, "isolate": isolate, **options}))
+    def batch(self, *, size: int = 100, isolate: bool = True, **options: Unpack[PlainSettings]) -> BatchDecorator:
+        """Up to `size` rows of a chunk that are ready at once; a failed batch is halved if `isolate`."""
+        return cast("BatchDecorator", _decorator("batch", {"size": size, "isolate": isolate, **options}))
 
     def poll(self, *, every: Duration, timeout: Duration, **options: Unpack[CommonSettings]) -> WaitDecorator:
         """The body starts the work; its `.check` is asked every `every` until it says so, for `timeout` at most."""

@@ -8,9 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.targets.ids import PackedIds
-from penstock.targets.model import BulkOptions, Mode, Outcome, Trouble
+from penstock.targets.model import BadInput, BulkOptions, Mode, Outcome, Trouble
 from penstock.targets.progress import Phase, Progress, ProgressTracker
 from penstock.targets.results import CODES, BulkError, BulkResult, Outcomes, Statistics, StoppedReason
+from penstock.targets.running.reporting import Callback
 
 __all__ = ["MergedProgress", "MergedResult", "told_at", "within"]
 
@@ -58,6 +59,11 @@ class MergedResult:
         if self._stopped[0] is None:
             self._stopped = (result.stopped_reason, result.stopped_error)
         self._statistics = _summed(self._statistics, result.statistics)
+
+    def stop(self, error: Exception) -> None:
+        """A call could not be made; what it would have sent is not run."""
+        if self._stopped[0] is None:
+            self._stopped = ("error in input" if isinstance(error, BadInput) else "systemic", error)
 
     def mark(self, error: BulkError) -> None:
         """Say what became of one record, and why; `index` is its place in the whole input."""
@@ -129,7 +135,7 @@ class MergedProgress:
         self, total: int | None, progress: Callable[[Progress], None] | None, *, monotonic: Callable[[], float]
     ) -> None:
         self._tracker = ProgressTracker(total, monotonic=monotonic)
-        self._progress = progress
+        self._callback = Callback(progress)
 
     def add(self, result: BulkResult) -> None:
         """Count a call that reported nothing itself."""
@@ -169,5 +175,4 @@ class MergedProgress:
 
     def tell(self) -> None:
         """Report where the whole stands."""
-        if self._progress is not None:
-            self._progress(self._tracker.snapshot())
+        self._callback(self._tracker.snapshot())

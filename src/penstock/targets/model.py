@@ -135,7 +135,7 @@ class BulkOptions:
     batch_size: int = 100
     """Records in a batch; with `adapt_batch_size` the size it starts from."""
     adapt_batch_size: bool = False
-    """Let seconds and bytes per record steer the size between 1 and `batch_size_max`."""
+    """Let the seconds that batches take steer the size between 1 and `batch_size_max`."""
     batch_size_max: int = 1000
     batch_seconds_target: float = 2.0
     max_parallel_batches: int | None = None
@@ -144,6 +144,8 @@ class BulkOptions:
     """Split a batch that failed as a whole until only the guilty records fail; False fails them all."""
     continue_on_error: bool = True
     """False stops the call at the first failed record; the rest are reported as not run."""
+    max_errors: int | None = None
+    """Stop the call when more records than this have failed or are unknown; the rest are reported as not run."""
     deadline_s: float | None = None
     """Give up after so many seconds, with partial results; None waits out any throttle."""
     duplicates: Literal["keep-order", "first", "last", "error"] = "keep-order"

@@ -56,13 +56,28 @@ class Pool:
         if not self._sources:
             raise ValueError("a pool needs at least one source")
         self._throttles = Throttles(self._sources)
-        self._turns: deque[Party] = deque()
-        self._alarm: asyncio.Future[None] | None = None
         self._alarm_s = 0.0
-        self.races = Races()
-        self.refreshes = Refreshes()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._begin()
         self.throttle_count = 0
         """How often the remote asked to be left alone, by all bulk calls together."""
+
+    def _begin(self) -> None:
+        """Nobody waits and nothing is in flight."""
+        self._turns: deque[Party] = deque()
+        self._alarm: asyncio.Future[None] | None = None
+        self.races = Races()
+        self.refreshes = Refreshes()
+        self._silent_since_s: float | None = None
+        for source in self._sources.values():
+            source.in_flight = 0
+
+    def enter(self) -> None:
+        """A bulk call begins; in another loop than before, what the last one left under way is forgotten."""
+        loop = asyncio.get_running_loop()
+        if self._loop not in (None, loop):
+            self._begin()
+        self._loop = loop
 
     @classmethod
     def of(
@@ -105,6 +120,11 @@ class Pool:
         return all(source.breaker.is_open for source in self._sources.values())
 
     @property
+    def silent_s(self) -> float:
+        """For how long the remote has given nobody an answer; 0 when it answered the last call."""
+        return 0.0 if self._silent_since_s is None else self.clock.monotonic() - self._silent_since_s
+
+    @property
     def throttled_until_s(self) -> float | None:
         """When the first source may send again, on the pool's clock; None unless all are throttled."""
         return self._throttles.all_until_s(self.clock.monotonic())
@@ -131,6 +151,7 @@ class Pool:
     def answered(self, source: str, hint: int | None = None) -> None:
         """A call went well; `hint` is the width the remote recommends."""
         known = self._sources[source]
+        self._silent_since_s = None
         known.breaker.answered()
         if hint is not None:
             known.width.hinted(hint)
@@ -147,6 +168,10 @@ class Pool:
             known.breaker.failed(now)
         else:
             known.breaker.answered()
+        if error.kind is not Trouble.CONNECTION:
+            self._silent_since_s = None
+        elif self._silent_since_s is None:
+            self._silent_since_s = now
         if error.kind is Trouble.THROTTLED:
             self._throttle(known, error, now)
         elif error.kind is Trouble.DEADLOCK:

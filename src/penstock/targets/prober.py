@@ -182,9 +182,11 @@ class _Call:
         progress.add(probe)
         if merged.stopped_reason is None:
             options = within(told_at(self.options, AFTER_FIRST), clock.monotonic() - started_s)
-            call = self._executor.start(self.mode, self.table, rest, options, progress.part())
             try:
+                call = self._executor.start(self.mode, self.table, rest, options, progress.part())
                 merged.add(AFTER_FIRST, await call)
+            except Exception as error:
+                merged.stop(error)
             except asyncio.CancelledError as cancelled:
                 partial = BulkCancelled.found_in(cancelled)
                 if partial is None:

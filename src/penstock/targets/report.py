@@ -1,7 +1,8 @@
 """What went wrong in a run, as a document to keep or to send on.
 
 It holds no records, and remotes like to quote the values they refuse: so of a message only the pattern is kept, with
-numbers, ids, addresses and quoted text taken out. Codes, fields and the records' ids stand beside it.
+numbers, ids, addresses and quoted text taken out. Codes and fields stand beside it, and ids, which may be values
+themselves, only when that is asked for.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class ReportedError:
     suggestions: Sequence[str] = ()
 
     @classmethod
-    def of(cls, table: str, error: BulkError) -> ReportedError:
+    def of(cls, table: str, error: BulkError, *, with_id: bool) -> ReportedError:
         """What may be told of an error."""
         found = [diagnostic.code for diagnostic in error.diagnostics]
         guess = cause_of(TargetError(error.message, kind=error.kind, code=error.code))
@@ -67,7 +68,7 @@ class ReportedError:
             kind=error.kind.value,
             message=pattern(error.message, error.field),
             code=error.code,
-            id=error.id,
+            id=error.id if with_id else None,
             field=error.field,
             causes=causes,
             suggestions=tuple(SUGGESTIONS[cause] for cause in causes),
@@ -117,9 +118,12 @@ class ErrorReport:
     version: int = 1
 
     @classmethod
-    def of(cls, results: Mapping[str, BulkResult], **context: Any) -> ErrorReport:
+    def of(cls, results: Mapping[str, BulkResult], *, with_ids: bool = False, **context: Any) -> ErrorReport:
         """Report on results by table; `context` says when, where and by whom, and holds no secrets."""
-        told = {table: [ReportedError.of(table, error) for error in found.errors] for table, found in results.items()}
+        told = {
+            table: [ReportedError.of(table, error, with_id=with_ids) for error in found.errors]
+            for table, found in results.items()
+        }
         return cls(
             tables={table: TableSummary.of(result, told[table]) for table, result in results.items()},
             errors=[error for errors in told.values() for error in errors],

@@ -13,7 +13,7 @@ from penstock.targets.model import SUCCESSES, Mode, Outcome, RecordId, Trouble
 __all__ = ["BulkError", "BulkResult", "Outcomes", "Statistics", "StoppedReason"]
 
 StoppedReason: TypeAlias = Literal[
-    "cancelled", "deadline", "systemic", "error in input", "error in on_outcomes", "stopped on error"
+    "cancelled", "deadline", "systemic", "error in input", "error in on_outcomes", "stopped on error", "too many errors"
 ]
 BY_CODE = tuple(Outcome)
 CODES = {outcome: code for code, outcome in enumerate(BY_CODE)}

@@ -63,6 +63,10 @@ class TargetStep(StepObject[Any]):
         errors = {error.index: error for error in result.errors}
         return [self._answer(result, errors.get(index), index) for index in range(len(records))]
 
+    async def aclose(self) -> None:
+        """Let go of the target's connections; the next rows open new ones."""
+        await self.executor.target.aclose()
+
     def _record(self, row: Any, ctx: Context[Any]) -> Any:
         record = self._map(row)
         if self._effect_id is None:

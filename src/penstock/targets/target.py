@@ -24,9 +24,16 @@ class Batch:
     records: Sequence[Any]
     options: BulkOptions
     key: str
+    call_id: str = ""
+    indexes: Sequence[int] = ()
+    """The places of the records in the input of the bulk call."""
 
     def __len__(self) -> int:
         return len(self.records)
+
+    def record_key(self, position: int) -> str:
+        """A key of one record: the same in every batch that carries it, unlike that of any other record."""
+        return f"{self.call_id}/{self.indexes[position]}" if self.indexes else f"{self.key}/{position}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,7 +69,8 @@ async def tables_in_waves(
 
     What a record refers to is what `Target.references` says. A record whose parent failed, is unknown or was not run
     is not sent (`PARENT_FAILED`). A record that was sent, but whose circle could not be closed, counts as failed with
-    the code `REFERENCE_NOT_SET`: it exists, and an update is what it lacks. A deadline holds for the whole run.
+    the code `REFERENCE_NOT_SET`: it exists, and an update is what it lacks. A deadline holds for the whole run. Input
+    that turns out to be wrong is refused with `BadInput` while nothing was sent; later it stops the run.
     """
     if mode not in (Mode.CREATE, Mode.UPSERT):
         raise BadInput(f"waves create or upsert records; to {mode} them no order is needed")
@@ -78,7 +79,11 @@ async def tables_in_waves(
         await waves.run()
     except asyncio.CancelledError as cancelled:
         raise cancelled from WavesCancelled(waves.results())
-    return waves.results()
+    results = waves.results()
+    wrong = next((result.input_error for result in results.values() if result.input_error is not None), None)
+    if wrong is not None and not any(result.statistics.calls for result in results.values()):
+        raise wrong
+    return results
 
 
 class _Call(NamedTuple):
@@ -188,6 +193,9 @@ class _Waves:
             if partial is not None:
                 merged.add(call.positions, partial)
             raise
+        except Exception as error:
+            merged.stop(error)
+            return
         merged.add(call.positions, result)
 
 

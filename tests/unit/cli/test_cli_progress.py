@@ -6,6 +6,7 @@ import io
 import re
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -39,8 +40,8 @@ def watch() -> Stopwatch:
     return Stopwatch()
 
 
-def at(done: int, **changes: int) -> Operation:
-    return replace(RUNNING, successful_rows=done, **changes)
+def at(done: int, **changes: Any) -> Operation:
+    return replace(RUNNING, successful_rows=done, **{"steps_done": done + changes.get("failed_rows", 0), **changes})
 
 
 def test_a_rate_needs_two_looks():
@@ -119,3 +120,26 @@ def test_the_live_display_keeps_a_finished_bar_for_each_phase(watch: Stopwatch, 
     assert "1,000 rows" in last[0]
     assert "1,000 of 1,000" in last[1]
     assert max(map(len, last)) <= columns
+
+
+@pytest.mark.parametrize("status", ["Paused", "Stopping"])
+def test_an_operation_at_rest_says_so_without_a_rate_or_a_time_left(watch: Stopwatch, status: str):
+    terminal = io.StringIO()
+    console = Console(force_terminal=True, no_color=True, width=100, file=terminal)
+    lines: list[str] = []
+    plain = PlainProgress(lines.append, now=watch, every_s=0)
+    with LiveProgress(console, now=watch) as live:
+        for second, now in enumerate([at(0), at(100), at(101, status=status), at(103, status=status)]):
+            watch.seconds = second
+            plain(now)
+            live(now)
+    [last] = final_frame(terminal.getvalue())
+    assert last.split()[1] == status
+    assert "103 of 1,000" in last
+    assert lines[-1] == f"{status}: 103 of 1,000 rows (10 %)"
+    assert not [line for line in (last, *lines[2:]) if "left" in line or "/s" in line]
+
+
+def test_an_operation_that_is_paused_while_its_file_is_read_shows_the_rows_read(watch: Stopwatch):
+    paused = replace(FRESH, status="Paused", rows_read=500)
+    assert sentence(Look.at(paused), Pace()) == "Paused: 500 rows read"

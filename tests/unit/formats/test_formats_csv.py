@@ -63,7 +63,7 @@ def test_the_extension_decides_the_format(name, format):
 
 @pytest.mark.parametrize("name", ["devices.xml", "devices", ".csv"])
 def test_an_unknown_extension_is_refused_with_the_known_ones(name):
-    with pytest.raises(FileRejected, match=r"known are: \.csv, \.tsv, \.json, \.jsonl, \.ndjson") as caught:
+    with pytest.raises(FileRejected, match=r"known: \.csv, \.tsv, \.json, \.jsonl, \.ndjson") as caught:
         format_of(name)
     assert caught.value.code == "unknown_format"
 

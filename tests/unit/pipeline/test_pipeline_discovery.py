@@ -146,3 +146,42 @@ def test_the_error_of_a_module_is_the_cause(folder: Path):
     with pytest.raises(DeclarationError) as caught:
         load_app("broken_app")
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+LATE = """import json
+
+def fail():
+    return json.loads("{")
+
+fail()
+"""
+
+
+@pytest.mark.parametrize(
+    "source, told",
+    [
+        ("x = 1\n1 / 0\n", "{file}, line 2: 1 / 0"),
+        ("import no_such_library\n", "{file}, line 1: import no_such_library"),
+        ("from json import no_such_name\n", "{file}, line 1: from json import no_such_name"),
+        (LATE, '{file}, line 4: return json.loads("{{")'),
+        ("x = (1,\n", "{file}, line 1: x = (1,"),
+        ("import sys\nsys.exit(3)\n", "SystemExit: 3 ({file}, line 2: sys.exit(3))"),
+        (SOURCE.format(name="x").replace("row: Person, ctx", "ctx"), "{file}, line "),
+    ],
+)
+@pytest.mark.parametrize("is_file", [True, False])
+def test_the_line_of_the_users_code_is_named(folder: Path, source: str, told: str, is_file: bool):
+    file = folder / "failing_app.py"
+    file.write_text(source)
+    with pytest.raises(DeclarationError) as caught:
+        load_app("failing_app.py" if is_file else "failing_app")
+    assert told.format(file=file) in str(caught.value)
+    assert "penstock/pipeline" not in str(caught.value)
+
+
+def test_the_line_of_a_module_that_the_app_imports_is_named(folder: Path):
+    (folder / "inner_app.py").write_text("\nraise ValueError('inside')\n")
+    (folder / "outer_app.py").write_text("import inner_app\n")
+    with pytest.raises(DeclarationError) as caught:
+        load_app("outer_app")
+    assert f"{folder / 'inner_app.py'}, line 2: raise ValueError('inside')" in str(caught.value)

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import traceback
 from datetime import date
 from typing import Any
 
 import msgspec
 import pytest
-from pydantic import BaseModel, ConfigDict, Field, HttpUrl, SecretStr
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    HttpUrl,
+    Secret,
+    SecretBytes,
+    SecretStr,
+    computed_field,
+    field_serializer,
+    field_validator,
+)
 
 from penstock.errors import MetadataInvalid
 from penstock.pipeline import MetaType
+from penstock.pipeline.secret_values import MASK
 
 
 class Login(BaseModel):
@@ -133,3 +146,114 @@ def test_a_strict_model_reads_its_own_stored_form():
 def test_stored_metadata_that_no_longer_fits_is_told():
     with pytest.raises(MetadataInvalid, match="carrier: Field required"):
         MetaType(Order).load({"due": "2030-01-01"})
+
+
+# --- secrets
+
+HUSH = "hush-token"
+
+
+class Vault(BaseModel):
+    """Secrets of every kind, at every depth."""
+
+    token: SecretStr
+    blob: SecretBytes = SecretBytes(b"hush-bytes")
+    pin: Secret[int] = Secret(480_015)
+    expires: Secret[date] | None = None
+    logins: list[Login] = []
+    by_name: dict[str, SecretStr] = {}
+    pair: tuple[str, SecretStr] | None = None
+
+
+def vault() -> Vault:
+    return Vault(
+        token=SecretStr("hush-token"),
+        expires=Secret(date(2031, 5, 6)),
+        logins=[Login(user="u", password=SecretStr("hush-password"))],
+        by_name={"a": SecretStr("hush-name")},
+        pair=("left", SecretStr("hush-pair")),
+    )
+
+
+def test_secrets_of_every_kind_come_back_whole_and_are_never_shown():
+    kind, meta = MetaType(Vault), vault()
+    assert kind.load(kind.dump(meta)) == meta
+    shown = kind.view(meta)
+    assert shown == {
+        "token": MASK,
+        "blob": MASK,
+        "pin": MASK,
+        "expires": MASK,
+        "logins": [{"user": "u", "password": MASK}],
+        "by_name": {"a": MASK},
+        "pair": ["left", MASK],
+    }
+
+
+def test_a_secret_that_is_no_text_is_a_secret_too():
+    class Dated(BaseModel):
+        born: Secret[date]
+
+    kind, meta = MetaType(Dated), Dated(born=Secret(date(2031, 5, 6)))
+    assert kind.secrets(meta) == ("2031-05-06",)
+    assert kind.load(kind.dump(meta)) == meta
+
+
+def test_a_serializer_that_reveals_a_secret_reveals_none():
+    class Open(BaseModel):
+        token: SecretStr
+
+        @field_serializer("token")
+        def in_clear(self, token: SecretStr) -> str:
+            return token.get_secret_value()
+
+        @computed_field
+        def url(self) -> str:
+            return f"https://x.example/?token={self.token.get_secret_value()}"
+
+    kind, meta = MetaType(Open), Open(token=SecretStr("hush-token"))
+    assert kind.view(meta) == {"token": MASK, "url": f"https://x.example/?token={MASK}"}
+    assert kind.load(kind.dump(meta)) == meta
+
+
+def test_secrets_that_would_not_come_back_as_they_are_are_refused():
+    class Coded(BaseModel):
+        model_config = ConfigDict(val_json_bytes="base64")
+        blob: SecretBytes
+
+    for blob in (b"hush", b"\xff\xfe"):
+        with pytest.raises(MetadataInvalid, match=r"the secrets of .*Coded would not come back"):
+            MetaType(Coded).dump(Coded(blob=SecretBytes(blob)))
+
+
+def test_the_words_of_a_validator_do_not_repeat_a_secret():
+    class Strict(BaseModel):
+        token: SecretStr
+
+        @field_validator("token")
+        @classmethod
+        def is_long(cls, token: SecretStr) -> SecretStr:
+            raise ValueError(f"{token.get_secret_value()!r} is too short")
+
+    given = {"token": HUSH}
+    with pytest.raises(MetadataInvalid) as caught:
+        MetaType(Strict).parse(given)
+    assert str(caught.value.faults[0]) == f"token: '{MASK}' is too short"
+    assert HUSH not in "".join(traceback.format_exception(caught.value))
+
+
+def test_a_wrong_type_of_a_secret_is_told_without_it():
+    given = {"token": [HUSH], "logins": [{"password": HUSH}]}
+    with pytest.raises(MetadataInvalid) as caught:
+        MetaType(Vault).parse(given)
+    told = "".join(traceback.format_exception(caught.value))
+    assert "token: Input should be a valid string" in told
+    assert HUSH not in told
+
+
+def test_a_short_secret_is_masked_where_it_stands_alone():
+    class Short(BaseModel):
+        pin: SecretStr
+        text: str
+
+    assert MetaType(Short).view(Short(pin=SecretStr("at"), text="that")) == {"pin": MASK, "text": "that"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from types import new_class
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 from pydantic import BaseModel, RootModel
@@ -108,6 +108,31 @@ def test_a_step_object_needs_a_run_method():
     class Empty(StepObject[None]): ...
 
     assert "a: Empty has no method run(self, row, ctx)" in declared(a=Empty())
+
+
+class Wide(Protocol):
+    id: int
+
+
+def test_a_step_that_names_another_row_type_is_refused():
+    def other(self: Any, row: Meta, ctx: Context[Meta]) -> None: ...
+    def others(self: Any, rows: list[Meta], ctx: BatchContext[Meta]) -> None: ...
+    def is_other(self: Any, row: Meta, ctx: Context[Meta]) -> bool: ...
+
+    wrong = "takes a row of type Meta, but the operation's rows are Row"
+    assert f"go: {wrong}" in declared(go=step(other))
+    assert f"go: {wrong}" in declared(go=step.batch()(others))
+    go = step(body)
+    go.when(is_other)
+    assert f"go.when: {wrong}" in declared(go=go)
+
+
+@pytest.mark.parametrize("named", [Row, BaseModel, object, Any, Wide, Row | None, "Nowhere"])
+def test_a_step_may_name_its_rows_in_wider_words(named: Any):
+    def go(self: Any, row: Any, ctx: Any) -> None: ...
+
+    go.__annotations__["row"] = named
+    operation("x")(pipeline(Pipeline[Row, Meta], go=step(go)))
 
 
 def test_only_polled_steps_take_a_check():
@@ -271,7 +296,7 @@ def test_nonsense_options_of_waits_and_batches_are_refused():
         ({"max_row_concurrency": 0}, "max_row_concurrency: must be a whole number, 1 or more; found 0"),
         ({"max_error_rate": 1.5}, "max_error_rate: must be a number from 0 to 1; found 1.5"),
         ({"max_errors": -1}, "max_errors: must be a whole number, 0 or more; found -1"),
-        ({"colour": "red"}, "colour: there is no such option; known are: description"),
+        ({"colour": "red"}, "colour: there is no such option; known: description"),
         ({"validators": [lambda row: None]}, "validators: must be functions of (row, metadata)"),
     ],
 )
@@ -361,3 +386,30 @@ def test_all_faults_of_a_declaration_are_told_at_once():
     with pytest.raises(DeclarationError, match="operation 'x' is declared wrongly") as caught:
         operation("x", row_key="nope", max_errors=-1)(cls)
     assert [fault.field for fault in caught.value.faults] == [None, "max_errors", "a.retries", "b.timeout", "b"]
+
+
+def test_a_wrong_key_template_is_told_together_with_a_wrong_row_key_and_wrong_metadata():
+    def declare() -> object:
+        @operation("x", row_key="nope")
+        class Keyed(Pipeline[Row, Meta]):
+            @step.signal(key="a-{row.nix}", timeout=1)
+            async def wait(self, row: Row, ctx: Context[Meta]) -> None: ...
+
+        return Keyed
+
+    told = fault_of(declare)
+    assert "row_key is 'nope'" in told
+    assert "wait.key: has {row.nix}, which does not exist" in told
+
+    def declare_without_model() -> object:
+        @operation("x")
+        class Keyed(Pipeline[Row, int]):  # type: ignore[type-var]
+            @step.signal(key="a-{row.nix}-{meta.carrier}", timeout=1)
+            async def wait(self, row: Row, ctx: Context[Any]) -> None: ...
+
+        return Keyed
+
+    told = fault_of(declare_without_model)
+    assert "metadata type must be" in told
+    assert "wait.key: has {row.nix}, which does not exist; there are: row.id, row_number, operation_id" in told
+    assert "meta.carrier" not in told, "nothing is known of the metadata's fields"

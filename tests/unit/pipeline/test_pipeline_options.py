@@ -57,7 +57,7 @@ class Sims(Pipeline[Sim]):
     )
     def activate_sim(self, row: Sim, ctx: Context) -> None: ...
 
-    @step.batch(size=5, wait=0, isolate=False)
+    @step.batch(size=5, isolate=False)
     def book(self, rows: list[Sim], ctx: BatchContext) -> None: ...
 
     @step.signal(key="sim-{row.id}", timeout=45)
@@ -84,7 +84,7 @@ def changed(**overrides: Any) -> Definition:
 @pytest.mark.covers("SM-056", "SM-017", "SM-069", "SM-039", "SG-052")
 def test_the_defaults_are_those_of_the_contract():
     found = plan(definition_of(Sims), "book").options
-    assert found == StepOptions(size=5, wait=0.0, isolate=False)
+    assert found == StepOptions(size=5, isolate=False)
     assert (found.retries, found.timeout, found.retry_on, found.delivery) == (0, None, (Exception,), "at_least_once")
     assert (found.allow_operation_retry, found.concurrency, found.rate) == (True, None, None)
     options = definition_of(Sims).options
@@ -218,8 +218,8 @@ def test_all_faulty_overrides_are_told_at_once_with_what_is_known():
         "activate_sim.retries",
         "activate_sim.retry_on",
     }
-    assert faults["colour"].startswith("there is no such option; known are: description, max_error_rate")
-    assert faults["nosuch"] == "there is no such step; known are: activate_sim, book, approve, pay"
+    assert faults["colour"].startswith("there is no such option; known: description, max_error_rate")
+    assert faults["nosuch"] == "there is no such step; known: activate_sim, book, approve, pay"
     assert faults["max_errors"] == "must be a whole number, 0 or more; found 'many'"
     assert "can be set in code only" in faults["activate_sim.retry_on"]
 

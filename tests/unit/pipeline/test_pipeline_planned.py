@@ -45,7 +45,7 @@ COMMON: dict[str, Any] = {
 KINDS = ("plain", "batch", "poll", "signal")
 OTHER: dict[str, dict[str, Any]] = {
     "plain": {**COMMON, "retries": 2, "timeout": 60},
-    "batch": {**COMMON, "delivery": "at_most_once", "timeout": 70, "size": 5, "wait": 0, "isolate": False},
+    "batch": {**COMMON, "delivery": "at_most_once", "timeout": 70, "size": 5, "isolate": False},
     "poll": {**COMMON, "retries": 1, "timeout": 80, "every": 8},
     "signal": {**COMMON, "retries": 1, "timeout": 90, "key": "old-{row.id}"},
 }
@@ -198,6 +198,15 @@ def test_an_option_of_a_later_penstock_has_its_default_in_an_older_plan():
     del plan["options"]["max_errors"], plan["steps"][0]["options"]["rate"]
     found = release(OTHER, **OWN).as_planned(plan)
     assert (found.options.max_errors, found.steps[0].options.rate) == (None, None)
+
+
+def test_an_option_that_a_later_penstock_has_no_more_is_left_out_of_an_older_plan():
+    definition = release(USUAL)
+    plan = stored(definition)
+    batch = next(step for step in plan["steps"] if step["kind"] == "batch")
+    batch["options"]["wait"] = 1.0
+    found = definition.as_planned(plan).steps
+    assert [step.options for step in found] == [step.options for step in definition.steps]
 
 
 def test_options_for_one_run_are_those_that_can_be_stored():

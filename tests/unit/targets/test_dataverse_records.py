@@ -20,7 +20,7 @@ from penstock.targets.dataverse.identity import identity, references
 from penstock.targets.dataverse.options import behaviour, platform_options
 from penstock.targets.dataverse.singles import part
 from penstock.targets.model import BulkOptions, Mode, TargetError, Trouble
-from penstock.targets.target import Reference
+from penstock.targets.target import Batch, Reference
 
 ORDER = Table("order", "orders", "orderid", is_elastic=False)
 READING = Table("reading", "readings", "readingid", is_elastic=True)
@@ -28,7 +28,8 @@ ID, OTHER = "7c0e8f00-0000-4000-8000-000000000001", "7c0e8f00-0000-4000-8000-000
 
 
 def call(mode: Mode, *records: Any, table: Table = ORDER, spelling: Spelling | None = None, **options: Any) -> Call:
-    return Call("k", mode, records, DataverseOptions(**options), spelling or Spelling(table))
+    asked = DataverseOptions(**options)
+    return Call(Batch(table.name, mode, records, asked, "k"), asked, spelling or Spelling(table))
 
 
 def targets(made: Call) -> list[dict[str, Any]]:

@@ -6,10 +6,8 @@ import json
 from datetime import UTC, datetime
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from penstock.targets.dataverse.refusals import Reply, refusal, retry_after_s, row_error, row_failures
+from penstock.targets.dataverse.refusals import Reply, RowFailure, refusal, row_error, row_failures
 from penstock.targets.model import Limit, TargetError, Trouble
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -23,29 +21,9 @@ def reply(
     return Reply(status, headers or {}, json.dumps(body).encode())
 
 
-@pytest.mark.parametrize(
-    "value, seconds",
-    [
-        ("12", 12.0),
-        ("0.5", 0.5),
-        ("-3", 0.0),
-        ("Tue, 01 Jan 2030 00:02:00 GMT", 120.0),
-        ("Mon, 31 Dec 2029 23:59:00 GMT", 0.0),
-        ("soon", None),
-        ("nan", None),
-        ("inf", None),
-        ("", None),
-        (None, None),
-    ],
-)
-def test_retry_after_is_understood_as_seconds_and_as_a_date(value: str | None, seconds: float | None):
-    assert retry_after_s(value, NOW) == seconds
-
-
-@given(st.text(max_size=30))
-def test_no_retry_after_is_ever_negative_or_an_error(value: str):
-    seconds = retry_after_s(value, NOW)
-    assert seconds is None or seconds >= 0
+def test_a_throttle_until_a_date_is_measured_by_the_clock_of_the_platform():
+    headers = {"retry-after": "Tue, 01 Jan 2030 00:02:00 GMT", "date": "Tue, 01 Jan 2030 00:01:30 GMT"}
+    assert refusal(reply(429, headers=headers), NOW, is_write=True).retry_after_s == 30
 
 
 @pytest.mark.covers("BX-057")
@@ -74,8 +52,10 @@ def test_an_inner_message_is_used_when_there_is_no_other():
         (Reply(502, {}, b"<html>bad gateway</html>"), True),
         (Reply(504, {}, b""), True),
         (Reply(500, {}, b"<html>"), True),
-        (Reply(503, {}, b""), False),
-        (Reply(408, {}, b""), False),
+        (Reply(503, {}, b""), True),
+        (reply(503, "0x0", "unavailable"), True),
+        (Reply(503, {"retry-after": "5"}, b""), False),
+        (Reply(408, {}, b""), True),
         (reply(500, "0x80044150", "Sql Number: 1205"), False),
         (Reply(400, {}, b""), False),
     ],
@@ -93,6 +73,16 @@ def test_the_rows_of_a_partly_failed_call_are_read_from_their_list():
     for name in (DETAILS, "@Other.Prefix.BulkApiErrorDetails"):
         rows = row_failures(reply(400, "0x80040265", "2 of 4", **{name: json.dumps(listed)}), 4)
         assert [(row.index, row.id, row.status) for row in rows] == [(1, "a", 429), (3, None, 400)]
+
+
+def test_rows_that_are_listed_but_went_well_did_not_fail():
+    listed = json.dumps([{"RequestIndex": n, "StatusCode": 400 if n == 2 else 201} for n in range(4)])
+    assert [row.index for row in row_failures(reply(400, "x", "y", **{DETAILS: listed}), 4)] == [2]
+
+
+def test_a_row_whose_outcome_the_store_does_not_know_may_have_been_written():
+    lost, refused = (row_error(RowFailure(0, status, None), TargetError("x")) for status in (408, 400))
+    assert (lost.maybe_applied, refused.maybe_applied) == (True, False)
 
 
 def test_rows_that_were_never_sent_are_not_believed():

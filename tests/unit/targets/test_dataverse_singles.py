@@ -13,7 +13,9 @@ from penstock.targets.dataverse.entities import Spelling
 from penstock.targets.dataverse.refusals import Reply, refusal
 from penstock.targets.dataverse.singles import verdicts
 from penstock.targets.model import Mode, TargetError, Verdict
+from penstock.targets.target import Batch
 
+OPTIONS = DataverseOptions()
 ORDER = Table("order", "orders", "orderid", is_elastic=False)
 IDS = [f"7c0e8f00-0000-4000-8000-00000000000{n}" for n in range(3)]
 GONE = Reply(404, {}, b'{"error":{"code":"0x80040217","message":"gone"}}')
@@ -22,7 +24,7 @@ DONE = Reply(204, {}, b"")
 
 
 def judged(outer: int, *replies: Reply, stops_early: bool = False) -> list[Verdict]:
-    call = Call("k", Mode.DELETE, IDS, DataverseOptions(), Spelling(ORDER))
+    call = Call(Batch("order", Mode.DELETE, IDS, OPTIONS, "k"), OPTIONS, Spelling(ORDER))
 
     def refused(reply: Reply) -> TargetError:
         return refusal(reply, datetime(2030, 1, 1, tzinfo=UTC), is_write=True)

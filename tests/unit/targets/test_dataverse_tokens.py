@@ -95,3 +95,13 @@ async def test_a_credential_that_fails_is_token_trouble_that_tells_no_secret(clo
     assert (error.kind, error.code, error.maybe_applied) == (Trouble.TOKEN, "AADSTS7000215", False)
     assert "'app'" in error.message
     assert "hunter2" not in f"{error} {error.__cause__} {error.__context__}"
+
+
+async def test_an_issuer_that_does_not_answer_is_no_wrong_credential(clock: ManualClock):
+    class Unreached:
+        def get_token(self, *scopes: str, **_: object) -> Given:
+            raise ConnectionRefusedError
+
+    with pytest.raises(TargetError) as caught:
+        await Tokens({"app": Unreached()}, SCOPE, clock).get("app")
+    assert caught.value.kind is Trouble.CONNECTION

@@ -135,3 +135,7 @@ def test_a_page_of_html_is_cut_short():
 )
 def test_any_answer_makes_an_error(status: int, body: Any):
     assert isinstance(refused(status, body=body), TargetError)
+
+
+def test_headers_of_an_endpoint_are_not_shown():
+    assert "s3cret" not in repr(Endpoint(url="/bulk", headers={"X-Api-Key": "s3cret"}))

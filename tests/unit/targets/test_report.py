@@ -75,7 +75,7 @@ def test_the_most_frequent_messages_of_a_table_come_first():
 def test_every_error_is_listed_with_its_cause_and_a_suggestion():
     told = error(1, "Key (town)=(9) is not present in table", kind=Trouble.DATA, code="23503", id=7)
     listed = ErrorReport.of({"t": result("cf", told)}).errors[0]
-    assert (listed.table, listed.index, listed.id, listed.code, listed.kind) == ("t", 1, 7, "23503", "data")
+    assert (listed.table, listed.index, listed.id, listed.code, listed.kind) == ("t", 1, None, "23503", "data")
     assert listed.causes == (Cause.MISSING_REFERENCE,)
     assert "create the referenced record first" in listed.suggestions[0]
 
@@ -87,7 +87,8 @@ def test_diagnostics_are_believed_over_a_guess():
 
 def test_the_document_holds_the_context_and_everything_else(tmp_path: Path):
     told = error(0, "no", id=UUID(int=5), field="age")
-    ErrorReport.of({"t": result("fc", told, duration_s=1.23456)}, target="crm", run=7).save(tmp_path / "report.json")
+    report = ErrorReport.of({"t": result("fc", told, duration_s=1.23456)}, with_ids=True, target="crm", run=7)
+    report.save(tmp_path / "report.json")
     document = json.loads((tmp_path / "report.json").read_text())
     assert document["version"] == 1
     assert document["context"] == {"target": "crm", "run": 7}
@@ -175,3 +176,19 @@ def test_lists_and_streams_select_the_same(outcomes: str):
         assert list(manifest.select(iter(range(len(outcomes))))) == wanted
     else:
         assert manifest.tables == {}
+
+
+def test_ids_are_told_only_when_asked_for():
+    error = BulkError(
+        index=0,
+        message="no",
+        kind=Trouble.DATA,
+        code=None,
+        id="ana@example.org",
+        field=None,
+        outcome=Outcome.FAILED,
+        diagnostics=(),
+    )
+    result = BulkResult(mode=Mode.UPSERT, outcomes=Outcomes(b"\x04"), errors=[error], duration_s=1)
+    assert b"ana@" not in ErrorReport.of({"t": result}).to_json()
+    assert b"ana@" in ErrorReport.of({"t": result}, with_ids=True).to_json()

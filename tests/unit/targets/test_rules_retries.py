@@ -56,7 +56,8 @@ def test_every_class_of_error_has_its_treatment(kind: Trouble, act: Act):
 @pytest.mark.covers("BX-020", "BX-063")
 @pytest.mark.parametrize("kind", sorted(FINITE))
 def test_a_finite_class_is_tried_four_times(kind: Trouble):
-    assert [decided(kind, tries) for tries in (1, 2, 3, 4)] == [Act.AGAIN, Act.AGAIN, Act.AGAIN, Act.FAIL]
+    last = Act.SPLIT if kind is Trouble.DEADLOCK else Act.FAIL
+    assert [decided(kind, tries) for tries in (1, 2, 3, 4)] == [Act.AGAIN, Act.AGAIN, Act.AGAIN, last]
 
 
 @pytest.mark.covers("BX-019")
@@ -107,7 +108,8 @@ def test_waits_double_from_half_a_second_and_grow_by_a_quarter_at_most():
 
 @given(st.one_of(st.none(), st.floats(allow_nan=True, allow_infinity=True)))
 def test_every_throttle_has_an_end(asked_s: float | None):
-    assert 0.1 <= POLICY.throttle_s(asked_s) <= 600
+    assert 0.1 <= POLICY.throttle_s(asked_s) < float("inf")
+    assert RetryPolicy(throttle_max_s=60).throttle_s(asked_s) <= 60
 
 
 def test_two_good_calls_pay_for_a_retry():

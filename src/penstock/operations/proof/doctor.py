@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import tempfile
 from collections.abc import Iterable
 from dataclasses import replace
@@ -16,7 +17,7 @@ from penstock.clock import Clock
 from penstock.db.connection import Connection
 from penstock.db.database import Database
 from penstock.db.upgrade import HEAD, REVISIONS, check
-from penstock.errors import FileUnreadable, NotFound, PenstockError
+from penstock.errors import DatabaseDamaged, FileUnreadable, NotFound, PenstockError, SecretsUnreadable
 from penstock.operations.chunks import is_dead, is_free
 from penstock.operations.hearing import has_signal
 from penstock.operations.proof.symptoms import Diagnosis, Facts, Health, OpenOperation, WorkerFacts, examine
@@ -30,6 +31,8 @@ __all__ = ["OVERDUE_S", "collect", "diagnose"]
 
 OVERDUE_S = 10.0  # workers look every second and sweep every five: what is due for longer is stuck
 OPEN_OPERATIONS_MAX = 1000
+ENCRYPTED_MAX = 1000
+ROOM_BYTES = 16 * 1024 * 1024  # less than this is as good as full
 
 
 async def diagnose(settings: Settings, clock: Clock) -> Diagnosis:
@@ -40,7 +43,12 @@ async def diagnose(settings: Settings, clock: Clock) -> Diagnosis:
 async def collect(settings: Settings, clock: Clock) -> Facts:
     """Everything the checks look at, as far as it can be seen."""
     storage = settings.storage_folder
-    facts = Facts(storage=str(storage), storage_trouble=await asyncio.to_thread(_storage_trouble, storage))
+    facts = Facts(
+        storage="not named" if storage is None else str(storage),
+        storage_fault=settings.storage_fault,
+        storage_trouble=None if storage is None else await asyncio.to_thread(_storage_trouble, storage),
+        crowded=await asyncio.to_thread(_crowded, (storage, settings.database_file)),
+    )
     try:
         report = await check(settings.database_url, clock)
         facts = replace(
@@ -53,6 +61,8 @@ async def collect(settings: Settings, clock: Clock) -> Facts:
             is_newer=report.revision is not None and report.revision not in REVISIONS,
         )
         return facts if report.revision != HEAD else await _with_records(facts, settings, clock)
+    except DatabaseDamaged as error:
+        return replace(facts, damage=str(error))
     except PenstockError as error:
         return replace(facts, trouble=str(error))
 
@@ -67,11 +77,40 @@ async def _with_records(facts: Facts, settings: Settings, clock: Clock) -> Facts
             staff = [_worker(row, now, settings) for row in await tx.execute(select(workers))]
             found = await _open_operations(db, tx, now)
             busy = await _busy_workers(db, tx)
+            encrypted = await _encrypted(tx)
     finally:
         await db.close()
-    files = FileStore(settings.storage_folder)
-    seen = await asyncio.to_thread(lambda: tuple(replace(o, has_file=_has(files, key)) for o, key in found))
-    return replace(facts, clock_ahead_us=ahead_us, workers=tuple(staff), busy_workers=busy, operations=seen)
+    files = None if settings.storage_folder is None else FileStore(settings.storage_folder)
+    seen = await asyncio.to_thread(lambda: tuple(_with_file(opened, files, key) for opened, key in found))
+    locked, why = _locked(encrypted, settings)
+    return replace(
+        facts,
+        clock_ahead_us=ahead_us,
+        workers=tuple(staff),
+        busy_workers=busy,
+        operations=seen,
+        locked=locked,
+        locked_why=why,
+    )
+
+
+async def _encrypted(tx: Connection) -> list[tuple[str, str]]:
+    """The newest operations with secrets in their metadata, and these secrets."""
+    query = select(operations.c.id, operations.c.encrypted_metadata).where(operations.c.encrypted_metadata.is_not(None))
+    newest = await tx.execute(query.order_by(operations.c.number.desc()).limit(ENCRYPTED_MAX))
+    return [(row.id, row.encrypted_metadata) for row in newest]
+
+
+def _locked(encrypted: Iterable[tuple[str, str]], settings: Settings) -> tuple[tuple[str, ...], str]:
+    """Which of them cannot be decrypted here, and why."""
+    keys, locked, why = settings.secret_keys, [], ""
+    for operation, stored in encrypted:
+        try:
+            keys.decrypt(stored)
+        except SecretsUnreadable as error:
+            locked.append(operation)
+            why = str(error)
+    return tuple(locked), why
 
 
 def _worker(row: Row[Any], now: int, settings: Settings) -> WorkerFacts:
@@ -123,7 +162,6 @@ async def _open_operations(db: Database, tx: Connection, now: int) -> list[tuple
             id=row.id,
             name=row.name,
             state=row.state,
-            has_file=True,
             lost_chunks=lost.get(row.number, 0) + int(row.is_lost_file),
             overdue_chunks=due.get(row.number, 0) * is_at_work + is_unread,
             overdue_signals=heard.get(row.number, 0) * is_at_work,
@@ -141,17 +179,33 @@ async def _by_operation(
     return {number: int(count) for number, count in found}
 
 
-def _has(files: FileStore, key: str) -> bool:
+def _with_file(operation: OpenOperation, files: FileStore | None, key: str) -> OpenOperation:
+    """The operation, and whether its file is there and can be read."""
     try:
-        files.open(key).close()
-    except (NotFound, FileUnreadable):
-        return False
-    return True
+        if files is not None:
+            files.open(key).close()
+    except NotFound:
+        return replace(operation, has_file=False)
+    except FileUnreadable as error:
+        return replace(operation, file_trouble=str(error))
+    return operation
+
+
+def _crowded(places: Iterable[Path | None]) -> tuple[tuple[str, int], ...]:
+    """The folders among these with little room left."""
+    folders = {place if (place := _nearest(path)).is_dir() else place.parent for path in places if path is not None}
+    found = ((str(folder), shutil.disk_usage(folder).free) for folder in sorted(folders))
+    return tuple((folder, free) for folder, free in found if free < ROOM_BYTES)
+
+
+def _nearest(path: Path) -> Path:
+    """The path itself, or the first folder above it that is there."""
+    return next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())
 
 
 def _storage_trouble(folder: Path) -> str | None:
     """Why nothing could be stored in a folder; it is made when the first file comes, so its parent counts as well."""
-    place = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    place = _nearest(folder)
     try:
         with tempfile.TemporaryFile(dir=place):
             return None

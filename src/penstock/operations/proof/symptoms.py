@@ -37,12 +37,13 @@ class OpenOperation:
     id: str
     name: str
     state: str
-    has_file: bool
+    has_file: bool = True
     lost_chunks: int = 0  # owned by a worker that is dead; 1 for a file that was being read
     overdue_chunks: int = 0  # nobody's, and due for a while
     overdue_signals: int = 0  # rows that wait although their signal is here
     overdue_waits: int = 0  # rows that wait although their deadline has passed
     trouble: str | None = None  # why the worker that tried last could not go on
+    file_trouble: str | None = None  # why a file that may be there cannot be read here
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,7 @@ class Facts:
 
     database: str = ""
     trouble: str | None = None  # why the database cannot be used at all
+    damage: str | None = None  # the same, when that is for good
     version: str = ""
     settings: tuple[Finding, ...] = ()
     revision: str | None = None
@@ -58,9 +60,13 @@ class Facts:
     is_newer: bool = False  # the schema belongs to a later release
     clock_ahead_us: int = 0
     workers: tuple[WorkerFacts, ...] = ()
+    locked: tuple[str, ...] = ()  # operations whose secrets this process cannot decrypt
+    locked_why: str = ""
     busy_workers: int = 0
     operations: tuple[OpenOperation, ...] = ()
     storage: str = ""
+    crowded: tuple[tuple[str, int], ...] = ()  # folders with little room, and the bytes that are free
+    storage_fault: str | None = None  # why there is none
     storage_trouble: str | None = None
 
     @property
@@ -110,12 +116,21 @@ def reachable(facts: Facts) -> Iterator[Symptom]:
         )  # fmt: skip
 
 
+def intact(facts: Facts) -> Iterator[Symptom]:
+    """The database can be read."""
+    if facts.damage is not None:
+        yield Symptom(
+            "intact", facts.damage, "nothing can be trusted that is read from it, and writing makes it worse",
+            "do what the message says; `penstock db check` lists the damage, `penstock verify` judges what was saved",
+        )  # fmt: skip
+
+
 def durable(facts: Facts) -> Iterator[Symptom]:
     """The database's version and settings keep what it has confirmed."""
     for finding in facts.settings:
         if not finding.is_ok:
             yield Symptom(
-                "durable", str(finding), "it could lose commits that Penstock has called durable",
+                "durable", str(finding), "the database could lose data that it has committed",
                 f"upgrade the database to {finding.right}" if finding.setting == "version"
                 else f"set {finding.setting} to {finding.right}",
             )  # fmt: skip
@@ -145,9 +160,9 @@ def sqlite_is_fixed(facts: Facts) -> Iterator[Symptom]:
         fixed = ".".join(map(str, WAL_RESET_FIXED))
         yield Symptom(
             "sqlite_is_fixed",
-            f"this is SQLite {facts.version}, which has the WAL-reset fault; {fixed} has not",
+            f"this is SQLite {facts.version}, which has the WAL-reset bug (fixed in {fixed})",
             "another program that writes to this file could, very rarely, corrupt it; Penstock's own processes cannot, "
-            "because they fold the log under the write lock",
+            "because they checkpoint only while they hold the write lock",
             "let only Penstock write to the file, or use a Python with a newer SQLite",
             is_problem=False,
         )
@@ -159,7 +174,7 @@ def clocks_agree(facts: Facts) -> Iterator[Symptom]:
     if abs(ahead_s) > SKEW_MAX_S:
         remedy = "synchronise both clocks (NTP)"
         if facts.database == "sqlite":  # its clock is in the file, and only moved forward
-            remedy += "; the file's is set forward when it is opened while no worker runs, and never back"
+            remedy += "; the file's is set forward when it is opened while no worker runs and no operation is open"
         yield Symptom(
             "clocks_agree",
             f"the database's clock is {abs(ahead_s):,.1f} s {'ahead of' if ahead_s > 0 else 'behind'} this machine's",
@@ -180,7 +195,7 @@ def workers_beat(facts: Facts) -> Iterator[Symptom]:
     dead = [worker for worker in facts.workers if worker.state == "dead"]
     if dead:
         yield Symptom(
-            "workers_beat", f"{_count(dead, 'worker')} ended without saying so: {_named(w.id for w in dead)}",
+            "workers_beat", f"{_count(dead, 'worker')} ended without signing off: {_named(w.id for w in dead)}",
             "it was killed, or its machine was; what it held is taken over by any live worker",
             "nothing, if this was expected; live workers remove its record", is_problem=False,
         )  # fmt: skip
@@ -192,7 +207,7 @@ def work_has_workers(facts: Facts) -> Iterator[Symptom]:
     if waiting and not facts.has_workers:
         yield Symptom(
             "work_has_workers", f"{_count(waiting, 'operation')} with open work, and no live worker: {_ids(waiting)}",
-            "nothing of it goes on, and no deadline is kept",
+            "these operations make no progress, and their deadlines are not enforced",
             "start one: `penstock worker --app MODULE`",
         )  # fmt: skip
 
@@ -211,20 +226,23 @@ def work_is_known(facts: Facts) -> Iterator[Symptom]:
 
 def work_goes_on(facts: Facts) -> Iterator[Symptom]:
     """Workers can go on with the operations they know."""
-    for trouble, found in _by_trouble(facts.operations).items():
+    for trouble, found in _grouped(facts.operations, lambda each: each.trouble).items():
         yield Symptom(
             "work_goes_on", f"{_count(found, 'operation')} set aside by a worker: {trouble}: {_ids(found)}",
             "that worker cannot go on with it and tries again within a minute; no other has gone on with it since",
-            "mend what the message names; nothing has to be restarted, unless a worker needs other code",
+            "fix what the message names; nothing has to be restarted, unless a worker needs other code",
         )  # fmt: skip
 
 
-def _by_trouble(found: Iterable[OpenOperation]) -> dict[str, list[OpenOperation]]:
-    by_trouble: dict[str, list[OpenOperation]] = {}
+def _grouped(
+    found: Iterable[OpenOperation], word: Callable[[OpenOperation], str | None]
+) -> dict[str, list[OpenOperation]]:
+    """Operations by a word about them; those about which there is none are left out."""
+    groups: dict[str, list[OpenOperation]] = {}
     for operation in found:
-        if operation.trouble is not None:
-            by_trouble.setdefault(operation.trouble, []).append(operation)
-    return by_trouble
+        if (said := word(operation)) is not None:
+            groups.setdefault(said, []).append(operation)
+    return groups
 
 
 def nothing_is_lost(facts: Facts) -> Iterator[Symptom]:
@@ -235,8 +253,8 @@ def nothing_is_lost(facts: Facts) -> Iterator[Symptom]:
         yield Symptom(
             "nothing_is_lost",
             f"{number:,} {'chunk is' if number == 1 else 'chunks are'} held by workers that are dead: {_ids(lost)}",
-            "their rows stand still until a live worker takes them over, which takes it seconds",
-            "ask again in a moment" if facts.has_workers else "start a worker: `penstock worker --app MODULE`",
+            "their rows make no progress until a live worker takes them over, which takes seconds",
+            "run this again in a moment" if facts.has_workers else "start a worker: `penstock worker --app MODULE`",
         )
 
 
@@ -249,7 +267,7 @@ def signals_are_heard(facts: Facts) -> Iterator[Symptom]:
             "signals_are_heard",
             f"{number:,} {'row waits' if number == 1 else 'rows wait'} beside a stored signal: {_ids(deaf)}",
             "the signal was accepted but its row does not go on",
-            "start a worker that has these operations; one that runs sweeps every few seconds",
+            "start a worker that has these operations; it looks for such rows every few seconds",
         )
 
 
@@ -266,13 +284,44 @@ def deadlines_are_kept(facts: Facts) -> Iterator[Symptom]:
         )
 
 
+def secrets_are_readable(facts: Facts) -> Iterator[Symptom]:
+    """This process has the keys to the secrets that are stored."""
+    if facts.locked:
+        yield Symptom(
+            "secrets_are_readable",
+            f"the secrets of {_count(facts.locked, 'operation')} cannot be decrypted here: {_named(facts.locked)}",
+            "a worker with these settings sets such an operation aside, and its failed rows cannot be retried",
+            facts.locked_why,
+        )
+
+
+def storage_is_named(facts: Facts) -> Iterator[Symptom]:
+    """All processes look for files in the same folder."""
+    if facts.storage_fault is not None:
+        yield Symptom(
+            "storage_is_named", facts.storage_fault,
+            "another process would not find the file that one takes in; so none is taken in, and no worker starts",
+            "set PENSTOCK_STORAGE_URL, in every process the same",
+        )  # fmt: skip
+
+
 def storage_is_writable(facts: Facts) -> Iterator[Symptom]:
     """New files can be stored."""
     if facts.storage_trouble is not None:
         yield Symptom(
             "storage_is_writable", f"the storage folder {facts.storage} cannot be written: {facts.storage_trouble}",
-            "no new file can be taken in on this machine",
+            "new files cannot be stored on this machine",
             "make it writable, or name another with PENSTOCK_STORAGE_URL",
+        )  # fmt: skip
+
+
+def disks_have_room(facts: Facts) -> Iterator[Symptom]:
+    """What is written finds room."""
+    for folder, free in facts.crowded:
+        yield Symptom(
+            "disks_have_room", f"the disk of {folder} is full, or nearly so: {free:,} bytes are free",
+            "nothing is lost, but nothing goes on while it is full",
+            "make room; workers go on by themselves",
         )  # fmt: skip
 
 
@@ -283,7 +332,14 @@ def files_are_there(facts: Facts) -> Iterator[Symptom]:
         yield Symptom(
             "files_are_there",
             f"{_count(missing, 'open operation')} without a file in {facts.storage}: {_ids(missing)}",
-            "a worker with this folder breaks an operation whose file is gone from it",
+            "a worker that uses this folder fails operations whose files are missing from it",
+            "restore the file, or cancel the operation and hand the file in again",
+        )  # fmt: skip
+    for trouble, found in _grouped(facts.operations, lambda each: each.file_trouble).items():
+        yield Symptom(
+            "files_are_there",
+            f"the file of {_count(found, 'open operation')} cannot be read here: {trouble}: {_ids(found)}",
+            "a worker that uses this folder sets such an operation aside until it can read the file",
             "let all processes share one folder (PENSTOCK_STORAGE_URL), or run this command from where the workers run",
         )  # fmt: skip
 
@@ -291,6 +347,7 @@ def files_are_there(facts: Facts) -> Iterator[Symptom]:
 Check = Callable[[Facts], Iterable[Symptom]]
 CHECKS: tuple[Check, ...] = (
     reachable,
+    intact,
     durable,
     schema_fits,
     sqlite_is_fixed,
@@ -302,7 +359,10 @@ CHECKS: tuple[Check, ...] = (
     nothing_is_lost,
     signals_are_heard,
     deadlines_are_kept,
+    secrets_are_readable,
+    storage_is_named,
     storage_is_writable,
+    disks_have_room,
     files_are_there,
 )
 

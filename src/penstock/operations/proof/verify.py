@@ -14,13 +14,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-import zstandard
 from sqlalchemy import ColumnElement, Row, Select, exists, select
 
 from penstock.blobs.store import FileStore
 from penstock.db.connection import Connection
 from penstock.db.database import Database
-from penstock.errors import FileUnreadable, NotFound
+from penstock.errors import DatabaseDamaged, FileUnreadable, NotFound
 from penstock.journal import queries as journal
 from penstock.operations.held import Story, unpack_rows
 from penstock.operations.ledger import Counts, Ledger
@@ -51,7 +50,7 @@ LOG_READ = 1000
 LISTED_MAX = 10_000
 HASH_BYTES = 1024 * 1024
 
-_UNREADABLE = (zstandard.ZstdError, msgspec.DecodeError, ValueError, TypeError, KeyError, IndexError, AttributeError)
+_UNREADABLE = (DatabaseDamaged, msgspec.DecodeError, ValueError, TypeError, KeyError, IndexError, AttributeError)
 
 
 @dataclass(slots=True)

@@ -129,7 +129,9 @@ def cut(text: str, limit: int = MESSAGE_MAX) -> str:
     return text[: limit - len(mark)] + mark
 
 
-_VARIABLE = re.compile(r"""'[^']*'|"[^"]*"|\b0x[0-9a-f]+\b|\b[0-9a-f]{8}-[0-9a-f-]{27}\b|\d+""", re.IGNORECASE)
+_VARIABLE = re.compile(
+    r"""'[^']*'|"[^"]*"|(?<=\)=)\([^)]*\)|\b0x[0-9a-f]+\b|\b[0-9a-f]{8}-[0-9a-f-]{27}\b|\d+""", re.IGNORECASE
+)
 
 
 def error_group(message: str) -> str:

@@ -20,10 +20,9 @@ from penstock.errors import Unavailable
 from penstock.operations import chunks as store
 from penstock.operations.chunks import Lost, NewMail, Stopped
 from penstock.operations.held import Held, interrupt
-from penstock.operations.ledger import Counts
 from penstock.operations.referee import break_if, state_of
 from penstock.operations.rules.planning import Group, next_due, next_group
-from penstock.operations.rules.thresholds import breach
+from penstock.operations.rules.thresholds import Tally, breach_while_running
 from penstock.operations.running import mailroom
 from penstock.operations.running.job import RowsJob
 from penstock.operations.running.jobs import job_for
@@ -176,10 +175,11 @@ class ChunkActor:
                 return
             if self._must_look:
                 await self._settle()
-            left = job.left
+            left, places = job.left, self.held.ledger.at[:]
             await _hear(self._word, self.tempo.flush_s)
             self._word.clear()
-            if job.left > 0 and (job.left != left or self.held.changed):
+            has_moved = job.left != left or self.held.changed or self.held.ledger.at != places
+            if job.left > 0 and has_moved:
                 await self._flush()
 
     async def _withdraw(self, job: RowsJob) -> None:
@@ -358,8 +358,8 @@ class ChunkActor:
         has_limits = options.max_errors is not None or options.max_error_rate is not None or any(self.held.ledger.lost)
         return has_limits and self.held.ledger.counts().unsuccessful > self._failures
 
-    def _stop_reason(self, counts: Counts) -> str | None:
-        return breach(self.execution.definition.options, failed=counts.unsuccessful, processed=counts.processed)
+    def _stop_reason(self, tally: Tally) -> str | None:
+        return breach_while_running(self.execution.definition.options, tally)
 
 
 async def _hear(word: asyncio.Event, seconds: float | None) -> None:

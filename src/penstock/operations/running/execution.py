@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import inspect
+import logging
 import random
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Executor
@@ -21,6 +22,7 @@ from penstock.operations.running.gates import Gate, Limiter, Pace
 from penstock.operations.running.lease import StartLimit
 from penstock.pipeline import BoundStep, Definition, Done, Hook, Run, StepPlan
 from penstock.pipeline.outputs import OUTPUT_BYTES_MAX
+from penstock.pipeline.secret_values import mask_texts
 
 __all__ = ["Aside", "Execution", "LiveStep"]
 
@@ -201,6 +203,7 @@ class Execution:
         start_limit: StartLimit,
         output_bytes_max: int = OUTPUT_BYTES_MAX,
     ) -> None:
+        self.log = logging.getLogger(f"penstock.operations.{run.operation_name}")
         self.number, self.file_format, self.file_key = number, file_format, file_key
         self.definition, self.run, self.crew = definition, run, crew
         self.clock, self.jitter, self.threads = clock, jitter, threads
@@ -221,8 +224,16 @@ class Execution:
         self.limiters = dict(limiter for step in self.steps for limiter in step.limiters())
         self.validators = _validators(definition, pipeline)
         self.use_columns(columns)
+        self._secrets = definition.meta.secrets(run.meta)
+        self.has_secrets = bool(self._secrets or definition.row.secret_names)
         self.is_cancelled = False
         run.is_cancelled = lambda: self.is_cancelled
+
+    def without_secrets(self, text: str, raw: Any) -> str:
+        """A text about a row, as it may be stored and shown: the words of user code may repeat a secret."""
+        if not self.has_secrets:
+            return text
+        return mask_texts(text, [*self._secrets, *self.definition.row.secret_texts(raw, self.columns)])
 
     def use_columns(self, columns: Sequence[str] | None) -> None:
         """Rows come as cells of these columns, or as records when there are none."""

@@ -11,6 +11,7 @@ from sqlalchemy import Row, select
 from penstock.clock import Clock, Entropy
 from penstock.db.database import Database
 from penstock.errors import InvalidInput, OperationUnready, PenstockError
+from penstock.operations.intake import load_metadata
 from penstock.operations.lifespans import Lifespans
 from penstock.operations.running.crew import Crew, Spawn
 from penstock.operations.running.execution import Execution
@@ -50,7 +51,7 @@ class Executions:
         beat: Callable[[], None],
     ) -> None:
         self._beat = beat
-        self._db, self._definitions, self._settings, self._lifespans = db, definitions, settings, lifespans
+        self._db, self.definitions, self._settings, self._lifespans = db, definitions, settings, lifespans
         self._clock, self._entropy, self._spawn, self._start_limit = clock, entropy, spawn, start_limit
         self._made: dict[int, Execution] = {}
         self._threads = ThreadPoolExecutor(settings.sync_threads, thread_name_prefix="penstock-step")
@@ -58,7 +59,7 @@ class Executions:
     @property
     def names(self) -> list[str]:
         """The operations we have code for."""
-        return [definition.name for definition in self._definitions.values()]
+        return [definition.name for definition in self.definitions.values()]
 
     @property
     def numbers(self) -> Set[int]:
@@ -85,10 +86,11 @@ class Executions:
         return self._made[number]
 
     async def _make(self, row: Row[tuple[object, ...]]) -> Execution:
-        declared = self._definitions[row.name.casefold()]
+        declared = self.definitions[row.name.casefold()]
         try:
             definition = declared.as_planned(row.plan)
-            meta = definition.meta.load(row.metadata)
+            keys = self._settings.secret_keys
+            meta = load_metadata(definition, row.id, row.metadata, row.encrypted_metadata, keys)
         except InvalidInput as error:
             raise Broken(f"it does not fit its declaration any more: {error}") from error
         return Execution(

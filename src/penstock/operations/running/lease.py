@@ -1,7 +1,7 @@
 """A worker's lease: it belongs to the worker, runs on the database's clock, and is renewed by a heartbeat.
 
 The beat is sent from a thread and a connection of its own, so that a busy loop does not lose the lease; and it is
-withheld when the loop has been stuck for too long, so that a step that never yields does not keep it for ever.
+withheld while the loop is stuck for too long (`stalls`), so that a step that never yields does not keep it for ever.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from penstock.db.connection import Connection
 from penstock.db.database import Database
 from penstock.errors import PenstockError, Unavailable
 from penstock.operations.running.gates import Refused
+from penstock.operations.running.outage import Outage
 from penstock.operations.tables import workers
 
 __all__ = ["FOREVER", "Heart", "Lease", "LeaseOver", "StartLimit", "bury", "host_name", "is_process_alive"]
@@ -135,24 +136,23 @@ class Lease:
 
 
 class Heart:
-    """Beats on a thread of its own until stopped.
+    """Beats on a thread of its own until stopped, while `may_beat` says so.
 
-    `on_lost` is called there when the lease is gone for good, or, with True, when the loop is stuck.
+    `on_lost` is called there when the lease is gone for good.
     """
 
     def __init__(
         self,
         lease: Lease,
         connect: Callable[[], Database],
-        clock: Clock,
+        outage: Outage,
         *,
         beat_s: float,
-        stall_s: float,
-        on_lost: Callable[[str, bool], None],
+        may_beat: Callable[[], bool],
+        on_lost: Callable[[str], None],
     ) -> None:
-        self._lease, self._connect, self._clock = lease, connect, clock
-        self._beat_s, self._stall_s, self._on_lost = beat_s, stall_s, on_lost
-        self._alive_at = clock.monotonic()
+        self._lease, self._connect, self._outage = lease, connect, outage
+        self._beat_s, self._may_beat, self._on_lost = beat_s, may_beat, on_lost
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="penstock-heart", daemon=True)
 
@@ -165,10 +165,6 @@ class Heart:
         self._stop.set()
         self._thread.join()
 
-    def loop_is_alive(self) -> None:
-        """To be called on the loop every second or so: it is not stuck."""
-        self._alive_at = self._clock.monotonic()
-
     def _run(self) -> None:
         asyncio.run(self._beats())
 
@@ -176,22 +172,20 @@ class Heart:
         db = self._connect()
         try:
             while not await asyncio.to_thread(self._stop.wait, self._beat_s):
-                stuck_s = self._clock.monotonic() - self._alive_at
-                if stuck_s > self._stall_s:
-                    self._on_lost(f"a step has blocked the event loop for {stuck_s:.0f} s", True)
-                    return
-                await self._beat(db)
+                if self._may_beat():
+                    await self._beat(db)
         finally:
             await db.close()
 
     async def _beat(self, db: Database) -> None:
         try:
             if not await self._lease.beat(db):
-                self._on_lost("this worker's record is gone from the database", False)
+                self._on_lost("this worker's record is gone from the database")
                 self._stop.set()
+            self._outage.worked("heartbeat")
         except Unavailable as error:
             # The lease runs on by itself; `may_start` says for how long.
-            log.warning("heartbeat: %s", error)
+            self._outage.failed("heartbeat", error)
         except PenstockError as error:
             log.error("heartbeat: %s", error)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -54,6 +56,7 @@ class Desk:
         self.was_refused = False
         self.trouble: str | None = None  # why the operation cannot go on
         self.unreadable: OSError | None = None  # why this worker cannot read its file
+        held.key_of = self.key_of
         self.refresh()
 
     def refresh(self) -> None:
@@ -96,6 +99,14 @@ class Desk:
     def raws_of(self, rows: Sequence[int]) -> list[Any]:
         """The same of many rows, for less where none was edited."""
         return [*map(self.raw, rows)] if self.held.stories else self.raws.pick(rows)
+
+    def key_of(self, i: int) -> str | None:
+        """The text of the row's key, where it can be read."""
+        row_type, row = self.execution.definition.row, self.rows[i]
+        if row is not None:
+            return row_type.key(row)
+        is_known = row_type.row_key is not None and self.unread is None
+        return row_type.key_of_raw(self.raw(i), self.execution.columns) if is_known else None
 
     @property
     def has_faults(self) -> bool:
@@ -151,6 +162,8 @@ class Desk:
         if isinstance(error, Refused):
             self.refuse((i,))
             return
+        if self.execution.log.isEnabledFor(logging.DEBUG):
+            self._log_error(i, place, error)
         now = self._time(i, place, began)
         story = self.held.told(i, place)
         verdict = judge(
@@ -164,6 +177,22 @@ class Desk:
             verdict = Verdict("postponed", verdict.error_type, verdict.message, spends_retry=True)
         self._close_stories(i, place)
         self._settle(i, verdict)
+
+    def _log_error(self, i: int, place: int, error: BaseException) -> None:
+        """The traceback of an attempt, which is stored nowhere."""
+        run, step, row = self.execution.run, self.execution.steps[place - 1].plan.name, self.held.first_row + i
+        fields = {
+            "operation_id": run.operation_id,
+            "operation_name": run.operation_name,
+            "row_number": row,
+            "step_name": step,
+            "attempt": self.ledger.tracks[place].attempt[i],
+        }
+        if self.execution.has_secrets:
+            trace = self._without_secrets(i, "".join(traceback.format_exception(error)))
+            self.execution.log.debug("the attempt ended in an error\n%s", trace, extra=fields)
+        else:
+            self.execution.log.debug("the attempt ended in an error", exc_info=error, extra=fields)
 
     def raised_by_batch(self, rows: Sequence[int], place: int, error: BaseException, began: int) -> None:
         """A batch raised: that is every row's, and past the retries the batch is halved to find the guilty ones."""
@@ -224,6 +253,7 @@ class Desk:
 
     def rejected(self, i: int, objection: Objection, raw: Any) -> None:
         """A row is wrong, or still wrong after it was edited."""
+        objection = objection.without_secrets(self.execution, raw)
         is_verdict = objection.error_type == "Validation"
         self.ledger.reject(i, INVALID if is_verdict else FAILED)
         self.ledger.in_flight[i] = 0
@@ -261,11 +291,11 @@ class Desk:
     def check_raised(self, i: int, place: int, error: BaseException) -> None:
         """A poll failed the step, or could not tell and is asked again."""
         if isinstance(error, StepFailed):
-            self.end_wait(i, place, "poll_failed", "StepFailure", error_text(error))
+            self.end_wait(i, place, "poll_failed", "StepFailure", self._without_secrets(i, error_text(error)))
             return
         story = self.held.told(i, place)
         assert story is not None
-        self.held.check_raised(story, error_text(error), self.execution.clock.now_us())
+        self.held.check_raised(story, self._without_secrets(i, error_text(error)), self.execution.clock.now_us())
         self.ask_again(i, place)
 
     def ask_again(self, i: int, place: int) -> None:
@@ -295,13 +325,16 @@ class Desk:
         """Note a verdict on row i's current step: its state, its record, and a line in history when it goes on."""
         held, now = self.held, self.execution.clock.now_us()
         story = self._move(i, self.ledger.at[i], ROW_STEP.after("Running", verdict.event), now)
-        story.tell(verdict.error_type, verdict.message)
+        story.tell(verdict.error_type, self._without_secrets(i, verdict.message))
         story.errors += int(verdict.spends_retry)
         if verdict.event == "postponed":
             story.due_at = now + round(verdict.after * 1e6)
             if not verdict.spends_retry and story.put_off_since is None:
                 story.put_off_since = now
             held.note(story, "postponed")
+
+    def _without_secrets(self, i: int, message: str) -> str:
+        return self.execution.without_secrets(message, self.raw(i)) if self.execution.has_secrets else message
 
     def _move(self, i: int, place: int, state: str, now: int) -> Story:
         self.ledger.tracks[place].state[i] = STATES.index(state)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING
 
 from sqlalchemy import select
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
     from penstock.operations.running.worker import Worker
 
 __all__ = ["Readers"]
-
-log = logging.getLogger("penstock.worker")
 
 
 class Readers:
@@ -68,7 +65,7 @@ class Readers:
         try:
             execution = await worker.executions.get(seen.number)
         except CannotRun as error:
-            await worker.put_aside(seen.number, error)
+            await worker.troubles.put_aside(seen.number, error)
             return False
         head = await take(self._db, seen, owner=self._owner, chunk_rows=worker.settings.chunk_rows)
         if head is None:
@@ -82,7 +79,7 @@ class Readers:
         try:
             await self._read(head, execution, had_trouble=had_trouble)
         except Unavailable as error:
-            log.warning("the database is away: %s", error)  # the reading is given up within a second, and begun again
+            worker.outage.failed("work", error)  # the reading is given up within a second, and begun again
         finally:
             worker.readings.pop(head.number, None)
             worker.wake.set()
@@ -104,11 +101,11 @@ class Readers:
                 )
                 if worker.is_stopping:
                     reading.halt()
-                await worker.take_up(head.number, had_trouble=had_trouble)
+                await worker.troubles.take_up(head.number, had_trouble=had_trouble)
                 await reading.run(source)
         except NotFound as error:
-            await worker.break_operation(head.number, str(error))
+            await worker.troubles.break_operation(head.number, str(error))
             await give_back_reading(self._db, head, actor=self._owner)
         except (FileUnreadable, OSError) as error:
-            await worker.put_aside(head.number, error)
+            await worker.troubles.put_aside(head.number, error)
             await give_back_reading(self._db, head, actor=self._owner)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sqlalchemy import or_
 
 from penstock.db.connection import Connection
-from penstock.operations.referee import touch
+from penstock.operations.referee import Head, touch
 from penstock.operations.tables import operations
 
 __all__ = ["SetAside", "clear_trouble", "write_trouble"]
@@ -56,11 +56,12 @@ class SetAside:
         self._asides.pop(number, None)
 
 
-async def write_trouble(tx: Connection, number: int, trouble: str) -> None:
-    """Say on the operation's record why it does not go on, unless that is said there."""
-    await touch(tx, number, or_(operations.c.trouble.is_(None), operations.c.trouble != trouble), trouble=trouble)
+async def write_trouble(tx: Connection, number: int, trouble: str) -> bool:
+    """Say on the operation's record why it does not go on; False when that was said there before."""
+    is_new = or_(operations.c.trouble.is_(None), operations.c.trouble != trouble)
+    return await touch(tx, number, is_new, trouble=trouble) is not None
 
 
-async def clear_trouble(tx: Connection, number: int) -> None:
-    """The operation goes on."""
-    await touch(tx, number, operations.c.trouble.is_not(None), trouble=None)
+async def clear_trouble(tx: Connection, number: int) -> Head | None:
+    """The operation goes on; None when nothing was in its way."""
+    return await touch(tx, number, operations.c.trouble.is_not(None), trouble=None)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -19,7 +18,7 @@ from penstock.operations.purging import Retention
 from penstock.operations.referee import touch
 from penstock.operations.running import mailroom
 from penstock.operations.running.actor import Halt
-from penstock.operations.running.lease import Heart, bury
+from penstock.operations.running.lease import bury
 from penstock.operations.running.limits import remove_dead_shares
 from penstock.operations.tables import chunks, operations, workers
 
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
     from penstock.operations.running.worker import Worker
 
 __all__ = ["Watch"]
-
-log = logging.getLogger("penstock.worker")
 
 SWEEP_S = 5.0
 LONG_DEAD_S = 3600.0
@@ -42,16 +39,16 @@ class Watch:
         self._next_sweep = 0.0
         self._retention = Retention(worker.db, worker.files, worker.clock, days=worker.settings.retention_days)
 
-    async def run(self, heart: Heart) -> None:
-        """Look round for as long as the worker lives; that we can is also the sign that its loop is not stuck."""
+    async def run(self) -> None:
+        """Look round for as long as the worker lives."""
         while True:
             await asyncio.sleep(self._worker.settings.control_poll_s)
-            heart.loop_is_alive()
             try:
                 await self.look_round()
                 await self._sweep_sometimes()
+                self._worker.outage.worked("watch")
             except Unavailable as error:
-                log.warning("the database is away: %s", error)
+                self._worker.outage.failed("watch", error)
 
     async def listen(self) -> None:
         """Hear at once of work that was left by another process, where the database can tell."""

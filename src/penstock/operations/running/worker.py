@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import logging
-import os
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -22,26 +20,26 @@ from penstock.operations.held import Held
 from penstock.operations.lifespans import Lifespans
 from penstock.operations.reading import Reading
 from penstock.operations.referee import move
-from penstock.operations.rules.decide import cut
 from penstock.operations.running.actor import ChunkActor, Halt, Tempo
 from penstock.operations.running.claiming import Claims
 from penstock.operations.running.draining import drain_chunk
 from penstock.operations.running.executions import Broken, CannotRun, Executions
-from penstock.operations.running.lease import Heart, Lease
+from penstock.operations.running.lease import Lease
 from penstock.operations.running.limits import LimitShares
+from penstock.operations.running.outage import Outage
 from penstock.operations.running.readers import Readers
-from penstock.operations.running.set_aside import SetAside, clear_trouble, write_trouble
+from penstock.operations.running.set_aside import SetAside
 from penstock.operations.running.sources import Sources
 from penstock.operations.running.tasks import Tasks
+from penstock.operations.running.troubles import Troubles
 from penstock.operations.running.turns import Turns
+from penstock.operations.running.vitals import Vitals
 from penstock.operations.running.watch import Watch
 from penstock.operations.tables import operations
 from penstock.pipeline import Definition
 from penstock.settings import Settings
 
 __all__ = ["Worker"]
-
-log = logging.getLogger("penstock.worker")
 
 CHUNKS_HELD_MIN = 3  # one runs, one is written, one is fetched
 FILES_LOOK_S = 0.25
@@ -69,7 +67,11 @@ class Peers:
 
 
 class Worker:
-    """One process's share of the work; `tick` starts what can be started now and says whether anything was."""
+    """One process's share of the work; `tick` starts what can be started now and says whether anything was.
+
+    With `owns_process` it may end the process, when a step never yields, and tune its garbage collector. Without, it is
+    a guest there and does neither.
+    """
 
     def __init__(
         self,
@@ -81,8 +83,10 @@ class Worker:
         *,
         clock: Clock,
         entropy: Entropy,
+        owns_process: bool = False,
     ) -> None:
         self.db, self.files, self.settings = db, files, settings
+        self._owns_process = owns_process
         self.clock = FollowingClock(clock)
         self.wake = asyncio.Event()
         self.tasks = Tasks(self.wake)
@@ -93,7 +97,9 @@ class Worker:
         self.stopped: dict[int, Halt] = {}  # operations that were pausing or stopping when we last looked
         self.peers = Peers()
         self.set_aside = SetAside(clock.monotonic)
+        self.outage = Outage(clock.monotonic)
         self.lease = Lease(db, clock, entropy, lease_s=settings.lease_s, margin_s=settings.lease_margin_s)
+        self.troubles = Troubles(db, self.set_aside, owner=self.lease.id)
         self.executions = Executions(
             db,
             definitions,
@@ -125,17 +131,18 @@ class Worker:
             turn=self.turns.turn,
         )
         self._watch, self._readers = Watch(self), Readers(self)
-        self._heart: Heart | None = None
+        self._vitals: Vitals | None = None
         self.is_stopping = self._is_gone = False
         self._next_look = 0.0
 
     async def __aenter__(self) -> Self:
-        calm_collector()
+        if self._owns_process:
+            calm_collector()
         await self._watch.follow_clock()
         await self.lease.begin()
         if self.clock.is_real:  # on any other clock nothing happens by itself
-            self._heart = self._start_heart()
-            self.tasks.spawn(self._watch.run(self._heart))
+            self._vitals = self._start_vitals()
+            self.tasks.spawn(self._watch.run())
             self.tasks.spawn(self._watch.listen())
         return self
 
@@ -166,7 +173,7 @@ class Worker:
             return False
         self.wake.clear()
         try:
-            if self._heart is None:  # time stands still between two ticks
+            if self._vitals is None:  # time stands still between two ticks
                 await self.lease.beat()
             if self.lease.has_lapsed:
                 await self._watch.look_round()
@@ -177,9 +184,10 @@ class Worker:
             if not started or self.clock.monotonic() >= self._next_look:
                 self._next_look = self.clock.monotonic() + FILES_LOOK_S
                 started = await self._readers.start() or started
+            self.outage.worked("work")
             return started
         except Unavailable as error:
-            log.warning("the database is away: %s", error)
+            self.outage.failed("work", error)
             return False
 
     @property
@@ -238,8 +246,8 @@ class Worker:
         await self.tasks.cancel()
         self.executions.close()
         self.sources.close()
-        if self._heart is not None:
-            await asyncio.to_thread(self._heart.stop)
+        if self._vitals is not None:
+            await self._vitals.stop()
 
     async def _idle(self, until: asyncio.Event, pause_s: float) -> None:
         waits = {asyncio.ensure_future(self.wake.wait()), asyncio.ensure_future(until.wait())}
@@ -251,28 +259,20 @@ class Worker:
 
     def _is_alive(self) -> None:
         """A step says that it is at work, though it keeps the loop to itself."""
-        if self._heart is not None:
-            self._heart.loop_is_alive()
+        if self._vitals is not None:
+            self._vitals.loop_is_alive()
 
-    def _start_heart(self) -> Heart:
-        loop = asyncio.get_running_loop()
-
-        def lost(why: str, is_stuck: bool) -> None:
-            log.critical("worker %s: %s", self.lease.id, why)
-            if is_stuck:
-                os._exit(os.EX_TEMPFAIL)  # nothing else stops a step that never yields; its row counts as lost
-            loop.call_soon_threadsafe(self.tasks.fail, Unavailable(why))
-
-        heart = Heart(
+    def _start_vitals(self) -> Vitals:
+        vitals = Vitals(
             self.lease,
-            lambda: Database.connect(self.settings.database_url, clock=self.clock, pool_size=1),
+            self.settings,
             self.clock,
-            beat_s=self.settings.heartbeat_s,
-            stall_s=self.settings.stall_s,
-            on_lost=lost,
+            self.outage,
+            owns_process=self._owns_process,
+            on_lost=lambda why: self.tasks.fail(Unavailable(why)),
         )
-        heart.start()
-        return heart
+        vitals.start()
+        return vitals
 
     # --- working chunks
 
@@ -309,9 +309,9 @@ class Worker:
         try:
             work = await self._prepare(held)
         except (CannotRun, FileRejected, FileUnreadable, OSError) as error:
-            await self.put_aside(held.operation, error)
+            await self.troubles.put_aside(held.operation, error)
         except (Broken, NotFound) as error:
-            await self.break_operation(held.operation, str(error))
+            await self.troubles.break_operation(held.operation, str(error))
             return True  # the next tick drains it
         finally:
             if work is None:
@@ -324,7 +324,14 @@ class Worker:
     async def _prepare(self, held: Held) -> Callable[[], Awaitable[object]] | None:
         """The work to be done on a candidate, claimed; None when it is not to be had."""
         if held.operation_state == "Stopping":
-            return partial(drain_chunk, self.db, held, owner=self.lease.id, clock=self.clock)
+            return partial(
+                drain_chunk,
+                self.db,
+                held,
+                owner=self.lease.id,
+                clock=self.clock,
+                definitions=self.executions.definitions,
+            )
         execution = await self.executions.get(held.operation)
         if not held.is_raw and not await self.limit_shares.take_part(execution):
             self.set_aside.for_a_moment(held.operation, self.settings.control_poll_s)
@@ -349,12 +356,12 @@ class Worker:
     async def _hold(self, held: Held, work: Callable[[], Awaitable[object]]) -> None:
         try:
             if not held.is_raw:
-                await self.take_up(held.operation, had_trouble=held.has_trouble)
+                await self.troubles.take_up(held.operation, had_trouble=held.has_trouble)
             await work()
             if held.is_raw:
                 await self._have_read(held)
         except Unavailable as error:
-            log.warning("the database is away: %s", error)  # the chunk is given up within a second, and claimed again
+            self.outage.failed("work", error)  # the chunk is given up within a second, and claimed again
         finally:
             self.actors.pop(held.id, None)
             self.wake.set()
@@ -363,32 +370,6 @@ class Worker:
         """Whether the file of a chunk that was not stored could be read shows when it was worked on."""
         actor = self.actors[held.id]
         if actor is not None and actor.desk.unreadable is not None:
-            await self.put_aside(held.operation, actor.desk.unreadable)
+            await self.troubles.put_aside(held.operation, actor.desk.unreadable)
         else:
-            await self.take_up(held.operation, had_trouble=held.has_trouble)
-
-    # --- operations that cannot go on
-
-    async def put_aside(self, number: int, error: Exception) -> None:
-        """Leave an operation alone for a while: this worker cannot go on with it, others may."""
-        pause_s = self.set_aside.for_trouble(number)
-        trouble = cut(f"its stored file cannot be read: {error}" if isinstance(error, OSError) else str(error))
-        log.error("operation %s is set aside for %g s: %s", number, pause_s, trouble)
-        await self.db.transaction(lambda tx: write_trouble(tx, number, trouble), "trouble")
-
-    async def take_up(self, number: int, *, had_trouble: bool) -> None:
-        """Go on with an operation; whatever was in its way is over."""
-        self.set_aside.take_up(number)
-        if had_trouble:
-            with contextlib.suppress(Unavailable):
-                await self.db.transaction(lambda tx: clear_trouble(tx, number), "trouble")
-
-    async def break_operation(self, number: int, reason: str) -> None:
-        """Stop an operation that nobody can go on with."""
-        log.error("operation %s broke: %s", number, reason)
-        await self.db.transaction(
-            lambda tx: move(
-                self.db, tx, number, "broke", actor=self.lease.id, cause=reason, stop_outcome="Failed", error=reason
-            ),
-            "broke",
-        )
+            await self.troubles.take_up(held.operation, had_trouble=held.has_trouble)

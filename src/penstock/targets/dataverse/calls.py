@@ -13,7 +13,9 @@ from penstock.targets.dataverse.catalogue import Table
 from penstock.targets.dataverse.entities import Key, Spelling, encode, key_columns, made_id
 from penstock.targets.dataverse.literals import address, guid
 from penstock.targets.dataverse.options import BYPASS_PRIVILEGE, DataverseOptions, behaviour
+from penstock.targets.http.bodies import refuse_nan
 from penstock.targets.model import Mode, TargetError, Trouble
+from penstock.targets.target import Batch
 
 __all__ = ["Call"]
 
@@ -22,14 +24,20 @@ __all__ = ["Call"]
 class Call:
     """A batch, its table as it is now known, and the spelling of its names."""
 
-    batch_key: str
-    mode: Mode
-    records: Sequence[Any]
+    batch: Batch
     options: DataverseOptions
     spelling: Spelling
 
     def __len__(self) -> int:
         return len(self.records)
+
+    @property
+    def mode(self) -> Mode:
+        return self.batch.mode
+
+    @property
+    def records(self) -> Sequence[Any]:
+        return self.batch.records
 
     @property
     def table(self) -> Table:
@@ -58,7 +66,7 @@ class Call:
         own = record.get(self.table.id_column) if isinstance(record, Mapping) else record
         if own is not None:
             return guid(own)
-        return made_id(self.batch_key, position) if self.makes_ids else None
+        return made_id(self.batch.record_key(position)) if self.makes_ids else None
 
     def key(self, position: int) -> Key:
         """What identifies a record that may be there already; ValueError when it carries no such thing."""
@@ -101,11 +109,21 @@ class Call:
             entity[self.table.id_column] = self.id(position)
         return entity
 
+    def encoded(self, position: int, leave_out: Collection[str] = ()) -> bytes:
+        """A record as the body of a request of its own."""
+        body = encode(self.entity(position, leave_out), position)
+        if b"null" in body:
+            refuse_nan(self.records)
+        return body
+
     def body(self) -> bytes:
         """The body of the bulk action; a value that is no JSON is blamed on its record."""
         targets = [self._target(position) for position in range(len(self))]
         try:
-            return encode({"Targets": targets})
+            body = encode({"Targets": targets})
+            if b"null" in body:
+                refuse_nan(self.records)
+            return body
         except TargetError:
             for position, target in enumerate(targets):
                 encode(target, position)

@@ -13,6 +13,7 @@ from urllib.parse import quote
 from penstock.clock import Clock
 from penstock.targets.dataverse.literals import literal
 from penstock.targets.dataverse.wire import Wire
+from penstock.targets.loops import PerLoop
 from penstock.targets.model import Mode, TargetError, Trouble
 
 __all__ = ["Catalogue", "Table"]
@@ -50,7 +51,7 @@ class Catalogue:
         self._clock = clock
         self._ttl_s = ttl_s
         self._known: dict[Hashable, tuple[float, Any]] = {}
-        self._turns: defaultdict[Hashable, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._turns: PerLoop[defaultdict[Hashable, asyncio.Lock]] = PerLoop(lambda: defaultdict(asyncio.Lock))
 
     async def table(self, name: str, source: str) -> Table:
         """A table by its logical name."""
@@ -89,7 +90,7 @@ class Catalogue:
                 )
 
     async def _recall(self, key: Hashable, read: Callable[[], Awaitable[Any]]) -> Any:
-        async with self._turns[key]:
+        async with self._turns.get()[key]:
             at, value = self._known.get(key, (0.0, None))
             if value is None or self._clock.monotonic() - at >= self._ttl_s:
                 value = await read()

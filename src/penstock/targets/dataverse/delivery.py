@@ -16,8 +16,6 @@ from penstock.targets.target import Answer
 
 __all__ = ["Delivery", "goes_singly"]
 
-DUPLICATES = frozenset({"0x80040237", "0x80060892", "0x80040333"})  # of an id, of a key, by a detection rule
-
 
 def goes_singly(table: Table, mode: Mode, options: DataverseOptions) -> bool:
     """Whether records travel one by one inside a `$batch`: there is no bulk action for what is asked."""
@@ -42,32 +40,30 @@ class Delivery:
 
     async def singly(self, call: Call, source: str, *, continue_on_error: bool) -> Answer:
         """Send every record as a request of its own."""
-        doubt = self._doubts.get(call.batch_key)
+        doubt = self._doubts.get(call.batch.key)
         try:
             answer = await send_singles(self._wire, call, source, continue_on_error=continue_on_error)
         except TargetError as error:
             self._note(call, error, Doubt(is_atomic=False))
             raise
-        self._doubts.settle(call.batch_key)
+        self._doubts.settle(call.batch.key)
         if doubt is not None and call.mode is Mode.UPSERT:  # what the lost try created now says updated
             return replace(answer, counts_exact=False)
         return answer
 
     async def whole(self, call: Call, source: str) -> Answer:
         """Send a call as one bulk action."""
-        doubt = self._doubts.get(call.batch_key)
+        doubt = self._doubts.get(call.batch.key)
         before = await self._before(call, source, doubt)
         try:
             answer = await send_action(self._wire, call, source, before)
         except TargetError as error:
             self._note(call, error, Doubt(is_atomic=not call.table.is_elastic, present=before))
-            if call.mode is Mode.CREATE and doubt is not None and error.code in DUPLICATES:
-                return await self._applied_late(call, source, error)
             if call.mode is Mode.DELETE and error.kind is Trouble.UNSUPPORTED and call.options.elastic_table is None:
                 self._catalogue.correct(call.table, is_elastic=False)
                 return await self.singly(call, source, continue_on_error=call.options.continue_on_error)
             raise
-        self._doubts.settle(call.batch_key)
+        self._doubts.settle(call.batch.key)
         if not call.table.is_elastic and any(verdict.outcome is Outcome.FAILED for verdict in answer.verdicts):
             self._catalogue.correct(call.table, is_elastic=True)  # only elastic tables fail row by row
         return answer
@@ -77,14 +73,14 @@ class Delivery:
         found = await present(self._wire, call, source)
         if call.mode is Mode.DELETE:
             return [None if there else _deleted(call, position) for position, there in enumerate(found)]
-        doubt = self._doubts.get(call.batch_key)
+        doubt = self._doubts.get(call.batch.key)
         if not call.makes_ids and (doubt is None or doubt.is_atomic) and not all(found):
             return [None] * len(call)  # keys that were there before say nothing of a batch that is not there whole
         return [Verdict(Outcome.CREATED, id) if id else None for id in found]
 
     def _note(self, call: Call, error: TargetError, doubt: Doubt) -> None:
         if error.maybe_applied:
-            self._doubts.add(call.batch_key, doubt)
+            self._doubts.add(call.batch.key, doubt)
 
     async def _before(self, call: Call, source: str, doubt: Doubt | None) -> Found | None:
         """Which records of an upsert are there before its first try."""
@@ -93,15 +89,6 @@ class Delivery:
         if doubt is not None and doubt.present is not None:
             return doubt.present
         return await present(self._wire, call, source)
-
-    async def _applied_late(self, call: Call, source: str, error: TargetError) -> Answer:
-        """A resend met its own records: the lost try took effect after we had looked for it."""
-        is_traceable = call.makes_ids or call.options.alternate_key
-        found = await present(self._wire, call, source) if is_traceable else ()
-        if not found or not all(found):
-            raise error
-        self._doubts.settle(call.batch_key)
-        return Answer([Verdict(Outcome.CREATED, id) for id in found])
 
 
 def _deleted(call: Call, position: int) -> Verdict:

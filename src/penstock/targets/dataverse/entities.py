@@ -86,9 +86,9 @@ def _key_column(column: str, value: Any, is_reference: bool) -> tuple[str, Any]:
     return (f"_{column}_value", uuid.UUID(str(value))) if is_reference else (column, value)
 
 
-def made_id(batch_key: str, position: int) -> str:
-    """The id we give a record: the same for every try of its batch, unlike any other."""
-    return str(uuid.uuid5(IDS, f"{batch_key}/{position}"))
+def made_id(record_key: str) -> str:
+    """The id we give a record: the same for every try, whatever batch it is in."""
+    return str(uuid.uuid5(IDS, record_key))
 
 
 def encode(value: Any, position: int | None = None) -> bytes:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
+from datetime import datetime
 from typing import Any
 
 from penstock.targets.clues import named_field
 from penstock.targets.dataverse.taxonomy import classify, limit_hit, row_trouble
+from penstock.targets.http.limits import retry_after_s
+from penstock.targets.http.taxonomy import LOST
 from penstock.targets.model import TargetError, Trouble
 
-__all__ = ["Reply", "RowFailure", "refusal", "retry_after_s", "row_error", "row_failures", "unbelievable"]
+__all__ = ["Reply", "RowFailure", "refusal", "row_error", "row_failures", "unbelievable"]
 
-GATEWAY_STATUSES = frozenset({502, 504})  # something between us and the platform gave up waiting
 ROW_LIST = "BulkApiErrorDetails"
 ROW_WAIT_S = 1.0  # the store under elastic tables throttles for moments, and does not say for how long
 
@@ -66,9 +65,9 @@ def refusal(reply: Reply, now: datetime, *, is_write: bool) -> TargetError:
     """The error an answer stands for; of a write it also says whether it may have taken effect all the same."""
     error = reply.error()
     code, message = _text(error.get("code")), _message(error, reply.status)
-    wait_s = retry_after_s(reply.headers.get("retry-after"), now)
-    kind = classify(reply.status, code, message, has_retry_after=wait_s is not None)
-    is_unanswered = reply.status in GATEWAY_STATUSES or (not error and reply.status >= 500 and reply.status != 503)
+    wait_s = retry_after_s(reply.headers, now)
+    kind = classify(reply.status, code, message, has_retry_after="retry-after" in reply.headers)
+    is_unanswered = reply.status in LOST or (not error and reply.status >= 500)
     if is_unanswered and kind is Trouble.OTHER:
         kind = Trouble.CONNECTION
     return TargetError(
@@ -98,35 +97,15 @@ def _details(reply: Reply) -> Mapping[str, Any]:
     return {"status": reply.status} | ({"request_id": request} if request else {})
 
 
-def retry_after_s(value: str | None, now: datetime) -> float | None:
-    """The seconds a Retry-After header asks for, whether it gives seconds or a date; None when it says nothing."""
-    if not value:
-        return None
-    try:
-        seconds = float(value)
-    except ValueError:
-        return _seconds_until(value, now)
-    return max(0.0, seconds) if math.isfinite(seconds) else None
-
-
-def _seconds_until(value: str, now: datetime) -> float | None:
-    try:
-        instant = parsedate_to_datetime(value)
-    except ValueError:
-        return None
-    if instant.tzinfo is None:
-        instant = instant.replace(tzinfo=UTC)
-    return max(0.0, (instant - now).total_seconds())
-
-
 def row_failures(reply: Reply, count: int) -> Sequence[RowFailure]:
     """The rows that failed in a partly failed call, at most one a row; empty when the call failed as a whole.
 
-    The member's prefix differs between versions of the platform, so that only its end is looked at.
+    The member's prefix differs between versions of the platform, so that only its end is looked at. Rows that went
+    well may be listed beside those that failed.
     """
     for name, value in reply.error().items():
         if name.endswith(ROW_LIST):
-            listed = _rows(value)
+            listed = [row for row in _rows(value) if not 200 <= row.status < 300]
             return list({row.index: row for row in listed if 0 <= row.index < count}.values())
     return []
 
@@ -144,7 +123,8 @@ def row_error(row: RowFailure, call_error: TargetError) -> TargetError:
     message = f"the row was refused with status {row.status}: {call_error.message}"
     kind = row_trouble(row.status)
     wait_s = (call_error.retry_after_s or ROW_WAIT_S) if kind is Trouble.THROTTLED else None
-    return TargetError(message, kind=kind, code=str(row.status), retry_after_s=wait_s)
+    is_lost = kind is Trouble.CONNECTION
+    return TargetError(message, kind=kind, code=str(row.status), retry_after_s=wait_s, maybe_applied=is_lost)
 
 
 def unbelievable(what: str, reply: Reply) -> TargetError:

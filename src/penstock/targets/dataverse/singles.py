@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Sequence
 
 from penstock.targets.dataverse.calls import Call
-from penstock.targets.dataverse.entities import encode
 from penstock.targets.dataverse.literals import address
 from penstock.targets.dataverse.multipart import Part
 from penstock.targets.dataverse.refusals import Reply, unbelievable
@@ -23,17 +22,17 @@ def part(call: Call, position: int, root: str) -> Part:
     """The request that does one record's share of a call."""
     table = call.table
     if call.mode is Mode.CREATE:
-        return Part("POST", f"{root}{table.entity_set}{call.query()}", call.headers, encode(call.entity(position)))
+        return Part("POST", f"{root}{table.entity_set}{call.query()}", call.headers, call.encoded(position))
     key = call.key(position)
     path = root + address(table.entity_set, key)
     match call.mode:
         case Mode.DELETE:
             return Part("DELETE", path + call.query(), call.headers)
         case Mode.UPDATE:
-            body = encode(call.entity(position, (table.id_column,)))
+            body = call.encoded(position, (table.id_column,))
             return Part("PATCH", path + call.query(), {**call.headers, "If-Match": "*"}, body)
     named = call.options.alternate_key or ((table.id_column,) if isinstance(key, str) else key)
-    body = encode(call.entity(position, named))
+    body = call.encoded(position, named)
     told = {"Prefer": "return=representation"}  # 201 or 200 then says whether it was created
     return Part("PATCH", path + call.query(f"$select={table.id_column}"), {**call.headers, **told}, body)
 

@@ -15,7 +15,7 @@ from penstock.targets.dataverse.identity import identity, references
 from penstock.targets.dataverse.multipart import PARTS_MAX
 from penstock.targets.dataverse.options import DataverseOptions, platform_options
 from penstock.targets.dataverse.tokens import Credential, Tokens
-from penstock.targets.dataverse.wire import Wire, default_client, environment_url
+from penstock.targets.dataverse.wire import TOTAL_S, Wire, default_client, environment_url
 from penstock.targets.model import BulkOptions, Mode, TargetError, Verdict
 from penstock.targets.target import Answer, Batch, Reference, Target, Traits
 
@@ -44,6 +44,7 @@ class DataverseTarget(Target):
         clock: Clock | None = None,
         request_bytes_max: int = 4 * 2**20,
         metadata_ttl_s: float = 3600.0,
+        timeout_s: float = TOTAL_S,
     ) -> None:
         named = credentials if isinstance(credentials, Mapping) else {"default": credentials}
         if not named:
@@ -53,10 +54,11 @@ class DataverseTarget(Target):
         self.name = f"Dataverse {origin}"
         self.sources = tuple(named)
         self._request_bytes_max = request_bytes_max
-        self._wire = Wire(origin, api_version, Tokens(named, f"{origin}/.default", clock), clock, client)
+        self._wire = Wire(
+            origin, api_version, Tokens(named, f"{origin}/.default", clock), clock, client, timeout_s=timeout_s
+        )
         self._catalogue = Catalogue(self._wire, clock, metadata_ttl_s)
         self._delivery = Delivery(self._wire, self._catalogue)
-        self._alternate_keys: dict[tuple[str, Mode], Sequence[str] | None] = {}
 
     def check_options(self, options: BulkOptions) -> None:
         if type(options) not in {BulkOptions, DataverseOptions}:
@@ -68,7 +70,6 @@ class DataverseTarget(Target):
         singly = goes_singly(known, mode, asked)
         if not singly:
             await self._catalogue.check_supports(table, mode, source)
-        self._alternate_keys[table, mode] = asked.alternate_key
         is_traceable = asked.client_made_ids or known.is_elastic or asked.alternate_key is not None
         return Traits(
             is_atomic=not singly and not known.is_elastic,
@@ -98,7 +99,11 @@ class DataverseTarget(Target):
 
     def identity(self, table: str, mode: Mode, record: Any) -> Hashable | None:
         known = self._catalogue.recall_table(table)
-        return None if known is None else identity(known, mode, record, self._alternate_keys.get((table, mode)))
+        return None if known is None else identity(known, mode, record, None)
+
+    def identifier(self, table: str, mode: Mode, options: BulkOptions) -> Callable[[Any], Hashable | None] | None:
+        known, alternate_key = self._catalogue.recall_table(table), platform_options(options).alternate_key
+        return None if known is None else lambda record: identity(known, mode, record, alternate_key)
 
     def references(self, table: str, record: Any, options: BulkOptions) -> Iterable[Reference]:
         return references(record, options.references, self._catalogue.entity_sets())
@@ -122,7 +127,7 @@ class DataverseTarget(Target):
         spelling = Spelling(table)
         if batch.mode is not Mode.DELETE:
             spelling = await self._spelling(table, batch.records, options.references, source)
-        call = Call(batch.key, batch.mode, batch.records, options, spelling)
+        call = Call(batch, options, spelling)
         call.check()
         return call
 

@@ -10,12 +10,15 @@ from collections.abc import Awaitable, Mapping
 from typing import Any, Protocol
 
 from penstock.clock import Clock
+from penstock.targets.loops import PerLoop
 from penstock.targets.model import TargetError, Trouble
 
 __all__ = ["AccessToken", "Credential", "Tokens"]
 
 EARLY_S = 300
 EARLY_SHARE = 0.1  # of a short life
+UNREACHED = frozenset({"ServiceRequestError", "ServiceResponseError"})
+"""What azure-core, which is not needed here, raises when nobody answers."""
 ENTRA_CODE = re.compile(r"\bAADSTS\d+\b")
 
 
@@ -42,11 +45,11 @@ class Tokens:
         self._scope = scope
         self._clock = clock
         self._held: dict[str, tuple[str, float]] = {}  # the token and when to renew it
-        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._turns: PerLoop[defaultdict[str, asyncio.Lock]] = PerLoop(lambda: defaultdict(asyncio.Lock))
 
     async def get(self, source: str) -> str:
         """A token that is good for some minutes; whoever asks while it is fetched waits for the same one."""
-        async with self._turns[source]:
+        async with self._turns.get()[source]:
             held = self._held.get(source)
             if held is None or self._now_s() >= held[1]:
                 held = self._held[source] = await self._fetch(source)
@@ -71,9 +74,9 @@ class Tokens:
             # What a credential says may hold its secret, so only its kind and the identity platform's code are kept.
             code = ENTRA_CODE.search(str(error))
             reason = f"{type(error).__name__} {code[0]}" if code else type(error).__name__
-            failed = TargetError(
-                f"the credential {source!r} gave no token: {reason}", kind=Trouble.TOKEN, code=code and code[0]
-            )
+            names = {base.__name__ for base in type(error).__mro__}
+            kind = Trouble.CONNECTION if isinstance(error, OSError) or names & UNREACHED else Trouble.TOKEN
+            failed = TargetError(f"the credential {source!r} gave no token: {reason}", kind=kind, code=code and code[0])
         raise failed
 
 

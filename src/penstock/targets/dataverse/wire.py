@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
@@ -10,6 +11,7 @@ from penstock.clock import Clock, from_micros
 from penstock.errors import SettingsInvalid
 from penstock.targets.dataverse.refusals import Reply, refusal
 from penstock.targets.dataverse.tokens import Tokens
+from penstock.targets.loops import PerLoop
 from penstock.targets.model import TargetError, Trouble
 
 try:
@@ -17,11 +19,12 @@ try:
 except ImportError as error:
     raise ImportError("penstock.targets.dataverse needs httpx: install penstock[http]") from error
 
-__all__ = ["Wire", "default_client", "environment_url"]
+__all__ = ["TOTAL_S", "Wire", "default_client", "environment_url"]
 
 CONNECT_S = 10.0
 WRITE_S = 60.0
 READ_S = 180.0  # the platform itself gives up after two minutes
+TOTAL_S = 300.0
 STANDARD = {
     "Accept": "application/json",
     "OData-Version": "4.0",
@@ -50,14 +53,21 @@ class Wire:
     """Sends single requests in the name of a source; never retries."""
 
     def __init__(
-        self, url: str, api_version: str, tokens: Tokens, clock: Clock, client: Callable[[], httpx.AsyncClient]
+        self,
+        url: str,
+        api_version: str,
+        tokens: Tokens,
+        clock: Clock,
+        client: Callable[[], httpx.AsyncClient],
+        *,
+        timeout_s: float = TOTAL_S,
     ) -> None:
         self.root = f"{urlsplit(url).path}/api/data/{api_version}/"
         self._base = f"{url}/api/data/{api_version}/"
         self._tokens = tokens
         self._clock = clock
-        self._make_client = client
-        self._client: httpx.AsyncClient | None = None
+        self._clients = PerLoop(client)
+        self._timeout_s = timeout_s
 
     async def read(self, source: str, path: str) -> Reply:
         """GET something; raises when it was refused."""
@@ -90,22 +100,23 @@ class Wire:
         return refusal(reply, from_micros(self._clock.now_us()), is_write=is_write)
 
     async def aclose(self) -> None:
-        if self._client is not None:
-            await self._client.aclose()
-            self._client = None
+        client = self._clients.take()
+        if client is not None:
+            await client.aclose()
 
     async def _exchange(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Reply:
-        client = self._client = self._client or self._make_client()
+        client = self._clients.get()
         request = client.build_request(method, self._base + path, headers=headers, content=body)
         # The platform's cookie pins every call to one web server, and its quota with it.
         request.headers.pop("cookie", None)
         try:
-            response = await client.send(request)
+            async with asyncio.timeout(self._timeout_s):
+                response = await client.send(request)
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.ProxyError) as error:
             raise _unanswered("could not be reached", error, maybe_applied=False) from error
         except httpx.LocalProtocolError as error:
             raise TargetError(f"the request could not be sent: {error}") from error
-        except (httpx.TransportError, httpx.DecodingError) as error:
+        except (httpx.TransportError, httpx.DecodingError, TimeoutError) as error:
             raise _unanswered("gave no answer", error, maybe_applied=method != "GET") from error
         return Reply(response.status_code, dict(response.headers), response.content)
 

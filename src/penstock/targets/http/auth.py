@@ -14,6 +14,7 @@ from penstock.clock import Clock, from_micros
 from penstock.errors import SettingsInvalid
 from penstock.targets.http.answers import decoded
 from penstock.targets.http.limits import retry_after_s
+from penstock.targets.loops import PerLoop
 from penstock.targets.model import TargetError, Trouble
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class ClientCredentials:
         self._token_url = token_url
         self._form = {"grant_type": "client_credentials", "client_id": client_id, "client_secret": client_secret}
         self._form |= parameters | ({"scope": scope} if scope else {})
-        self._turn = asyncio.Lock()
+        self._turn: PerLoop[asyncio.Lock] = PerLoop(asyncio.Lock)
         self._token: str | None = None
         self._renew_at_s = 0.0
 
@@ -84,7 +85,7 @@ class ClientCredentials:
         return f"ClientCredentials({self._token_url!r}, {self._form['client_id']!r}, …)"
 
     async def headers(self, client: httpx.AsyncClient, clock: Clock) -> Mapping[str, str]:
-        async with self._turn:
+        async with self._turn.get():
             if self._token is None or clock.monotonic() >= self._renew_at_s:
                 self._token, life_s = await self._fetch(client, clock)
                 self._renew_at_s = clock.monotonic() + life_s - min(EARLY_S, life_s * EARLY_SHARE)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from math import isfinite
 from typing import Any
 from urllib.parse import quote
 
@@ -11,7 +13,7 @@ from penstock.targets.http.endpoint import Body, Endpoint
 from penstock.targets.model import Mode, TargetError, Trouble
 from penstock.targets.target import Batch
 
-__all__ = ["content_type", "encoded", "filled", "id_of"]
+__all__ = ["content_type", "encoded", "filled", "id_of", "refuse_nan"]
 
 ENCODER = msgspec.json.Encoder()
 
@@ -19,9 +21,28 @@ ENCODER = msgspec.json.Encoder()
 def encoded(batch: Batch, endpoint: Endpoint) -> bytes | None:
     """The body of a call; None when it has none."""
     try:
-        return _encoded(batch, endpoint)
+        body = _encoded(batch, endpoint)
     except (TypeError, ValueError, OverflowError) as error:
         raise TargetError(f"a record cannot be written as JSON: {error}", kind=Trouble.DATA) from error
+    if body is not None and b"null" in body:
+        refuse_nan(batch.records)
+    return body
+
+
+def refuse_nan(records: Sequence[Any]) -> None:
+    """Refuse numbers that JSON does not have; the encoder would write null for them."""
+    wrong = tuple(position for position, record in enumerate(records) if _has_nan(record))
+    if wrong:
+        message = "a record holds NaN or infinity, which JSON does not have"
+        raise TargetError(message, kind=Trouble.DATA, code="NotJson", suspects=wrong)
+
+
+def _has_nan(value: Any) -> bool:
+    if isinstance(value, float):
+        return not isfinite(value)
+    if isinstance(value, Mapping):
+        return any(map(_has_nan, value.values()))
+    return isinstance(value, list | tuple) and any(map(_has_nan, value))
 
 
 def _encoded(batch: Batch, endpoint: Endpoint) -> bytes | None:

@@ -85,7 +85,7 @@ class Endpoint:
     """A delete of a record that is not there counts as done."""
     width_header: str | None = None
     """The header by which the remote recommends how many calls to make at once."""
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     records_max: int | None = None
     bytes_max: int | None = None
 

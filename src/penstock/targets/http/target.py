@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 __all__ = ["HttpTarget"]
 
 TIMEOUT_S = 120.0
+CONFLICT = 409
+LOST_KEYS_MAX = 10_000
+"""Keys remembered: more are not in flight, so the oldest were given up by their caller."""
 
 
 class HttpTarget(Target):
@@ -54,7 +57,7 @@ class HttpTarget(Target):
         self.width, self.width_max = width, width_max
         self._auths = auths
         self._endpoints = endpoints
-        self._lost_keys: set[str] = set()
+        self._lost_keys: dict[str, None] = {}
         self._clock = clock or SystemClock()
         base = checked_base(base_url, has_credentials=auth is not None, allow_plain_http=allow_plain_http)
         self._wire = Wire(base, auths, clock=self._clock, timeout_s=timeout_s, client=client or new_client)
@@ -64,9 +67,11 @@ class HttpTarget(Target):
             answer = await self._send(batch, source)
         except TargetError as error:
             if error.maybe_applied:
-                self._lost_keys.add(batch.key)
+                self._lost_keys[batch.key] = None
+                if len(self._lost_keys) > LOST_KEYS_MAX:
+                    del self._lost_keys[next(iter(self._lost_keys))]
             raise
-        self._lost_keys.discard(batch.key)
+        self._lost_keys.pop(batch.key, None)
         return answer
 
     async def describe(self, table: str, mode: Mode, options: BulkOptions, source: str) -> Traits:
@@ -125,8 +130,22 @@ class HttpTarget(Target):
         reply = await self._wire.call(source, endpoint.method, path, content=content, headers=headers)
         if self._is_gone(reply, batch, endpoint):
             return Answer([Verdict(Outcome.DELETED)])
+        if reply.status == CONFLICT and batch.key in self._lost_keys and endpoint.idempotency_header:
+            raise TargetError(
+                f"{endpoint.method} {path} answered {CONFLICT}: it still works on the first call with this key",
+                kind=Trouble.CONNECTION,
+                code=str(CONFLICT),
+                maybe_applied=True,
+            )
         if reply.status not in endpoint.success:
             raise self._refused(reply, endpoint, f"{endpoint.method} {path}")
+        if reply.headers.get("content-type", "").startswith("text/html"):
+            raise TargetError(
+                f"{endpoint.method} {path} answered {reply.status} with a page for people, perhaps to log in",
+                kind=Trouble.CONNECTION,
+                code="NotAnAnswer",
+                maybe_applied=True,
+            )
         return read_answer(batch, endpoint, reply.status, reply.body, _width(reply, endpoint))
 
     async def _repeated(self, batch: Batch, source: str, *, is_atomic: bool) -> Sequence[Verdict | None]:

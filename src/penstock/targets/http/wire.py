@@ -12,6 +12,7 @@ from penstock.errors import SettingsInvalid
 from penstock.targets.http.answers import decoded
 from penstock.targets.http.auth import LOCAL, Auth
 from penstock.targets.http.taxonomy import Reply
+from penstock.targets.loops import PerLoop
 from penstock.targets.model import TargetError, Trouble
 
 if TYPE_CHECKING:
@@ -61,23 +62,19 @@ class Wire:
         self._auths = auths
         self._clock = clock
         self._timeout_s = timeout_s
-        self._make_client = client
-        self._client: httpx.AsyncClient | None = None
+        self._clients: PerLoop[httpx.AsyncClient] = PerLoop(lambda: _without_cookies(client()))
 
     async def call(
         self, source: str, method: str, path: str, *, content: bytes | None = None, headers: Mapping[str, str]
     ) -> Reply:
         """The answer, whatever its status; `TargetError` when none came, or none that can be trusted."""
         httpx = installed()
-        if self._client is None:
-            self._client = self._make_client()
-            # A cookie can tie all calls to one server behind a balancer, whose quota is then used up first.
-            self._client.cookies = CookieJar(policy=DefaultCookiePolicy(allowed_domains=[]))
-        proof = await self._proof(source, self._client)
-        request = self._client.build_request(method, self._base + path, content=content, headers={**headers, **proof})
+        client = self._clients.get()
+        proof = await self._proof(source, client)
+        request = client.build_request(method, self._base + path, content=content, headers={**headers, **proof})
         try:
             async with asyncio.timeout(self._timeout_s):
-                response = await self._answered(request)
+                response = await self._answered(client, request)
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.ProxyError) as error:
             raise _lost(request, error, maybe_applied=False) from error
         except (httpx.UnsupportedProtocol, httpx.LocalProtocolError) as error:
@@ -97,19 +94,24 @@ class Wire:
 
     async def aclose(self) -> None:
         """Close the connections; the next call opens new ones."""
-        if self._client is not None:
-            await self._client.aclose()
-            self._client = None
+        client = self._clients.take()
+        if client is not None:
+            await client.aclose()
 
-    async def _answered(self, request: httpx.Request) -> httpx.Response:
-        assert self._client is not None
-        response = await self._client.send(request, follow_redirects=False)
+    async def _answered(self, client: httpx.AsyncClient, request: httpx.Request) -> httpx.Response:
+        response = await client.send(request, follow_redirects=False)
         for _ in range(REDIRECTS_MAX):
             further = response.next_request
             if response.status_code not in KEEPS_METHOD or further is None or not _is_same_origin(request, further):
                 break
-            response = await self._client.send(further, follow_redirects=False)
+            response = await client.send(further, follow_redirects=False)
         return response
+
+
+def _without_cookies(client: httpx.AsyncClient) -> httpx.AsyncClient:
+    # A cookie can tie all calls to one server behind a balancer, whose quota is then used up first.
+    client.cookies = CookieJar(policy=DefaultCookiePolicy(allowed_domains=[]))
+    return client
 
 
 def _is_same_origin(one: httpx.Request, other: httpx.Request) -> bool:

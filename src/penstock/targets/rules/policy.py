@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
-from math import isnan
+from math import isfinite
 from random import Random
 
 from penstock.targets.model import TargetError, Trouble
@@ -42,8 +42,8 @@ class RetryPolicy:
     throttle_default_s: float = 30.0
     """When a remote throttles without saying for how long."""
     throttle_min_s: float = 0.1
-    throttle_max_s: float = 600.0
-    """A remote that asks for more is asked again after this."""
+    throttle_max_s: float | None = None
+    """A remote that asks for more is asked again after this; None waits as long as it says."""
     acquire_timeout_s: float = 120.0
     """Without a free slot for so long, the pool counts as exhausted; the wait goes on in steps of 1 to 32 s."""
     budget: float = 100.0
@@ -52,6 +52,8 @@ class RetryPolicy:
     """Calls in a row that got no answer before a source is left alone."""
     breaker_first_s: float = 1.0
     breaker_max_s: float = 30.0
+    outage_s: float = 300.0
+    """How long a remote may give nobody an answer before a call gives up; a restart takes less."""
     extra_calls_max: int = 512
     """Calls spent on finding the guilty records of one batch; after that what is left of it fails whole."""
     grace_s: float = 5.0
@@ -61,11 +63,16 @@ class RetryPolicy:
         """Seconds before retry number `retry`, counted from 1."""
         return self.wait_first_s * 2.0 ** (retry - 1) * (1 + self.jitter * random.random())
 
+    def outage_wait_s(self, silent_s: float) -> float:
+        """Seconds before the next try at a remote that has not answered for so long."""
+        return min(max(self.wait_first_s, silent_s / 4), self.breaker_max_s)
+
     def throttle_s(self, asked_s: float | None) -> float:
         """For how long a throttled source is left alone."""
-        if asked_s is None or isnan(asked_s):
+        if asked_s is None or not isfinite(asked_s):
             return self.throttle_default_s
-        return min(max(asked_s, self.throttle_min_s), self.throttle_max_s)
+        wait_s = max(asked_s, self.throttle_min_s)
+        return wait_s if self.throttle_max_s is None else min(wait_s, self.throttle_max_s)
 
 
 class RetryBudget:
@@ -120,7 +127,8 @@ def after_refusal(
         case Trouble.UNSUPPORTED:
             return Move(Act.STOP)
         case kind if kind in FINITE:
-            return _few_times(tries[kind], policy, Act.FAIL)
+            is_smaller_better = kind is Trouble.DEADLOCK and size > 1
+            return _few_times(tries[kind], policy, Act.SPLIT if is_smaller_better else Act.FAIL)
         case _:
             return Move(Act.ISOLATE)
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+from penstock.targets.causes import Cause
 from penstock.targets.diagnostics import Diagnostic
 from penstock.targets.model import TargetError, Trouble
 
@@ -49,7 +50,10 @@ class Search:
 class Isolation:
     """What is known of one batch that failed as a whole."""
 
+    cause: Cause | None = None
+    """What the failure of the batch was about."""
     diagnostics: Mapping[int, Sequence[Diagnostic]] = field(default_factory=dict)
+    """What that said of its records."""
     calls: int = 0
     failed: int = 0
     has_passed: bool = False

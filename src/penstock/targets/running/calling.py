@@ -31,6 +31,7 @@ class Caller:
 
     def __init__(self, target: Target, pool: Pool, party: Party) -> None:
         self._target, self.pool, self.party = target, pool, party
+        pool.enter()
 
     async def call(self, ask: Callable[[str], Awaitable[Told]], turn: Turn = Turn.NEW) -> Told:
         """Ask when there is a slot, on its source; whatever goes wrong is raised as a `TargetError`."""

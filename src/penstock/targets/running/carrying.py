@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence, Set
+from enum import Enum, auto
 from itertools import count
 from operator import attrgetter
 
@@ -33,8 +34,15 @@ __all__ = ["Carrier"]
 
 JUDGED = frozenset({Trouble.DATA, Trouble.BUSINESS})
 """The remote looked at the records and said no; an earlier, unanswered call was told the same."""
-SILENT = frozenset({Trouble.CONNECTION, Trouble.TOKEN})
 _ERROR = attrgetter("error")
+
+
+class _Next(Enum):
+    """What is done with records of which the remote has told something."""
+
+    SETTLE = auto()
+    ASK = auto()  # whether an earlier call took effect after all
+    ABSENT = auto()  # it did not
 
 
 class Carrier:
@@ -88,62 +96,119 @@ class Carrier:
         if not has_errors:
             self._desk.settle(work, verdicts)
             return False
-        return self._partly_answered(work, verdicts)
+        return self._told(work, verdicts)
 
-    def _partly_answered(self, work: Work, verdicts: Sequence[Verdict]) -> bool:
-        """Settle the records that were judged; the others are treated as if their batch had been refused."""
-        groups: dict[tuple[Trouble, bool], list[int]] = {}
-        done = []
+    def _reconciled(self, work: Work, known: Sequence[Verdict | None]) -> bool:
+        """What the remote knows counts; what it does not know was not applied, so what it said last holds."""
+        assert work.lost is not None
+        refusal, verdicts = work.refusal, work.verdicts
+        if refusal is None and verdicts is None:
+            work.is_asked = True
+            return self._told(work, known, not_applied(work.lost))
+        work.believe()
+        told = known if verdicts is None else [one or said for one, said in zip(known, verdicts, strict=True)]
+        return self._told(work, told, refusal)
+
+    def _told(self, work: Work, verdicts: Sequence[Verdict | None], absent: TargetError | None = None) -> bool:
+        """Settle the records that were judged; the others go on as if a batch of them had been refused.
+
+        Those without a verdict, which the remote does not know, were refused with `absent`.
+        """
+        groups: dict[_Next | tuple[Trouble, bool], list[int]] = {}
         for position, verdict in enumerate(verdicts):
-            error = verdict.error
-            if error is not None and (error.kind in RETRYABLE or error.maybe_applied):
-                groups.setdefault((error.kind, error.maybe_applied), []).append(position)
-            else:
-                done.append(position)
-        manner = work.manner
-        pieces = [(work.part(group, self.new_key(), manner), verdicts[group[0]].error) for group in groups.values()]
-        if done:
-            self._desk.settle(work.part(done, work.key), [verdicts[position] for position in done])
-        is_again = False
-        for piece, error in pieces:
-            assert error is not None
-            if error.kind is Trouble.THROTTLED:
-                self._pool.refused(work.source, error)
-            is_again |= self._continue(work, piece, self._refused(piece, error))
-        return is_again
+            groups.setdefault(self._next(work, verdict), []).append(position)
+        manner = Manner.SEND if work.manner is Manner.ASK else work.manner
+        pieces = [
+            (what, work.part(group, self._key_for(what, work, group), manner), [verdicts[at] for at in group])
+            for what, group in groups.items()
+        ]
+        is_again = [self._go_on(work, what, piece, told, absent) for what, piece, told in pieces]
+        return any(is_again)
 
-    def _continue(self, work: Work, piece: Work, is_again: bool) -> bool:
-        """Whether the work itself goes on; a piece of it that does is launched."""
+    def _next(self, work: Work, verdict: Verdict | None) -> _Next | tuple[Trouble, bool]:
+        if verdict is None:
+            return _Next.ABSENT
+        error = verdict.error
+        if error is None:
+            return _Next.SETTLE
+        if error.kind in RETRYABLE or error.maybe_applied:
+            return error.kind, error.maybe_applied
+        return _Next.ASK if self._is_unproven(work, error) else _Next.SETTLE
+
+    def _key_for(self, what: object, work: Work, group: Sequence[int]) -> str:
+        """A key is for one answer: records that got one go on under another."""
+        is_unanswered = what is _Next.ABSENT and len(group) == len(work)
+        return work.key if is_unanswered or what in (_Next.SETTLE, _Next.ASK) else self.new_key()
+
+    def _go_on(
+        self,
+        work: Work,
+        what: _Next | tuple[Trouble, bool],
+        piece: Work,
+        told: Sequence[Verdict | None],
+        absent: TargetError | None,
+    ) -> bool:
+        """Do the next thing with a piece of the work; True when the piece is all of it and needs another call."""
+        verdicts = [verdict for verdict in told if verdict is not None]
+        match what:
+            case _Next.SETTLE:
+                self._desk.settle(piece, verdicts)
+                return False
+            case _Next.ASK:
+                piece.verdicts = verdicts
+                is_again = self._ask(piece)
+            case _Next.ABSENT:
+                assert absent is not None
+                is_again = self._decide(piece, absent)
+            case _:
+                error = verdicts[0].error
+                assert error is not None
+                if error.kind is Trouble.THROTTLED:
+                    self._pool.refused(work.source, error)
+                is_again = self._refused(piece, error)
         if is_again and piece is not work:
             self._desk.launch(piece)
             return False
         return is_again
 
-    def _reconciled(self, work: Work, known: Sequence[Verdict | None]) -> bool:
-        """What the remote knows is final; what it does not know was not applied, and is treated as refused."""
-        assert work.doubt is not None
-        error = not_applied(work.doubt)
-        absent = [position for position, verdict in enumerate(known) if verdict is None]
-        done = [position for position, verdict in enumerate(known) if verdict is not None]
-        piece = work.part(absent, self.new_key()) if absent else None
-        if done:
-            self._desk.settle(work.part(done, work.key), [verdict for verdict in known if verdict is not None])
-        if piece is None:
-            return False
-        piece.doubt = None
-        return self._continue(work, piece, self._decide(piece, error))
+    def _is_unproven(self, work: Work, error: TargetError) -> bool:
+        """Whether a refusal may be about what an earlier, unanswered call of the same records has done by now."""
+        traits = self._job.traits
+        is_lost = work.lost is not None and work.manner is not Manner.ASK
+        return is_lost and traits.can_reconcile and not traits.is_idempotent and error.kind not in RETRYABLE
+
+    def _ask(self, work: Work) -> bool:
+        work.manner, work.turn, work.is_asked = Manner.ASK, Turn.RETRY, False
+        work.lost_questions.clear()
+        return True
 
     def _refused(self, work: Work, error: TargetError) -> bool:
         self._adapt(error)
+        counts = work.lost_questions if work.manner is Manner.ASK else work.tries
+        counts[error.kind] = self._count(work, error, counts[error.kind])
         if work.manner is Manner.ASK:
-            work.lost_questions[error.kind] += 1
-            return self._act(work, error, after_lost_question(error, work.lost_questions, self._policy))
-        work.tries[error.kind] += 1
+            return self._act(work, error, after_lost_question(error, counts, self._policy))
         if error.maybe_applied:
-            work.doubt = error
+            work.lose(error)
+        elif self._is_unproven(work, error):
+            work.refusal = error
+            return self._ask(work)
         elif error.kind in JUDGED:
-            work.doubt = None
+            work.believe()
         return self._decide(work, error)
+
+    def _count(self, work: Work, error: TargetError, tries: int) -> int:
+        """The tries that failed so; while the remote answers nobody, the last one does not count."""
+        was_outage, work.is_outage = work.is_outage, False
+        if error.kind is not Trouble.CONNECTION:
+            work.silent_since_s = None
+            return tries + 1
+        now = self._pool.clock.monotonic()
+        if work.silent_since_s is None or self._pool.silent_s < now - work.silent_since_s:
+            work.silent_since_s = now
+            return 1 if was_outage else tries + 1
+        work.is_outage = self._pool.silent_s < self._policy.outage_s
+        return min(tries + 1, self._policy.retries_max) if work.is_outage else tries + 1
 
     def _adapt(self, error: TargetError) -> None:
         match error.kind:
@@ -162,9 +227,7 @@ class Carrier:
             case Act.AGAIN:
                 return self._again(work, error, move.retry)
             case Act.ASK:
-                work.manner, work.turn = Manner.ASK, Turn.RETRY
-                work.lost_questions.clear()
-                return True
+                return self._ask(work)
             case Act.SPLIT:
                 self._isolating.split(work, halves(len(work)))
             case Act.ISOLATE:
@@ -177,12 +240,14 @@ class Carrier:
         return False
 
     def _again(self, work: Work, error: TargetError, retry: int) -> bool:
-        if retry and not self._budget.spend():
+        if retry and not work.is_outage and not self._budget.spend():
             self._give_up(work, error)
             return False
         if retry:
             self.retries[error.kind] += 1
             work.wait_s = self._policy.wait_s(retry, self._pool.entropy.jitter)
+            if work.is_outage:
+                work.wait_s = max(work.wait_s, self._policy.outage_wait_s(self._pool.silent_s))
         if error.kind is Trouble.RACE:
             self._pool.races.begin(self._job.table, work)
         work.turn = Turn.RETRY
@@ -191,5 +256,6 @@ class Carrier:
     def _give_up(self, work: Work, error: TargetError) -> None:
         """No more tries for this work; and for no other, when the remote does not answer at all."""
         self._desk.fail(work, error)
-        if error.kind in SILENT and self._pool.is_broken:
+        is_over = error.kind is Trouble.TOKEN or self._pool.silent_s >= self._policy.outage_s
+        if error.kind in (Trouble.TOKEN, Trouble.CONNECTION) and is_over and self._pool.is_broken:
             self._desk.stop("systemic", error)

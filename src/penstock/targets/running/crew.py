@@ -9,7 +9,7 @@ from functools import partial
 from penstock.targets.model import Outcome, TargetError, Verdict
 from penstock.targets.results import BulkResult, Statistics
 from penstock.targets.rules.sizing import BatchSize
-from penstock.targets.running.account import Account
+from penstock.targets.running.account import Account, Counts
 from penstock.targets.running.calling import Caller
 from penstock.targets.running.carrying import Carrier
 from penstock.targets.running.desk import Desk
@@ -37,6 +37,7 @@ class Crew:
         self._account = Account(job.mode, job.options, job.own_id)
         self._size = BatchSize(job.options, job.traits)
         self._sizes: tuple[int, int] | None = None
+        self._errors = 0
         desk = Desk(self._is_held, self._settle, self._launch, stopping.stop, self._report)
         self._carrier = Carrier(job, desk, caller, self._size)
         self._feed: Feed | None = None
@@ -135,6 +136,8 @@ class Crew:
         """Whether a bad record is being looked for that would stop the call before this work is sent."""
         if self._job.options.continue_on_error or work.isolation is not None:
             return False
+        if self._pool.races.is_held_by(self._job.table, work):
+            return False  # the search waits for this work: it holds the table
         return any(other.isolation is not None for other in self._open)
 
     def _settle(self, work: Work, verdicts: Sequence[Verdict]) -> None:
@@ -144,9 +147,17 @@ class Crew:
             self._feed.release(work.identities)
         self._reporter.settled(counts)
         self._tell(work, verdicts)
-        if counts.has_trouble and not self._job.options.continue_on_error:
-            self._stopping.stop("stopped on error")
+        if counts.has_trouble:
+            self._stop_on_errors(counts)
         self._report()
+
+    def _stop_on_errors(self, counts: Counts) -> None:
+        self._errors += counts.failed + counts.unknown
+        options = self._job.options
+        if not options.continue_on_error:
+            self._stopping.stop("stopped on error")
+        elif options.max_errors is not None and self._errors > options.max_errors:
+            self._stopping.stop("too many errors")
 
     def _tell(self, work: Work, verdicts: Sequence[Verdict]) -> None:
         if self._job.options.on_outcomes is not None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from penstock.targets.causes import cause_of
 from penstock.targets.diagnostics import Diagnostic, analyze_batch_failure
 from penstock.targets.model import Outcome, TargetError, Verdict
 from penstock.targets.running.job import Job
@@ -43,11 +44,13 @@ class Diagnosing:
 
     def of_verdicts(self, work: Work, verdicts: Sequence[Verdict]) -> Mapping[int, Sequence[Diagnostic]]:
         """What is known of the records that failed in the end."""
-        known = work.isolation.diagnostics if work.isolation is not None else {}
+        batch = work.isolation
         found = {}
         for index, record, verdict in zip(work.indexes, work.records, verdicts, strict=True):
             if verdict.outcome is Outcome.FAILED and verdict.error is not None:
-                alone = known.get(index) or self._analyzed([record], verdict.error, work.key)
+                is_same = batch is not None and batch.cause == cause_of(verdict.error)
+                known = batch.diagnostics.get(index) if batch is not None and is_same else None
+                alone = known or self._analyzed([record], verdict.error, work.key)
                 found[index] = [replace(diagnostic, index=index) for diagnostic in alone]
         return found
 

@@ -59,6 +59,8 @@ def checked_options(options: Options) -> Options:
         raise BadInput(f"batch_seconds_target must be more than 0, not {options.batch_seconds_target}")
     if options.deadline_s is not None and options.deadline_s <= 0:
         raise BadInput(f"deadline_s must be more than 0 or None, not {options.deadline_s}")
+    if options.max_errors is not None and options.max_errors < 0:
+        raise BadInput(f"max_errors must be at least 0 or None, not {options.max_errors}")
     if options.duplicates not in POLICIES:
         raise BadInput(f"duplicates must be one of {', '.join(POLICIES)}, not {options.duplicates!r}")
     if options.batch_size < 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from penstock.targets.causes import cause_of
 from penstock.targets.model import Outcome, TargetError, Verdict
 from penstock.targets.rules.policy import RetryPolicy
 from penstock.targets.rules.recovery import Course, Isolation, Search, halves, next_course, suspects_and_rest
@@ -30,7 +31,7 @@ class Isolating:
         self._search.sent += 1
         self._search.failed += 1
         if work.isolation is None:
-            work.isolation = Isolation(self._diagnosing.of_batch(work, error))
+            work.isolation = Isolation(cause_of(error), self._diagnosing.of_batch(work, error))
         if not self._job.options.isolate:
             self._desk.fail(work, error)
             return False

@@ -23,9 +23,9 @@ class Job:
     call_id: str
     traits: Traits = field(default_factory=Traits)
 
-    def batch(self, records: Sequence[Any], key: str) -> Batch:
+    def batch(self, records: Sequence[Any], key: str, indexes: Sequence[int] = ()) -> Batch:
         """Records as one call to the target."""
-        return Batch(self.table, self.mode, records, self.options, key)
+        return Batch(self.table, self.mode, records, self.options, key, self.call_id, indexes)
 
     @property
     def identity(self) -> Callable[[Any], Hashable | None] | None:

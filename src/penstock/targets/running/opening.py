@@ -29,10 +29,12 @@ async def described(job: Job, caller: Caller) -> Job:
         except TargetError as error:
             tries[error.kind] += 1
             move = after_lost_question(error, tries, pool.policy)
-            if move.act is not Act.AGAIN:
-                raise
-            if move.retry:
+            if move.act is Act.AGAIN and move.retry:
                 await pool.sleep(pool.policy.wait_s(move.retry, pool.entropy.jitter))
+            elif move.act is not Act.AGAIN:
+                if error.kind is not Trouble.CONNECTION or not 0 < pool.silent_s < pool.policy.outage_s:
+                    raise
+                await pool.sleep(pool.policy.outage_wait_s(pool.silent_s))
 
 
 def feed_of(job: Job, reader: Reader) -> Feed:

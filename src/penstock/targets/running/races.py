@@ -24,6 +24,11 @@ class Races:
             del self._tries[table]
             held[1].set()
 
+    def is_held_by(self, table: str, who: object) -> bool:
+        """Whether `who` itself holds the table."""
+        held = self._tries.get(table)
+        return held is not None and held[0] is who
+
     def is_held(self, table: str, who: object) -> bool:
         """Whether someone else holds the table."""
         held = self._tries.get(table)

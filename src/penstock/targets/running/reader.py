@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import AsyncIterator, Iterator, Sequence, Sized
 from itertools import islice
 from typing import Any
@@ -9,6 +11,8 @@ from typing import Any
 from penstock.targets.running.inputs import Records
 
 __all__ = ["Reader"]
+
+log = logging.getLogger("penstock.targets")
 
 
 class Reader:
@@ -52,6 +56,17 @@ class Reader:
         except Exception as error:
             self.error = error
         self.is_over = len(self._unread) < size
+
+    async def aclose(self, patience_s: float) -> None:
+        """Let an async input that is not at its end clean up; what goes wrong then is logged."""
+        aclose = getattr(self._async, "aclose", None)
+        if aclose is None or self.is_over:
+            return
+        try:
+            async with asyncio.timeout(patience_s):
+                await aclose()
+        except Exception:
+            log.exception("the input could not be closed")
 
     def take(self, size: int) -> tuple[range, list[Any]]:
         """Up to `size` records that were read, with their positions in the input."""

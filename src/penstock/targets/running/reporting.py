@@ -8,22 +8,44 @@ from collections.abc import Callable
 from penstock.targets.progress import Phase, Progress, ProgressTracker
 from penstock.targets.running.account import Counts
 
-__all__ = ["Reporter"]
+__all__ = ["Callback", "Reporter"]
 
 log = logging.getLogger("penstock.targets")
+
+
+class Callback:
+    """A caller's progress callback; what it raises is logged once and does no harm."""
+
+    def __init__(self, progress: Callable[[Progress], None] | None) -> None:
+        self._progress = progress
+        self._has_complained = False
+
+    @property
+    def is_given(self) -> bool:
+        """Whether anyone wants reports."""
+        return self._progress is not None
+
+    def __call__(self, now: Progress) -> None:
+        if self._progress is None:
+            return
+        try:
+            self._progress(now)
+        except Exception:
+            if not self._has_complained:
+                log.exception("the progress callback failed; the bulk call goes on")
+            self._has_complained = True
 
 
 class Reporter:
     """Keeps the progress of a bulk call and reports it."""
 
     def __init__(self, tracker: ProgressTracker, progress: Callable[[Progress], None] | None) -> None:
-        self._tracker, self._progress = tracker, progress
-        self._has_complained = False
+        self._tracker, self._callback = tracker, Callback(progress)
 
     @property
     def is_heard(self) -> bool:
         """Whether anyone wants reports."""
-        return self._progress is not None
+        return self._callback.is_given
 
     def snapshot(self) -> Progress:
         """How things stand."""
@@ -56,21 +78,11 @@ class Reporter:
             batch_size=batch_size,
             width=width,
         )
-        self._tell()
+        self._callback(self._tracker.snapshot())
 
     def finish(self, *, total: int, not_run: int) -> None:
         """The last report."""
         self._tracker.record(not_run=not_run)
         self._tracker.state(total=total)
         self._tracker.finish()
-        self._tell()
-
-    def _tell(self) -> None:
-        if self._progress is None:
-            return
-        try:
-            self._progress(self._tracker.snapshot())
-        except Exception:
-            if not self._has_complained:
-                log.exception("the progress callback failed; the bulk call goes on")
-            self._has_complained = True
+        self._callback(self._tracker.snapshot())

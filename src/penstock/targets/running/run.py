@@ -44,8 +44,11 @@ class Run:
     async def run(self) -> BulkResult:
         """Do the whole call; raises only when its arguments are wrong."""
         started_s = self._pool.clock.monotonic()
-        async with self._watched():
-            crew = await self._work()
+        try:
+            async with self._watched():
+                crew = await self._work()
+        finally:
+            await self._reader.aclose(self._pool.policy.grace_s)
         return crew.result(self._pool.clock.monotonic() - started_s)
 
     async def _work(self) -> Crew:
@@ -55,7 +58,7 @@ class Run:
             job = await self.stopping.guard(described(self._job, self._caller))
         except TargetError as error:
             crew = self._gathered(self._job)
-            await self._reader.read(self._job.options.batch_size)
+            await self.stopping.guard(self._reader.read(self._job.options.batch_size))
             crew.refuse(error)
             return crew
         crew = self._gathered(job or self._job)

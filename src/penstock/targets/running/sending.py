@@ -42,10 +42,11 @@ class Sender:
         began_s = self._clock.monotonic()
         try:
             send = target.send_each if work.manner is Manner.EACH else target.send
-            answer = await send(self._job.batch(work.records, work.key), source)
+            answer = await send(self._job.batch(work.records, work.key, work.indexes), source)
         except BaseException as error:
             # Set here and not where it is acted on: the call may be stopped before anyone acts.
-            work.doubt = _doubt(error) or work.doubt
+            if (doubt := _doubt(error)) is not None:
+                work.lose(doubt)
             raise
         finally:
             self.in_flight.discard(work)
@@ -56,8 +57,9 @@ class Sender:
         return answer
 
     async def _question(self, work: Work, source: str) -> Sequence[Verdict | None]:
+        work.source = source
         self.calls += 1
-        known = await self._job.target.reconcile(self._job.batch(work.records, work.key), source)
+        known = await self._job.target.reconcile(self._job.batch(work.records, work.key, work.indexes), source)
         if len(known) != len(work):
             raise _wrong_count(known, work, maybe_applied=False)
         return known

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
 
-from penstock.targets.model import TargetError, Trouble
+from penstock.targets.model import TargetError, Trouble, Verdict
 from penstock.targets.rules.recovery import Isolation
 from penstock.targets.running.party import Turn
 
@@ -40,8 +40,18 @@ class Work:
     """Refusals so far, by class."""
     lost_questions: Counter[Trouble] = field(default_factory=Counter)
     """Refusals of the question what became of it."""
-    doubt: TargetError | None = None
-    """Set while an earlier call may have taken effect."""
+    silent_since_s: float | None = None
+    """Since when this work, and nobody else either, got an answer."""
+    is_outage: bool = False
+    """The remote answers nobody: the work waits for it."""
+    lost: TargetError | None = None
+    """Why an earlier call was not answered; it may have taken effect, or do so late."""
+    is_asked: bool = False
+    """The remote was asked since, and did not know these records."""
+    refusal: TargetError | None = None
+    """What the remote said to a later call; believed once it was asked what became of the lost one."""
+    verdicts: Sequence[Verdict] | None = None
+    """The same, where it spoke of each record."""
     isolation: Isolation | None = None
     source: str = ""
     """The source of the last call."""
@@ -49,10 +59,23 @@ class Work:
     def __len__(self) -> int:
         return len(self.records)
 
+    @property
+    def doubt(self) -> TargetError | None:
+        """Set while a call may have taken effect and nobody has asked."""
+        return None if self.is_asked else self.lost
+
+    def lose(self, error: TargetError) -> None:
+        """A call was not answered."""
+        self.lost, self.is_asked, self.refusal, self.verdicts = error, False, None, None
+
+    def believe(self) -> None:
+        """What was said last holds: no earlier call took effect."""
+        self.lost, self.is_asked, self.refusal, self.verdicts = None, False, None, None
+
     def part(self, positions: Sequence[int], key: str, manner: Manner = Manner.SEND) -> Work:
         """Some of its records as work of their own; the same work when they are all."""
         if len(positions) == len(self.records):
-            self.manner = manner
+            self.key, self.manner = key, manner
             return self
         return Work(
             indexes=_chosen(self.indexes, positions),
@@ -62,7 +85,8 @@ class Work:
             manner=manner,
             turn=Turn.PIECE,
             tries=self.tries.copy(),
-            doubt=self.doubt,
+            lost=self.lost,
+            is_asked=self.is_asked,
             isolation=self.isolation,
             source=self.source,
         )

@@ -9,6 +9,7 @@ from operator import itemgetter, lt
 from typing import Any
 
 from penstock.targets.model import Mode, Record, TargetError, Trouble
+from penstock.targets.sql.folds import Fold
 from penstock.targets.sql.table import Table
 
 __all__ = [
@@ -57,9 +58,9 @@ def _quickly(name: str, carefully: Callable[[Any], Hashable]) -> Callable[[Any],
     return of_record
 
 
-def folded(value: Any, fold: Callable[[str], str] | None) -> Any:
+def folded(value: Any, fold: Fold | None) -> Any:
     """A key value as the table compares it."""
-    return fold(value) if fold and isinstance(value, str) else value
+    return fold(value) if fold and value is not None else value
 
 
 def key_of_id(given: Any, key: tuple[str, ...]) -> Row:

@@ -5,17 +5,59 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from penstock.targets.model import TargetError
+from penstock.targets.loops import PerLoop
+from penstock.targets.model import Limit, TargetError
 
-__all__ = ["Pool"]
+__all__ = ["FULL_WAIT_S", "Pool"]
 
 C = TypeVar("C")
 
 
+FULL_WAIT_S = 1.0
+"""How long to leave a server alone that has no room for a single connection."""
+RETRY_S = 60.0
+"""After so long a connection that the server refused for want of room is tried again."""
+
+
+@dataclass(slots=True)
+class _Held(Generic[C]):
+    """The connections of one event loop."""
+
+    free: asyncio.Semaphore
+    idle: list[C] = field(default_factory=list)
+    discarded: list[C] = field(default_factory=list)
+    generation: int = 0
+    opened: int = 0
+    refused: int = 0
+    """Connections that the server has no room for; they are not counted as free."""
+    refused_at_s: float = 0.0
+
+    def was_discarded(self, connection: C) -> bool:
+        """Whether the connection was thrown away while it was in use."""
+        remaining = [other for other in self.discarded if other is not connection]
+        was, self.discarded = len(remaining) < len(self.discarded), remaining
+        return was
+
+    def make_do(self) -> None:
+        """The server has room for no more than are open."""
+        self.refused += 1
+        self.refused_at_s = asyncio.get_running_loop().time()
+
+    def try_again(self) -> None:
+        """Count refused connections as free again, once none is left or some time has passed."""
+        if self.refused and (not self.opened or asyncio.get_running_loop().time() - self.refused_at_s > RETRY_S):
+            self.refused -= 1
+            self.free.release()
+
+
 class Pool(Generic[C]):
-    """At most `connections` at once. A connection is kept for reuse only when its use ended well or was refused."""
+    """At most `connections` at once, and fewer where the server has no room for so many.
+
+    A connection is kept for reuse only when its use ended well or was refused.
+    """
 
     def __init__(
         self,
@@ -27,17 +69,15 @@ class Pool(Generic[C]):
         is_alive: Callable[[C], bool],
     ) -> None:
         self._connect, self._close, self._drop, self._is_alive = connect, close, drop, is_alive
-        self._free = asyncio.Semaphore(connections)
-        self._idle: list[C] = []
-        self._discarded: list[C] = []
-        self._generation = 0
+        self._held: PerLoop[_Held[C]] = PerLoop(lambda: _Held(asyncio.Semaphore(connections)))
 
     @asynccontextmanager
     async def take(self) -> AsyncIterator[C]:
         """A connection for the length of the block."""
-        async with self._free:
-            generation = self._generation
-            connection = await self._open()
+        held = self._held.get()
+        async with held.free:
+            generation = held.generation
+            connection = await self._open(held)
             is_usable = False
             try:
                 yield connection
@@ -46,39 +86,53 @@ class Pool(Generic[C]):
                 is_usable = True
                 raise
             finally:
-                if self._was_discarded(connection):
+                if held.was_discarded(connection):
                     pass
-                elif is_usable and generation == self._generation and self._is_alive(connection):
-                    self._idle.append(connection)
+                elif is_usable and generation == held.generation and self._is_alive(connection):
+                    held.idle.append(connection)
                 else:
-                    self._drop(connection)
+                    self._let_go(held, connection)
+                held.try_again()
 
     def discard(self, connection: C) -> None:
         """Throw away a connection that is in use: nobody knows what it would say next."""
-        self._drop(connection)
-        self._discarded.append(connection)
+        held = self._held.get()
+        self._let_go(held, connection)
+        held.discarded.append(connection)
 
     def drop_all(self) -> None:
         """Throw away every connection; those in use when they are given back."""
-        self._generation += 1
-        while self._idle:
-            self._drop(self._idle.pop())
+        held = self._held.get()
+        held.generation += 1
+        while held.idle:
+            self._let_go(held, held.idle.pop())
 
     async def aclose(self) -> None:
         """Take leave of idle connections; those in use are dropped when they are given back."""
-        self._generation += 1
-        while self._idle:
-            await self._close(self._idle.pop())
+        held = self._held.get()
+        held.generation += 1
+        while held.idle:
+            held.opened -= 1
+            await self._close(held.idle.pop())
 
-    def _was_discarded(self, connection: C) -> bool:
-        remaining = [other for other in self._discarded if other is not connection]
-        was, self._discarded = len(remaining) < len(self._discarded), remaining
-        return was
+    def _let_go(self, held: _Held[C], connection: C) -> None:
+        self._drop(connection)
+        held.opened -= 1
 
-    async def _open(self) -> C:
-        while self._idle:
-            connection = self._idle.pop()
-            if self._is_alive(connection):
+    async def _open(self, held: _Held[C]) -> C:
+        while True:
+            while held.idle:
+                connection = held.idle.pop()
+                if self._is_alive(connection):
+                    return connection
+                self._let_go(held, connection)
+            try:
+                connection = await self._connect()
+            except TargetError as error:
+                if error.limit is not Limit.CONCURRENCY or not held.opened:
+                    raise
+                held.make_do()
+                await held.free.acquire()
+            else:
+                held.opened += 1
                 return connection
-            self._drop(connection)
-        return await self._connect()

@@ -7,12 +7,13 @@ into a later sheet, because one statement cannot write a row twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
 from penstock.targets.model import Mode, Outcome, TargetError, Verdict
+from penstock.targets.sql.folds import Fold
 from penstock.targets.sql.keys import (
     Row,
     by_key,
@@ -202,5 +203,5 @@ def _of_wrong_type(values: list[Any], column: Column) -> dict[int, TargetError]:
     }
 
 
-def _comparable(values: list[Any], fold: Callable[[str], str] | None) -> list[Any]:
+def _comparable(values: list[Any], fold: Fold | None) -> list[Any]:
     return [folded(value, fold) for value in values] if fold else values

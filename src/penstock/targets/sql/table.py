@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from penstock.targets.model import BulkOptions, Mode, TargetError, Trouble
+from penstock.targets.sql.folds import Fold
 from penstock.targets.sql.names import Quote
 from penstock.targets.sql.options import SqlOptions
 
@@ -26,11 +27,14 @@ class Column:
     """The expression the database would use for a missing value."""
     is_generated: bool = False
     """The database computes it and takes no value."""
+    takes_null: bool = True
     is_required: bool = False
     """It takes no null and has no default."""
     is_array: bool = False
-    fold: Callable[[str], str] | None = None
-    """Texts that this makes equal are equal to the table, as far as we can tell; None when only equal ones are."""
+    is_copied_as_text: bool = False
+    """The driver has no binary form of its values, so they are staged as text."""
+    fold: Fold | None = None
+    """Values that this makes equal are equal to the table, as far as we can tell; None when only equal ones are."""
     is_text: bool = False
     key_types: Classes = ()
     """What a key of this column must be, where the database would compare anything else in its own way."""
@@ -50,6 +54,8 @@ class Table:
     unique_keys: Collection[tuple[str, ...]] = ()
     is_partitioned: bool = False
     has_row_security: bool = False
+    has_insert_trigger: bool = False
+    """A trigger runs before each insert, and may leave the row out."""
     key_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """The columns of every unique index, where errors name the index."""
 

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import SettingsInvalid
 from penstock.targets.model import BulkOptions, Mode, Outcome, TargetError, Trouble, Verdict
 from penstock.targets.sql.keys import identify
-from penstock.targets.sql.options import SqlOptions
+from penstock.targets.sql.options import DEFAULTS, SqlOptions
 from penstock.targets.sql.sheets import Layout, Sheet, assemble, lay_out
 from penstock.targets.sql.table import Table, choose_key
 from penstock.targets.sql.values import Converters, convert
-from penstock.targets.target import Answer, Batch, Target, Traits
+from penstock.targets.target import Answer, Batch, Same, Target, Traits
 
-__all__ = ["DONE", "SqlTarget", "Work", "Written", "not_found"]
+__all__ = ["DONE", "SqlTarget", "Work", "Written", "left_out", "not_found"]
 
 DONE = {
     Mode.CREATE: Verdict(Outcome.CREATED),
@@ -68,7 +68,7 @@ class SqlTarget(Target):
         self.name = name
         self.width = self.width_max = connections
         self._tables: dict[str, Table] = {}
-        self._identifiers: dict[tuple[str, Mode], Callable[[Any], Hashable | None] | None] = {}
+        self._changed: set[str] = set()
 
     def check_options(self, options: BulkOptions) -> None:
         """Take the options of every target and those of tables."""
@@ -79,13 +79,11 @@ class SqlTarget(Target):
         """Look the table up and settle which columns identify its records."""
         self.forget(table)  # it may have changed since the last call
         found = await self._table(table)
-        key = choose_key(found, mode, options)
-        self._identifiers[table, mode] = self.identifier(table, mode, options)
-        return self._traits(mode, options, key)
+        return self._traits(mode, options, choose_key(found, mode, options))
 
     def identity(self, table: str, mode: Mode, record: Any) -> Hashable | None:
-        """The record's key as the table was last described; `identifier` knows the key of a call."""
-        found = self._identifiers.get((table, mode))
+        """The record's primary key; `identifier` knows the key of a call."""
+        found = self.identifier(table, mode, DEFAULTS)
         return found(record) if found else None
 
     def identifier(self, table: str, mode: Mode, options: BulkOptions) -> Callable[[Any], Hashable | None] | None:
@@ -93,27 +91,32 @@ class SqlTarget(Target):
         found = self._tables.get(table)
         if found is None or mode is Mode.CREATE:
             return None
-        return identify(found, mode, choose_key(found, mode, options))
+        try:
+            return identify(found, mode, choose_key(found, mode, options))
+        except TargetError:
+            return None  # `describe` has refused the call
 
     async def send(self, batch: Batch, source: str) -> Answer:
         """Write the batch in one transaction."""
-        work = await self._work(batch)
-        if not work.layout.sheets:
-            return Answer(assemble(len(batch), work.layout, ()))
-        written = await self._write(work)
-        return Answer(assemble(len(batch), work.layout, written.verdicts), counts_exact=written.counts_exact)
+        return await self._sent(batch, self._write)
 
     async def send_each(self, batch: Batch, source: str) -> Answer:
         """Write the batch so that a bad record fails alone."""
+        return await self._sent(batch, self._write_each)
+
+    def forget(self, table: str) -> None:
+        """Look the table up again next time, since it may have changed; until then others use what is known of it."""
+        self._changed.add(table)
+
+    async def _sent(self, batch: Batch, write: Callable[[Work], Awaitable[Written]]) -> Answer:
         work = await self._work(batch)
         if not work.layout.sheets:
             return Answer(assemble(len(batch), work.layout, ()))
-        written = await self._write_each(work)
-        return Answer(assemble(len(batch), work.layout, written.verdicts), counts_exact=written.counts_exact)
-
-    def forget(self, table: str) -> None:
-        """Look the table up again next time: it has changed."""
-        self._tables.pop(table, None)
+        written = await write(work)
+        verdicts = written.verdicts
+        if work.mode is Mode.UPSERT and batch.options.keep_ids:
+            verdicts = [_with_keys(work, *told) for told in zip(work.layout.sheets, verdicts, strict=True)]
+        return Answer(assemble(len(batch), work.layout, verdicts), counts_exact=written.counts_exact)
 
     async def _work(self, batch: Batch) -> Work:
         table = await self._table(batch.table)
@@ -126,8 +129,10 @@ class SqlTarget(Target):
         return Work(batch, table, key, layout)
 
     async def _table(self, name: str) -> Table:
-        if name not in self._tables:
-            self._tables[name] = await self._look_up(name)
+        if name not in self._tables or name in self._changed:
+            found = await self._look_up(name)
+            self._changed.discard(name)
+            self._tables[name] = found
         return self._tables[name]
 
     @abstractmethod
@@ -145,6 +150,20 @@ class SqlTarget(Target):
     @abstractmethod
     def _traits(self, mode: Mode, options: BulkOptions, key: tuple[str, ...]) -> Traits:
         """How tables behave in this mode."""
+
+
+def _with_keys(work: Work, sheet: Sheet, verdicts: Sequence[Verdict]) -> Sequence[Verdict]:
+    """The verdicts on an upsert, with the keys of its records as their ids."""
+    columns = [sheet.column(name) for name in work.key]
+    ids = columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
+    if isinstance(verdicts, Same):
+        return Same(verdicts.verdict, len(sheet), ids)
+    return [Verdict(told.outcome, key, told.error) for told, key in zip(verdicts, ids, strict=True)]
+
+
+def left_out(work: Work) -> TargetError:
+    """The error for a row that a trigger did not let into the table."""
+    return TargetError(f"a trigger of {work.table} left the row out", kind=Trouble.BUSINESS, code="LEFT_OUT")
 
 
 def not_found(work: Work, sheet: Sheet, index: int) -> Verdict:

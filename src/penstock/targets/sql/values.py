@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from math import isfinite, isnan
 from typing import Any
 
 from penstock.targets.model import TargetError
 from penstock.targets.sql.keys import fault
 from penstock.targets.sql.sheets import Layout, Sheet
 
-__all__ = ["Converters", "convert", "to_json"]
+__all__ = ["Converters", "convert", "finite", "not_nan", "to_json"]
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,21 @@ def convert(layout: Layout, converters: Converters) -> Layout:
 
 def to_json(value: Any) -> str:
     """Dicts and lists for a JSON column."""
-    return json.dumps(value, ensure_ascii=False)
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
+def finite(value: float) -> float:
+    """A number that is neither NaN nor infinite, which MariaDB would take for names."""
+    if not isfinite(value):
+        raise ValueError(f"{value} cannot be stored")
+    return value
+
+
+def not_nan(value: float) -> float:
+    """A number; SQLite would store NULL for NaN."""
+    if isnan(value):
+        raise ValueError(f"{value} cannot be stored")
+    return value
 
 
 def _convert(sheet: Sheet, converters: Converters, faults: dict[int, TargetError]) -> Sheet:

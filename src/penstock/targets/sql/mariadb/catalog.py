@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
 from decimal import Decimal
 from typing import Any
 
 from penstock.targets.model import TargetError, Trouble
+from penstock.targets.sql.folds import Fold, as_uuid, caseless, lower, rounded, single, then, unpadded
 from penstock.targets.sql.names import split_name
 from penstock.targets.sql.table import Column, Table, no_such_table
 
@@ -19,7 +20,7 @@ TABLE = (
 )
 COLUMNS = (
     "SELECT column_name, data_type, column_type, column_default, extra, generation_expression, "
-    "character_set_name, collation_name "
+    "character_set_name, collation_name, is_nullable "
     f"FROM information_schema.columns {WHERE} ORDER BY ordinal_position"
 )
 # A prefix index (sub_part) compares beginnings only, so it is no key for us.
@@ -30,6 +31,8 @@ KEYS = (
 
 NUMERIC = ("tinyint", "smallint", "mediumint", "int", "bigint", "decimal", "float", "double", "bit", "year")
 NUMBERS = (int, float, Decimal)
+FOLDS: dict[str, Fold] = {"uuid": as_uuid, "float": single}
+SCALE = re.compile(r",(\d+)\)")
 
 
 async def look_up(cursor: Any, name: str) -> Table:
@@ -68,24 +71,30 @@ async def look_up(cursor: Any, name: str) -> Table:
 
 
 def _column(found: tuple[Any, ...]) -> Column:
-    name, kind, full, default, extra, generation, charset, collation = found
+    name, kind, full, default, extra, generation, charset, collation, nullable = found
     return Column(
         name,
         kind,
         full,
         default=default,
+        takes_null=nullable == "YES",
         is_generated=bool(generation) or "GENERATED" in extra.upper(),
         # MariaDB would take any text as the number 0, and so find the wrong row.
         key_types=NUMBERS if kind in NUMERIC else (),
         charset=charset,
         collation=collation,
-        fold=_fold(collation) if collation else None,
+        fold=_fold(kind, full, collation),
     )
 
 
-def _fold(collation: str) -> Callable[[str], str] | None:
-    """Equal texts as far as all such collations agree: case when they ignore it, blanks at the end when they pad."""
+def _fold(kind: str, full: str, collation: str | None) -> Fold | None:
+    """How the column compares, where Python compares otherwise."""
+    if kind == "decimal" and (scale := SCALE.search(full)):
+        return rounded(int(scale[1]))
+    if collation is None:
+        return FOLDS.get(kind)
     is_caseless = "_ci" in collation
+    letters = (lower if "_as_" in collation else caseless) if is_caseless else None
     if "nopad" in collation:
-        return str.lower if is_caseless else None
-    return (lambda text: text.lower().rstrip(" ")) if is_caseless else (lambda text: text.rstrip(" "))
+        return letters
+    return then(letters, unpadded) if letters is not None else unpadded

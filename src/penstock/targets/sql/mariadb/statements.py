@@ -14,9 +14,9 @@ from penstock.targets.sql.keys import Row
 from penstock.targets.sql.names import backticks
 from penstock.targets.sql.table import Table
 
-__all__ = ["Statement", "delete", "find", "insert", "update"]
+__all__ = ["Statement", "delete", "find", "insert", "update", "update_one"]
 
-ORDINAL = "penstock_ord"
+ORDINAL = "penstock ordinal"
 Statement = tuple[str, list[Any]]
 
 
@@ -30,7 +30,7 @@ def find(
     rest = [name for name in wanted if name not in key]
     differs = " OR ".join(f"NOT (t.{backticks(c)} <=> {_as(table, c, is_exact=True)})" for c in rest) or "0"
     text = (
-        f"SELECT g.{ORDINAL}, {differs} FROM {_given((ORDINAL, *wanted), given)} "
+        f"SELECT g.{backticks(ORDINAL)}, {differs} FROM {_given((ORDINAL, *wanted), given)} "
         f"STRAIGHT_JOIN {table.quoted(backticks)} t ON {_same_key(table, key)} FOR UPDATE"
     )
     return text, list(chain.from_iterable(given))
@@ -53,6 +53,17 @@ def update(table: Table, key: tuple[str, ...], columns: Sequence[str], rows: Seq
     return text, list(chain.from_iterable(rows))
 
 
+def update_one(table: Table, key: tuple[str, ...], columns: Sequence[str], row: Row) -> Statement:
+    """Change one row that is there and locked."""
+    given = dict(zip(columns, row, strict=True))
+    changes = {name: value for name, value in given.items() if name not in key}
+    text = (
+        f"UPDATE {table.quoted(backticks)} SET {', '.join(f'{backticks(name)} = %s' for name in changes)} "
+        f"WHERE {' AND '.join(f'{backticks(name)} = %s' for name in key)}"
+    )
+    return text, [*changes.values(), *(given[name] for name in key)]
+
+
 def delete(table: Table, key: tuple[str, ...], columns: Sequence[str], rows: Sequence[Row]) -> Statement:
     """Delete rows that are there and locked."""
     text = f"DELETE t FROM {_given(columns, rows)} STRAIGHT_JOIN {table.quoted(backticks)} t ON {_same_key(table, key)}"
@@ -69,8 +80,10 @@ def _same_key(table: Table, key: tuple[str, ...]) -> str:
 
 
 def _as(table: Table, name: str, *, is_exact: bool = False) -> str:
-    """A given value in the column's own character set and collation, without which no index would serve."""
+    """A given value as the column would hold it: in its character set and collation, with its decimals."""
     column = table.columns[name]
+    if column.type == "decimal":
+        return f"CAST(g.{backticks(name)} AS {column.full_type.partition(' ')[0]})"
     if column.charset is None:
         return f"g.{backticks(name)}"
     collation = f"{column.charset}_bin" if is_exact else column.collation

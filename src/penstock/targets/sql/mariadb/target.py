@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
 from types import NoneType
 from typing import Any, TypeAlias
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 from uuid import UUID
 
 import asyncmy
 
 from penstock.targets.model import BadInput, BulkOptions, Mode, TargetError, Trouble, Verdict
+from penstock.targets.sql.cancelling import committed
 from penstock.targets.sql.mariadb.catalog import look_up
 from penstock.targets.sql.mariadb.commits import Commits, Pending, is_done
 from penstock.targets.sql.mariadb.writing import DRIVER_ERRORS, told, write_each, write_sheet
@@ -22,19 +24,28 @@ from penstock.targets.sql.pool import Pool
 from penstock.targets.sql.sheets import Sheet
 from penstock.targets.sql.table import Table
 from penstock.targets.sql.target import SqlTarget, Work, Written
-from penstock.targets.sql.values import Converters, to_json
+from penstock.targets.sql.values import Converters, finite, to_json
 from penstock.targets.target import Batch, Traits
 
 __all__ = ["MariaDbTarget"]
 
 WriteSheet: TypeAlias = Callable[[Any, Work, Sheet], Awaitable[list[Verdict]]]
 GRACE_S = 30.0
+PLAIN_OPTIONS: dict[str, Callable[[str], Any]] = {
+    "unix_socket": str,
+    "charset": str,
+    "connect_timeout": int,
+    "read_timeout": int,
+    "init_command": str,
+}
+TLS_OPTIONS = ("ssl", "ssl_ca", "ssl_cert", "ssl_key")
 SQL_MODE = "STRICT_TRANS_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION,NO_AUTO_VALUE_ON_ZERO"
 
 
 class MariaDbTarget(SqlTarget):
-    """A MariaDB database, `mariadb://user:password@host:3306/name`. Needs `pip install "penstock[mariadb]"`.
+    """A MariaDB database, `mariadb://user:password@host:3306/name?ssl=true`. Needs `pip install "penstock[mariadb]"`.
 
+    `ssl` is `true` or the file of an authority; `ssl_ca`, `ssl_cert` and `ssl_key` name files.
     Values are taken strictly: one that does not fit is an error and never cut. `connect` is passed on to
     `asyncmy.connect`.
     """
@@ -44,6 +55,7 @@ class MariaDbTarget(SqlTarget):
         made={
             datetime: lambda value: value.astimezone(UTC).replace(tzinfo=None) if value.tzinfo else value,
             UUID: str,
+            float: finite,
             dict: to_json,
             list: to_json,
             Enum: lambda value: value.value,
@@ -61,12 +73,12 @@ class MariaDbTarget(SqlTarget):
     ) -> None:
         super().__init__("MariaDB", connections)
         self._connect_with = {
-            **_place(url),
             "charset": "utf8mb4",
             "autocommit": True,
             "binary_prefix": True,
             "program_name": "penstock",
             "read_timeout": statement_timeout_s + GRACE_S if statement_timeout_s else None,
+            **_place(url),
             **(connect or {}),
         }
         self._session = (
@@ -84,7 +96,7 @@ class MariaDbTarget(SqlTarget):
 
     async def refresh(self, source: str) -> None:
         """Open new connections from now on, and look tables up again."""
-        self._tables.clear()
+        self._changed.update(self._tables)
         self._pool.drop_all()
 
     async def aclose(self) -> None:
@@ -152,12 +164,10 @@ class MariaDbTarget(SqlTarget):
         return Written(verdicts)
 
     async def _commit(self, connection: Any, work: Work) -> None:
-        # Cancelling a commit would only hide what became of it, so its answer is awaited.
-        commit = asyncio.ensure_future(connection.commit())
         try:
-            await asyncio.shield(commit)
+            await committed(connection.commit())
         except asyncio.CancelledError:
-            await asyncio.wait([commit])
+            self._pool.discard(connection)
             raise
         except DRIVER_ERRORS as error:
             refused = told(error)
@@ -200,7 +210,24 @@ def _place(url: str) -> dict[str, Any]:
         "user": unquote(parts.username or ""),
         "password": unquote(parts.password or ""),
         "database": unquote(name),
+        **_options(dict(parse_qsl(parts.query, keep_blank_values=True))),
     }
+
+
+def _options(given: dict[str, str]) -> dict[str, Any]:
+    """The driver's arguments from what stands behind the question mark of an address."""
+    unknown = sorted(set(given) - {*PLAIN_OPTIONS, *TLS_OPTIONS})
+    if unknown:
+        known = ", ".join((*PLAIN_OPTIONS, *TLS_OPTIONS))
+        raise BadInput(f"{', '.join(unknown)} is no option of a MariaDB address; it takes: {known}")
+    options: dict[str, Any] = {name: kind(given[name]) for name, kind in PLAIN_OPTIONS.items() if name in given}
+    if given.get("ssl", "true" if given.keys() & TLS_OPTIONS else "false").lower() in ("false", "0", ""):
+        return options
+    authority = given.get("ssl_ca") or (None if given.get("ssl", "true").lower() in ("true", "1") else given["ssl"])
+    context = ssl.create_default_context(cafile=authority)
+    if "ssl_cert" in given:
+        context.load_cert_chain(given["ssl_cert"], given.get("ssl_key"))
+    return options | {"ssl": context}
 
 
 def _may_have_been(error: TargetError) -> TargetError:

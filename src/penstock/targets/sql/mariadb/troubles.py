@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from penstock.targets.model import TargetError, Trouble
+from penstock.targets.model import Limit, TargetError, Trouble
+from penstock.targets.sql.pool import FULL_WAIT_S
 from penstock.targets.sql.sheets import Sheet
 from penstock.targets.sql.table import Table
 
@@ -25,6 +26,8 @@ NUMBERS = {
                           1452, 1465, 1525, 1526, 1586, 1690, 1761, 1762, 1906, 4025, 4078, 4079, 4161),
 }
 # fmt: on
+TOO_MANY_CONNECTIONS = (1040, 1203)
+USER_LIMIT = 1226
 KINDS = {number: kind for kind, numbers in NUMBERS.items() for number in numbers}
 CLASSES = {"08": Trouble.CONNECTION, "22": Trouble.DATA, "23": Trouble.DATA, "45": Trouble.BUSINESS}
 
@@ -42,10 +45,13 @@ def kind_of(number: int, state: str | None) -> Trouble:
 def refusal(number: int, state: str | None, message: str) -> TargetError:
     """An error the server told."""
     column, constraint = COLUMN.search(message), CONSTRAINT.search(message)
+    is_full = number in TOO_MANY_CONNECTIONS or (number == USER_LIMIT and "max_user_connections" in message)
     return TargetError(
         message,
         kind=kind_of(number, state),
         code=str(number),
+        limit=Limit.CONCURRENCY if is_full else None,
+        retry_after_s=FULL_WAIT_S if is_full else None,
         field=next(filter(None, column.groups()), None) if column else None,
         details={
             **({"sqlstate": state} if state else {}),

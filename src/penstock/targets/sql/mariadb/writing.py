@@ -9,7 +9,7 @@ from asyncmy.errors import InterfaceError, MySQLError
 
 from penstock.targets.model import Mode, Outcome, TargetError, Trouble, Verdict
 from penstock.targets.sql.keys import Row
-from penstock.targets.sql.mariadb.statements import Statement, delete, find, insert, update
+from penstock.targets.sql.mariadb.statements import Statement, delete, find, insert, update, update_one
 from penstock.targets.sql.mariadb.troubles import refusal, suspects
 from penstock.targets.sql.sheets import Sheet
 from penstock.targets.sql.target import DONE, Work, not_found
@@ -84,15 +84,28 @@ async def _change(cursor: Any, work: Work, sheet: Sheet) -> list[Verdict]:
     has_rest = work.mode is Mode.DELETE or set(sheet.columns) != set(work.key)
     touched = [n for n, differs in found.items() if has_rest and (differs or not only_changed)]
     new = [n for n in range(len(sheet)) if n not in found] if work.mode is Mode.UPSERT else []
-    if touched:
+    if touched and work.mode is Mode.DELETE:
         part = sheet.pick(sorted(touched))
-        verb = delete if work.mode is Mode.DELETE else update
-        await _run(cursor, verb(work.table, work.key, part.columns, part.rows), work, part)
+        await _run(cursor, delete(work.table, work.key, part.columns, part.rows), work, part)
+    elif touched:
+        await _update(cursor, work, sheet, sorted(touched))
     if new:
         part = sheet.pick(new)
         await _run(cursor, insert(work.table, part.columns, part.rows), work, part, is_insert=True)
     verdicts = dict.fromkeys(found, UNCHANGED) | dict.fromkeys(touched, DONE[work.mode]) | dict.fromkeys(new, CREATED)
     return [verdicts.get(n) or not_found(work, sheet, n) for n in range(len(sheet))]
+
+
+async def _update(cursor: Any, work: Work, sheet: Sheet, touched: Sequence[int]) -> None:
+    """Change rows that are there. Where a trigger runs first, only a plain update refuses NULL for a column without."""
+    strict = [n for n, name in enumerate(sheet.columns) if not work.table.columns[name].takes_null]
+    lacking = [row for row in touched if any(sheet.rows[row][n] is None for n in strict)]
+    for row in lacking:
+        part = sheet.pick([row])
+        await _run(cursor, update_one(work.table, work.key, part.columns, part.rows[0]), work, part)
+    whole = sheet.pick([row for row in touched if row not in lacking] if lacking else touched)
+    if whole:
+        await _run(cursor, update(work.table, work.key, whole.columns, whole.rows), work, whole)
 
 
 async def _run(

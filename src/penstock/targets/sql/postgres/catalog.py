@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
+from penstock.targets.sql.folds import Fold, as_uuid, lower, rounded, single, unpadded
 from penstock.targets.sql.names import ansi, split_name
 from penstock.targets.sql.table import Column, Table, no_such_table
 
 __all__ = ["look_up"]
 
 KINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table", "i": "an index", "S": "a sequence"}
+
+FOLDS: dict[str, Fold] = {"uuid": as_uuid, "citext": lower, "bpchar": unpadded, "character": unpadded, "real": single}
+SCALE = re.compile(r",(-?\d+)\)")
 
 # Domains are taken apart to the type under them, so that their checks speak of one row and not of a whole array.
 TABLE = """
@@ -20,21 +25,27 @@ WITH RECURSIVE bases (attnum, oid, typmod) AS (
     SELECT b.attnum, t.typbasetype, t.typtypmod FROM bases b JOIN pg_type t ON t.oid = b.oid WHERE t.typtype = 'd'
 )
 SELECT c.relkind::text, n.nspname AS schema, c.relname AS name, c.relrowsecurity AS has_row_security,
+  EXISTS (SELECT FROM pg_trigger g WHERE g.tgrelid = c.oid AND NOT g.tgisinternal AND g.tgtype & 7 = 7)
+    AS has_insert_trigger,
   (SELECT json_agg(json_build_object(
       'name', a.attname,
       'type', format_type(t.oid, -1),
       'full_type', format_type(t.oid, b.typmod),
-      'default', coalesce(pg_get_expr(d.adbin, d.adrelid), CASE WHEN a.attidentity <> '' THEN
+      'default', coalesce(pg_get_expr(d.adbin, d.adrelid), CASE WHEN a.attidentity <> '' AND
+          has_sequence_privilege(pg_get_serial_sequence(to_regclass($1)::text, a.attname), 'USAGE') THEN
           format('nextval(%L::regclass)', pg_get_serial_sequence(to_regclass($1)::text, a.attname)) END),
       'is_generated', a.attgenerated <> '',
       'is_required', a.attnotnull AND d.adbin IS NULL AND a.attidentity = '',
       'is_array', t.typcategory = 'A',
+      'is_copied_as_text', e.typtype = 'b' AND (e.typnamespace <> 'pg_catalog'::regnamespace OR e.typname LIKE 'reg%'
+          OR e.typname IN ('aclitem', 'macaddr', 'macaddr8', 'money', 'refcursor', 'tsquery', 'tsvector')),
       'is_text', t.typcategory = 'S',
       'length_max', CASE WHEN t.typname IN ('varchar', 'bpchar') AND b.typmod > 4 THEN b.typmod - 4 END
     ) ORDER BY a.attnum)
     FROM pg_attribute a
     JOIN bases b ON b.attnum = a.attnum
     JOIN pg_type t ON t.oid = b.oid AND t.typtype <> 'd'
+    JOIN pg_type e ON e.oid = CASE WHEN t.typcategory = 'A' THEN t.typelem ELSE t.oid END
     LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
     WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped) AS columns,
   (SELECT json_agg(json_build_object('is_primary', i.indisprimary, 'columns', (
@@ -68,12 +79,20 @@ async def look_up(connection: Any, name: str) -> Table:
         unique_keys=tuple(tuple(key["columns"]) for key in keys),
         is_partitioned=found["relkind"] == "p",
         has_row_security=found["has_row_security"],
+        has_insert_trigger=found["has_insert_trigger"],
     )
 
 
 def _column(given: dict[str, Any]) -> Column:
     default = None if given["is_generated"] else given["default"]
-    return Column(**{**given, "default": default})
+    return Column(**{**given, "default": default, "fold": _fold(given["type"], given["full_type"])})
+
+
+def _fold(kind: str, full: str) -> Fold | None:
+    """How the type compares, where Python compares otherwise."""
+    if kind == "numeric" and (scale := SCALE.search(full)):
+        return rounded(int(scale[1]))
+    return FOLDS.get(kind)
 
 
 def _json(value: Any) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ from penstock.targets.sql.postgres.refusals import described
 from penstock.targets.sql.postgres.statements import ORDINAL, Plan, from_stage
 from penstock.targets.sql.postgres.writing import plan_for, stage
 from penstock.targets.sql.sheets import Sheet
-from penstock.targets.sql.target import DONE, Work, not_found
+from penstock.targets.sql.target import DONE, Work, left_out, not_found
 
 __all__ = ["ROWS_MAX", "portions", "without_misfits", "write_rows"]
 
@@ -85,6 +85,7 @@ def _made(plan: Plan, mode: Mode) -> tuple[str, ...]:
 
 def _loop(plan: Plan, mode: Mode, name: str, rows: int) -> str:
     row = f"WHERE {ORDINAL} = penstock_i"
+    statement = plan.told(mode, from_stage(name, plan.given, only="penstock_i"))
     told = ", ".join(f"penstock_{fact} = penstock_v_{fact}" for fact in FACTS)
     body = f"""
 #variable_conflict use_column
@@ -92,7 +93,7 @@ DECLARE penstock_v_outcome text; {" ".join(f"penstock_v_{fact} text;" for fact i
 BEGIN
   FOR penstock_i IN 1..{rows} LOOP
     BEGIN
-      {plan.told(mode, from_stage(name, only="penstock_i"))} SELECT outcome INTO penstock_v_outcome FROM told;
+      {statement} SELECT outcome INTO penstock_v_outcome FROM told;
       UPDATE {name} SET penstock_outcome = penstock_v_outcome {row};
     EXCEPTION WHEN OTHERS THEN
       IF SQLSTATE IN ({", ".join(f"'{code}'" for code in RETRIED)}) THEN RAISE; END IF;
@@ -111,6 +112,8 @@ def _verdict(work: Work, sheet: Sheet, index: int, row: Any) -> Verdict:
     if facts["code"]:
         return Verdict(Outcome.FAILED, error=described(facts.pop("code"), facts.pop("message"), facts))
     outcome = row["penstock_outcome"]
+    if outcome == "left out":
+        return Verdict(Outcome.FAILED, error=left_out(work))
     if outcome == "missing":
         return not_found(work, sheet, index)
     if outcome == "created" and work.mode is Mode.CREATE:

@@ -55,7 +55,8 @@ def misfits(sheet: Sheet, table: Table) -> dict[int, TargetError]:
 def _problem(column: Column, value: Any) -> str | None:
     if value is None or (column.is_array and isinstance(value, list | tuple)):
         return None
-    if column.is_array or not isinstance(value, CLASSES.get(column.type, (object,))):
+    classes = (str,) if column.is_copied_as_text else CLASSES.get(column.type, (object,))
+    if column.is_array or not isinstance(value, classes):
         return f"not {type(value).__name__}"
     if isinstance(value, int) and column.type in BITS and not -1 <= value >> BITS[column.type] <= 0:
         return "and the number is too large"

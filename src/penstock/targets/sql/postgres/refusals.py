@@ -7,7 +7,8 @@ from typing import Any, TypeVar
 
 import asyncpg  # type: ignore[import-untyped]
 
-from penstock.targets.model import TargetError, Trouble
+from penstock.targets.model import Limit, TargetError, Trouble
+from penstock.targets.sql.pool import FULL_WAIT_S
 from penstock.targets.sql.postgres.fits import misfits
 from penstock.targets.sql.postgres.troubles import kind_of, suspects
 from penstock.targets.sql.sheets import Sheet
@@ -16,6 +17,7 @@ from penstock.targets.sql.table import Table
 __all__ = ["DRIVER_ERRORS", "Unsendable", "described", "driven", "refusal", "refusal_of_rows"]
 
 T = TypeVar("T")
+TOO_MANY_CONNECTIONS = "53300"
 
 
 class Unsendable(ValueError):
@@ -25,6 +27,10 @@ class Unsendable(ValueError):
 TOLD = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError)
 DRIVER_ERRORS = (*TOLD, Unsendable)
 """What a call through `driven` may raise."""
+WHOLE_ROW = ("23502", "23514")
+"""Codes whose detail is nothing but all values of the row."""
+BAD_TYPES = (asyncpg.InternalClientError, asyncpg.UnsupportedClientFeatureError)
+"""What the driver raises about a type that it has no form for; errors of the protocol are among the former."""
 FACTS = ("constraint_name", "table_name", "column_name", "detail", "hint")
 
 
@@ -44,6 +50,8 @@ def refusal(error: BaseException) -> TargetError:
         return TargetError(str(error), kind=Trouble.RACE, code=getattr(error, "sqlstate", None))
     if isinstance(error, asyncpg.PostgresError) and _is_told_by_server(error):
         return described(str(error.sqlstate), error.args[0], {name: getattr(error, name, None) for name in FACTS})
+    if isinstance(error, BAD_TYPES) and not isinstance(error, asyncpg.ProtocolError):
+        return TargetError(f"the driver cannot send a value: {error}", kind=Trouble.DATA, code="BAD_TYPE")
     if isinstance(error, asyncpg.InterfaceError | asyncpg.InternalClientError | OSError):
         return TargetError(f"the connection failed: {str(error) or type(error).__name__}", kind=Trouble.CONNECTION)
     return TargetError(
@@ -59,7 +67,24 @@ def _is_told_by_server(error: Any) -> bool:
 def described(code: str, message: str, facts: dict[str, Any]) -> TargetError:
     """An error the server told: SQLSTATE, message and what it knows beside."""
     details = {name.removesuffix("_name"): value for name, value in facts.items() if value}
-    return TargetError(message, kind=kind_of(code), code=code, field=facts.get("column_name") or None, details=details)
+    is_full = code == TOO_MANY_CONNECTIONS
+    return TargetError(
+        message + _beside(code, details),
+        kind=kind_of(code),
+        code=code,
+        field=facts.get("column_name") or None,
+        details=details,
+        limit=Limit.CONCURRENCY if is_full else None,
+        retry_after_s=FULL_WAIT_S if is_full else None,
+    )
+
+
+def _beside(code: str, details: dict[str, Any]) -> str:
+    """What makes the message complete: which key it is about, and what to do."""
+    said = [details["detail"].rstrip(".")] if "detail" in details and code not in WHOLE_ROW else []
+    if "hint" in details:
+        said.append(f"hint: {details['hint'].rstrip('.')}")
+    return f" ({'; '.join(said)})" if said else ""
 
 
 def refusal_of_rows(error: BaseException, sheets: Sequence[Sheet], table: Table) -> TargetError:

@@ -53,11 +53,11 @@ def begin(statement_timeout_s: float, lock_timeout_s: float, idle_timeout_s: flo
     return f"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE{local}"
 
 
-async def undo(connection: Any) -> None:
+async def undo(connection: Any, patience_s: float = UNDO_S) -> None:
     """Roll back; a connection that cannot even do that is dropped."""
     try:
         if not connection.is_closed():
-            await connection.execute("ROLLBACK", timeout=UNDO_S)
+            await connection.execute("ROLLBACK", timeout=patience_s)
     except DRIVER_ERRORS:
         drop(connection)
 

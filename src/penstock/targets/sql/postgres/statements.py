@@ -14,15 +14,21 @@ from penstock.targets.model import Mode
 from penstock.targets.sql.names import ansi
 from penstock.targets.sql.table import Column, Table
 
-__all__ = ["EXACT", "ORDINAL", "Plan", "from_arrays", "from_stage", "stage_name", "stage_table"]
+__all__ = ["EXACT", "ORDINAL", "ORDINAL_NAME", "Plan", "from_arrays", "from_stage", "stage_name", "stage_table"]
 
-ORDINAL = "penstock_ord"
+ORDINAL_NAME = "penstock ordinal"
+ORDINAL = ansi(ORDINAL_NAME)
+IS_NEW = ansi("penstock is new")
 XID = "pg_current_xact_id()::text AS xid"
 EXACT = frozenset({"smallint", "integer", "bigint", "text"})
 """Types whose values come back equal to what was sent, so that they can be told apart by value."""
+GEOMETRIC = ("point", "line", "lseg", "box", "path", "polygon", "circle")
+ODD = frozenset({"json", "xml", "citext", "text", "bpchar", "character varying", *GEOMETRIC})
+"""Types without `=`, or with one that calls different values equal: boxes, for one, are compared by their area."""
 TALLY = (
     f"SELECT {XID}, array_agg({ORDINAL}) FILTER (WHERE outcome = 'created') AS created, "
     f"array_agg({ORDINAL}) FILTER (WHERE outcome = 'unchanged') AS unchanged, "
+    f"array_agg({ORDINAL}) FILTER (WHERE outcome = 'left out') AS left_out, "
     f"array_agg({ORDINAL}) FILTER (WHERE outcome = 'missing') AS missing FROM told"
 )
 
@@ -39,10 +45,15 @@ class Plan:
     """The server's major version."""
 
     @property
+    def given(self) -> list[Column]:
+        """The columns that are written."""
+        return [self.table.columns[name] for name in self.columns]
+
+    @property
     def by_value(self) -> bool:
         """Whether an upsert can name created rows by key, which saves joining them to what was sent."""
         exact = all(self.table.columns[name].type in EXACT for name in self.key)
-        is_plain = not (self.only_changed or self.reads_before or self.lacks_required)
+        is_plain = not (self.only_changed or self.reads_before or self.lacks_required or self.table.has_insert_trigger)
         return exact and is_plain and bool(self._rest)
 
     @property
@@ -63,16 +74,20 @@ class Plan:
     def write(self, mode: Mode, source: str) -> str:
         """One statement for a whole sheet."""
         if mode is Mode.CREATE:
-            return f"{self._create(source)} SELECT {XID}{self._created_keys()}"
+            return f"{self._create(source)} SELECT {XID}{self._written_count()}{self._created_keys()}"
         if mode is Mode.UPSERT and self.by_value:
-            keys = ", ".join(f"array_agg({ansi(k)}) FILTER (WHERE is_new) AS k{n}" for n, k in enumerate(self.key))
+            keys = ", ".join(f"array_agg({ansi(k)}) FILTER (WHERE {IS_NEW}) AS k{n}" for n, k in enumerate(self.key))
             return f"{self._upsert(source)} SELECT {XID}, {keys} FROM written"
         return f"{self.told(mode, source)} {TALLY}"
 
     def told(self, mode: Mode, source: str) -> str:
         """The statement up to a relation `told` of ordinals and outcomes."""
         if mode is Mode.CREATE:
-            return f"{self._create(source)}, told AS (SELECT {ORDINAL}, 'created' AS outcome FROM given)"
+            # One row at a time, so that it is either written or left out.
+            may_leave_out = self.table.has_insert_trigger
+            left_out = "CASE WHEN EXISTS (SELECT FROM written) THEN 'created' ELSE 'left out' END"
+            is_written = left_out if may_leave_out else "'created'"
+            return f"{self._create(source)}, told AS (SELECT {ORDINAL}, {is_written} AS outcome FROM given)"
         if mode is Mode.UPSERT and not self.lacks_required:
             return f"{self._upsert(source)}, told AS ({self._told_of_upsert()})"
         return self._change(mode, source)
@@ -89,10 +104,15 @@ class Plan:
         # Keys are made before the insert, because RETURNING promises no order to find them by.
         made = "".join(f", {self.table.columns[k].default} AS {ansi(k)}" for k in self.generated)
         columns = _listed((*self.columns, *self.generated))
+        told = " RETURNING 1" if self.table.has_insert_trigger else ""
         return (
             f"WITH given AS MATERIALIZED (SELECT g.*{made} FROM {source}), "
-            f"written AS (INSERT INTO {self._name} ({columns}) OVERRIDING SYSTEM VALUE SELECT {columns} FROM given)"
+            f"written AS (INSERT INTO {self._name} ({columns}) OVERRIDING SYSTEM VALUE "
+            f"SELECT {columns} FROM given{told})"
         )
+
+    def _written_count(self) -> str:
+        return ", (SELECT count(*) FROM written) AS written" if self.table.has_insert_trigger else ""
 
     def _created_keys(self) -> str:
         keys = (f", array_agg({ansi(k)} ORDER BY {ORDINAL}) AS k{n}" for n, k in enumerate(self.key))
@@ -110,7 +130,7 @@ class Plan:
             f"written AS (INSERT INTO {self._name} AS t ({_listed(self.columns)}) OVERRIDING SYSTEM VALUE "
             f"SELECT {_listed(self.columns)} FROM given "
             f"ON CONFLICT ({_listed(self.key)}) DO {self._on_conflict()} "
-            f"RETURNING {', '.join(f't.{ansi(k)}' for k in self.key)}, {is_new} AS is_new)"
+            f"RETURNING {', '.join(f't.{ansi(k)}' for k in self.key)}, {is_new} AS {IS_NEW})"
         )
 
     def _on_conflict(self) -> str:
@@ -122,10 +142,12 @@ class Plan:
     def _told_of_upsert(self) -> str:
         types = {k: self.table.columns[k].full_type for k in self.key}
         same = " AND ".join(f"w.{ansi(k)} = g.{ansi(k)}::{types[k]}" for k in self.key)
+        # Every row is written, unless it holds the same already or a trigger objects.
+        absent = "unchanged" if self.only_changed or not self._rest else "left out"
         was_there = f"EXISTS (SELECT FROM before b WHERE b.{ORDINAL} = g.{ORDINAL})"
-        is_new = f"NOT {was_there}" if self.reads_before else "w.is_new"
+        is_new = f"NOT {was_there}" if self.reads_before else f"w.{IS_NEW}"
         return (
-            f"SELECT g.{ORDINAL}, CASE WHEN w.{ansi(self.key[0])} IS NULL THEN 'unchanged' "
+            f"SELECT g.{ORDINAL}, CASE WHEN w.{ansi(self.key[0])} IS NULL THEN '{absent}' "
             f"WHEN {is_new} THEN 'created' ELSE 'updated' END AS outcome FROM given g LEFT JOIN written w ON {same}"
         )
 
@@ -167,7 +189,7 @@ class Plan:
     def _exactly(self, of: str, name: str) -> str:
         """A value of which only the same is equal: not every collation tells `A` from `a`, not every type has `=`."""
         column = self.table.columns[name]
-        is_odd = column.is_text or column.type in ("json", "xml", "point", "polygon", "citext")
+        is_odd = column.is_text or column.type.removesuffix("[]") in ODD
         return f'{of}.{ansi(name)}::text COLLATE "C"' if is_odd else f"{of}.{ansi(name)}"
 
 
@@ -177,9 +199,13 @@ def from_arrays(columns: Sequence[Column]) -> str:
     return f"unnest({given}) WITH ORDINALITY AS g ({_listed(c.name for c in columns)}, {ORDINAL})"
 
 
-def from_stage(name: str, only: str | None = None) -> str:
-    """Rows from a stage, or the one of an ordinal."""
-    return f"(SELECT * FROM {name} WHERE {ORDINAL} = {only}) AS g" if only else f"{name} AS g"
+def from_stage(name: str, columns: Sequence[Column], only: str | None = None) -> str:
+    """Rows from a stage, or the one of an ordinal; what was staged as text gets its own type again."""
+    if not only and not any(column.is_copied_as_text for column in columns):
+        return f"{name} AS g"
+    given = "".join(f", {ansi(c.name)}::{c.type} AS {ansi(c.name)}" for c in columns)
+    where = f" WHERE {ORDINAL} = {only}" if only else ""
+    return f"(SELECT {ORDINAL}{given} FROM {name}{where}) AS g"
 
 
 def stage_name(columns: Sequence[Column], more: str = "") -> str:
@@ -189,8 +215,14 @@ def stage_name(columns: Sequence[Column], more: str = "") -> str:
 
 def stage_table(name: str, columns: Sequence[Column], more: str = "") -> str:
     """A temporary table that is empty in every transaction."""
-    typed = "".join(f"{ansi(column.name)} {column.type}, " for column in columns)
+    typed = "".join(f"{ansi(column.name)} {_staged_type(column)}, " for column in columns)
     return f"CREATE TEMP TABLE IF NOT EXISTS {name} ({typed}{ORDINAL} integer{more}) ON COMMIT DELETE ROWS"
+
+
+def _staged_type(column: Column) -> str:
+    if not column.is_copied_as_text:
+        return column.type
+    return "text[]" if column.is_array else "text"
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from penstock.targets.model import BulkOptions, Mode, Outcome, TargetError, Trouble, Verdict
+from penstock.targets.sql.cancelling import CANCEL_S, committed
 from penstock.targets.sql.pool import Pool
 from penstock.targets.sql.postgres.catalog import look_up
 from penstock.targets.sql.postgres.commits import Commits, Pending
@@ -63,7 +64,7 @@ class PostgresTarget(SqlTarget):
 
     async def refresh(self, source: str) -> None:
         """Open new connections from now on, and look tables up again."""
-        self._tables.clear()
+        self._changed.update(self._tables)
         self._pool.drop_all()
 
     async def aclose(self) -> None:
@@ -135,23 +136,24 @@ class PostgresTarget(SqlTarget):
             for sheet in sheets:
                 xid, told = await write(connection, work, sheet)
                 verdicts.append(told)
+        except TargetError:
+            await undo(connection)
+            raise
         except DRIVER_ERRORS as error:
             await undo(connection)
             raise self._refused(error, work, sheets[len(verdicts) :][:1]) from error
         except asyncio.CancelledError:
-            await undo(connection)
+            await undo(connection, CANCEL_S)
             raise
         self._commits.note(work.batch.key, Pending(xid, sheets, verdicts))
         await self._commit(connection, work, sheets)
         return verdicts
 
     async def _commit(self, connection: Any, work: Work, sheets: Sequence[Sheet]) -> None:
-        # Cancelling a commit would only hide what became of it, so its answer is awaited.
-        commit = asyncio.ensure_future(connection.execute("COMMIT", timeout=UNDO_S))
         try:
-            await asyncio.shield(commit)
+            await committed(connection.execute("COMMIT", timeout=UNDO_S))
         except asyncio.CancelledError:
-            await asyncio.wait([commit])
+            self._pool.discard(connection)
             raise
         except DRIVER_ERRORS as error:
             refused = self._refused(error, work, sheets)

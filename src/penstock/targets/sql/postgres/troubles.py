@@ -17,10 +17,10 @@ __all__ = ["STALE", "kind_of", "suspects"]
 CODES = {
     "53300": Trouble.THROTTLED,     # too many connections
     "53400": Trouble.THROTTLED,     # a configured limit
-    "57P03": Trouble.THROTTLED,     # still starting up
     "28000": Trouble.TOKEN,
     "28P01": Trouble.TOKEN,
     "42501": Trouble.PERMISSION,
+    "57P03": Trouble.CONNECTION,    # still starting up
     "57P01": Trouble.CONNECTION,    # shut down by an administrator
     "57P02": Trouble.CONNECTION,    # another backend crashed
     "57P05": Trouble.CONNECTION,    # idle too long

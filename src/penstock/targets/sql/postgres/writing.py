@@ -11,9 +11,16 @@ from typing import Any
 
 from penstock.targets.model import Mode, Outcome, Verdict
 from penstock.targets.sql.postgres.refusals import driven
-from penstock.targets.sql.postgres.statements import ORDINAL, Plan, from_arrays, from_stage, stage_name, stage_table
+from penstock.targets.sql.postgres.statements import (
+    ORDINAL_NAME,
+    Plan,
+    from_arrays,
+    from_stage,
+    stage_name,
+    stage_table,
+)
 from penstock.targets.sql.sheets import Sheet
-from penstock.targets.sql.target import DONE, Work, not_found
+from penstock.targets.sql.target import DONE, Work, left_out, not_found
 from penstock.targets.target import Same
 
 __all__ = ["STAGE_FROM", "ids_of", "plan_for", "stage", "write_sheet"]
@@ -32,13 +39,15 @@ def plan_for(connection: Any, work: Work, sheet: Sheet) -> Plan:
 async def write_sheet(connection: Any, work: Work, sheet: Sheet) -> tuple[str, Sequence[Verdict]]:
     """Write a sheet and return the transaction's id and the verdicts, in the order of the rows."""
     plan = plan_for(connection, work, sheet)
-    if work.mode is Mode.CREATE and not plan.generated and not work.table.has_row_security:
-        return await _copy(connection, work, sheet)
     columns = [work.table.columns[name] for name in sheet.columns]
+    is_special = work.table.has_row_security or work.table.has_insert_trigger
+    is_copied = not (is_special or any(column.is_copied_as_text for column in columns))
+    if work.mode is Mode.CREATE and not plan.generated and is_copied:
+        return await _copy(connection, work, sheet)
     if len(sheet) >= STAGE_FROM or any(column.is_array for column in columns):
         is_numbered = not (work.mode is Mode.UPSERT and plan.by_value)
         name = await stage(connection, work, sheet, is_numbered=is_numbered)
-        told = await connection.fetchrow(plan.write(work.mode, from_stage(name)))
+        told = await connection.fetchrow(plan.write(work.mode, from_stage(name, columns)))
     else:
         arrays = map(list, zip(*sheet.rows, strict=True))
         told = await driven(connection.fetchrow(plan.write(work.mode, from_arrays(columns)), *arrays))
@@ -52,7 +61,7 @@ async def stage(connection: Any, work: Work, sheet: Sheet, *, is_numbered: bool,
     # A key that comes twice, or another portion, may have used the same stage in this transaction.
     await connection.execute(f"{stage_table(name, columns, more)}; DELETE FROM {name}")
     rows: Sequence[Any] = [(n, *row) for n, row in enumerate(sheet.rows, 1)] if is_numbered else sheet.rows
-    names = [ORDINAL, *sheet.columns] if is_numbered else list(sheet.columns)
+    names = [ORDINAL_NAME, *sheet.columns] if is_numbered else list(sheet.columns)
     await driven(connection.copy_records_to_table(name, records=rows, columns=names))
     return name
 
@@ -70,6 +79,8 @@ async def _copy(connection: Any, work: Work, sheet: Sheet) -> tuple[str, Sequenc
 
 def _verdicts(plan: Plan, work: Work, sheet: Sheet, told: Any) -> Sequence[Verdict]:
     if work.mode is Mode.CREATE:
+        if work.table.has_insert_trigger and told["written"] != len(sheet):
+            raise left_out(work)  # which of them, row by row will tell
         ids = ids_of([told[f"k{n}"] for n in range(len(work.key))]) if "k0" in told else None
         return Same(CREATED, len(sheet), ids)
     if work.mode is Mode.UPSERT and plan.by_value:
@@ -79,6 +90,8 @@ def _verdicts(plan: Plan, work: Work, sheet: Sheet, told: Any) -> Sequence[Verdi
         verdicts[ordinal - 1] = CREATED
     for ordinal in told["unchanged"] or ():
         verdicts[ordinal - 1] = UNCHANGED
+    for ordinal in told["left_out"] or ():
+        verdicts[ordinal - 1] = Verdict(Outcome.FAILED, error=left_out(work))
     for ordinal in told["missing"] or ():
         verdicts[ordinal - 1] = not_found(work, sheet, ordinal - 1)
     return verdicts

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
 from string import ascii_lowercase, ascii_uppercase
 
+from penstock.targets.sql.folds import Fold, unpadded
 from penstock.targets.sql.names import ansi, split_name
 from penstock.targets.sql.table import Column, Table, no_such_table
 
 __all__ = ["look_up"]
 
 ASCII_LOWER = str.maketrans(ascii_uppercase, ascii_lowercase)
-FOLDS: dict[str, Callable[[str], str]] = {
-    "NOCASE": lambda text: text.translate(ASCII_LOWER),
-    "RTRIM": lambda text: text.rstrip(" "),
+FOLDS: dict[str, Fold] = {
+    "NOCASE": lambda value: value.translate(ASCII_LOWER) if isinstance(value, str) else value,
+    "RTRIM": unpadded,
 }
 GENERATED = (2, 3)
 
@@ -44,9 +44,7 @@ def look_up(connection: sqlite3.Connection, name: str) -> Table:
     )
 
 
-def _unique_keys(
-    connection: sqlite3.Connection, table: str, schema: str
-) -> list[list[tuple[str, Callable[[str], str] | None]]]:
+def _unique_keys(connection: sqlite3.Connection, table: str, schema: str) -> list[list[tuple[str, Fold | None]]]:
     """The columns of unique indexes over whole tables and plain columns, with how each compares text."""
     names = connection.execute(
         'SELECT name FROM pragma_index_list(?, ?) WHERE "unique" AND NOT partial', (table, schema)

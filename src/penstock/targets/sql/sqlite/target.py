@@ -21,7 +21,7 @@ from penstock.targets.sql.sqlite.troubles import refusal
 from penstock.targets.sql.sqlite.writing import row_writer
 from penstock.targets.sql.table import Table
 from penstock.targets.sql.target import SqlTarget, Work, Written
-from penstock.targets.sql.values import Converters, to_json
+from penstock.targets.sql.values import Converters, not_nan, to_json
 from penstock.targets.target import Traits
 
 __all__ = ["SqliteTarget"]
@@ -54,6 +54,7 @@ class SqliteTarget(SqlTarget):
             time: time.isoformat,
             Decimal: str,
             UUID: str,
+            float: not_nan,
             dict: to_json,
             list: to_json,
             Enum: lambda value: value.value,
@@ -63,19 +64,21 @@ class SqliteTarget(SqlTarget):
     def __init__(self, path: str | Path, *, busy_timeout_s: float = 10.0, foreign_keys: bool = True) -> None:
         super().__init__("SQLite", connections=1)
         self._path, self._busy_timeout_s, self._foreign_keys = path, busy_timeout_s, foreign_keys
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="penstock-sqlite")
+        self._thread: ThreadPoolExecutor | None = None
         self._connection: sqlite3.Connection | None = None
 
     async def refresh(self, source: str) -> None:
         """Open the file anew, and look tables up again."""
-        self._tables.clear()
+        self._changed.update(self._tables)
         await self._run(self._close)
 
     async def aclose(self) -> None:
         """Close the file."""
         if self._connection is not None:
             await self._run(self._close)
-        self._thread.shutdown(wait=False)
+        if self._thread is not None:
+            self._thread.shutdown(wait=False)
+            self._thread = None
 
     def _traits(self, mode: Mode, options: BulkOptions, key: tuple[str, ...]) -> Traits:
         return Traits(id_field=key[0] if len(key) == 1 else None)
@@ -99,6 +102,7 @@ class SqliteTarget(SqlTarget):
 
     async def _run(self, job: Callable[[], T]) -> T:
         """Run a job in the thread. When this ends, the job has ended too."""
+        self._thread = self._thread or ThreadPoolExecutor(1, thread_name_prefix="penstock-sqlite")
         submitted = self._thread.submit(job)
         running = asyncio.wrap_future(submitted)
         try:

@@ -9,7 +9,7 @@ from typing import Any
 from penstock.targets.model import Mode, Outcome, Verdict
 from penstock.targets.sql.names import ansi
 from penstock.targets.sql.sheets import Sheet
-from penstock.targets.sql.target import DONE, Work, not_found
+from penstock.targets.sql.target import DONE, Work, left_out, not_found
 
 __all__ = ["WriteRow", "row_writer"]
 
@@ -28,6 +28,8 @@ def _create(cursor: sqlite3.Cursor, work: Work, sheet: Sheet) -> WriteRow:
 
     def write(n: int) -> Verdict:
         made = cursor.execute(text, sheet.rows[n]).fetchone()
+        if not made and (work.key or not cursor.rowcount):
+            return Verdict(Outcome.FAILED, error=left_out(work))
         return Verdict(Outcome.CREATED, made[0] if len(made) == 1 else made) if made else CREATED
 
     return write
@@ -51,8 +53,8 @@ def _upsert(cursor: sqlite3.Cursor, work: Work, sheet: Sheet) -> WriteRow:
     def write(n: int) -> Verdict:
         found = find(n)
         if found is None:
-            cursor.execute(insert, sheet.rows[n])
-            return CREATED
+            is_in = cursor.execute(insert, sheet.rows[n]).rowcount
+            return CREATED if is_in else Verdict(Outcome.FAILED, error=left_out(work))
         if found == (0,) and (work.options.update_only_changed or not has_rest):
             return UNCHANGED
         update(n)

@@ -8,8 +8,8 @@ from alembic import op
 from penstock.db.schema import table_options
 from penstock.db.types import Bytes, Key
 
-revision = "0005"
-down_revision = "0004"
+revision = "0006"
+down_revision = "0005"
 
 
 def upgrade() -> None:

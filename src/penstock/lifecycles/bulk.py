@@ -1,0 +1,150 @@
+"""Triggers in bulk: a thousand instances in a transaction, set by set, with an outcome for each in the order given."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import islice
+
+from penstock.db.connection import Connection
+from penstock.lifecycles.changes import Change, Stamp, checked_data, write_many
+from penstock.lifecycles.log import entry_at
+from penstock.lifecycles.model import Outcome, Trigger
+from penstock.lifecycles.queries import graph_of
+from penstock.lifecycles.records import INSTANCES_EACH, Record, prior_requests, records_of
+from penstock.lifecycles.rules.deciding import decide
+from penstock.lifecycles.rules.graph import Graph, LifecycleTransition
+from penstock.lifecycles.scope import Scope
+from penstock.lifecycles.triggering import conflict, guard_denial, move_of, moved
+
+__all__ = ["trigger_many"]
+
+GUARDS_AT_ONCE = 50
+
+Numbered = dict[int, Trigger]
+"""Triggers by their place in the input."""
+
+
+async def trigger_many(scope: Scope, triggers: Iterable[Trigger], stamp: Stamp, *, retries: int = 0) -> list[Outcome]:
+    """What became of each trigger. One transaction for each slice, so a failure leaves whole slices behind it done.
+
+    An instance that is named several times takes its events in order.
+    """
+    outcomes: list[Outcome] = []
+    todo = iter(triggers)
+    while some := list(islice(todo, INSTANCES_EACH)):
+        found: dict[int, Outcome] = {}
+        for turn in _turns(some):
+            found |= await _turn(scope, turn, stamp, retries)
+        outcomes += (found[place] for place in range(len(some)))
+    for outcome in outcomes:
+        scope.tally["lifecycle_transitions_total", outcome.kind] += 1
+    return outcomes
+
+
+def _turns(triggers: Sequence[Trigger]) -> Iterator[Numbered]:
+    """The triggers in turns that name each instance once, in the order in which they were given."""
+    turns: list[Numbered] = []
+    seen: dict[str, int] = {}
+    for place, each in enumerate(triggers):
+        turn = seen.get(each.instance, 0)
+        seen[each.instance] = turn + 1
+        if turn == len(turns):
+            turns.append({})
+        turns[turn][place] = each
+    yield from turns
+
+
+async def _turn(scope: Scope, todo: Numbered, stamp: Stamp, retries: int) -> dict[int, Outcome]:
+    outcomes = await _try(scope, todo, stamp)
+    for _ in range(retries):
+        again = {place: todo[place] for place, outcome in outcomes.items() if outcome.kind == "conflict"}
+        if not again:
+            break
+        outcomes |= await _try(scope, again, stamp.again())
+    return outcomes
+
+
+async def _try(scope: Scope, todo: Numbered, stamp: Stamp) -> dict[int, Outcome]:
+    async with scope.db.connection() as look:
+        records = await records_of(look, scope, [each.instance for each in todo.values()])
+        graphs = {v: await graph_of(look, scope, v) for v in {record.version for record in records.values()}}
+        outcomes = await _duplicates(look, scope, todo, records)
+    planned: dict[int, tuple[Change, LifecycleTransition]] = {}
+    guarded: list[tuple[int, Change, LifecycleTransition, Graph]] = []
+    for place, each in todo.items():
+        record = records.get(each.instance)
+        if record is None:
+            outcomes[place] = Outcome("not_found", each.instance, each.event, reason="no instance has this guid")
+        if record is None or place in outcomes:
+            continue
+        graph = graphs[record.version]
+        found = decide(graph, record.guid, record.state, record.flags, each.event)
+        if isinstance(found, Outcome):
+            outcomes[place] = found
+            continue
+        change = move_of(record, graph, found, _stamped(stamp, each))
+        if found.guard is not None or found.condition is not None:
+            guarded.append((place, change, found, graph))
+        planned[place] = (change, found)
+    denied = await _denials(scope, guarded)
+    outcomes |= denied
+    return outcomes | await _write(scope, {place: plan for place, plan in planned.items() if place not in denied})
+
+
+def _stamped(stamp: Stamp, each: Trigger) -> Stamp:
+    if each.request_key is None and each.metadata is None:
+        return stamp
+    metadata = checked_data(each.metadata, "metadata") or stamp.metadata
+    return replace(stamp, request_key=each.request_key, metadata=metadata)
+
+
+async def _duplicates(tx: Connection, scope: Scope, todo: Numbered, records: dict[str, Record]) -> dict[int, Outcome]:
+    keyed = {
+        records[each.instance].id: each.request_key
+        for each in todo.values()
+        if each.request_key is not None and each.instance in records
+    }
+    if not keyed:
+        return {}
+    prior = await prior_requests(tx, scope, keyed)
+    outcomes = {}
+    for place, each in todo.items():
+        record = records.get(each.instance)
+        if record is not None and each.request_key is not None and record.id in prior:
+            entry = await entry_at(tx, scope, record.id, prior[record.id])
+            outcomes[place] = Outcome(
+                "duplicate", record.guid, entry.event or each.event, entry.source, entry.target, entry.sequence
+            )
+    return outcomes
+
+
+async def _denials(
+    scope: Scope, guarded: Sequence[tuple[int, Change, LifecycleTransition, Graph]]
+) -> dict[int, Outcome]:
+    """Ask the guards, some at once."""
+    denied: dict[int, Outcome] = {}
+    for first in range(0, len(guarded), GUARDS_AT_ONCE):
+        some = guarded[first : first + GUARDS_AT_ONCE]
+        answers = await asyncio.gather(
+            *(guard_denial(scope, change.record, graph, found, change.stamp) for _, change, found, graph in some)
+        )
+        denied |= {place: answer for (place, *_), answer in zip(some, answers, strict=True) if answer is not None}
+    return denied
+
+
+async def _write(scope: Scope, planned: dict[int, tuple[Change, LifecycleTransition]]) -> dict[int, Outcome]:
+    if not planned:
+        return {}
+    changes = [change for change, _ in planned.values()]
+    written = await scope.db.transaction(partial(_written, scope, changes), "lifecycle_trigger_many")
+    return {
+        place: moved(change, found) if change.record.id in written else conflict(change, found)
+        for place, (change, found) in planned.items()
+    }
+
+
+async def _written(scope: Scope, changes: Sequence[Change], tx: Connection) -> set[int]:
+    return await write_many(tx, scope, changes)

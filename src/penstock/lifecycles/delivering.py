@@ -1,0 +1,337 @@
+"""Acknowledgements: each move is handed to each consumer until it says that it has dealt with it.
+
+A delivery is written by the transaction that moves the instance, so none is missing. Who claims one has it for a
+while; who does not answer in time loses it to the next. Every change is a compare-and-set on its state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from typing import Any
+
+from sqlalchemy import ColumnElement, Row, Select, Update, and_, exists, func, or_, select, update
+
+from penstock.clock import from_micros
+from penstock.db.connection import Connection
+from penstock.errors import Conflict, InvalidInput, NotFound
+from penstock.lifecycles.changes import Change, Stamp, write
+from penstock.lifecycles.log import entry_of, select_entries
+from penstock.lifecycles.model import LogEntry
+from penstock.lifecycles.queries import graph_of
+from penstock.lifecycles.records import record_of
+from penstock.lifecycles.scope import Scope
+from penstock.lifecycles.states import ACTIONS, LogFlag
+from penstock.lifecycles.tables import consumers, deliveries, logs
+from penstock.listing import Page
+from penstock.outbox.states import DELIVERY
+
+__all__ = ["Delivery", "acknowledge", "bump", "claim", "fail", "fail_spent", "list_deliveries", "resend"]
+
+OPEN = ("Pending", "Delivered")
+TRIES_MAX = 10
+ERROR_CHARS = 2000
+JITTER = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """Word of one move for one consumer. `claim` is the token of the attempt that is under way."""
+
+    message_id: str
+    consumer: str
+    entry: LogEntry
+    state: str
+    attempts: int
+    attempts_max: int
+    due_at: datetime | None
+    claim: str | None
+    error: str | None
+    created_at: datetime
+    modified_at: datetime
+
+
+async def claim(scope: Scope, consumer: str, *, limit: int, lease_us: int) -> list[Delivery]:
+    """Hand over what is due to a consumer, oldest first; it is its own until the lease is over."""
+    if lease_us <= 0:
+        raise InvalidInput("a lease is longer than nothing")
+    token = scope.new_guid()
+    mine = deliveries.c.tenant == scope.tenant, deliveries.c.consumer == consumer
+
+    async def work(tx: Connection) -> list[Delivery]:
+        due = and_(*mine, deliveries.c.due_at <= scope.db.now(), deliveries.c.attempts < deliveries.c.attempts_max)
+        oldest = select(deliveries.c.id).where(due, ~_is_behind(scope)).order_by(deliveries.c.due_at, deliveries.c.id)
+        ids = (await tx.execute(oldest.limit(limit))).scalars().all()
+        if not ids:
+            return []
+        taken = update(deliveries).where(deliveries.c.id.in_(sorted(ids)), due).values(
+            state="Delivered", attempts=deliveries.c.attempts + 1, claim=token,
+            due_at=scope.db.now() + lease_us, modified_at=scope.db.now(),
+        )  # fmt: skip
+        await tx.execute(taken)
+        found = await tx.execute(_select(scope).where(deliveries.c.claim == token).order_by(deliveries.c.id))
+        return [_delivery(row) for row in found]
+
+    found = await scope.db.transaction(work, "lifecycle_claim")
+    scope.tally["delivery_retries_total", consumer] += sum(each.attempts > 1 for each in found)
+    return found
+
+
+def _is_behind(scope: Scope) -> ColumnElement[bool]:
+    """Whether an earlier move of the same instance is still to be dealt with: a consumer hears of them in order."""
+    earlier = deliveries.alias("earlier")
+    return exists().where(
+        earlier.c.tenant == scope.tenant,
+        earlier.c.instance == deliveries.c.instance,
+        earlier.c.consumer == deliveries.c.consumer,
+        earlier.c.sequence < deliveries.c.sequence,
+        earlier.c.state.in_(OPEN),
+    )
+
+
+async def acknowledge(
+    scope: Scope, message_id: str, outcome: str, *, token: str | None = None, tx: Connection | None = None
+) -> Delivery:
+    """Mark a message as processed, or only as delivered; to say it again changes nothing."""
+    if outcome not in ("processed", "delivered"):
+        raise InvalidInput(f"an outcome is 'processed' or 'delivered'; found {outcome!r}; `fail` is for failures")
+    target = "Processed" if outcome == "processed" else "Delivered"
+
+    async def work(inner: Connection) -> Delivery:
+        found = await _get(inner, scope, message_id)
+        if found.state == target or (found.state == "Processed" and outcome == "delivered"):
+            return found
+        DELIVERY.after(found.state, outcome, subject=f"delivery {message_id}")
+        values: dict[str, Any] = {"state": target, "modified_at": scope.db.now()}
+        if outcome == "processed":
+            values |= {"due_at": None, "claim": None}
+        await _moved(inner, scope, found, token, values)
+        return await _get(inner, scope, message_id)
+
+    return await (work(tx) if tx is not None else scope.db.transaction(work, "lifecycle_acknowledge"))
+
+
+async def fail(scope: Scope, message_id: str, reason: str, *, token: str | None = None) -> Delivery:
+    """An attempt failed: it is tried again later, or has failed for good when its budget is spent."""
+    return await scope.db.transaction(partial(_fail, scope, message_id, reason, token), "lifecycle_fail")
+
+
+async def _fail(scope: Scope, message_id: str, reason: str, token: str | None, tx: Connection) -> Delivery:
+    found = await _get(tx, scope, message_id)
+    DELIVERY.after(found.state, "failed", subject=f"delivery {message_id}")
+    values: dict[str, Any] = {"claim": None, "error": reason[:ERROR_CHARS], "modified_at": scope.db.now()}
+    if found.attempts < found.attempts_max:
+        wait = await _wait_us(tx, scope, found.consumer, found.attempts)
+        values |= {"state": DELIVERY.after("Failed", "resent"), "due_at": scope.db.now() + wait}
+        await _moved(tx, scope, found, token, values)
+    else:
+        await _moved(tx, scope, found, token, {**values, "state": "Failed", "due_at": None})
+        await _apply_policy(tx, scope, found)
+    return await _get(tx, scope, message_id)
+
+
+async def fail_spent(scope: Scope, *, limit: int) -> int:
+    """Fail deliveries whose last attempt was not answered in time; how many there were."""
+    query = select(deliveries.c.message_id).where(
+        deliveries.c.tenant == scope.tenant,
+        deliveries.c.due_at <= scope.db.now(),
+        deliveries.c.attempts >= deliveries.c.attempts_max,
+    )
+    async with scope.db.read() as tx:
+        found = (await tx.execute(query.order_by(deliveries.c.due_at).limit(limit))).scalars().all()
+    failed = 0
+    for message_id in found:
+        try:
+            await fail(scope, message_id, "it was not acknowledged, and its attempts are used up")
+            failed += 1
+        except (Conflict, NotFound):
+            continue  # it was answered, or somebody else was faster
+    return failed
+
+
+async def _apply_policy(tx: Connection, scope: Scope, found: Delivery) -> None:
+    """Suspend the instance where its consumer wants that, in the transaction that gives the delivery up."""
+    policy = select(consumers.c.suspends).where(consumers.c.tenant == scope.tenant, consumers.c.name == found.consumer)
+    if not (await tx.execute(policy)).scalar():
+        return
+    stamp = Stamp(f"consumer {found.consumer}", f"delivery {found.message_id} failed", flags=LogFlag.SYSTEM)
+    for _ in range(TRIES_MAX):
+        record = await record_of(tx, scope, found.entry.guid)
+        graph = await graph_of(tx, scope, record.version)
+        flags = ACTIONS["suspend"].applied(record.flags)
+        state = graph.by_id[record.state]
+        change = Change(
+            record, "suspended", record.version, graph.version.definition.id, state, flags, stamp,
+            last_event=record.last_event,
+        )  # fmt: skip
+        if flags == record.flags or await write(tx, scope, change):
+            return
+    raise Conflict(f"instance {found.entry.guid} changes too often to be suspended")
+
+
+async def bump(scope: Scope, message_id: str) -> Delivery:
+    """Count an attempt that was made elsewhere, and put the next one off."""
+
+    async def work(tx: Connection) -> Delivery:
+        found = await _get(tx, scope, message_id)
+        if found.state not in OPEN:
+            raise Conflict(f"delivery {message_id} is {found.state}; only open ones are bumped")
+        wait = await _wait_us(tx, scope, found.consumer, found.attempts + 1)
+        values = {"attempts": found.attempts + 1, "due_at": scope.db.now() + wait, "modified_at": scope.db.now()}
+        await _moved(tx, scope, found, None, values)
+        return await _get(tx, scope, message_id)
+
+    scope.tally["delivery_retries_total", "bumped"] += 1
+    return await scope.db.transaction(work, "lifecycle_bump")
+
+
+async def resend(
+    scope: Scope,
+    *,
+    message_id: str | None,
+    consumer: str | None,
+    older_than_us: int | None,
+    failed: bool,
+) -> int:
+    """Make deliveries due now: one, or those that have waited so long. Failed ones get their budget anew."""
+
+    async def work(tx: Connection) -> int:
+        which = [deliveries.c.tenant == scope.tenant]
+        if message_id is not None:
+            await _get(tx, scope, message_id)
+            which.append(deliveries.c.message_id == message_id)
+        if consumer is not None:
+            which.append(deliveries.c.consumer == consumer)
+        if older_than_us is not None:
+            which.append(deliveries.c.modified_at <= scope.db.now() - older_than_us)
+        now = scope.db.now()
+        again: list[Update] = []
+        if failed or message_id is not None:
+            budget = (
+                select(consumers.c.attempts_max)
+                .where(consumers.c.tenant == scope.tenant, consumers.c.name == deliveries.c.consumer)
+                .scalar_subquery()
+            )
+            again.append(
+                update(deliveries)
+                .where(*which, deliveries.c.state.in_(DELIVERY.sources("resent")))
+                .values(
+                    state="Pending", due_at=now, modified_at=now,
+                    attempts_max=deliveries.c.attempts + func.coalesce(budget, 1),
+                )
+            )  # fmt: skip
+        if not failed:
+            again.append(update(deliveries).where(*which, deliveries.c.state.in_(OPEN)).values(due_at=now, claim=None))
+        return sum([(await tx.execute(each)).rowcount for each in again])
+
+    return await scope.db.transaction(work, "lifecycle_resend")
+
+
+async def list_deliveries(
+    tx: Connection,
+    scope: Scope,
+    *,
+    state: str | Sequence[str] | None = None,
+    consumer: str | None = None,
+    instance: int | None = None,
+    older_than_us: int | None = None,
+    overdue: bool = False,
+    cursor: str | None = None,
+    limit: int = 100,
+) -> Page[Delivery]:
+    """Deliveries that fit every filter given, oldest first. Overdue are those whose time to answer is over."""
+    query = _select(scope)
+    if state is not None:
+        wanted = [state] if isinstance(state, str) else list(state)
+        for each in wanted:
+            if each not in DELIVERY.states:
+                raise InvalidInput(f"no delivery is ever {each!r}; they are: {', '.join(DELIVERY.states)}")
+        query = query.where(deliveries.c.state.in_(wanted))
+    if consumer is not None:
+        query = query.where(deliveries.c.consumer == consumer)
+    if instance is not None:
+        query = query.where(deliveries.c.instance == instance)
+    if older_than_us is not None:
+        query = query.where(deliveries.c.modified_at <= scope.db.now() - older_than_us)
+    if overdue:
+        query = query.where(
+            deliveries.c.due_at <= scope.db.now(), or_(deliveries.c.state == "Delivered", deliveries.c.attempts > 0)
+        )
+    if cursor is not None:
+        if not cursor.isdigit():
+            raise InvalidInput(f"{cursor!r} is no cursor of this list; pass the next cursor of an earlier page")
+        query = query.where(deliveries.c.id > int(cursor))
+    found = (await tx.execute(query.order_by(deliveries.c.id).limit(limit + 1))).all()
+    more = str(found[limit - 1].delivery_id) if len(found) > limit else None
+    return Page([_delivery(row) for row in found[:limit]], more)
+
+
+async def _wait_us(tx: Connection, scope: Scope, consumer: str, attempts: int) -> int:
+    """How long to wait after so many attempts: doubled each time, up to a limit, and a little scattered."""
+    query = select(consumers.c.retry_after_us, consumers.c.retry_after_us_max).where(
+        consumers.c.tenant == scope.tenant, consumers.c.name == consumer
+    )
+    row = (await tx.execute(query)).one_or_none()
+    if row is None:
+        return 0
+    wait: int = min(row.retry_after_us * 2 ** min(attempts - 1, 30), row.retry_after_us_max)
+    return wait + round(wait * JITTER * scope.entropy.jitter.random())
+
+
+async def _moved(tx: Connection, scope: Scope, found: Delivery, token: str | None, values: dict[str, Any]) -> None:
+    """Write a delivery that is still as it was read; `Conflict` when it is not, or another claim has it."""
+    if token is not None and token != found.claim:
+        raise Conflict(f"delivery {found.message_id} was handed to somebody else since; nothing was changed")
+    is_same: list[ColumnElement[bool]] = [
+        deliveries.c.tenant == scope.tenant,
+        deliveries.c.message_id == found.message_id,
+        deliveries.c.state == found.state,
+        deliveries.c.attempts == found.attempts,
+    ]
+    if (await tx.execute(update(deliveries).where(*is_same).values(**values))).rowcount != 1:
+        raise Conflict(f"delivery {found.message_id} was changed meanwhile; look at it again")
+
+
+async def _get(tx: Connection, scope: Scope, message_id: str) -> Delivery:
+    row = (await tx.execute(_select(scope).where(deliveries.c.message_id == message_id))).one_or_none()
+    if row is None:
+        raise NotFound(f"no delivery has the message id {message_id!r}")
+    return _delivery(row)
+
+
+_NAMES = ("message_id", "consumer", "attempts", "attempts_max", "due_at", "claim", "error", "created_at", "modified_at")
+
+
+def _select(scope: Scope) -> Select[Any]:
+    columns = [deliveries.c[name].label(f"of_{name}") for name in _NAMES]
+    return (
+        select_entries()
+        .add_columns(*columns, deliveries.c.state.label("of_state"), deliveries.c.id.label("delivery_id"))
+        .join(
+            deliveries,
+            and_(
+                deliveries.c.tenant == logs.c.tenant,
+                deliveries.c.instance == logs.c.instance,
+                deliveries.c.sequence == logs.c.sequence,
+            ),
+        )
+        .where(deliveries.c.tenant == scope.tenant)
+    )
+
+
+def _delivery(row: Row[Any]) -> Delivery:
+    return Delivery(
+        row.of_message_id,
+        row.of_consumer,
+        entry_of(row),
+        row.of_state,
+        row.of_attempts,
+        row.of_attempts_max,
+        None if row.of_due_at is None else from_micros(row.of_due_at),
+        row.of_claim,
+        row.of_error,
+        from_micros(row.of_created_at),
+        from_micros(row.of_modified_at),
+    )

@@ -1,0 +1,1 @@
+"""What follows from values alone: graphs, decisions, folds, differences, drawings."""

@@ -1,0 +1,45 @@
+"""What every call for one tenant works with."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from penstock.clock import Clock, Entropy, operation_id
+from penstock.db.database import Database
+from penstock.errors import InvalidInput
+from penstock.lifecycles.guards import Guard
+from penstock.lifecycles.rules.graph import Graph
+from penstock.lifecycles.tables import TENANT_CHARS
+
+__all__ = ["Scope"]
+
+
+@dataclass(frozen=True)
+class Scope:
+    """A database seen by one tenant. The graphs of published versions never change, so they are kept."""
+
+    db: Database
+    clock: Clock
+    entropy: Entropy
+    actor: str
+    guards: Mapping[str, Guard]
+    page_max: int
+    tenant: str = ""
+    graphs: dict[int, Graph] = field(default_factory=dict)
+    tally: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        if len(self.tenant) > TENANT_CHARS or not self.tenant.isprintable():
+            raise InvalidInput(f"a tenant is printable text of at most {TENANT_CHARS} characters: {self.tenant!r:.80}")
+
+    def new_guid(self) -> str:
+        """A new guid; they sort by the time they are made."""
+        return operation_id(self.clock, self.entropy)
+
+    def page(self, limit: int) -> int:
+        """How many entries a page of this wanted size has."""
+        if limit < 1:
+            raise InvalidInput(f"limit is {limit}; a page has at least 1 entry")
+        return min(limit, self.page_max)

@@ -1,0 +1,202 @@
+"""Trigger: an event moves an instance, in one transaction with its log entry, its timers and its deliveries.
+
+Guards are asked before the transaction, on the instance as it was read. The transaction is a compare-and-set on
+(state, revision), and everything about an instance changes its revision: so it only commits what the guards saw.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+
+from penstock.db.connection import Connection
+from penstock.errors import InvalidInput
+from penstock.graphs.flags import TransitionFlag
+from penstock.lifecycles.changes import Change, Stamp, write
+from penstock.lifecycles.guards import GuardContext, denial
+from penstock.lifecycles.log import entry_at
+from penstock.lifecycles.model import Available, Outcome
+from penstock.lifecycles.queries import graph_of
+from penstock.lifecycles.records import Record, named, record_of
+from penstock.lifecycles.rules.deciding import decide
+from penstock.lifecycles.rules.graph import Graph, LifecycleTransition
+from penstock.lifecycles.scope import Scope
+from penstock.lifecycles.states import LogFlag, entered
+
+log = logging.getLogger("penstock.lifecycles")
+
+__all__ = ["available", "can", "guard_denial", "move_of", "reading", "trigger"]
+
+
+@asynccontextmanager
+async def reading(scope: Scope, tx: Connection | None) -> AsyncIterator[Connection]:
+    """The caller's transaction, or a connection on which each statement stands alone."""
+    if tx is not None:
+        yield tx
+    else:
+        async with scope.db.connection() as connection:
+            yield connection
+
+
+async def trigger(
+    scope: Scope,
+    instance: str | int,
+    event: str,
+    stamp: Stamp,
+    *,
+    retries: int = 0,
+    tx: Connection | None = None,
+    is_once: bool = False,
+) -> Outcome:
+    """Move an instance by an event; what is refused comes back as a value.
+
+    A conflict with another change is tried again `retries` times, from the start. `is_once` says that a timer fired
+    that does not fire again in this state.
+    """
+    if retries < 0:
+        raise InvalidInput(f"retries is {retries}; it is 0 or more")
+    outcome = await _try(scope, instance, event, stamp, tx, is_once=is_once)
+    while outcome.kind == "conflict" and retries > 0:
+        retries -= 1
+        outcome = await _try(scope, instance, event, stamp.again(), tx, is_once=is_once)
+    scope.tally["lifecycle_transitions_total", outcome.kind] += 1
+    if not outcome.applied:
+        log.info("refused: %s (actor %s, correlation %s)", outcome, stamp.actor, stamp.correlation)
+    return outcome
+
+
+async def _try(
+    scope: Scope, instance: str | int, event: str, stamp: Stamp, tx: Connection | None, *, is_once: bool
+) -> Outcome:
+    async with reading(scope, tx) as look:
+        record = await record_of(look, scope, instance, stamp.request_key)
+        graph = await graph_of(look, scope, record.version)
+        if record.prior is not None:
+            return await duplicate(look, scope, record, record.prior, event)
+    found = decide(graph, record.guid, record.state, record.flags, event)
+    if isinstance(found, Outcome):
+        return found
+    denied = await guard_denial(scope, record, graph, found, stamp)
+    if denied is not None:
+        return denied
+    change = move_of(record, graph, found, stamp, arms=not (is_once and found.target == found.source))
+    if tx is not None:
+        is_written = await write(tx, scope, change)
+    else:
+        is_written = await scope.db.transaction(partial(_written, scope, change), "lifecycle_trigger")
+    return moved(change, found) if is_written else conflict(change, found)
+
+
+async def _written(scope: Scope, change: Change, tx: Connection) -> bool:
+    return await write(tx, scope, change)
+
+
+def move_of(
+    record: Record, graph: Graph, transition: LifecycleTransition, stamp: Stamp, *, arms: bool = True
+) -> Change:
+    """The change that a transition makes of an instance."""
+    return Change(
+        record,
+        "moved",
+        record.version,
+        graph.version.definition.id,
+        transition.target,
+        entered(record.flags, transition.target.flags),
+        _flagged(stamp, transition),
+        leaves=transition.source,
+        event=transition.event.id,
+        last_event=transition.event.id,
+        arms=arms,
+    )
+
+
+def _flagged(stamp: Stamp, transition: LifecycleTransition) -> Stamp:
+    """Transitions that are the system's, or take something back, say so in the log."""
+    flags = stamp.flags
+    if TransitionFlag.SYSTEM in transition.flags:
+        flags |= LogFlag.SYSTEM
+    if TransitionFlag.ROLLBACK in transition.flags:
+        flags |= LogFlag.ROLLBACK
+    return stamp if flags == stamp.flags else replace(stamp, flags=flags)
+
+
+def moved(change: Change, transition: LifecycleTransition) -> Outcome:
+    """The outcome of a move that was written."""
+    return Outcome(
+        "applied",
+        change.record.guid,
+        transition.event.name,
+        transition.source.name,
+        transition.target.name,
+        change.sequence,
+    )
+
+
+def conflict(change: Change, transition: LifecycleTransition) -> Outcome:
+    """The outcome of a move that came too late."""
+    return Outcome(
+        "conflict",
+        change.record.guid,
+        transition.event.name,
+        transition.source.name,
+        reason=f"it was changed by somebody else since revision {change.record.revision}",
+    )
+
+
+async def duplicate(tx: Connection, scope: Scope, record: Record, prior: int, event: str) -> Outcome:
+    """The outcome of a request that was made before: what it came to then."""
+    entry = await entry_at(tx, scope, record.id, prior)
+    return Outcome("duplicate", record.guid, entry.event or event, entry.source, entry.target, prior)
+
+
+async def guard_denial(
+    scope: Scope, record: Record, graph: Graph, transition: LifecycleTransition, stamp: Stamp
+) -> Outcome | None:
+    """The outcome of a denied transition; None when nothing stands in its way."""
+    if transition.guard is None and transition.condition is None:
+        return None
+    context = GuardContext(
+        named(record, graph),
+        transition.event.name,
+        transition.source.name,
+        transition.target.name,
+        stamp.actor,
+        stamp.metadata or {},
+        stamp.correlation,
+    )
+    why = await denial(transition, scope.guards, context)
+    if why is None:
+        return None
+    return Outcome(
+        "guard_denied", record.guid, transition.event.name, transition.source.name, transition.target.name, reason=why
+    )
+
+
+async def can(scope: Scope, instance: str | int, event: str, stamp: Stamp, tx: Connection | None = None) -> Outcome:
+    """What a trigger would come to now, without moving anything."""
+    async with reading(scope, tx) as look:
+        record = await record_of(look, scope, instance)
+        graph = await graph_of(look, scope, record.version)
+    found = decide(graph, record.guid, record.state, record.flags, event)
+    if isinstance(found, Outcome):
+        return found
+    denied = await guard_denial(scope, record, graph, found, stamp)
+    return denied or Outcome("allowed", record.guid, found.event.name, found.source.name, found.target.name)
+
+
+async def available(scope: Scope, instance: str | int, stamp: Stamp) -> list[Available]:
+    """Every event that the instance's state admits, and what its guard says now."""
+    async with reading(scope, None) as look:
+        record = await record_of(look, scope, instance)
+        graph = await graph_of(look, scope, record.version)
+    found = []
+    for transition in graph.leaving(record.state):
+        decided = decide(graph, record.guid, record.state, record.flags, transition.event.name)
+        blocked = decided if isinstance(decided, Outcome) else None
+        blocked = blocked or await guard_denial(scope, record, graph, transition, stamp)
+        reason = None if blocked is None else blocked.reason
+        found.append(Available(transition.event.name, transition.target.name, blocked is None, reason))
+    return found

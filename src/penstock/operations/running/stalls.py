@@ -1,0 +1,170 @@
+"""Is the event loop stuck, and in what? A thread beside it looks, because the loop cannot.
+
+While an `async def` step computes or waits without awaiting, nothing else of the process moves: other rows, mail, and
+whatever the host does on the same loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+from penstock.clock import Clock
+from penstock.operations.running.execution import Execution
+from penstock.pipeline import BatchContext, Context
+
+__all__ = ["LoopWatch", "Place", "find_place"]
+
+log = logging.getLogger("penstock.worker")
+
+LOOKS_EACH = 4  # looks until a call is called blocking, so that a process that was suspended is not blamed
+REPEAT_S = 60.0  # between two warnings about one step
+OURS = "penstock.operations."
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What the loop's thread is doing: the line, and where known the operation, the step and the row."""
+
+    line: str
+    operation_id: str | None = None
+    operation_name: str | None = None
+    step_name: str | None = None
+    row_number: int | None = None
+    rows: int = 1
+
+    def __str__(self) -> str:
+        if self.operation_id is None:
+            return f"code at {self.line}"
+        row = "" if self.row_number is None else f" of row {self.row_number}"
+        if self.rows > 1:
+            row += f" and {self.rows - 1} more"
+        return f"{self.step_name}{row} of operation {self.operation_name} ({self.operation_id}), at {self.line},"
+
+    def fields(self) -> dict[str, Any]:
+        """The same as fields of a log record."""
+        found = {
+            "operation_id": self.operation_id,
+            "operation_name": self.operation_name,
+            "row_number": self.row_number,
+            "step_name": self.step_name,
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
+
+def find_place(frame: FrameType | None) -> Place:
+    """Where a thread with this innermost frame is: the line of the user's function that we called, if it is in one."""
+    innermost = called = frame
+    while frame is not None:
+        if not frame.f_globals.get("__name__", "").startswith(OURS):
+            called = frame
+        elif (place := _place(frame.f_locals, _line(called))) is not None:
+            return place
+        frame = frame.f_back
+    return Place(_line(innermost))
+
+
+def _line(frame: FrameType | None) -> str:
+    return "an unknown place" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def _place(known: dict[str, Any], line: str) -> Place | None:
+    """What the variables of a frame of ours tell about the call that it makes."""
+    ctx = known.get("together", known.get("ctx"))
+    if isinstance(ctx, BatchContext):
+        return Place(line, ctx.operation_id, ctx.operation_name, ctx.step_name, ctx.rows[0].row_number, len(ctx.rows))
+    if isinstance(ctx, Context):
+        return Place(line, ctx.operation_id, ctx.operation_name, ctx.step_name, ctx.row_number)
+    execution = known.get("execution")
+    if isinstance(execution, Execution) and "validator" in known:
+        return Place(line, execution.run.operation_id, execution.run.operation_name, "validation")
+    return None
+
+
+class LoopWatch:
+    """Looks at the loop on which it was started, from a thread of its own.
+
+    A step that blocks it for `warn_s` is named in the log. `on_stall` is called, on that thread, with what to say, when
+    the loop has been stuck for `stall_s`; `is_stalled` from then on until it runs again.
+    """
+
+    def __init__(
+        self, clock: Clock, *, warn_s: float, stall_s: float, on_stall: Callable[[Place, float], None]
+    ) -> None:
+        self._clock, self._warn_s, self._stall_s, self._on_stall = clock, warn_s, stall_s, on_stall
+        self._look_s = min(warn_s, stall_s) / LOOKS_EACH
+        self.is_stalled = False
+        self._alive_at = clock.monotonic()
+        self._warned_at: dict[tuple[str, str], float] = {}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="penstock-loop-watch", daemon=True)
+
+    def start(self) -> None:
+        """Begin to look; on the loop."""
+        self._loop, self._loop_thread = asyncio.get_running_loop(), threading.get_ident()
+        self._tick()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Look no more; returns when the thread has ended."""
+        self._stop.set()
+        self._thread.join()
+
+    def loop_is_alive(self) -> None:
+        """The loop runs, or a step that keeps it to itself says that it makes progress."""
+        self._alive_at = self._clock.monotonic()
+
+    def _tick(self) -> None:
+        self.loop_is_alive()
+        if not self._stop.is_set():
+            self._loop.call_later(self._look_s, self._tick)
+
+    def _run(self) -> None:
+        last: Place | None = None
+        looks = 0
+        while not self._stop.wait(self._look_s):
+            stuck_s = self._clock.monotonic() - self._alive_at
+            if stuck_s < 2 * self._look_s:
+                last, looks = None, 0
+                self._runs_again()
+                continue
+            place = find_place(sys._current_frames().get(self._loop_thread))
+            looks = looks + 1 if _is_same(place, last) else 1
+            last = place
+            if looks == LOOKS_EACH and stuck_s >= self._warn_s:
+                self._warn(place, stuck_s)
+            if stuck_s > self._stall_s and not self.is_stalled:
+                self.is_stalled = True
+                self._on_stall(place, stuck_s)
+
+    def _runs_again(self) -> None:
+        if self.is_stalled:
+            self.is_stalled = False
+            log.warning("the event loop runs again; what was taken over meanwhile is dropped, the rest goes on")
+
+    def _warn(self, place: Place, stuck_s: float) -> None:
+        """Name a step that blocks; once in a while, not for each of its rows."""
+        if place.operation_id is None or place.step_name is None:
+            return  # the host's own code, or ours
+        key, now = (place.operation_id, place.step_name), self._clock.monotonic()
+        if now - self._warned_at.get(key, -REPEAT_S) < REPEAT_S:
+            return
+        self._warned_at[key] = now
+        log.warning(
+            "%s has blocked the event loop for %.1f s; all other rows of this worker stand still meanwhile. "
+            "Await what it waits for, or declare it with def, so that it runs on a thread",
+            place,
+            stuck_s,
+            extra=place.fields(),
+        )
+
+
+def _is_same(place: Place, last: Place | None) -> bool:
+    """Whether it is the same call, on whatever line."""
+    return last is not None and place.fields() == last.fields()

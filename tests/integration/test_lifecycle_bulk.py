@@ -1,0 +1,136 @@
+"""Lifecycles in bulk: thousands of instances in one call, an outcome for each, and graphs of ten thousand states."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from orders import opened, text
+
+from penstock import Penstock
+from penstock.clock import ManualClock
+from penstock.errors import InvalidInput
+from penstock.lifecycles import Lifecycles, Start, Trigger
+
+
+@pytest.fixture
+async def penstock(database_url: str, tmp_path: Path, clock: ManualClock) -> AsyncIterator[Penstock]:
+    async with opened(database_url, tmp_path, clock) as made:
+        await made.lifecycles.import_text(text())
+        yield made
+
+
+@pytest.fixture
+def lifecycles(penstock: Penstock) -> Lifecycles:
+    return penstock.lifecycles
+
+
+async def test_instances_are_started_in_bulk_once_for_each_reference(lifecycles: Lifecycles):
+    await lifecycles.start("order", "A-7")
+    started = await lifecycles.start_many("order", [*(f"A-{n}" for n in range(1500)), "A-3", Start(None, {"x": 1})])
+    assert [each.reference for each in started[:3]] == ["A-0", "A-1", "A-2"]
+    assert [each.created for each in started].count(False) == 2
+    assert started[1500].guid == started[3].guid
+    again = await lifecycles.start_many("order", (f"A-{n}" for n in range(1500)))
+    assert [(each.id, each.guid) for each in again] == [(each.id, each.guid) for each in started[:1500]]
+    assert await lifecycles.count(definition="order") == 1501
+    assert await lifecycles.verify() == (1501, [])
+
+
+async def test_thousands_move_in_one_call_with_an_outcome_for_each_in_order(lifecycles: Lifecycles):
+    started = await lifecycles.start_many("order", (f"A-{n}" for n in range(2100)))
+    guids = [each.guid for each in started]
+    await lifecycles.suspend(guids[5])
+    await lifecycles.trigger(guids[6], "pay")
+    mixed = [*guids[:10], "nobody", *guids[10:]]
+    outcomes = await lifecycles.trigger_many(mixed, "pay", actor="night job", correlation="job-1")
+    assert [outcome.guid for outcome in outcomes] == mixed
+    kinds = {place: outcome.kind for place, outcome in enumerate(outcomes) if outcome.kind != "applied"}
+    assert kinds == {5: "suspended", 6: "not_allowed", 10: "not_found"}
+    counted = Counter({(each.state, int(each.flags)): each.instances for each in await lifecycles.counts()})
+    assert counted == {("Paid", 1): 2099, ("New", 3): 1}
+    assert (await lifecycles.log(guids[0])).items[-1].actor == "night job"
+    assert await lifecycles.verify() == (2100, [])
+
+
+async def test_a_bulk_call_mixes_events_guards_versions_and_request_keys(lifecycles: Lifecycles):
+    old = [
+        each.guid
+        for each in await lifecycles.start_many("order", [Start(f"A-{n}", {"stock": n % 2}) for n in range(6)])
+    ]
+    await lifecycles.import_text(text(definition={"name": "Order", "version": "2.0.0"}))
+    new = [each.guid for each in await lifecycles.start_many("order", ["B-0", "B-1"])]
+    assert all(outcome.applied for outcome in await lifecycles.trigger_many([*old, *new], "pay"))
+    triggers = [Trigger(guid, "ship", request_key="ship-it") for guid in old] + [Trigger(guid, "hold") for guid in new]
+    outcomes = await lifecycles.trigger_many(triggers)
+    assert [outcome.kind for outcome in outcomes] == ["guard_denied", "applied"] * 3 + ["applied"] * 2
+    again = await lifecycles.trigger_many(triggers)
+    assert [outcome.kind for outcome in again] == ["guard_denied", "duplicate"] * 3 + ["not_allowed"] * 2
+    assert [outcome.sequence for outcome in again[1:6:2]] == [3, 3, 3]
+    assert (await lifecycles.verify())[1] == []
+
+
+async def test_an_instance_that_is_named_several_times_takes_its_events_in_order(lifecycles: Lifecycles):
+    guid, other = [each.guid for each in await lifecycles.start_many("order", ["A", "B"])]
+    events = ["pay", "hold", "remind", "remind", "release", "pay"]
+    outcomes = await lifecycles.trigger_many([*(Trigger(guid, event) for event in events), Trigger(other, "lose")])
+    assert [outcome.kind for outcome in outcomes] == ["applied"] * 5 + ["not_allowed", "applied"]
+    assert [outcome.sequence for outcome in outcomes[:5]] == [2, 3, 4, 5, 6]
+    with pytest.raises(InvalidInput, match="guids need an event"):
+        await lifecycles.trigger_many([guid])
+
+
+async def test_bulk_calls_at_once_move_each_instance_once(
+    database_url: str, tmp_path: Path, penstock: Penstock, clock: ManualClock
+):
+    guids = [each.guid for each in await penstock.lifecycles.start_many("order", (f"A-{n}" for n in range(300)))]
+    async with opened(database_url, tmp_path, clock) as second:
+        found = await asyncio.gather(
+            penstock.lifecycles.trigger_many(guids, "pay"),
+            second.lifecycles.trigger_many(guids[::-1], "pay"),
+            second.lifecycles.trigger_many(guids, "pay", retries=0),
+        )
+    applied = Counter(outcome.guid for outcomes in found for outcome in outcomes if outcome.applied)
+    assert applied == dict.fromkeys(guids, 1)
+    assert await penstock.lifecycles.verify() == (300, [])
+
+
+async def test_a_bulk_move_tells_consumers_and_sets_timers(penstock: Penstock, clock: ManualClock):
+    states = [
+        {"name": "A", "is_initial": True, "timeout": "PT1M", "timeout_event": "go"},
+        {"name": "B", "timeout": "PT1H", "timeout_event": "end"},
+        {"name": "C", "is_final": True},
+    ]
+    lines = [{"from": "A", "event": "go", "to": "B"}, {"from": "B", "event": "end", "to": "C"}]
+    lifecycles = penstock.lifecycles
+    await lifecycles.import_text(text(definition={"name": "Timed"}, states=states, transitions=lines))
+    await penstock.deliveries.register("billing", definition="timed")
+    await penstock.deliveries.register("orders only", definition="order")
+    started = await lifecycles.start_many("timed", ["1", "2", "3"])
+    await lifecycles.trigger_many([each.guid for each in started[:2]], "go")
+    told = (await penstock.deliveries.list()).items
+    assert [(each.consumer, each.entry.guid) for each in told] == [("billing", each.guid) for each in started[:2]]
+    clock.advance(61)
+    assert (await lifecycles.tick()).timers_fired == 1
+    clock.advance(3600)
+    assert (await lifecycles.tick()).timers_fired == 3
+    assert {each.state for each in await lifecycles.counts(definition="timed")} == {"C"}
+    assert (await lifecycles.verify())[1] == []
+
+
+@pytest.mark.covers("LC-132")
+async def test_a_graph_of_ten_thousand_states_is_imported_in_one_transaction(lifecycles: Lifecycles):
+    count = 10_000
+    states = [{"name": f"State {n}", "category": f"group {n % 7}"} for n in range(count)]
+    states[-1]["is_final"] = True
+    lines = [{"from": f"State {n}", "event": f"go {n % 50}", "to": f"State {n + 1}"} for n in range(count - 1)]
+    large = json.dumps({"definition": {"name": "Large"}, "states": states, "transitions": lines})
+    made = await lifecycles.import_text(large)
+    assert (made.states, made.events, made.transitions) == (count, 50, count - 1)
+    guid = (await lifecycles.start("large")).guid
+    assert (await lifecycles.trigger(guid, "go 0")).target == "State 1"
+    assert (await lifecycles.import_text(large)).unchanged

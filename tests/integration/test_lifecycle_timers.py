@@ -1,0 +1,177 @@
+"""Timers of states: set by the move that enters, cancelled by the move that leaves, fired once each."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from orders import opened, text
+from sqlalchemy import func, select
+
+from penstock import Penstock
+from penstock.clock import ManualClock
+from penstock.failpoints import armed
+from penstock.lifecycles import GuardContext, Lifecycles, LogFlag
+from penstock.lifecycles.tables import timers
+
+STATES = [
+    {"name": "Open", "is_initial": True, "timeout": "PT1H", "timeout_event": "expire"},
+    {"name": "Asked", "timeout": "PT10M", "timeout_mode": "repeat", "timeout_event": "remind"},
+    {"name": "Noted", "timeout": "PT10M", "timeout_event": "remind"},
+    {"name": "Closed", "is_final": True},
+]
+LINES = [
+    {"from": "Open", "event": "expire", "to": "Closed", "guard": "may_expire"},
+    {"from": "Open", "event": "ask", "to": "Asked"},
+    {"from": "Open", "event": "note", "to": "Noted"},
+    {"from": "Asked", "event": "remind", "to": "Asked"},
+    {"from": "Asked", "event": "answer", "to": "Closed"},
+    {"from": "Noted", "event": "remind", "to": "Noted"},
+]
+
+may_expire = {"answer": True}
+
+
+@pytest.fixture
+async def penstock(database_url: str, tmp_path: Path, clock: ManualClock) -> AsyncIterator[Penstock]:
+    may_expire["answer"] = True
+
+    def guard(_: GuardContext) -> bool:
+        return may_expire["answer"]
+
+    async with opened(database_url, tmp_path, clock, {"may_expire": guard}) as made:
+        await made.lifecycles.import_text(text(definition={"name": "Claim"}, states=STATES, transitions=LINES))
+        yield made
+
+
+@pytest.fixture
+def lifecycles(penstock: Penstock) -> Lifecycles:
+    return penstock.lifecycles
+
+
+async def count_timers(penstock: Penstock) -> int:
+    async with penstock.db.read() as tx:
+        return int((await tx.execute(select(func.count()).select_from(timers))).scalar_one())
+
+
+async def events(lifecycles: Lifecycles, guid: str) -> list[Any]:
+    return [entry.event for entry in (await lifecycles.log(guid)).items][1:]
+
+
+@pytest.mark.covers("I-32")
+async def test_a_timer_fires_its_event_once_when_its_time_has_come(lifecycles: Lifecycles, clock: ManualClock):
+    guid = (await lifecycles.start("claim")).guid
+    clock.advance(3599)
+    assert (await lifecycles.tick()).is_idle
+    clock.advance(1)
+    assert (await lifecycles.tick()).timers_fired == 1
+    last = await lifecycles.latest(guid)
+    assert last is not None
+    assert (last.event, last.target, last.actor, last.cause, last.flags) == (
+        "expire", "Closed", "timer", "PT1H in Open", LogFlag.SYSTEM,
+    )  # fmt: skip
+    assert (await lifecycles.tick()).is_idle
+
+
+async def test_leaving_a_state_cancels_its_timer(penstock: Penstock, clock: ManualClock):
+    lifecycles = penstock.lifecycles
+    guid = (await lifecycles.start("claim")).guid
+    await lifecycles.trigger(guid, "ask")
+    await lifecycles.trigger(guid, "answer")
+    assert await count_timers(penstock) == 0
+    clock.advance(100_000)
+    assert (await lifecycles.tick()).is_idle
+
+
+async def test_a_repeating_timer_fires_again_and_again_and_one_that_fires_once_does_not(
+    lifecycles: Lifecycles, clock: ManualClock
+):
+    asked, noted = [(await lifecycles.start("claim")).guid for _ in range(2)]
+    await lifecycles.trigger(asked, "ask")
+    await lifecycles.trigger(noted, "note")
+    for _ in range(3):
+        clock.advance(600)
+        await lifecycles.tick()
+    assert await events(lifecycles, asked) == ["ask", "remind", "remind", "remind"]
+    assert await events(lifecycles, noted) == ["note", "remind"]
+    assert (await lifecycles.verify())[1] == []
+
+
+async def test_a_timer_that_is_refused_comes_again_later(lifecycles: Lifecycles, clock: ManualClock):
+    guid = (await lifecycles.start("claim")).guid
+    may_expire["answer"] = False
+    clock.advance(3600)
+    assert (await lifecycles.tick()).timers_refused == 1
+    assert (await lifecycles.tick()).is_idle
+    clock.advance(60)
+    assert (await lifecycles.tick()).timers_refused == 1
+    may_expire["answer"] = True
+    clock.advance(60)
+    assert (await lifecycles.tick()).is_idle, "it waits twice as long each time"
+    clock.advance(60)
+    assert (await lifecycles.tick()).timers_fired == 1
+    assert (await lifecycles.get(guid)).state == "Closed"
+
+
+async def test_a_suspended_instance_keeps_its_deadline_and_meets_it_when_it_goes_on(
+    lifecycles: Lifecycles, clock: ManualClock
+):
+    guid = (await lifecycles.start("claim")).guid
+    await lifecycles.suspend(guid)
+    clock.advance(7200)
+    assert (await lifecycles.tick()).is_idle
+    await lifecycles.resume(guid)
+    assert (await lifecycles.tick()).timers_fired == 1
+
+
+@pytest.mark.covers("I-32", "I-33")
+async def test_monitors_at_once_fire_each_timer_once(
+    database_url: str, tmp_path: Path, penstock: Penstock, clock: ManualClock
+):
+    started = await penstock.lifecycles.start_many("claim", (str(n) for n in range(30)))
+    await penstock.lifecycles.trigger_many([each.guid for each in started], "ask")
+    clock.advance(600)
+    guards = {"may_expire": lambda context: True}
+    async with opened(database_url, tmp_path, clock, guards) as second:
+        ticks = await asyncio.gather(*(each.lifecycles.tick() for each in (penstock, second, penstock)))
+    assert sum(tick.timers_fired for tick in ticks) == 30
+    assert (await penstock.lifecycles.tick()).is_idle
+    assert await penstock.lifecycles.verify() == (30, [])
+
+
+@pytest.mark.covers("I-32")
+@pytest.mark.parametrize("point", ["before", "after"])
+async def test_a_timer_is_not_lost_and_not_repeated_when_its_process_dies(
+    lifecycles: Lifecycles, clock: ManualClock, point: str
+):
+    guid = (await lifecycles.start("claim")).guid
+    await lifecycles.trigger(guid, "note")
+    clock.advance(600)
+
+    class Crash(BaseException):
+        pass
+
+    def crash(name: str) -> None:
+        if name == f"lifecycle_trigger:{point}":
+            raise Crash
+
+    with armed(crash), pytest.raises(Crash):
+        await lifecycles.tick()
+    await lifecycles.tick()
+    clock.advance(6000)
+    await lifecycles.tick()
+    assert await events(lifecycles, guid) == ["note", "remind"]
+
+
+async def test_forcing_a_state_sets_its_timer_and_cancels_the_other(penstock: Penstock, clock: ManualClock):
+    lifecycles = penstock.lifecycles
+    guid = (await lifecycles.start("claim")).guid
+    await lifecycles.force(guid, "Asked", cause="skip it")
+    assert await count_timers(penstock) == 1
+    clock.advance(600)
+    assert (await lifecycles.tick()).timers_fired == 1
+    await lifecycles.force(guid, "Closed", cause="enough")
+    assert await count_timers(penstock) == 0
