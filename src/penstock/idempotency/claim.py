@@ -11,7 +11,7 @@ from penstock.db.database import CommitUnknown
 from penstock.db.unit import UnitOfWork
 from penstock.errors import Conflict, KeyRefused, SettingsInvalid, Unavailable
 from penstock.idempotency.model import Address, Wish
-from penstock.idempotency.sql import SqlStore, move_in, renew_in
+from penstock.idempotency.sql import SqlStore, hold_in, move_in
 from penstock.idempotency.store import Store
 
 __all__ = ["Claim", "Observe"]
@@ -122,12 +122,11 @@ class Claim:
     async def _begin(self, store: SqlStore) -> UnitOfWork:
         # A full lease first. Then none is renewed, for the transaction has the entry locked: others wait for its end.
         await self._stop_beats()
-        if not await store.renew(self._address, self._wish.owner, self._wish.lease_us):
-            raise self._lost()
+        await store.renew(self._address, self._wish.owner, self._wish.lease_us)
         unit = self._unit = store.db.unit()
         await unit.begin()
         try:
-            if not await renew_in(store.db, unit.connection, self._address, self._wish.owner, self._wish.lease_us):
+            if not await hold_in(store.db, unit.connection, self._address, self._wish.owner, self._wish.lease_us):
                 raise self._lost()
         except BaseException:
             await self._undo()
