@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from shop import Shop, application, caller, client_of
 
 from penstock.errors import DeclarationError, SettingsInvalid, Unavailable
-from penstock.idempotency import Idempotency, IdempotencyMiddleware, Rule, for_methods, one_caller
+from penstock.idempotency import Idempotency, IdempotencyMiddleware, Rule, for_methods, idempotent, one_caller
 from penstock.idempotency.store import Store
 
 pytestmark = pytest.mark.databases("sqlite")
@@ -44,9 +45,9 @@ class Client:
         self.sent.append(message)
         self.heard.set()
 
-    async def call(self, app: Any, **scope: Any) -> None:
+    async def call(self, application: Any, /, **scope: Any) -> None:
         made = {"type": "http", "method": "POST", "path": "/", "query_string": b"", "headers": self.headers, **scope}
-        await app(made, self.receive, self.send)
+        await application(made, self.receive, self.send)
 
     @property
     def status(self) -> int:
@@ -310,6 +311,113 @@ async def test_a_store_that_is_away_lets_nothing_through_and_takes_no_answer_bac
         # What was done is done, so its client hears of it; the key stays in use until its lease is over.
         assert (client.status, client.body, app.calls) == (201, b"done", 1)
         assert again.status == 409
+
+
+async def test_an_answer_that_cannot_be_kept_for_any_reason_is_given_and_its_key_is_not_free(
+    keys: Idempotency, store: Store, monkeypatch: pytest.MonkeyPatch
+):
+    move = store.move
+
+    async def broken(address: Any, event: str, **options: Any) -> Any:
+        if event == "completed":
+            raise RuntimeError("the packet is too large")
+        return await move(address, event, **options)
+
+    app = Answers(201)
+    monkeypatch.setattr(store, "move", broken)
+    client, again = Client(), Client()
+    await client.call(guarded(app, keys))
+    await again.call(guarded(app, keys))
+    assert (client.status, client.body, again.status, app.calls) == (201, b"done", 409, 1)
+
+
+async def test_a_heartbeat_that_fails_does_not_spoil_the_answer(real_store: Store, monkeypatch: pytest.MonkeyPatch):
+    beaten = asyncio.Event()
+
+    async def broken(*_: Any) -> bool:
+        beaten.set()
+        raise RuntimeError("a surprise")
+
+    class Slow(Answers):
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            await beaten.wait()
+            await super().__call__(scope, receive, send)
+
+    monkeypatch.setattr(real_store, "renew", broken)
+    app, client, again = Slow(201), Client(), Client()
+    keys = Idempotency(real_store, lease=0.1)
+    await client.call(guarded(app, keys))
+    await again.call(guarded(app, keys))
+    assert (client.status, again.body, app.calls) == (201, b"done", 1)
+
+
+async def test_marks_are_found_on_routers_mounted_applications_and_classes(keys: Idempotency):
+    from fastapi import APIRouter, FastAPI
+    from starlette.applications import Starlette
+    from starlette.endpoints import HTTPEndpoint
+    from starlette.responses import PlainTextResponse
+    from starlette.routing import Mount, Route
+
+    calls = Counter[str]()
+    router = APIRouter(prefix="/inner")
+
+    @router.post("/orders/{number}")
+    @idempotent(required=True)
+    async def order(number: int) -> int:
+        calls["order"] += 1
+        return number
+
+    @idempotent(required=True)
+    async def pay(request: Any) -> PlainTextResponse:
+        calls["pay"] += 1
+        return PlainTextResponse("paid")
+
+    @idempotent(required=True)
+    class Refunds(HTTPEndpoint):
+        async def post(self, request: Any) -> PlainTextResponse:
+            calls["refund"] += 1
+            return PlainTextResponse("refunded")
+
+    app = FastAPI()
+    outer = APIRouter(prefix="/outer")
+    outer.include_router(router)
+    app.include_router(outer)
+    routes = [Route("/pay/{number}", pay, methods=["POST"]), Mount("/more", routes=[Route("/refunds", Refunds)])]
+    app.mount("/mounted", Starlette(routes=routes))
+    app.add_middleware(IdempotencyMiddleware, keys=keys, caller=one_caller)
+    paths = ["/outer/inner/orders/7", "/mounted/pay/7", "/mounted/more/refunds"]
+    async with client_of(app) as client:
+        for path in paths:
+            assert (await client.post(path)).status_code == 400
+            answers = [await client.post(path, headers={"Idempotency-Key": path}) for _ in range(2)]
+            assert [answer.status_code for answer in answers] == [200, 200]
+            assert answers[1].headers["idempotent-replayed"] == "true"
+        assert (await client.post("/mounted/nothing")).status_code == 404
+    assert calls == {"order": 1, "pay": 1, "refund": 1}
+
+
+class Opaque:
+    """A route of a kind that nobody has seen: it matches, and does not say which endpoint it leads to."""
+
+    def matches(self, scope: Any) -> tuple[Any, dict[str, Any]]:
+        return SimpleNamespace(name="FULL"), {}
+
+
+async def test_a_route_that_cannot_be_looked_into_is_an_error_and_not_a_way_around(keys: Idempotency):
+    app = IdempotencyMiddleware(Answers(), keys=keys, caller=one_caller)
+    with pytest.raises(DeclarationError, match="which endpoint Opaque chooses for /"):
+        await Client().call(app, app=SimpleNamespace(routes=[Opaque()]))
+
+
+async def test_a_marked_endpoint_that_was_not_found_is_reported(keys: Idempotency, caplog: pytest.LogCaptureFixture):
+    @idempotent()
+    async def endpoint() -> None: ...
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        scope["endpoint"] = endpoint
+
+    await Client().call(IdempotencyMiddleware(app, keys=keys, caller=one_caller), app=SimpleNamespace(routes=[]))
+    assert "/ is marked and was not guarded" in caplog.text
 
 
 async def test_a_caller_may_be_found_by_waiting_and_must_be_text(keys: Idempotency):

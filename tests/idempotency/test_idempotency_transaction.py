@@ -103,6 +103,19 @@ async def test_a_late_attempt_that_was_followed_changes_nothing(keys: Idempotenc
     assert await amounts(db) == [2]
 
 
+async def test_a_late_attempt_that_nobody_followed_still_counts(keys: Idempotency, db: Database, clock: ManualClock):
+    late = await claimed(keys)
+    clock.advance(31)
+    with pytest.raises(KeyRefused, match="nobody knows whether it was carried out"):
+        await keys.claim(Address.of("key"), "f")
+    assert (await keys.get("key")).state == "Indeterminate"
+    async with late.transaction() as tx:
+        await tx.execute(ADD, {"amount": 1})
+    await late.complete(b"late")
+    assert await amounts(db) == [1]
+    assert (await keys.get("key")).state == "Completed"
+
+
 @pytest.mark.parametrize("has_happened", [True, False])
 @pytest.mark.covers("I-42")
 async def test_a_commit_whose_answer_was_lost_is_looked_up(

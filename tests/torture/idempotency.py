@@ -134,7 +134,7 @@ async def campaign(url: str, folder: Path, wanted: Wanted) -> Tally:
         fleet.end()
         fleet.listener.close()
     inside = [] if url.startswith("redis") else await _stored(url)
-    _judge(_happened(effects, inside), keys, tally)
+    judge(_happened(effects, inside), keys, tally)
     return tally
 
 
@@ -188,7 +188,8 @@ def _happened(effects: Path, inside: Sequence[tuple[str, str]]) -> dict[tuple[st
     return happened
 
 
-def _judge(happened: dict[tuple[str, str], list[str]], keys: Sequence[tuple[str, str]], tally: Tally) -> None:
+def judge(happened: dict[tuple[str, str], list[str]], keys: Sequence[tuple[str, str]], tally: Tally) -> None:
+    """Compare what happened with what clients saw, and note what does not fit."""
     for which in keys:
         tokens, answers = happened[which], tally.answers[which]
         if len(tokens) > 1:

@@ -79,22 +79,23 @@ class Answering:
 
     async def _keep(self, body: bytes | None) -> KeyRefused | Unavailable | None:
         """Settle the key; the reason if the answer must not be given."""
-        status = self._start["status"]
-        if not self._rule.keep(status):
-            await self._claim.release()
-            return None
-        headers = tuple((bytes(name), bytes(value)) for name, value in self._start.get("headers", ()))
-        has_transaction = self._claim.has_transaction
+        status, has_transaction = self._start["status"], self._claim.has_transaction
         try:
+            if not self._rule.keep(status):
+                await self._claim.release()
+                return None
+            headers = tuple((bytes(name), bytes(value)) for name, value in self._start.get("headers", ()))
             await self._claim.complete(KeptAnswer(status, headers, body).to_bytes())
         except KeyRefused as error:
             return error
-        except Unavailable as error:
+        except Exception as error:
             if has_transaction:
                 await self._claim.release()
-                return error
+                if isinstance(error, Unavailable):
+                    return error
+                raise
             # What was done is done, and its client shall know. A repeat is told that nobody knows.
-            log.error("an answer could not be kept: %s", error)
+            log.exception("an answer could not be kept")
             await self._claim.abandon()
         return None
 

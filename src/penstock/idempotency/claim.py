@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
 from penstock.db.database import CommitUnknown
 from penstock.db.unit import UnitOfWork
 from penstock.errors import Conflict, KeyRefused, SettingsInvalid, Unavailable
 from penstock.idempotency.model import Address, Wish
-from penstock.idempotency.sql import SqlStore, move_in, renew_in
+from penstock.idempotency.sql import SqlStore, hold_in, move_in
 from penstock.idempotency.store import Store
 
 __all__ = ["Claim", "Observe"]
@@ -87,7 +87,7 @@ class Claim:
                 if not await self._store.renew(self._address, self._wish.owner, self._wish.lease_us):
                     log.warning("the lease of idempotency key %s is lost", self._address.id[:12])
                     return
-            except Unavailable as error:
+            except Exception as error:  # whatever it is, the attempt goes on, and may still complete
                 log.warning("the lease of idempotency key %s was not renewed: %s", self._address.id[:12], error)
             await asyncio.sleep(self._pause_s)
 
@@ -97,8 +97,7 @@ class Claim:
         if self._beats is not None:
             beats, self._beats = self._beats, None
             beats.cancel()
-            with suppress(asyncio.CancelledError):
-                await beats
+            await asyncio.wait({beats})
 
     # --- the user's own statements
 
@@ -123,12 +122,11 @@ class Claim:
     async def _begin(self, store: SqlStore) -> UnitOfWork:
         # A full lease first. Then none is renewed, for the transaction has the entry locked: others wait for its end.
         await self._stop_beats()
-        if not await store.renew(self._address, self._wish.owner, self._wish.lease_us):
-            raise self._lost()
+        await store.renew(self._address, self._wish.owner, self._wish.lease_us)
         unit = self._unit = store.db.unit()
         await unit.begin()
         try:
-            if not await renew_in(store.db, unit.connection, self._address, self._wish.owner, self._wish.lease_us):
+            if not await hold_in(store.db, unit.connection, self._address, self._wish.owner, self._wish.lease_us):
                 raise self._lost()
         except BaseException:
             await self._undo()

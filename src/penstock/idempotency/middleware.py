@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from penstock.errors import Unavailable
@@ -16,7 +16,7 @@ from penstock.idempotency.claim import Observe
 from penstock.idempotency.exchange import SCOPE_KEY, Application, Exchange, Guarded, Limits
 from penstock.idempotency.header import KeyMalformed, key_of
 from penstock.idempotency.model import Address
-from penstock.idempotency.routes import RuleFor, Scope, marked_routes
+from penstock.idempotency.routes import RuleFor, Scope, is_missed, marked_routes
 from penstock.idempotency.service import Idempotency
 
 __all__ = ["SCOPE_KEY", "IdempotencyMiddleware", "one_caller"]
@@ -72,6 +72,8 @@ class IdempotencyMiddleware:
         rule = self._rules(scope) if scope["type"] == "http" else None
         if rule is None:
             await self.app(scope, receive, send)
+            if self._rules is marked_routes and is_missed(scope):
+                log.error("%s is marked and was not guarded: give rules=for_paths(…)", scope["path"])
             return
         exchange = Exchange(scope, receive, send, self._limits, self._observe, self._help_url)
         try:
@@ -156,11 +158,10 @@ class IdempotencyMiddleware:
                 for _ in range(SWEEPS_MAX):
                     if not await keys.sweep():
                         break
-            except Unavailable as error:
+            except Exception as error:  # the next sweep may do better
                 log.warning("keys were not swept: %s", error)
 
 
 async def _end(task: asyncio.Task[None]) -> None:
     task.cancel()
-    with suppress(asyncio.CancelledError):
-        await task
+    await asyncio.wait({task})

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from penstock.errors import DeclarationError
 from penstock.idempotency.rules import is_kept
 
-__all__ = ["Rule", "RuleFor", "Scope", "for_methods", "for_paths", "idempotent", "marked_routes"]
+__all__ = ["Rule", "RuleFor", "Scope", "for_methods", "for_paths", "idempotent", "is_missed", "marked_routes"]
 
 Scope = MutableMapping[str, Any]
 F = TypeVar("F", bound=Callable[..., Any])
@@ -65,18 +65,37 @@ def marked_routes(scope: Scope) -> Rule | None:
             "marked endpoints are found in the routes of Starlette and FastAPI applications, and this one shows none; "
             "give rules=for_methods(…) or rules=for_paths(…)"
         )
-    found: Rule | None = getattr(_endpoint(routes, scope), MARK, None)
+    found: Rule | None = getattr(_endpoint(routes, dict(scope)), MARK, None)
     return found
+
+
+def is_missed(scope: Scope) -> bool:
+    """Whether a request that was not guarded has come to a marked endpoint; frameworks name it in the scope."""
+    return scope.get("method") not in SAFE and hasattr(scope.get("endpoint"), MARK)
 
 
 def _endpoint(routes: Iterable[Any], scope: Scope) -> object:
     for route in routes:
         match, child = route.matches(scope)
-        if match.name == "FULL":
-            if "endpoint" in child and not getattr(route, "routes", None):
-                return child["endpoint"]
-            return _endpoint(getattr(route, "routes", None) or (), {**scope, **child})
+        if match.name != "FULL":
+            continue
+        inner = _inner(route)
+        if inner:
+            return _endpoint(inner, {**scope, **child})
+        if "endpoint" not in child:
+            raise DeclarationError(
+                f"it cannot be told which endpoint {type(route).__name__} chooses for {scope['path']}; "
+                "give rules=for_methods(…) or rules=for_paths(…)"
+            )
+        return child["endpoint"]
     return None
+
+
+def _inner(route: Any) -> Sequence[Any]:
+    """The routes that a route chooses from, if it is a mounted application or an included router."""
+    if hasattr(route, "effective_candidates"):  # FastAPI's included router
+        return [getattr(each, "starlette_route", None) or each for each in route.effective_candidates()]
+    return getattr(route, "routes", None) or ()
 
 
 def for_methods(*methods: str, rule: Rule = Rule()) -> RuleFor:  # noqa: B008  # it is frozen

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from penstock.clock import from_micros
-from penstock.idempotency.model import Entry, KeyRecord, Seen, Verdict
+from penstock.idempotency.model import Entry, Seen, Verdict
 from penstock.idempotency.states import IDEMPOTENCY_KEY
 
-__all__ = ["NOT_KEPT", "is_kept", "judge", "record_of", "retry_after_s", "state_at"]
+__all__ = ["NOT_KEPT", "is_kept", "judge", "retry_after_s", "state_at"]
 
 RETRY_AFTER_MAX_S = 5
 MICROS = 1_000_000
@@ -55,21 +54,3 @@ def retry_after_s(seen: Seen) -> int:
     running_s = -((seen.entry.created_at - seen.now_us) // MICROS)
     leased_s = -((seen.now_us - seen.entry.lease_until) // MICROS)
     return max(1, min(running_s, leased_s, RETRY_AFTER_MAX_S))
-
-
-def record_of(seen: Seen) -> KeyRecord | None:
-    """A key as it is shown, None when it is absent."""
-    entry, state = seen.entry, state_at(seen.entry, seen.now_us)
-    if entry is None or state == "Absent":
-        return None
-    return KeyRecord(
-        entry.key,
-        entry.label,
-        state,
-        entry.attempt,
-        created_at=from_micros(entry.created_at),
-        lease_until=from_micros(entry.lease_until) if state == "InProgress" else None,
-        finished_at=None if entry.finished_at is None else from_micros(entry.finished_at),
-        expires_at=from_micros(entry.expires_at),
-        has_answer=entry.answer is not None,
-    )

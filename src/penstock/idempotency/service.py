@@ -7,13 +7,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
-from penstock.clock import Clock, Entropy, SystemClock
+from penstock.clock import Clock, Entropy, SystemClock, from_micros
 from penstock.db.database import Database
 from penstock.errors import Conflict, KeyRefused, SettingsInvalid, Unavailable
 from penstock.idempotency.claim import Claim, Observe
 from penstock.idempotency.model import LABEL_CHARACTERS_MAX, Address, KeyRecord, Seen, Wish, digest, scope_of
 from penstock.idempotency.redis import RedisStore
-from penstock.idempotency.rules import judge, record_of, retry_after_s, state_at
+from penstock.idempotency.rules import judge, retry_after_s, state_at
 from penstock.idempotency.sql import SqlStore
 from penstock.idempotency.store import Store
 
@@ -224,11 +224,11 @@ class Idempotency:
 
     async def get(self, key: str, *, scope: Sequence[str] = ()) -> KeyRecord | None:
         """A caller's key as it is now, None when it is free."""
-        return record_of(await self.store.read(Address.of(key, scope)))
+        return _record_of(await self.store.read(Address.of(key, scope)))
 
     async def unsettled(self, limit: int = 100) -> list[KeyRecord]:
         """Keys whose request was cut off: somebody has to find out what became of it, and `forget` them."""
-        found = [record_of(Seen(entry, entry.lease_until)) for entry in await self.store.unsettled(limit)]
+        found = [_record_of(Seen(entry, entry.lease_until)) for entry in await self.store.unsettled(limit)]
         return [record for record in found if record is not None]
 
     async def forget(self, key: str, *, scope: Sequence[str] = ()) -> bool:
@@ -268,3 +268,21 @@ def _micros(name: str, duration: Seconds) -> int:
     if not 0 < seconds <= 10 * 366 * 86_400:
         raise SettingsInvalid(f"{name} is a time above 0 and below ten years; found {duration!r}")
     return round(seconds * 1e6)
+
+
+def _record_of(seen: Seen) -> KeyRecord | None:
+    """A key as it is shown, None when it is absent."""
+    entry, state = seen.entry, state_at(seen.entry, seen.now_us)
+    if entry is None or state == "Absent":
+        return None
+    return KeyRecord(
+        entry.key,
+        entry.label,
+        state,
+        entry.attempt,
+        created_at=from_micros(entry.created_at),
+        lease_until=from_micros(entry.lease_until) if state == "InProgress" else None,
+        finished_at=None if entry.finished_at is None else from_micros(entry.finished_at),
+        expires_at=from_micros(entry.expires_at),
+        has_answer=entry.answer is not None,
+    )

@@ -17,7 +17,7 @@ from penstock.idempotency.model import Address, Entry, Seen, Wish
 from penstock.idempotency.states import IDEMPOTENCY_KEY
 from penstock.idempotency.tables import idempotency_keys as keys
 
-__all__ = ["SqlStore", "move_in", "renew_in"]
+__all__ = ["SqlStore", "hold_in", "move_in"]
 
 T = TypeVar("T")
 
@@ -56,7 +56,8 @@ class SqlStore:
 
     async def renew(self, address: Address, owner: str, lease_us: int) -> bool:
         try:
-            return (await self.db.single(*_renewal(self.db, address, owner, lease_us), "key_renew")).matched == 1
+            sent = {"of": address.id, "before": owner, "lease_us": lease_us}
+            return (await self.db.single(self.db.prepared(_renew), sent, "key_renew")).matched == 1
         except CommitUnknown:
             return await self.renew(address, owner, lease_us)
 
@@ -138,9 +139,10 @@ async def move_in(
     return (await tx.send(db.prepared(_move, event, only_due), sent)).matched == 1
 
 
-async def renew_in(db: Database, tx: Connection, address: Address, owner: str, lease_us: int) -> bool:
-    """`Store.renew` inside a transaction."""
-    return (await tx.send(*_renewal(db, address, owner, lease_us))).matched == 1
+async def hold_in(db: Database, tx: Connection, address: Address, owner: str, lease_us: int) -> bool:
+    """Lock an entry that its owner may still complete, until the transaction ends; False when it may not."""
+    sent = {"of": address.id, "before": owner, "lease_us": lease_us}
+    return (await tx.send(db.prepared(_hold), sent)).matched == 1
 
 
 async def _ids(tx: Connection, statement: Select[str]) -> Sequence[str]:
@@ -159,10 +161,6 @@ def _moving(address: Address, event: str, owner: str, answer: bytes | None, rete
     """What is sent with a move."""
     sent: dict[str, Any] = {"of": address.id, "before": owner}
     return {**sent, "answer": answer, "retention_us": retention_us} if event == "completed" else sent
-
-
-def _renewal(db: Database, address: Address, owner: str, lease_us: int) -> tuple[Update, dict[str, Any]]:
-    return db.prepared(_renew), {"of": address.id, "before": owner, "lease_us": lease_us}
 
 
 def _insert(db: Database) -> ReturningInsert[str]:
@@ -234,7 +232,14 @@ def _take_over(db: Database) -> Update:
 
 
 def _renew(db: Database) -> Update:
-    is_ours = and_(keys.c.id == bindparam("of"), keys.c.owner == bindparam("before"), keys.c.state == "InProgress")
-    return (
-        update(keys).where(is_ours).values(lease_until=db.now() + bindparam("lease_us", type_=keys.c.lease_until.type))
-    )
+    return _leased(db).where(keys.c.state == "InProgress")
+
+
+def _hold(db: Database) -> Update:
+    return _leased(db).where(_admits("completed"))
+
+
+def _leased(db: Database) -> Update:
+    lease_until = db.now() + bindparam("lease_us", type_=keys.c.lease_until.type)
+    is_ours = and_(keys.c.id == bindparam("of"), keys.c.owner == bindparam("before"))
+    return update(keys).where(is_ours).values(lease_until=lease_until)
