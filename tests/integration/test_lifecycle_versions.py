@@ -57,6 +57,8 @@ async def test_a_draft_is_edited_piece_by_piece_and_frozen_by_publishing(lifecyc
     for name in ("Open", "Closed"):
         await draft.add_state(name, category="claims")
     await draft.add_event("close")
+    with pytest.raises(InvalidInput, match=r"condition\.op: is one of"):
+        await draft.add_transition("open", "CLOSE", "closed", condition={"field": "paid", "op": "eval", "value": 1})
     await draft.add_transition("open", "CLOSE", "closed", condition={"field": "paid", "op": "=", "value": True})
     await draft.change_state("open", fires=Timeout(60_000_000, "close"))
     await draft.change_state("Closed", flags=StateFlag.FINAL)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given
@@ -187,7 +188,8 @@ def test_a_document_comes_back_from_its_graph(given_document: dict[str, Any]):
     assert again.digest() == graph.digest()
     assert compare(graph, again) == []
     assert again.states == graph.states
-    to_svg(graph)
+    drawn = ElementTree.fromstring(to_svg(graph))
+    assert len(drawn.findall(".//{*}rect")) == len(graph.states)
 
 
 @given(documents(), st.randoms())

@@ -159,7 +159,9 @@ class Definitions:
             await tx.execute(changed.values(description=description, modified_at=scope.db.now()))
             return await queries.definition_named(tx, scope, found.id)
 
-        return await scope.db.transaction(work, "lifecycle_describe")
+        changed = await scope.db.transaction(work, "lifecycle_describe")
+        scope.graphs.clear()  # each holds its definition
+        return changed
 
     async def delete_definition(
         self, name: str | int, *, environment: str | int | None = None, actor: str | None = None

@@ -14,6 +14,7 @@ from sqlalchemy import delete, func, select, update
 
 from penstock.db.connection import Connection
 from penstock.errors import Conflict, DefinitionInvalid, Fault, InvalidInput, NotFound
+from penstock.graphs.conditions import condition_faults
 from penstock.graphs.document import check_document
 from penstock.graphs.flags import StateFlag, TransitionFlag
 from penstock.graphs.model import GraphDocument, StateLine, Timeout, TransitionLine
@@ -183,6 +184,9 @@ class Draft:
         flags: TransitionFlag = TransitionFlag.NONE,
     ) -> None:
         """Add a transition between states and an event that are there."""
+        wrong = [] if condition is None else list(condition_faults(condition, "condition"))
+        if wrong:
+            raise InvalidInput(f"the condition cannot be asked: {'; '.join(map(str, wrong))}", wrong)
 
         async def work(tx: Connection, graph: Graph) -> None:
             _require_known(graph, (source, target), event)
