@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from penstock.cli.printable import duration
+from penstock.cli.printable import duration, per_second
 from penstock.operations.model import Operation
 
 __all__ = ["AT_REST", "Look", "Pace", "sentence"]
@@ -81,7 +81,7 @@ def sentence(look: Look, pace: Pace) -> str:
     if look.waiting:
         parts.append(f"{look.waiting:,} waiting")
     if pace.rate is not None:
-        parts.append(f"{pace.rate:,.0f} rows/s")
+        parts.append(per_second(pace.rate))
     left = pace.left_s(look)
     if left:
         parts.append(f"{duration(left)} left")

@@ -7,7 +7,18 @@ import re
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-__all__ = ["ID_CHARS", "compact", "counted", "cut", "duration", "moment", "printable", "short_id", "short_moment"]
+__all__ = [
+    "ID_CHARS",
+    "compact",
+    "counted",
+    "cut",
+    "duration",
+    "moment",
+    "per_second",
+    "printable",
+    "short_id",
+    "short_moment",
+]
 
 # The time of creation in full: ids are told apart by it unless two were made in the same millisecond.
 ID_CHARS = 13
@@ -39,6 +50,11 @@ def short_id(operation_id: str) -> str:
 def counted(number: int, noun: str) -> str:
     """A number with its noun: 1 row, 2,000 rows."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def per_second(rows: float) -> str:
+    """A rate: 12,000 rows/s, 0.4 rows/s."""
+    return f"{rows:,.0f} rows/s" if rows >= 10 else f"{rows:.2g} rows/s"
 
 
 def duration(seconds: float) -> str:

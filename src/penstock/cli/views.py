@@ -11,7 +11,17 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from penstock.cli.printable import ID_CHARS, compact, counted, cut, duration, moment, printable, short_moment
+from penstock.cli.printable import (
+    ID_CHARS,
+    compact,
+    counted,
+    cut,
+    duration,
+    moment,
+    per_second,
+    printable,
+    short_moment,
+)
 from penstock.cli.tables import FittedTable, table
 from penstock.operations.model import (
     ErrorGroup,
@@ -148,7 +158,7 @@ def _pace(found: Operation) -> str | None:
     if found.started_at is None or found.finished_at is None:
         return None
     seconds = (found.finished_at - found.started_at).total_seconds()
-    rate = f"  ({found.processed_rows / seconds:,.0f} rows/s)" if seconds and found.processed_rows else ""
+    rate = f"  ({per_second(found.processed_rows / seconds)})" if seconds and found.processed_rows else ""
     return duration(seconds) + rate
 
 

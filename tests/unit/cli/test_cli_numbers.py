@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console, RenderableType
 
 from penstock.cli import views, waits
+from penstock.cli.printable import per_second
 from penstock.operations.inbox.signal_batching import Receipt
 from penstock.operations.model import ErrorGroup, HistoryEntry, RowError, RowView, StepView
 from penstock.operations.signals import Wait
@@ -44,3 +45,10 @@ def test_counts_keep_their_separators():
     text = io.StringIO()
     Console(file=text, width=400).print(views.error_groups([ErrorGroup(0, "find", "StepFailure", "no", 12_000, 1)]))
     assert "12,000" in text.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("rate", "shown"), [(12_345.6, "12,346 rows/s"), (10, "10 rows/s"), (0.476, "0.48 rows/s"), (3, "3 rows/s")]
+)
+def test_a_slow_rate_is_not_shown_as_none(rate: float, shown: str):
+    assert per_second(rate) == shown
