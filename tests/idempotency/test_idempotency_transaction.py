@@ -142,6 +142,29 @@ async def test_a_commit_whose_answer_was_lost_is_looked_up(
         assert await keys.get("key") is None
 
 
+async def test_an_attempt_whose_transaction_was_undone_keeps_its_lease(
+    real_store: Store, monkeypatch: pytest.MonkeyPatch
+):
+    keys, renewed, renew = Idempotency(real_store, lease=0.3), asyncio.Event(), real_store.renew
+    claim = await claimed(keys)
+
+    async def fail() -> None:
+        async with claim.transaction():
+            raise ZeroDivisionError
+
+    async def told(address: Address, owner: str, lease_us: int) -> bool:
+        is_ours = await renew(address, owner, lease_us)
+        renewed.set()
+        return is_ours
+
+    with pytest.raises(ZeroDivisionError):
+        await fail()
+    monkeypatch.setattr(real_store, "renew", told)
+    await renewed.wait()
+    await claim.complete(b"refused")
+    assert (await keys.get("key")).state == "Completed"
+
+
 async def test_an_attempt_has_one_transaction(keys: Idempotency, db: Database):
     claim = await claimed(keys)
     async with claim.transaction() as tx:

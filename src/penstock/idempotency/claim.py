@@ -112,25 +112,22 @@ class Claim:
             raise Conflict("this attempt has its transaction already; one is all it gets")
         if not isinstance(self._store, SqlStore):
             raise SettingsInvalid("a transaction needs the keys in a database; these are in Redis")
-        unit = await self._begin(self._store)
         try:
-            yield unit
+            yield await self._begin(self._store)
         except BaseException:
             await self._undo()
+            self.start()  # the attempt may go on without it
             raise
 
     async def _begin(self, store: SqlStore) -> UnitOfWork:
         # A full lease first. Then none is renewed, for the transaction has the entry locked: others wait for its end.
         await self._stop_beats()
         await store.renew(self._address, self._wish.owner, self._wish.lease_us)
-        unit = self._unit = store.db.unit()
+        unit = store.db.unit()
         await unit.begin()
-        try:
-            if not await hold_in(store.db, unit.connection, self._address, self._wish.owner, self._wish.lease_us):
-                raise self._lost()
-        except BaseException:
-            await self._undo()
-            raise
+        self._unit = unit
+        if not await hold_in(store.db, unit.connection, self._address, self._wish.owner, self._wish.lease_us):
+            raise self._lost()
         return unit
 
     async def _undo(self) -> None:
