@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
-from sqlalchemy import ColumnElement, Select, func, select
+from sqlalchemy import ColumnElement, Table, func, select
 
 from penstock.db.connection import Connection
 from penstock.errors import InvalidInput
 from penstock.graphs.names import name_key
+from penstock.lifecycles.log import one_of
 from penstock.lifecycles.model import Count, Instance
 from penstock.lifecycles.queries import graph_of
 from penstock.lifecycles.records import from_row, instance_of, select_records
@@ -37,11 +38,14 @@ async def list_instances(
     limit: int = 100,
 ) -> Page[Instance]:
     """Instances that fit every filter given, in the order they were started."""
-    query = select_records().where(*_which(scope, definition, version), *flag_conditions(all_of, any_of, none_of))
+    known = await _versions(tx, scope, definition, version)
+    query = select_records().where(instances.c.tenant == scope.tenant, *flag_conditions(all_of, any_of, none_of))
     if state is not None:
-        query = query.where(instances.c.state.in_(_ids(scope, states, state)))
+        query = query.where(one_of(instances.c.state, await _ids(tx, scope, states, state, known)))
     if last_event is not None:
-        query = query.where(instances.c.last_event.in_(_ids(scope, events, last_event)))
+        query = query.where(one_of(instances.c.last_event, await _ids(tx, scope, events, last_event, known)))
+    if known is not None and state is None and last_event is None:  # these are of one version each
+        query = query.where(one_of(instances.c.version, known))
     if reference is not None:
         query = query.where(instances.c.reference == reference)
     if entered_before_us is not None:
@@ -61,7 +65,7 @@ async def counts(
     """How many instances are where, by version, state and flags."""
     query = (
         select(instances.c.version, instances.c.state, instances.c.flags, func.count())
-        .where(*_which(scope, definition, version))
+        .where(*await _which(tx, scope, definition, version))
         .group_by(instances.c.version, instances.c.state, instances.c.flags)
     )
     found = []
@@ -82,7 +86,7 @@ async def count_instances(
     none_of: InstanceFlag = InstanceFlag.NONE,
 ) -> int:
     """How many instances there are, of a version and with flags if asked for."""
-    which = *_which(scope, definition, version), *flag_conditions(all_of, any_of, none_of)
+    which = *await _which(tx, scope, definition, version), *flag_conditions(all_of, any_of, none_of)
     return int((await tx.execute(select(func.count()).select_from(instances).where(*which))).scalar_one())
 
 
@@ -99,15 +103,24 @@ def flag_conditions(all_of: InstanceFlag, any_of: InstanceFlag, none_of: Instanc
     return found
 
 
-def _which(scope: Scope, definition: int | None, version: int | None) -> list[ColumnElement[bool]]:
-    found: list[ColumnElement[bool]] = [instances.c.tenant == scope.tenant]
-    if version is not None:
-        found.append(instances.c.version == version)
-    elif definition is not None:
-        mine = select(versions.c.id).where(versions.c.tenant == scope.tenant, versions.c.definition == definition)
-        found.append(instances.c.version.in_(mine))
-    return found
+async def _which(
+    tx: Connection, scope: Scope, definition: int | None, version: int | None
+) -> list[ColumnElement[bool]]:
+    known = await _versions(tx, scope, definition, version)
+    return [instances.c.tenant == scope.tenant, *([] if known is None else [one_of(instances.c.version, known)])]
 
 
-def _ids(scope: Scope, table: Any, name: str) -> Select[Any]:
-    return select(table.c.id).where(table.c.tenant == scope.tenant, table.c.name_key == name_key(name))
+async def _versions(tx: Connection, scope: Scope, definition: int | None, version: int | None) -> Sequence[int] | None:
+    """The ids of the versions that are meant; None for all."""
+    if version is not None or definition is None:
+        return None if version is None else [version]
+    mine = versions.c.tenant == scope.tenant, versions.c.definition == definition
+    return (await tx.execute(select(versions.c.id).where(*mine))).scalars().all()
+
+
+async def _ids(tx: Connection, scope: Scope, table: Table, name: str, known: Sequence[int] | None) -> Sequence[int]:
+    """The ids of the states or events of this name."""
+    query = select(table.c.id).where(table.c.tenant == scope.tenant, table.c.name_key == name_key(name))
+    if known is not None:
+        query = query.where(table.c.version.in_(known))
+    return (await tx.execute(query)).scalars().all()

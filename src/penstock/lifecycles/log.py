@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, Select, and_, or_, select
+from sqlalchemy import ColumnElement, FromClause, Row, Select, and_, or_, select
 
 from penstock.clock import from_micros
 from penstock.db.connection import Connection
@@ -17,7 +17,7 @@ from penstock.lifecycles.states import InstanceFlag, LogFlag
 from penstock.lifecycles.tables import events, instances, logs, states, versions
 from penstock.listing import Page
 
-__all__ = ["entries", "entry_at", "latest"]
+__all__ = ["entries", "entry_at", "entry_of", "latest", "one_of", "select_entries"]
 
 _SOURCE, _TARGET = states.alias("source_state"), states.alias("target_state")
 
@@ -38,32 +38,43 @@ async def entries(
     limit: int = 100,
 ) -> Page[LogEntry]:
     """Entries that fit every filter given, by time; those of one instance by their numbers."""
-    query = _entries(scope)
+    which = [logs.c.tenant == scope.tenant]
     if instance is not None:
-        query = query.where(logs.c.instance == instance)
+        which.append(logs.c.instance == instance)
     if definition is not None:
         mine = select(versions.c.id).where(versions.c.tenant == scope.tenant, versions.c.definition == definition)
-        query = query.where(logs.c.version.in_(mine))
+        which.append(logs.c.version.in_(mine))
     for column, name in ((logs.c.source, source), (logs.c.target, target)):
         if name is not None:
-            query = query.where(column.in_(_states_named(scope, name)))
+            which.append(one_of(column, (await tx.execute(_states_named(scope, name))).scalars().all()))
     if source is not None or target is not None:
-        query = query.where(logs.c.kind.in_(("started", "moved", "forced", "migrated")))
+        which.append(logs.c.kind.in_(("started", "moved", "forced", "migrated")))
     if since_us is not None:
-        query = query.where(logs.c.at >= since_us)
+        which.append(logs.c.at >= since_us)
     if until_us is not None:
-        query = query.where(logs.c.at < until_us)
+        which.append(logs.c.at < until_us)
     if correlation is not None:
-        query = query.where(logs.c.correlation == correlation)
-    key = [logs.c.sequence] if instance is not None else [logs.c.at, logs.c.instance, logs.c.sequence]
+        which.append(logs.c.correlation == correlation)
+    names = ("sequence",) if instance is not None else ("at", "instance", "sequence")
     if cursor is not None:
-        query = query.where(_behind(key, _parsed(cursor, len(key)), newest_first=newest_first))
-    query = query.order_by(*(column.desc() if newest_first else column for column in key))
-    found = (await tx.execute(query.limit(limit + 1))).all()
+        key = [logs.c[name] for name in names]
+        which.append(_behind(key, _parsed(cursor, len(names)), newest_first=newest_first))
+    # The page first, then its names: joined first, servers would join the whole log.
+    page = select(logs).where(*which).order_by(*_ordered(logs, names, newest_first)).limit(limit + 1).subquery("page")
+    found = (await tx.execute(select_entries(page).order_by(*_ordered(page, names, newest_first)))).all()
     more = None
     if len(found) > limit:
-        more = ".".join(str(found[limit - 1]._mapping[column.name]) for column in key)
+        more = ".".join(str(found[limit - 1]._mapping[name]) for name in names)
     return Page([entry_of(row) for row in found[:limit]], more)
+
+
+def one_of(column: ColumnElement[Any], ids: Sequence[int]) -> ColumnElement[bool]:
+    """Whether a column has one of these values; a single one is compared, so that an index gives the rows in order."""
+    return column == ids[0] if len(ids) == 1 else column.in_(ids)
+
+
+def _ordered(rows: FromClause, names: Sequence[str], newest_first: bool) -> list[ColumnElement[Any]]:
+    return [rows.c[name].desc() if newest_first else rows.c[name] for name in names]
 
 
 async def latest(tx: Connection, scope: Scope, instance: int) -> LogEntry | None:
@@ -74,31 +85,28 @@ async def latest(tx: Connection, scope: Scope, instance: int) -> LogEntry | None
 
 async def entry_at(tx: Connection, scope: Scope, instance: int, sequence: int) -> LogEntry:
     """One entry by its number."""
-    query = _entries(scope).where(logs.c.instance == instance, logs.c.sequence == sequence)
+    is_it = logs.c.tenant == scope.tenant, logs.c.instance == instance, logs.c.sequence == sequence
+    query = select_entries().where(*is_it)
     return entry_of((await tx.execute(query)).one())
 
 
-def select_entries() -> Select[Any]:
-    """Entries with the names of what they refer to; say which."""
+def select_entries(of: FromClause = logs) -> Select[Any]:
+    """Entries with the names of what they refer to, of the log or of some rows of it."""
     return (
         select(
-            logs,
+            of,
             instances.c.guid,
             _SOURCE.c.name.label("source_name"),
             _TARGET.c.name.label("target_name"),
             events.c.name.label("event_name"),
             versions.c.number,
         )
-        .join(instances, instances.c.id == logs.c.instance)
-        .join(_TARGET, _TARGET.c.id == logs.c.target)
-        .join(versions, versions.c.id == logs.c.version)
-        .outerjoin(_SOURCE, _SOURCE.c.id == logs.c.source)
-        .outerjoin(events, events.c.id == logs.c.event)
+        .join(instances, instances.c.id == of.c.instance)
+        .join(_TARGET, _TARGET.c.id == of.c.target)
+        .join(versions, versions.c.id == of.c.version)
+        .outerjoin(_SOURCE, _SOURCE.c.id == of.c.source)
+        .outerjoin(events, events.c.id == of.c.event)
     )
-
-
-def _entries(scope: Scope) -> Select[Any]:
-    return select_entries().where(logs.c.tenant == scope.tenant)
 
 
 def _states_named(scope: Scope, name: str) -> Select[Any]:

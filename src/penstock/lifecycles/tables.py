@@ -159,7 +159,7 @@ logs = table(
     Column("metadata", Json),
     Column("at", BigInteger, nullable=False),
     UniqueConstraint("tenant", "instance", "request_key", name="uq_penstock_lifecycle_log_request"),
-    Index("ix_penstock_lifecycle_log_pair", "tenant", "source", "target", "at"),
+    Index("ix_penstock_lifecycle_log_pair", "tenant", "source", "target", "at", "instance", "sequence"),
     Index("ix_penstock_lifecycle_log_at", "tenant", "at", "instance", "sequence"),
 )
 

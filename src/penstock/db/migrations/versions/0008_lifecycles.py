@@ -220,7 +220,7 @@ def _create_log() -> None:
     op.create_index(
         "ix_penstock_lifecycle_log_pair",
         "penstock_lifecycle_log",
-        ["tenant", "source", "target", "at"],
+        ["tenant", "source", "target", "at", "instance", "sequence"],
         if_not_exists=True,
     )
 
