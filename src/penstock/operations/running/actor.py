@@ -145,7 +145,7 @@ class ChunkActor:
             for segment in group.segments:
                 if segment.manner in ("thread", "check"):  # the others are parsed as they are taken
                     self.progress.parse(group.rows)
-                rows = ledger.standing(group.rows, segment.first, segment.stop)
+                rows = ledger.in_flight_at(group.rows, segment.first, segment.stop)
                 if self._halt is not None:
                     ledger.stand_down(rows)
                 elif rows:
