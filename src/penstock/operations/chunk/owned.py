@@ -7,14 +7,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from penstock.operations.chunk.ledger import CANCELLED, FAILED, INVALID, PENDING, RUNNING, WAITING, Ledger
-from penstock.operations.chunk.records import StepRecord
+from penstock.operations.chunk.records import ROW_KEY_MAX, StepRecord
 from penstock.operations.counts import Counts
 from penstock.operations.messages import cut, in_doubt
 from penstock.operations.states import ROW_STEP
 
 __all__ = ["ChunkWrite", "OwnedChunk", "RowPlaces", "cancel_unfinished", "interrupt", "recover"]
 
-KEY_MAX = 200  # characters of a row's key that its records hold
 # A row that was lost with its worker runs in a small group, then alone; lost twice while alone, it is poison.
 POISON_LOST = 4
 CHECKS_NOTED_MAX = 100  # of one wait; later ones are only counted, whatever they raise
@@ -157,7 +156,7 @@ class OwnedChunk:
     def _columns(self, key: tuple[int, int]) -> dict[str, Any]:
         record = self.records[key]
         if record.row_key is None and (found := self.key_of(record.row - self.first_row)):
-            record.row_key = cut(found, KEY_MAX)
+            record.row_key = cut(found, ROW_KEY_MAX)
         return record.columns()
 
     def copy(self) -> OwnedChunk:

@@ -7,7 +7,9 @@ from typing import Any
 
 from penstock.operations.messages import error_group
 
-__all__ = ["StepRecord"]
+__all__ = ["ROW_KEY_MAX", "StepRecord"]
+
+ROW_KEY_MAX = 200  # characters of a row's key that a record holds
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from penstock.formats import Batch
 from penstock.operations.chunk.ledger import COMPLETED, FAILED, INVALID, SKIPPED, STATES, Ledger
 from penstock.operations.chunk.owned import OwnedChunk
 from penstock.operations.chunk.packing import StoredRows
-from penstock.operations.chunk.records import StepRecord
+from penstock.operations.chunk.records import ROW_KEY_MAX, StepRecord
 from penstock.operations.chunk.waits import end_wait, waited_out
 from penstock.operations.messages import cut, describe
 from penstock.operations.rows.gates import Refused
@@ -269,7 +269,7 @@ class ChunkProgress:
         record.faults = faults_json(objection.faults)
         if record.row_key is None:
             key = self.runtime.definition.row.key_of_raw(raw, self.runtime.columns)
-            record.row_key = cut(key, 200) if key else None
+            record.row_key = cut(key, ROW_KEY_MAX) if key else None
         record.set_error(objection.error_type, describe(objection.faults))
 
     # --- waits
@@ -365,7 +365,7 @@ class ChunkProgress:
     def _stored_key(self, i: int) -> str | None:
         row = self.rows[i]
         key = None if row is None else self.runtime.definition.row.key(row)
-        return None if key is None else cut(key, 200)
+        return None if key is None else cut(key, ROW_KEY_MAX)
 
     def _records(self, i: int) -> list[StepRecord]:
         row = self.owned.first_row + i
