@@ -201,9 +201,9 @@ async def test_chunks_stored_before_there_were_marks_are_looked_through(penstock
     assert await found(penstock, done.id, "B2") == []
 
 
-@pytest.mark.parametrize("told_max", [0, 1])
-async def test_a_key_of_many_records_is_found_without_naming_their_chunks(penstock, monkeypatch, told_max):
-    monkeypatch.setattr(row_views, "TOLD_MAX", told_max)
+@pytest.mark.parametrize("recorded_max", [0, 1])
+async def test_a_key_of_many_records_is_found_without_naming_their_chunks(penstock, monkeypatch, recorded_max):
+    monkeypatch.setattr(row_views, "RECORDED_MAX", recorded_max)
     done = await run(penstock, sims(*(["same:broken", *(f"B{n}" for n in range(9))] * 3)), activate)
     assert await found(penstock, done.id, "same") == [201, 211, 221]
 

@@ -12,18 +12,17 @@ from penstock.db.connection import Connection
 from penstock.errors import NotFound
 from penstock.operations.tables import REMOVED, operations
 
-__all__ = ["number_of"]
-
+__all__ = ["IS_THERE", "number_of"]
 
 PREFIX_CHARS = 8  # how much of an id may stand for it
 NEAR_LISTED_MAX = 10
-# One of which a purge has only left remains is not there any more.
-_IS_THERE = operations.c.stop_outcome.is_distinct_from(REMOVED)
+# An operation whose purge has begun is gone for callers.
+IS_THERE = operations.c.stop_outcome.is_distinct_from(REMOVED)
 
 
 async def number_of(tx: Connection, operation: str) -> int:
     """The inner number of an operation, by its id or an unambiguous beginning of it (8 characters or more)."""
-    exact = select(operations.c.number).where(operations.c.id == operation, _IS_THERE)
+    exact = select(operations.c.number).where(operations.c.id == operation, IS_THERE)
     found = (await tx.execute(exact)).scalar()
     if found is not None:
         return int(found)
@@ -42,7 +41,7 @@ async def number_of(tx: Connection, operation: str) -> int:
 async def _beginning_with(tx: Connection, beginning: str) -> Sequence[Any]:
     """The newest operations whose ids begin so, one more than are listed."""
     columns = (operations.c[name] for name in ("number", "id", "name", "state", "created_at"))
-    is_near = (operations.c.id >= beginning, operations.c.id < beginning + "\x7f", _IS_THERE)
+    is_near = (operations.c.id >= beginning, operations.c.id < beginning + "\x7f", IS_THERE)
     query = select(*columns).where(*is_near).order_by(operations.c.id.desc()).limit(NEAR_LISTED_MAX + 1)
     return (await tx.execute(query)).all()
 

@@ -1,1 +1,1 @@
-"""Chunks of rows: the ledger, the records of steps, the chunk as its owner has it, and its SQL. Knows no pipeline."""
+"""Chunks of rows: the ledger, step records, the owned chunk, and its SQL. Knows no pipeline."""

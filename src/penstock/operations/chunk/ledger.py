@@ -18,8 +18,21 @@ import zstandard
 from penstock.errors import DatabaseDamaged
 from penstock.operations.counts import Counts
 
-__all__ = ["STATES", "Ledger", "Track", "compress", "decompress"]
-
+__all__ = [
+    "CANCELLED",
+    "COMPLETED",
+    "FAILED",
+    "INVALID",
+    "PENDING",
+    "RUNNING",
+    "SKIPPED",
+    "STATES",
+    "TIMED_OUT",
+    "WAITING",
+    "Ledger",
+    "compress",
+    "decompress",
+]
 
 # A row that fails validation is Failed on the wire too; its own code keeps it apart from a validator that broke.
 STATES = (
@@ -35,7 +48,7 @@ STATES = (
 )
 PENDING, RUNNING, WAITING, COMPLETED, FAILED, TIMED_OUT, CANCELLED, SKIPPED, INVALID = range(9)
 _FORMAT = 1
-# Tables for bytes.translate: all bits where a row stands at this place; 1 where a state is no verdict.
+# Tables for bytes.translate: all bits set for one place; 1 for a state that is no verdict; all bits set for a failure.
 _ONLY = [bytes(place) + b"\xff" + bytes(255 - place) for place in range(256)]
 _UNFINISHED = bytes(byte < FAILED for byte in range(256))
 _HAS_FAILED = bytes(255 if byte in (FAILED, TIMED_OUT, INVALID) else 0 for byte in range(256))
@@ -123,7 +136,7 @@ class Ledger:
         )
 
     def steps_done(self) -> int:
-        """How many steps of the pipeline the rows have behind them; a row that has failed has none before it."""
+        """How many steps of the pipeline are done, over all rows; a row that has failed counts as done with all."""
         if self.at.count(self.steps + 1) == self.rows:
             return self.steps * self.rows
         places = self.at.translate(_FROM_ONE)
@@ -145,8 +158,8 @@ class Ledger:
             return bytes(columns[0])
         states = 0
         for place, column in zip(places, columns, strict=True):
-            stand_here = self.at.translate(_ONLY[place])
-            states |= int.from_bytes(column, "big") & int.from_bytes(stand_here, "big")
+            is_here = self.at.translate(_ONLY[place])
+            states |= int.from_bytes(column, "big") & int.from_bytes(is_here, "big")
         return states.to_bytes(self.rows, "big")
 
     @property
@@ -167,11 +180,11 @@ class Ledger:
         is_unfinished = self._states(beyond=FAILED).translate(_UNFINISHED)
         return list(chosen(range(self.rows), is_unfinished))
 
-    def standing(self, rows: Sequence[int], first: int, stop: int) -> Sequence[int]:
-        """Those of the rows that are in flight and stand at one of the places `first` up to, not including, `stop`."""
+    def in_flight_at(self, rows: Sequence[int], first: int, stop: int) -> Sequence[int]:
+        """Those of the rows that are in flight at one of the places `first` up to, not including, `stop`."""
         in_flight, places = self.in_flight, self.at
         if first <= 1 < stop and in_flight == places and in_flight.count(1) == len(rows):
-            return rows  # all that run stand at the first step
+            return rows  # all that run are at the first step
         if stop == 1:  # validation: whatever was edited
             validated = self.tracks[0].state
             return [i for i in rows if in_flight[i] and validated[i] == PENDING]
@@ -180,7 +193,7 @@ class Ledger:
     # --- writing
 
     def await_validation(self) -> None:
-        """Nobody has looked at these rows yet."""
+        """Mark all rows as not yet validated."""
         self.tracks[0].state = bytearray(self.rows)
 
     def reject(self, i: int, state: int = INVALID) -> None:
@@ -189,7 +202,7 @@ class Ledger:
         self.tracks[0].state[i] = state
 
     def start(self, rows: Sequence[int]) -> None:
-        """The intent: these rows are about to run from their current step on, one attempt further.
+        """Note the intent to run these rows from their current step on: they are in flight, one attempt further.
 
         Asking whether a waiting row is done is no attempt.
         """
@@ -205,7 +218,7 @@ class Ledger:
                 track.attempt[i] += 1
 
     def stand_down(self, rows: Iterable[int]) -> None:
-        """Take an intent back: these rows did not begin."""
+        """Take back the intent of these rows: they did not begin."""
         for i in rows:
             self.in_flight[i] = 0
             track = self.tracks[self.next_place(i)]
@@ -215,7 +228,7 @@ class Ledger:
     # --- storing
 
     def encode(self) -> bytes:
-        """The ledger as one compressed block; columns that hold nothing but their default take no space."""
+        """The ledger as one compressed block; columns that hold only their default take no space."""
         block = [
             _FORMAT,
             self.rows,
@@ -288,7 +301,7 @@ def _pack(values: list[int]) -> bytes:
 
 
 def _unpack(data: bytes, blank: list[int]) -> list[int]:
-    """Undo `_pack`; `blank` is the column of zeros that nothing stands for."""
+    """Undo `_pack`; `blank` is the answer for no data: a column of zeros."""
     if not data:
         return blank
     width, planes = data[0], data[1:]

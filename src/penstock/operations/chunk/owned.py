@@ -1,4 +1,4 @@
-"""A chunk as its owner holds it in memory, and the records of its rows that have a story to tell."""
+"""A chunk as its owner has it in memory, and what happens to its rows when their worker is lost or must stop."""
 
 from __future__ import annotations
 
@@ -6,24 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from penstock.operations.chunk.ledger import (
-    CANCELLED,
-    FAILED,
-    INVALID,
-    PENDING,
-    RUNNING,
-    WAITING,
-    Ledger,
-)
-from penstock.operations.chunk.records import StepRecord
+from penstock.operations.chunk.ledger import CANCELLED, FAILED, INVALID, PENDING, RUNNING, WAITING, Ledger
+from penstock.operations.chunk.records import ROW_KEY_MAX, StepRecord
 from penstock.operations.counts import Counts
 from penstock.operations.messages import cut, in_doubt
 from penstock.operations.states import ROW_STEP
 
-__all__ = ["POISON_LOST", "ChunkWrite", "OwnedChunk", "RowPlaces", "cancel_unfinished", "interrupt", "recover"]
+__all__ = ["ChunkWrite", "OwnedChunk", "RowPlaces", "cancel_unfinished", "interrupt", "recover"]
 
-
-KEY_MAX = 200  # characters of a row's key that its records hold
 # A row that was lost with its worker runs in a small group, then alone; lost twice while alone, it is poison.
 POISON_LOST = 4
 CHECKS_NOTED_MAX = 100  # of one wait; later ones are only counted, whatever they raise
@@ -31,7 +21,7 @@ CHECKS_NOTED_MAX = 100  # of one wait; later ones are only counted, whatever the
 
 @dataclass(frozen=True, slots=True)
 class RowPlaces:
-    """Which rows were in flight at some moment, where each row stood, and which of them waited."""
+    """Which rows were in flight at some moment, at which place each row was, and which of them waited."""
 
     in_flight: bytes = b""
     at: bytes = b""
@@ -39,7 +29,7 @@ class RowPlaces:
 
     @classmethod
     def of(cls, ledger: Ledger) -> RowPlaces:
-        """As it is now."""
+        """As the ledger is now."""
         in_flight, at = bytes(ledger.in_flight), bytes(ledger.at)
         if not any(WAITING in track.state for track in ledger.tracks[1:]):
             return cls(in_flight, at)
@@ -129,9 +119,9 @@ class OwnedChunk:
         )
 
     def check_raised(self, record: StepRecord, message: str, now: int) -> None:
-        """A poll's check could not tell: the first time gets a line in the row's history, and so does another error.
+        """Note that a poll's check raised. Only the first time, and an error of another kind, gets a line of history.
 
-        The rest is counted in the record, which also keeps the last message; there the next owner finds it.
+        The record counts the others and keeps the last message, for the next owner too.
         """
         before = record.error_group
         record.set_error("StepFailure", message)
@@ -140,7 +130,7 @@ class OwnedChunk:
             self.add_history(record, "check_raised", at=now)
 
     def end_checks(self, i: int, place: int, now: int) -> None:
-        """Row i is about to wait no more: if several of its checks raised, a line says how many."""
+        """Row i is about to stop waiting: if several of its checks raised, a line of history says how many."""
         record = self.record_of(i, place)
         if record is None or record.state != "WaitingForCompletion" or record.message is None or record.errors < 2:
             return
@@ -148,7 +138,7 @@ class OwnedChunk:
         self.add_history(record, "check_raised", at=now)
 
     def writing(self) -> ChunkWrite:
-        """All that is known now, to be written."""
+        """What has to be written now."""
         records = {key: self._columns(key) for key in sorted(self.changed)}
         rows = None if self.unstored is None else {"chunk": self.id, **self.unstored}
         written_places, lines = RowPlaces.of(self.ledger), tuple(self.lines)
@@ -156,7 +146,7 @@ class OwnedChunk:
         return ChunkWrite(written_places, ledger.encode(), ledger.counts(), ledger.steps_done(), records, lines, rows)
 
     def written(self, writing: ChunkWrite) -> None:
-        """It is on disk; what changed while it was being written is still to be."""
+        """Note that this is on disk; what changed while it was being written is still to be written."""
         self.version += 1
         self.written_places = writing.written_places
         self.unstored = None
@@ -166,11 +156,11 @@ class OwnedChunk:
     def _columns(self, key: tuple[int, int]) -> dict[str, Any]:
         record = self.records[key]
         if record.row_key is None and (found := self.key_of(record.row - self.first_row)):
-            record.row_key = cut(found, KEY_MAX)
+            record.row_key = cut(found, ROW_KEY_MAX)
         return record.columns()
 
     def copy(self) -> OwnedChunk:
-        """Another like this, to try out what will become of it."""
+        """A copy to try changes on."""
         records = {key: replace(record) for key, record in self.records.items()}
         return replace(
             self, ledger=self.ledger.copy(), records=records, changed=set(self.changed), lines=list(self.lines)
@@ -183,9 +173,9 @@ class OwnedChunk:
 
 
 def recover(owned: OwnedChunk, now: int) -> None:
-    """Rows found in flight were lost with their worker: they start again, or are in doubt if they must not.
+    """Reset rows found in flight, lost with their worker: they run again, or are in doubt if they must not.
 
-    Only the owner may do this, and it is written with its next intent, flush or drain.
+    Only the owner may do this; it is written with its next intent, flush or drain.
     """
     ledger = owned.ledger
     for i in range(ledger.rows):
@@ -215,7 +205,7 @@ def _poison(owned: OwnedChunk, i: int, place: int, now: int, state: str) -> None
 
 
 def cancel_unfinished(owned: OwnedChunk, now: int) -> None:
-    """The operation is stopping: every row without a verdict is Cancelled; a begun at-most-once call is in doubt."""
+    """Give every row without a verdict one: Cancelled, or in doubt where an at-most-once call has begun."""
     ledger = owned.ledger
     for i in range(ledger.rows):
         if ledger.is_terminal(i):
@@ -235,7 +225,7 @@ def cancel_unfinished(owned: OwnedChunk, now: int) -> None:
 
 
 def interrupt(owned: OwnedChunk, now: int) -> None:
-    """A graceful stop: what was cut off begins again later, uncounted; an at-most-once call is in doubt."""
+    """Put back the rows that a graceful stop cut off, not counted as lost; an at-most-once call is in doubt."""
     ledger = owned.ledger
     for i in range(ledger.rows):
         if ledger.in_flight[i]:

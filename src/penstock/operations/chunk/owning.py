@@ -1,4 +1,4 @@
-"""Becoming the owner of a chunk: the only way in, for those who run rows and for those who drain them."""
+"""Claiming a chunk: the one way to own it, to run its rows or to drain it."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class NotClaimed(Exception):
 
 
 async def own(db: Database, owned: OwnedChunk, *, owner: str, state: str, clock: Clock, write: bool = False) -> bool:
-    """Own a candidate while its operation is in `state`; with `write`, its ledger (our first intent) is stored with it.
+    """Claim a candidate while its operation is in `state`; with `write`, its ledger (our first intent) is stored too.
 
-    False when that is not to be had any more.
+    False when another was first, or the operation has moved on.
     """
 
     async def claim(tx: Connection) -> None:

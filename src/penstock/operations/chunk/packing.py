@@ -7,13 +7,9 @@ from typing import Any, overload
 
 import msgspec
 
-from penstock.operations.chunk.ledger import (
-    compress,
-    decompress,
-)
+from penstock.operations.chunk.ledger import compress, decompress
 
 __all__ = ["Packer", "StoredRows", "pack_rows", "unpack_rows"]
-
 
 BLOCK = 100  # rows that are stored and decoded together
 
@@ -28,7 +24,7 @@ class Packer:
         self._rest: list[Any] = []
 
     def add(self, rows: list[Any]) -> None:
-        """The rows that come next."""
+        """Add the next rows."""
         rows = self._rest + rows if self._rest else rows
         full = len(rows) - len(rows) % BLOCK
         self._blocks += [_encode(rows[k : k + BLOCK]) for k in range(0, full, BLOCK)]
@@ -69,7 +65,7 @@ class StoredRows(Sequence[Any]):
         return made
 
     def pick(self, rows: Iterable[int]) -> list[Any]:
-        """Some of the rows, best in their order."""
+        """Some of the rows; fastest in their order."""
         found, size, at, block = [], self._size, self._at, self._block
         for i in rows:
             if i // size != at:
@@ -78,7 +74,7 @@ class StoredRows(Sequence[Any]):
         return found
 
     def near(self, text: bytes) -> Iterator[tuple[int, Any]]:
-        """The rows, with their places, of the blocks in which this stands."""
+        """The rows, with their places, of the blocks that contain this text."""
         for at, block in enumerate(self._blocks):
             if text in bytes(block):
                 yield from enumerate(self._open(at), at * self._size)

@@ -1,4 +1,4 @@
-"""Committing once, whatever the connection does."""
+"""Committing exactly once, also when the connection breaks."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ async def persist(
     clock: Clock,
     patience_s: float,
 ) -> T:
-    """Commit `work` once, and answer what it answered.
+    """Commit `work` once, and return what it returned.
 
-    When the connection dies at COMMIT, `has_happened` looks. True: it is done. False may mean "not yet", for the server
-    may still be committing; so `work` is repeated, and must be one that is refused, by any exception, once it has
-    happened: then we look again. A database that stays away longer than our patience raises `Unavailable`.
+    When the connection breaks at COMMIT, `has_happened` is asked. True: it is done. False may mean "not yet", for the
+    server may still be committing. So `work` is repeated; once it has happened, a repeat must raise, any exception,
+    and then `has_happened` is asked again. `Unavailable` when the database is away for longer than `patience_s`.
     """
     until = clock.monotonic() + patience_s
-    answers: list[T] = []  # the last that came as far as COMMIT: it got past our earlier tries, so they were undone
+    answers: list[T] = []  # of the last try that reached COMMIT: not refused, so the earlier ones were rolled back
 
     async def keep(tx: Connection) -> None:
         answers[:] = [await work(tx)]

@@ -1,4 +1,4 @@
-"""The record of one step of one row that did not simply succeed."""
+"""Step records: what is stored of a step that did not simply succeed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import Any
 
 from penstock.operations.messages import error_group
 
-__all__ = ["StepRecord"]
+__all__ = ["ROW_KEY_MAX", "StepRecord"]
+
+ROW_KEY_MAX = 200  # characters of a row's key that a record holds
 
 
 @dataclass(slots=True)
@@ -40,7 +42,7 @@ class StepRecord:
         return {name: getattr(self, name) for name in _COLUMNS}
 
     def set_error(self, error_type: str | None, message: str | None) -> None:
-        """What went wrong, or nothing."""
+        """Set what went wrong; None when nothing did."""
         self.error_type, self.message = error_type, message
         self.error_group = None if message is None else error_group(message)
 

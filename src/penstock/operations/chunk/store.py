@@ -1,8 +1,8 @@
-"""Chunks are owned, rows are not: claiming, writing and letting go of a chunk.
+"""The SQL of chunks: finding, claiming, writing, releasing and closing them. Chunks are owned, rows are not.
 
 Every write of an owner carries its fence and the version it was decided on, so the ownership check and the write are
-one compare-and-set, and a write that is repeated because nobody knows whether it happened cannot happen twice. When it
-matches no row, the chunk has a new owner: `Lost` ends the transaction and whatever we still meant to write.
+one compare-and-set, and a write that is repeated because its answer was lost happens once. When it matches no row, the
+chunk has a new owner: `Lost` ends the transaction and all that was still to be written.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ __all__ = [
     "count_poison",
     "flush",
     "hand_over",
+    "is_dead",
     "is_free",
     "is_written",
     "load",
@@ -54,16 +55,16 @@ __all__ = [
     "release",
 ]
 
-SKIPPED_EACH = 8
+SKIPPED_EACH = 8  # lists of ids in a statement grow by so many
 READINGS_MAX = 2  # files that a worker reads at once
 
 
 class NewMessages(Exception):
-    """Word has come since we last looked: settle it before letting go."""
+    """The chunk has messages that we have not seen: settle them before it is released or closed."""
 
 
 class Stopped(Exception):
-    """The operation is no longer in the state in which this chunk is worked on."""
+    """The operation is not in the state in which this chunk is worked on."""
 
     def __init__(self, state: str) -> None:
         super().__init__(state)
@@ -71,7 +72,7 @@ class Stopped(Exception):
 
 
 class Lost(Exception):
-    """The chunk has another owner now, or is not as we know it: drop it, keep nothing."""
+    """The chunk has another owner, or was changed since: drop it and write nothing."""
 
 
 def is_dead(db: Database, owner: ColumnElement[Any]) -> ColumnElement[bool]:
@@ -80,7 +81,7 @@ def is_dead(db: Database, owner: ColumnElement[Any]) -> ColumnElement[bool]:
 
 
 def is_free(db: Database, owner: ColumnElement[Any]) -> ColumnElement[bool]:
-    """Whether nobody holds the record any more."""
+    """Whether a record has no live owner."""
     return or_(owner.is_(None), is_dead(db, owner))
 
 
@@ -97,27 +98,27 @@ async def candidates(
     rank: int = 0,
     workers: int = 1,
 ) -> list[OwnedChunk]:
-    """Chunks that could be claimed now, longest due first; a plain read, so each may be gone by the time we try.
+    """Chunks that could be claimed now, longest due first; a plain read, so another may claim them first.
 
-    Chunks of a stopping operation can be drained by anyone; the others only by who has the operation's code, and those
-    to be validated not by who still reads the file and left them. Operations that are set aside do not stand in the
-    way of others. Of several workers each looks at a part of the chunks of its own first, so that they do not all try
-    for the same ones.
+    Chunks of a stopping operation can be drained by any worker; the others are for workers that have the operation's
+    code (`names`), and raw ones not for the worker that is `reading` the file and left them. Operations set `aside` are
+    left out. Of several workers each looks at a part of its own first, so that they do not all try the same chunks.
     """
     if not limit:
         return []
-    # Room for a few more, so that the statement is the same for a while; no chunk or operation has the number 0.
+    # Filled up with 0, which is no id, so that the statement stays the same while a list grows a little.
     skipped = [*skip, *[0] * (SKIPPED_EACH - len(skip) % SKIPPED_EACH)]
-    left = [*aside, *[0] * (-len(aside) % SKIPPED_EACH)]
-    asked = {"many": limit, "of": operation, "rank": rank, "workers": workers}
+    set_aside = [*aside, *[0] * (-len(aside) % SKIPPED_EACH)]
     read = [*reading, *[0] * (READINGS_MAX - len(reading))]
-    asked |= _numbered("skip", skipped) | _numbered("name", names) | _numbered("read", read) | _numbered("aside", left)
-    sizes = len(skipped), len(names), len(left)
-    found = (await tx.send(db.prepared(_draining, len(skipped), operation is not None), asked)).rows
+    given = {"many": limit, "of": operation, "rank": rank, "workers": workers}
+    given |= _numbered("skip", skipped) | _numbered("name", names)
+    given |= _numbered("read", read) | _numbered("aside", set_aside)
+    sizes = len(skipped), len(names), len(set_aside)
+    found = (await tx.send(db.prepared(_draining, len(skipped), operation is not None), given)).rows
     if names and len(found) < limit and workers > 1:
-        found += (await tx.send(db.prepared(_runnable, *sizes, True), asked)).rows
+        found += (await tx.send(db.prepared(_runnable, *sizes, True), given)).rows
     if names and not found:
-        found = (await tx.send(db.prepared(_runnable, *sizes), asked)).rows
+        found = (await tx.send(db.prepared(_runnable, *sizes), given)).rows
     return [_owned(dict(zip(_CANDIDATE.keys(), row, strict=True))) for row in found[:limit]]
 
 
@@ -155,7 +156,7 @@ def _draining(db: Database, skipped: int, is_of_one: bool) -> Select[*tuple[Any,
     return _claimable(db, skipped, is_of_one).where(operations.c.state == "Stopping").order_by(chunks.c.id)
 
 
-def _runnable(db: Database, skipped: int, names: int, left: int, is_part: bool = False) -> Select[*tuple[Any, ...]]:
+def _runnable(db: Database, skipped: int, names: int, aside: int, is_part: bool = False) -> Select[*tuple[Any, ...]]:
     is_read = _one_of(operations.c.number, "read", READINGS_MAX)
     is_to_validate = (operations.c.state == "Validating") & (chunks.c.is_raw == 1) & ~is_read
     is_due = (
@@ -164,8 +165,8 @@ def _runnable(db: Database, skipped: int, names: int, left: int, is_part: bool =
         chunks.c.due_at <= db.now(),
     )
     query = _claimable(db, skipped, is_of_one=False).where(*is_due).order_by(chunks.c.due_at, chunks.c.id)
-    if left:
-        query = query.where(~_one_of(operations.c.number, "aside", left))
+    if aside:
+        query = query.where(~_one_of(operations.c.number, "aside", aside))
     return query.where(chunks.c.id % bindparam("workers") == bindparam("rank")) if is_part else query
 
 
@@ -198,7 +199,7 @@ def _owned(row: Mapping[str, Any]) -> OwnedChunk:
 async def claim(db: Database, tx: Connection, owned: OwnedChunk, *, owner: str, write: bool) -> bool:
     """Become the owner of a candidate; with `write` its ledger (our first intent) goes into the same statement.
 
-    The caller raises the fence it holds once this is committed.
+    The caller raises the fence of `owned` once this is committed.
     """
     values: dict[str, Any] = {"taker": owner, "seen_mail": owned.mail}
     if write:
@@ -235,7 +236,7 @@ def _place(owned: OwnedChunk) -> dict[str, int]:
 
 
 async def is_written(db: Database, owned: OwnedChunk) -> bool:
-    """Whether a write of ours whose answer was lost has happened; it may still be on its way. `Lost` when not ours."""
+    """Whether a write of ours whose answer was lost has happened; False may mean not yet. `Lost` when not ours."""
     async with db.read() as tx:
         query = select(chunks.c.fence, chunks.c.version).where(chunks.c.id == owned.id)
         found = (await tx.execute(query)).one_or_none()
@@ -245,7 +246,7 @@ async def is_written(db: Database, owned: OwnedChunk) -> bool:
 
 
 async def load(tx: Connection, operation: int, *filters: ColumnElement[bool], limit: int) -> list[OwnedChunk]:
-    """Chunks of an operation with their records, in order, as last committed; nobody's to write."""
+    """Chunks of an operation with their records, in order, as last committed; for reading only."""
     query = (
         select(chunks, literal(None).label("data"), operations.c.state.label("operation_state"), operations.c.plan)
         .join(operations, operations.c.number == chunks.c.operation)
@@ -270,7 +271,7 @@ async def records_of(tx: Connection, chunk: int) -> dict[tuple[int, int], StepRe
     return {(row[1], row[2]): StepRecord(*row) for row in found.rows}
 
 
-# In the order of the fields.
+# The columns in the order of the fields.
 _RECORDS_OF = select(*(row_records.c[name] for name in StepRecord.__dataclass_fields__)).where(
     row_records.c.chunk == bindparam("the_chunk")
 )
@@ -301,16 +302,16 @@ async def _write_records(db: Database, tx: Connection, writing: ChunkWrite) -> N
         await tx.send(_NEW_LINES, list(writing.lines))
 
 
-# What is sent with them, the ledger and the counts, is set too.
+# The columns that are sent along (the ledger, the counts) are set too.
 _FLUSH = update(chunks).where(*_AS_KNOWN).values(version=chunks.c.version + 1)
-_LET_GO = _FLUSH.where(chunks.c.mail == bindparam("seen_mail")).values(owner=None)
-_CLOSE = _LET_GO.values(is_open=0)
+_RELEASE = _FLUSH.where(chunks.c.mail == bindparam("seen_mail")).values(owner=None)
+_CLOSE = _RELEASE.values(is_open=0)
 _NEW_LINES = insert(history)
 NEW_ROWS = insert(chunk_rows)
 
 
 async def lock(tx: Connection, owned: OwnedChunk) -> int:
-    """Lock a chunk we own against new mail until the commit; returns how much mail it has. `Lost` when not ours."""
+    """Lock a chunk we own until the commit, so that no message is added; returns its `mail`. `Lost` when not ours."""
     if (await tx.send(_LOCK, _place(owned))).matched != 1:
         raise Lost(f"chunk {owned.id} at fence {owned.fence}")
     return int((await tx.send(_MAIL_OF, {"the_chunk": owned.id})).one()[0])
@@ -321,39 +322,39 @@ _MAIL_OF = select(chunks.c.mail).where(chunks.c.id == bindparam("the_chunk"))
 
 
 async def release(tx: Connection, owned: OwnedChunk, *, due_at: int) -> None:
-    """Let go until something is due; `NewMessages` when word has come, so that it must be looked at first."""
-    await _let_go(tx, _LET_GO, owned, due_at=due_at)
+    """Give the chunk up until something is due; `NewMessages` when it has some that we have not seen."""
+    await _give_up(tx, _RELEASE, owned, due_at=due_at)
 
 
 async def close(db: Database, tx: Connection, owned: OwnedChunk, writing: ChunkWrite, *, actor: str) -> None:
-    """End a chunk whose rows all have verdicts, and with the last one the operation; `NewMessages` as for release."""
+    """Close a chunk whose rows all have verdicts, and with the last one the operation; `NewMessages` as above."""
     head = await end_chunk(tx, owned.operation)
     if head is None:
         raise Lost("the operation is over")
-    await _let_go(tx, _CLOSE, owned, **writing.columns())
+    await _give_up(tx, _CLOSE, owned, **writing.columns())
     await _write_records(db, tx, writing)
     await finish_if_over(db, tx, head, actor=actor)
 
 
 async def hand_over(db: Database, owned: OwnedChunk, writing: ChunkWrite, actor: str, tx: Connection) -> None:
-    """A raw chunk's rows are validated: let it go, to run when all are; `NewMessages` as for release."""
+    """Give up a raw chunk whose rows are validated; they run when all chunks are. `NewMessages` as above."""
     is_over = owned.ledger.is_over
     head = await end_raw_chunk(tx, owned.operation, is_over=is_over)
     if head is None:
         raise Stopped(await state_of(tx, owned.operation))
     values = {**writing.columns(), "is_open": int(not is_over)}
-    await _let_go(tx, db.prepared(_hand_over), owned, **values)
+    await _give_up(tx, db.prepared(_hand_over), owned, **values)
     await _write_records(db, tx, writing)
     await end_validation(db, tx, head, actor=actor)
 
 
 def _hand_over(db: Database) -> Update:
-    return _LET_GO.values(is_raw=0, due_at=db.now())
+    return _RELEASE.values(is_raw=0, due_at=db.now())
 
 
-async def _let_go(tx: Connection, statement: Update, owned: OwnedChunk, **values: Any) -> None:
+async def _give_up(tx: Connection, statement: Update, owned: OwnedChunk, **values: Any) -> None:
     if (await tx.send(statement, {**values, "seen_mail": owned.mail, **_place(owned)})).matched != 1:
-        await _refused(tx, owned)
+        await _raise_refusal(tx, owned)
 
 
 async def _write(tx: Connection, owned: OwnedChunk, *guards: ColumnElement[bool], **values: Any) -> None:
@@ -363,11 +364,11 @@ async def _write(tx: Connection, owned: OwnedChunk, *guards: ColumnElement[bool]
         .values(version=chunks.c.version + 1, **values)
     )
     if done.rowcount != 1:
-        await _refused(tx, owned)
+        await _raise_refusal(tx, owned)
 
 
-async def _refused(tx: Connection, owned: OwnedChunk) -> None:
-    """Why a guarded write changed nothing: word has come, or the chunk is no longer as we know it."""
+async def _raise_refusal(tx: Connection, owned: OwnedChunk) -> None:
+    """Raise why a guarded write changed nothing: new messages, or the chunk was lost."""
     query = select(chunks.c.fence, chunks.c.version).where(chunks.c.id == owned.id)
     found = (await tx.execute(query)).one_or_none()
     if found is not None and tuple(found) == (owned.fence, owned.version):

@@ -19,7 +19,7 @@ def end_wait(
     error_type: str | None = None,
     message: str | None = None,
 ) -> None:
-    """Row i's wait is over: the step ends, and a row that may go on stands at the next one."""
+    """End the wait of row i by an event; where that completes the step, the row moves on to the next one."""
     ledger = owned.ledger
     track = ledger.tracks[place]
     state = ROW_STEP.after("WaitingForCompletion", event)
@@ -35,5 +35,5 @@ def end_wait(
 
 
 def waited_out(seconds: float) -> str:
-    """What to say of a wait that nobody ended."""
+    """The message of a wait that timed out."""
     return f"nobody answered within {seconds:g} s"

@@ -1,1 +1,1 @@
-"""Messages from outside: signals and requests, from the caller to the row."""
+"""Signals and requests: storing them, matching them to rows, and applying them."""

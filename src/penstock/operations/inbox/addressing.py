@@ -1,4 +1,4 @@
-"""Whom a signal is for: its operation, and the keys for which rows of it could ever wait."""
+"""The operation that a signal is for, and whether a row of it could ever wait for its key."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["ROW_MAX", "TAKES_NO_SIGNALS", "Subject", "is_row_number", "refuse_un
 
 KEY_MAX = 500
 ROW_MAX = 2**63 - 1
-TAKES_NO_SIGNALS = ("Stopping", *sorted(OPERATION.settled))  # states of an operation in which it takes no more signals
+TAKES_NO_SIGNALS = ("Stopping", *sorted(OPERATION.settled))  # states of an operation
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ def unscope(subject: Subject, key: str, row: int | None) -> tuple[str, int | Non
 
 
 def is_row_number(text: str) -> bool:
-    """Whether this is the number that a row may have, as digits."""
+    """Whether the text is a number that a row may have, in digits."""
     return text.isdecimal() and len(text) <= len(str(ROW_MAX)) and 1 <= int(text) <= ROW_MAX
 
 
@@ -75,7 +75,7 @@ def refuse_unknown_key(subject: Subject, key: str) -> None:
     if not key or len(key) > KEY_MAX:
         raise InvalidInput(f"a signal key has 1 to {KEY_MAX} characters; found {len(key)}")
     if subject.state in TAKES_NO_SIGNALS:
-        raise NoSuchWait(f"operation {subject.id} is {subject.state}; it hears no more signals", is_over=True)
+        raise NoSuchWait(f"operation {subject.id} is {subject.state}; it takes no more signals", is_over=True)
     templates = subject.key_templates
     if not templates:
         raise NoSuchWait(f"operation {subject.id} has no step that waits for a signal")

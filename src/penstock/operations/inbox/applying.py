@@ -1,7 +1,7 @@
-"""What word from outside does to a chunk's rows: requests, signals and deadlines, in that order. Pure.
+"""What requests, signals and deadlines do to a chunk's rows, in that order. Pure.
 
-The owner calls these inside its settling transaction, on a copy of what it holds, and again on the real thing
-once that is committed.
+The owner calls these inside its settling transaction on a copy of its chunk, and again on the chunk itself once that is
+committed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["Request", "SignalContent", "apply_deadlines", "apply_requests", "app
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A wish that failed rows run again: one row, or every eligible row of the chunk when `row` is None."""
+    """A request to run failed rows again: one row, or every eligible row of the chunk when `row` is None."""
 
     id: int
     kind: str
@@ -56,7 +56,7 @@ def apply_signals(owned: OwnedChunk, matches: Mapping[Match, SignalContent], now
 
 
 def apply_deadlines(owned: OwnedChunk, now: int) -> None:
-    """Signalled rows whose deadline has passed are TimedOut; a polled row gets one last check instead."""
+    """Time out the rows that wait for a signal past their deadline; a polled row gets one last check instead."""
     ledger = owned.ledger
     for (row, step), record in list(owned.records.items()):
         i, place = row - owned.first_row, step + 1
@@ -93,7 +93,7 @@ def refusal(owned: OwnedChunk, i: int, *, is_named: bool, confirms_doubt: bool, 
 def apply_requests(
     owned: OwnedChunk, requests: Iterable[Request], raw_of: Callable[[int], Any], now: int
 ) -> Mapping[int, str]:
-    """Reset the rows that are asked for, each into its next generation; says by request what became of it."""
+    """Reset the requested rows, each into its next generation; returns the outcome of each request, by id."""
     outcomes = {}
     for request in requests:
         rows = range(owned.row_count) if request.row is None else (request.row - owned.first_row,)

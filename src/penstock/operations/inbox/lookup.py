@@ -1,6 +1,6 @@
-"""The look at what lies ready: signals that nobody has taken, and the rows that wait for them.
+"""Reading free signals and the rows that wait for them. A signal is free until a row has taken it.
 
-An owner looks before it ends waits, and whoever tells a caller what will become of a signal looks the same way.
+An owner reads this way before it ends waits; so does the call that answers which row will take a signal.
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ __all__ = [
     "waiters",
 ]
 
-KEYS_MAX = 1000  # looked at in one go of a sweep
+KEYS_MAX = 1000  # read at once by a sweep
 
 
 async def ready_for_chunk(db: Database, tx: Connection, operation: int, chunk: int) -> dict[str, int]:
-    """The keys for which a signal lies ready that rows of a chunk wait for; by each, since when the earliest hears."""
+    """The keys that rows of a chunk wait for and that have a free signal, with the earliest `since` of their waits."""
     found = await tx.send(db.prepared(_ready_for_chunk), {"of": operation, "the_chunk": chunk})
     return dict(found.rows)
 
 
 async def ready_for_any(db: Database, tx: Connection, operation: int, keys: Collection[str]) -> dict[str, int]:
-    """The same for those of some keys that any row of the operation waits for."""
+    """The same for some keys, and any row of the operation."""
     found = await tx.execute(db.prepared(ready_keys), {"of": operation, "keys": list(keys)})
     return {row.key: row.since for row in found}
 
 
 async def ready_after(db: Database, operation: int, after: str, tx: Connection) -> tuple[list[str], str | None]:
-    """Keys after one that are ready for any row of the operation, and after which to go on; None at the end."""
+    """Keys behind `after` that are ready for any row of the operation, and the key to go on after; None at the end."""
     found = (await tx.execute(db.prepared(_ready_after), {"of": operation, "after": after})).all()
     ready = [key for key, newest, since in found if since is not None and newest >= since]
     return ready, (found[-1].key if len(found) == KEYS_MAX else None)
 
 
-# A key is ready when its earliest wait hears its newest free signal, but for the row that the signal may name. So each
-# signal and each wait of a key is looked at once, not each signal for each wait; who hears what is seen after that. The
-# correlated part is an aggregate, of which no planner can make a join: one that has no statistics yet would go through
-# all signals, or all waits, of the operation.
+# A key is ready when its earliest wait accepts its newest free signal, whatever row that names. So each signal and each
+# wait of a key is read once, not each signal for each wait; which row accepts which signal is decided after that. The
+# correlated part is an aggregate, so that no planner makes a join of it: without statistics, that would go through all
+# signals, or all waits, of the operation.
 _IS_FREE = (signals.c.operation == bindparam("of"), signals.c.consumed_at.is_(None))
 _IS_WAITING = (row_records.c.operation == bindparam("of"), row_records.c.state == "WaitingForCompletion")
 _NEWEST = func.max(signals.c.accepted_at)
@@ -76,13 +76,13 @@ def ready_keys(db: Database) -> Select[*tuple[Any, ...]]:
 
 
 def _ready_after(db: Database) -> Select[*tuple[Any, ...]]:
-    # Said twice: of the row that took a signal there is an index.
+    # Implied by _IS_FREE, but this column has an index.
     is_next = (signals.c.key > bindparam("after"), signals.c.consumed_row.is_(None))
     return _awaited(select(signals.c.key).where(*is_next).order_by(signals.c.key).limit(KEYS_MAX))
 
 
 def _awaited(keys: Select[*tuple[str]]) -> Select[*tuple[Any, ...]]:
-    """Keys of free signals with the time of the newest, and since when the earliest wait hears, or null for none."""
+    """Keys of free signals, with the time of the newest and the earliest `since` of the waits, null without any."""
     free = keys.add_columns(_NEWEST.label("newest")).where(*_IS_FREE).group_by(signals.c.key).subquery("free")
     is_on_key = row_records.c.signal_key == free.c.key
     since = select(func.min(matching.since())).where(*_IS_WAITING, is_on_key).correlate(free).scalar_subquery()
@@ -92,9 +92,9 @@ def _awaited(keys: Select[*tuple[str]]) -> Select[*tuple[Any, ...]]:
 async def free_signals(
     db: Database, tx: Connection, operation: int, keys: Mapping[str, int], *, each: int
 ) -> list[Signal]:
-    """Free signals of keys that are ready, oldest first: so many of each, so that no key hides another."""
-    asked = {"of": operation, "keys": list(keys), "since": min(keys.values()), "each": each}
-    return [Signal(*row) for row in await tx.execute(db.prepared(_free), asked)]
+    """Free signals of keys that are ready, oldest first; at most `each` of a key, so that no key hides another."""
+    given = {"of": operation, "keys": list(keys), "since": min(keys.values()), "each": each}
+    return [Signal(*row) for row in await tx.execute(db.prepared(_free), given)]
 
 
 def _free(db: Database) -> Select[*tuple[Any, ...]]:
@@ -123,9 +123,9 @@ async def waiters(
     named: Collection[int] = (),
     other_than: int = 0,
 ) -> list[Waiter]:
-    """The lowest rows that wait on these keys, so many of each key, and the named ones; none of the other chunk."""
-    asked = {"of": operation, "keys": list(keys), "each": each, "named": list(named), "other_than": other_than}
-    found = await tx.execute(db.prepared(_waiting), asked)
+    """The `each` lowest rows that wait on each of these keys, and the `named` ones; none of the chunk `other_than`."""
+    given = {"of": operation, "keys": list(keys), "each": each, "named": list(named), "other_than": other_than}
+    found = await tx.execute(db.prepared(_waiting), given)
     return [Waiter(row, step, chunk, key, since or 0) for row, step, chunk, key, since in found]
 
 

@@ -1,7 +1,7 @@
-"""Which signal may end which wait: one rule, written for records in memory and for records in the database.
+"""Which signal may end which wait: one rule, in Python and in SQL.
 
-A wait hears only its own generation: what was accepted before the retry or edit that began it never ends it. Whether
-the row still waits and the signal is still free is another question, which each caller asks where it looks.
+A wait accepts only signals of its own generation: one that was stored before the retry or edit that began it never ends
+it. Whether the row still waits and the signal is still free is not part of the rule; each caller checks that.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["Match", "Message", "Signal", "Waiter", "accepts", "has_signal", "is_
 
 
 class Message(Protocol):
-    """What of a signal decides who hears it; one that names a row is for that row only."""
+    """The fields of a signal that decide which waits accept it; one that names a row is for that row only."""
 
     @property
     def key(self) -> str: ...
@@ -44,23 +44,23 @@ def _accepts() -> ColumnElement[bool]:
 
 
 def since() -> ColumnElement[int]:
-    """From when on a wait hears, in SQL."""
+    """The time from which on a wait accepts signals, in SQL."""
     return func.coalesce(row_records.c.since, 0)
 
 
 def has_signal(*of_signals: ColumnElement[bool]) -> ColumnElement[bool]:
-    """Waits for which a free signal lies ready, of those signals."""
+    """Whether a wait has a free signal that it accepts, among those signals, in SQL."""
     return exists().where(_accepts(), signals.c.consumed_at.is_(None), *of_signals)
 
 
 def is_awaited(*of_waits: ColumnElement[bool]) -> ColumnElement[bool]:
-    """Signals that a row hears which waits now, of those waits."""
+    """Whether a signal is accepted by a row that waits now, among those waits, in SQL."""
     return exists().where(_accepts(), row_records.c.state == "WaitingForCompletion", *of_waits)
 
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """Whom a signal is for: whoever waits on `key`; with `row`, that row only."""
+    """A stored signal: for any row that waits on `key`; with `row`, for that row only."""
 
     id: int
     key: str
@@ -70,7 +70,7 @@ class Signal:
 
 @dataclass(frozen=True, slots=True)
 class Waiter:
-    """A row that waits on a key; it hears only what was accepted since its generation began."""
+    """A row that waits on a key, for signals that were stored since its generation began."""
 
     row: int
     step: int
@@ -93,17 +93,17 @@ class Match:
     chunk: int
 
 
-def match(signals: Sequence[Signal], waiters: Sequence[Waiter]) -> list[Match]:
-    """Oldest signal first, each to the lowest row that hears it."""
+def match(free: Sequence[Signal], waiters: Sequence[Waiter]) -> list[Match]:
+    """Give free signals to waiting rows: the oldest signal first, each to the lowest row that accepts it."""
     waiting: dict[str, list[Waiter]] = {}
     for waiter in sorted(waiters, key=lambda waiter: waiter.row):
         waiting.setdefault(waiter.key, []).append(waiter)
     matches = []
-    for signal in sorted(signals, key=lambda signal: signal.id):
-        listening = waiting.get(signal.key, [])
-        taker = next((waiter for waiter in listening if waiter.accepts(signal)), None)
+    for signal in sorted(free, key=lambda signal: signal.id):
+        of_key = waiting.get(signal.key, [])
+        taker = next((waiter for waiter in of_key if waiter.accepts(signal)), None)
         if taker is None:
             continue
-        listening.remove(taker)
+        of_key.remove(taker)
         matches.append(Match(signal, taker.row, taker.step, taker.chunk))
     return matches

@@ -1,4 +1,4 @@
-"""The owner's side of word from outside: reading what was left for a chunk, and settling it in one transaction."""
+"""Settling the messages of a chunk: its owner reads them, applies them and writes the result in one transaction."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from penstock.operations.tables import chunks, operations, requests, row_records
 
 __all__ = ["AT_WORK", "Overtaken", "Settlement", "drain", "settle", "sweep", "wake"]
 
-LOOK_GROWTH = 4  # so much farther an owner looks when what it saw was not for its rows
+LOOK_GROWTH = 4  # so many times more signals an owner reads when those it read were not for its rows
 AT_WORK = ("Running", "Retrying")  # states of an operation in which its chunks are claimed when they are due
 
 
@@ -42,7 +42,7 @@ class Overtaken(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """What was decided and written; the owner repeats it on what it holds once it is committed."""
+    """What was decided and written; the owner applies it to its chunk in memory once it is committed."""
 
     mail: int
     requests: Sequence[Request]
@@ -53,7 +53,7 @@ class Settlement:
     records: Mapping[tuple[int, int], StepRecord]
 
     def apply(self, owned: OwnedChunk, raw_of: Callable[[int], Any]) -> None:
-        """Bring memory to what is on disk; lines that were added meanwhile stay to be written."""
+        """Make the chunk in memory what it is on disk; lines that were added meanwhile are still to be written."""
         for key, record in self.records.items():
             owned.records.setdefault(key, record)
         later = owned.lines[self.lines_before :]
@@ -68,16 +68,16 @@ class Settlement:
 async def settle(db: Database, tx: Connection, owned: OwnedChunk, raw_of: Callable[[int], Any], now: int) -> Settlement:
     """Apply requests, then signals, then deadlines, and write it all; the chunk is locked before anything is read.
 
-    `owned` is a copy, for rows go on while this runs.
+    `owned` is a copy, because rows go on while this runs.
     """
     mail = await store.lock(tx, owned)
-    asked = await _requests(tx, owned.id)
-    records = await store.records_of(tx, owned.id) if asked else {}
+    requested = await _requests(tx, owned.id)
+    records = await store.records_of(tx, owned.id) if requested else {}
     trial = owned.copy()
     for key, record in records.items():
         trial.records.setdefault(key, replace(record))
     lines_before = len(trial.lines)
-    outcomes = apply_requests(trial, asked, raw_of, now)
+    outcomes = apply_requests(trial, requested, raw_of, now)
     matches = await _matches(db, tx, trial)
     apply_signals(trial, matches, now)
     apply_deadlines(trial, now)
@@ -85,7 +85,7 @@ async def settle(db: Database, tx: Connection, owned: OwnedChunk, raw_of: Callab
     await store.flush(db, tx, owned, writing)
     await _consume(db, tx, trial, matches)
     await _answer(tx, outcomes)
-    return Settlement(mail, asked, matches, now, writing, lines_before, records)
+    return Settlement(mail, requested, matches, now, writing, lines_before, records)
 
 
 async def drain(db: Database, tx: Connection, owned: OwnedChunk, now: int, *, actor: str) -> bool:
@@ -139,7 +139,7 @@ async def _answer(tx: Connection, outcomes: Mapping[int, str]) -> None:
 
 
 async def _matches(db: Database, tx: Connection, owned: OwnedChunk) -> dict[Match, SignalContent]:
-    """The stored signals that end waits of this chunk: all of them, because a row that gets none may time out now."""
+    """All free signals that end waits of this chunk: all, because a row that gets none may time out now."""
     waiting = waiters_of(owned)
     keys = await ready_for_chunk(db, tx, owned.operation, owned.id) if waiting else {}
     if not keys:
@@ -153,7 +153,7 @@ async def _matches(db: Database, tx: Connection, owned: OwnedChunk) -> dict[Matc
         served, seen = {one.row for one in matches}, Counter(signal.key for signal in found)
         if all(waiter.row in served or seen[waiter.key] < each for waiter in mine):
             break
-        each *= LOOK_GROWTH  # what we saw of a key was not for our row, and there is more
+        each *= LOOK_GROWTH  # the signals that we read of a key were not for our row, and there are more
     contents = await contents_of(tx, (one.signal.id for one in matches)) if matches else {}
     return {one: contents[one.signal.id] for one in matches}
 
@@ -195,22 +195,22 @@ def _take(db: Database) -> Update:
     return update(signals).where(*is_free).values(consumed_at=db.now())
 
 
-# What is sent with it, the row and its step and generation, is set.
+# The columns that are sent along (row, step, generation) are set.
 _TAKEN_BY = update(signals).where(signals.c.id == bindparam("the_signal"))
 
 
 async def wake(db: Database, operation: int, keys: Collection[str], tx: Connection) -> int:
-    """Recall the owners of the lowest rows that wait on these keys and have a signal; says how many chunks have one.
+    """Wake the chunks of the lowest rows that wait on these keys and have a signal; returns how many there are.
 
-    A transaction of its own, after the commit it follows: store, commit, then look.
+    In a transaction of its own, after the commit that gave a reason for it: store, commit, then look.
     """
     found = await tx.execute(db.prepared(_lowest), {"of": operation, "keys": list(keys)})
     is_claimable = {chunk: bool(is_due) for chunk, is_due in found}
-    # Whoever claims a chunk in which a row waits looks first. One that nobody held and that was due when we read this
-    # is claimed later, so its owner sees what was committed before: there is nothing to tell it.
-    recalled = sorted(chunk for chunk, is_due in is_claimable.items() if not is_due)
-    if recalled:
-        await tx.execute(db.prepared(_recall), [{"the_chunk": chunk} for chunk in recalled])
+    # Whoever claims a chunk in which a row waits reads its messages first. A chunk that was due and not owned when we
+    # read this is claimed later, so its owner sees what was committed before: it needs no message.
+    woken = sorted(chunk for chunk, is_due in is_claimable.items() if not is_due)
+    if woken:
+        await tx.execute(db.prepared(_wake), [{"the_chunk": chunk} for chunk in woken])
         await db.ring(tx)
     return len(is_claimable)
 
@@ -235,20 +235,20 @@ def _lowest(db: Database) -> Select[*tuple[Any, ...]]:
         .scalar_subquery()
     )
     # Distinct, so that a planner does not make one join of it all.
-    woken = select(lowest.label("chunk")).select_from(ready).distinct().subquery("woken")
+    awaited = select(lowest.label("chunk")).select_from(ready).distinct().subquery("awaited")
     is_due = chunks.c.owner.is_(None) & (chunks.c.due_at <= db.now())
-    return select(chunks.c.id, is_due.label("is_due")).join(woken, woken.c.chunk == chunks.c.id)
+    return select(chunks.c.id, is_due.label("is_due")).join(awaited, awaited.c.chunk == chunks.c.id)
 
 
-def _recall(db: Database) -> Update:
+def _wake(db: Database) -> Update:
     due_at = db.dialect.least(chunks.c.due_at, db.now())
     return update(chunks).where(chunks.c.id == bindparam("the_chunk")).values(mail=chunks.c.mail + 1, due_at=due_at)
 
 
 async def sweep(db: Database) -> int:
-    """Wake every wait beside which a signal lies that nobody has come for; says how many chunks have one.
+    """Wake every chunk in which a row waits though its signal is stored; returns how many there are.
 
-    Those of operations that are not at work are found when somebody works on them again.
+    Chunks of operations that are not at work are left: whoever claims them later looks for signals first.
     """
     woken = 0
     for operation in await db.look(_with_waits_and_signals):
@@ -261,7 +261,7 @@ async def sweep(db: Database) -> int:
 
 
 async def _with_waits_and_signals(tx: Connection) -> list[int]:
-    """The operations at work in which rows wait and signals lie that nobody has taken."""
+    """The operations at work in which rows wait and that have free signals."""
     has_waits = exists().where(chunks.c.operation == operations.c.number, chunks.c.is_open == 1, chunks.c.waiting > 0)
     has_signals = exists().where(signals.c.operation == operations.c.number, signals.c.consumed_row.is_(None))
     query = select(operations.c.number).where(operations.c.state.in_(AT_WORK), has_waits, has_signals)

@@ -1,8 +1,8 @@
-"""The slot through which signals come in: calls that come at once are stored and answered together.
+"""Storing signals in batches: calls that come at once are stored and answered together.
 
-A commit costs the same for one signal as for a hundred, so whoever finds the slot free takes along all that lie in it.
-None of them pays for another: what no database can hold is refused before it lies there, and what ours refuses all
-the same is tried by itself.
+A commit costs the same for one signal as for a hundred, so the call that gets the lock stores all signals in the queue.
+None fails because of another: what no database can hold is refused before it is queued, and when ours refuses a batch
+all the same, each signal is tried by itself.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = ["PendingSignal", "Receipt", "SignalBatcher", "about_to_be_taken"]
 OPERATION_ID_MAX = 36
 ID_MAX = ACTOR_MAX = 200
 BATCH_MAX = 200  # stored in one transaction
-RECEIPTS_MAX = 1000  # signals of one key that are looked at to say who will take one
+RECEIPTS_MAX = 1000  # signals of one key that are read to answer which row takes one
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,19 +53,19 @@ class Receipt:
 
 @dataclass(slots=True, eq=False)
 class PendingSignal:
-    """One signal on its way in. The token is made before it is stored, so a repeat meets itself."""
+    """A signal to be stored. Its token is made before that, so that a repeated store finds it."""
 
     operation: str
     given_key: str
     given_row: int | None
     dedupe_id: str | None
     token: str
-    content: dict[str, Any]  # the columns that say what has happened, and who says so
+    content: dict[str, Any]  # the columns `outcome`, `payload`, `message` and `actor`
     key: str = ""  # as it is stored: without operation and row, once the operation is known
     row: int | None = None
     answer: Receipt | Exception | None = None
-    is_begun: bool = False  # somebody has tried to store it, and may have
-    is_withdrawn: bool = False  # its caller has gone
+    is_begun: bool = False  # a call has tried to store it, and may have succeeded
+    is_withdrawn: bool = False  # its call was cancelled
 
     def columns(self, subject: Subject) -> dict[str, Any]:
         """The signal as it is stored."""
@@ -75,24 +75,25 @@ class PendingSignal:
 
 @dataclass(slots=True)
 class SignalBatcher:
-    """Takes signals in, one batch at a time."""
+    """Stores signals, one batch at a time."""
 
     db: Database
     hint: Callable[[], None]
     _queue: list[PendingSignal] = field(default_factory=list)
-    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def post(self, pending: PendingSignal) -> Receipt:
-        """Store a signal and wake who takes it; durable when this returns. `InvalidInput` when none could hold it.
+        """Store a signal and wake the chunk that takes it; durable when this returns.
 
-        A call that is cancelled before anybody has begun to store its signal takes it back.
+        `InvalidInput` when no database could hold it. A call that is cancelled before its signal is being stored
+        withdraws it.
         """
         refuse_unstorable(pending)
         self._queue.append(pending)
         try:
-            async with self._turn:
-                if pending.answer is None:  # nobody took it along
-                    await self._take_in(self._batch_of(pending))
+            async with self._lock:
+                if pending.answer is None:  # no other call has stored it
+                    await self._accept(self._batch_of(pending))
         finally:
             if pending.answer is None:
                 pending.is_withdrawn = True
@@ -103,20 +104,20 @@ class SignalBatcher:
         return pending.answer
 
     def _batch_of(self, own: PendingSignal) -> list[PendingSignal]:
-        """Our own signal, and those that have been lying longest."""
+        """Our own signal, and those that have been in the queue longest."""
         others = [pending for pending in self._queue if pending is not own]
         self._queue = others[BATCH_MAX - 1 :]
         return [own, *others[: BATCH_MAX - 1]]
 
-    async def _take_in(self, batch: Sequence[PendingSignal]) -> None:
+    async def _accept(self, batch: Sequence[PendingSignal]) -> None:
         try:
             for operation in dict.fromkeys(pending.operation for pending in batch):
-                await self._take_in_for(operation, [pending for pending in batch if pending.operation == operation])
+                await self._accept_for(operation, [pending for pending in batch if pending.operation == operation])
         finally:
-            # When we are cancelled or the database goes away, the others are taken in by who comes next.
+            # When we are cancelled or the database goes away, the next call stores the others.
             self._queue[:0] = [pending for pending in batch if pending.answer is None and not pending.is_withdrawn]
 
-    async def _take_in_for(self, operation: str, batch: Sequence[PendingSignal]) -> None:
+    async def _accept_for(self, operation: str, batch: Sequence[PendingSignal]) -> None:
         """Store and answer the signals for one operation."""
         try:
             subject, known = await self.db.look(partial(_subject_and_known, operation, batch))
@@ -129,7 +130,7 @@ class SignalBatcher:
             pending.key, pending.row = unscope(subject, pending.given_key, pending.given_row)
             earlier = known.get(pending.dedupe_id)
             if earlier is not None and earlier.token == pending.token:
-                stored.append(pending)  # by somebody who could not finish
+                stored.append(pending)  # by a call that could not finish
             elif earlier is not None:
                 pending.answer = _repeated(subject, pending, earlier)
             elif not pending.is_begun:
@@ -151,14 +152,14 @@ class SignalBatcher:
                 return await self._stored_before(subject, batch[0], error)
             return [pending for each in batch for pending in await self._stored(subject, [each])]
         before = {earlier.token for earlier in await self.db.look(partial(_of_tokens, batch))}
-        over = f"operation {subject.id} is over; it hears no more signals"
+        over = f"operation {subject.id} is over; it takes no more signals"
         _answer((pending for pending in batch if pending.token not in before), lambda _: NoSuchWait(over, is_over=True))
         return [pending for pending in batch if pending.token in before]
 
     async def _stored_before(
         self, subject: Subject, pending: PendingSignal, refusal: Exception
     ) -> Sequence[PendingSignal]:
-        """The signal that the database refused, if that is because it is stored already; else it has its answer."""
+        """The signal that the database refused, if it is stored already; otherwise it has its answer."""
         found = await self.db.look(partial(_known, subject, pending)) if isinstance(refusal, IntegrityError) else []
         if any(earlier.token == pending.token for earlier in found):
             return [pending]  # only the answer to its commit was lost
@@ -166,7 +167,7 @@ class SignalBatcher:
         return ()
 
     async def _store(self, subject: Subject, batch: Sequence[PendingSignal]) -> bool:
-        """Insert the signals while the operation can still hear them; this commit is what accepting means."""
+        """Insert the signals if the operation still takes any; False when not. With this commit they are accepted."""
 
         async def store(tx: Connection) -> bool:
             if (await tx.execute(_TAKES_SIGNALS, {"number": subject.number})).first() is None:
@@ -180,10 +181,10 @@ class SignalBatcher:
             try:
                 return await self.db.transaction(store, "signal")
             except CommitUnknown:
-                continue  # if it did happen, the repeat meets its own token
+                continue  # if it did happen, the repeat is refused because of its own token
 
     async def _deliver(self, subject: Subject, batch: Sequence[PendingSignal]) -> None:
-        """Wake whoever takes the signals, and say who that is; with others before one, that may be a later row."""
+        """Wake the chunks that take the signals, and answer which rows will; behind other signals it is a later row."""
         keys = {pending.key for pending in batch}
         if not await self.db.transaction(partial(wake, self.db, subject.number, keys), "wake"):
             _answer(batch, lambda pending: Receipt("stored", pending.token))
@@ -198,7 +199,7 @@ def _answer(batch: Iterable[PendingSignal], answer: Callable[[PendingSignal], Re
         pending.answer = answer(pending)
 
 
-# Locked, so that it does not stop hearing before the signals are there.
+# Locked, so that the operation does not end before the signals are stored.
 _TAKES_SIGNALS = (
     select(operations.c.number)
     .where(operations.c.number == bindparam("number"), operations.c.state.not_in(TAKES_NO_SIGNALS))
@@ -223,7 +224,7 @@ def _new_signals(db: Database) -> Insert:
 async def _subject_and_known(
     operation: str, batch: Sequence[PendingSignal], tx: Connection
 ) -> tuple[Subject, dict[str | None, Any]]:
-    """The operation, and the signals that were stored before, by the id that they share with one of these."""
+    """The operation, and the signals that are stored with the id of one of these, by that id."""
     subject = await subject_of(tx, operation)
     ids = [pending.dedupe_id for pending in batch if pending.dedupe_id is not None]
     found = (await tx.execute(_BY_ID, {"of": subject.number, "ids": ids})).all() if ids else []
@@ -236,7 +237,7 @@ async def _of_tokens(batch: Sequence[PendingSignal], tx: Connection) -> Sequence
 
 
 async def _known(subject: Subject, pending: PendingSignal, tx: Connection) -> Sequence[Any]:
-    """The signals that stand in the way of this one: itself, or one of the same id."""
+    """The stored signals because of which this one was refused: itself, or one of the same id."""
     itself = await _of_tokens([pending], tx)
     same = await tx.execute(_BY_ID, {"of": subject.number, "ids": [pending.dedupe_id]})
     return [*itself, *same]
@@ -252,7 +253,7 @@ def _unknown_key(subject: Subject, pending: PendingSignal) -> PenstockError | No
 
 
 def _repeated(subject: Subject, pending: PendingSignal, earlier: Any) -> Receipt | Conflict:
-    """The answer to a signal whose id is known: what became of the first, unless it said something else."""
+    """The answer to a signal whose id was used before: what became of the first, or `Conflict` when they differ."""
     if (earlier.key, earlier.row, earlier.outcome) != (pending.key, pending.row, pending.content["outcome"]):
         return Conflict(
             f"signal id {pending.dedupe_id!r} was used for {_described(earlier.key, earlier.row, earlier.outcome)}; "
@@ -296,7 +297,7 @@ async def about_to_be_taken(db: Database, tx: Connection, operation: int, keys: 
 
 
 def refuse_unstorable(pending: PendingSignal) -> None:
-    """Raise if no database could hold the signal; then others that are stored with it would not be either."""
+    """Raise if no database could hold the signal: it would keep the others of its batch from being stored."""
     try:
         _refuse_text("an operation's id", pending.operation, most=OPERATION_ID_MAX)
     except InvalidInput:

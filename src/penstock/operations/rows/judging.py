@@ -10,7 +10,7 @@ from typing import Any
 
 from penstock.errors import Fault, InvalidInput
 from penstock.formats import Batch
-from penstock.operations.chunk.records import StepRecord
+from penstock.operations.chunk.records import ROW_KEY_MAX, StepRecord
 from penstock.operations.messages import cut, describe, message_of
 from penstock.operations.rows.runtime import OperationRuntime
 from penstock.operations.rows.task_pool import SLICE_NS, is_ours
@@ -224,7 +224,7 @@ def _rejected(runtime: OperationRuntime, batch: Batch, i: int, objection: Object
         state="Failed",
         at=runtime.clock.now_us(),
         attempt=1,
-        row_key=cut(key, 200) if key else None,
+        row_key=cut(key, ROW_KEY_MAX) if key else None,
         faults=faults_json(objection.faults),
     )
     record.set_error(objection.error_type, describe(objection.faults))

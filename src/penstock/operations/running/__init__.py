@@ -1,1 +1,1 @@
-"""Running the rows of a chunk."""
+"""One chunk at work: claimed, planned, run, written."""

@@ -1,6 +1,6 @@
-"""A chunk is an actor: one owner, one ledger, one mailbox. It runs its rows group by group until each has its verdict.
+"""The actor of a claimed chunk: it runs the rows group by group until each has its verdict, and writes the outcomes.
 
-Each commit writes what the last group brought and the intent of the next one, so user code never runs for a row
+Each commit writes the outcomes of the last group and the intent of the next one, so user code never runs for a row
 that is not in flight on disk, and a crash re-runs at most one unflushed group.
 """
 
@@ -56,7 +56,7 @@ def working_state(owned: OwnedChunk) -> str:
 
 
 class ChunkActor:
-    """Works one claimed chunk until it is closed, released or lost."""
+    """Works on one claimed chunk until it is closed, released or lost."""
 
     def __init__(
         self,
@@ -74,21 +74,21 @@ class ChunkActor:
         self._turn = turn
         self._group = group
         self._halt: Halt | None = None
-        self._changed = asyncio.Event()  # a halt, mail, or the end of a job
-        # A chunk that was held before may have mail; a fresh one cannot.
+        self._changed = asyncio.Event()  # set by a halt, by new messages, and at the end of a job
+        # A chunk that was owned before may have messages; a fresh one cannot.
         self._must_look = group is None
         self._failures = self.owned.unsuccessful
 
-    # --- word from the worker
+    # --- called by the worker
 
     def halt(self, why: Halt) -> None:
-        """Begin nothing more; let go when the running rows have ended."""
+        """Begin nothing more; give the chunk up when the running rows have ended."""
         if self._halt is None or HALTS.index(why) > HALTS.index(self._halt):
             self._halt = why
             self._changed.set()
 
     def look(self, mail: int) -> None:
-        """There is so much mail for this chunk."""
+        """Take note of the chunk's `mail` in the database; if it has grown, read the messages."""
         if mail != self.owned.mail:
             self._must_look = True
             self._changed.set()
@@ -116,7 +116,7 @@ class ChunkActor:
         await self._leave(self._halt)
 
     async def _go_on(self) -> bool:
-        """Settle what is to be settled and begin what is to run; False when the chunk was let go."""
+        """Settle new messages, or begin the next group; False when the chunk was given up."""
         if self._must_look:
             await self._settle()
             if self._must_look:
@@ -143,9 +143,9 @@ class ChunkActor:
         ledger = self.owned.ledger
         async with self._turn(group.is_alone):
             for segment in group.segments:
-                if segment.manner in ("thread", "check"):  # the others are parsed as they are taken
+                if segment.manner in ("thread", "check"):  # the other jobs parse their rows themselves
                     self.progress.parse(group.rows)
-                rows = ledger.standing(group.rows, segment.first, segment.stop)
+                rows = ledger.in_flight_at(group.rows, segment.first, segment.stop)
                 if self._halt is not None:
                     ledger.stand_down(rows)
                 elif rows:
@@ -155,20 +155,20 @@ class ChunkActor:
         if (trouble := self.progress.trouble) is not None:
             await self._break(trouble)
         if self.progress.was_refused:
-            self.halt("Paused")  # our lease was over: write what we have, if it is still ours, and let go
+            self.halt("Paused")  # our lease was over: write what we have, if the chunk is still ours, and give it up
 
     async def _run_job(self, job: RowsJob) -> None:
         self._changed.clear()
         self.runtime.task_pool.put(job)
         try:
             await self._attend(job)
-        except BaseException:  # the chunk is lost: its rows are another's, and none of them may begin here
+        except BaseException:  # the chunk is lost: its rows have another owner, and none may begin here
             job.withdraw()
             job.cut_off()
             raise
 
     async def _attend(self, job: RowsJob) -> None:
-        """Write what comes in while a job runs, and hear what is said meanwhile."""
+        """While a job runs, write its outcomes, settle new messages and obey a halt."""
         while job.left > 0:
             if self._halt is not None:
                 await self._withdraw(job)
@@ -183,7 +183,7 @@ class ChunkActor:
                 await self._flush()
 
     async def _withdraw(self, job: RowsJob) -> None:
-        """No row begins any more; those that run may end in time, the others are cut off."""
+        """Begin no more rows of a job; those that run get some time to end, then they are cut off."""
         self.owned.ledger.stand_down(job.withdraw())
         loop = asyncio.get_running_loop()
         while job.left > 0:
@@ -208,7 +208,7 @@ class ChunkActor:
     # --- writing
 
     async def _flush(self, *, is_intent: bool = False) -> None:
-        """Write all that is known; with an intent, only while the operation is Running."""
+        """Write the chunk; with an intent, only while the operation is in the state in which it is worked on."""
         writing = self.owned.writing()
         has_parked = self.progress.has_parked
         self.progress.has_moved = self.progress.has_parked = False
@@ -229,7 +229,7 @@ class ChunkActor:
         await self._check_thresholds()
 
     async def _settle(self) -> None:
-        """Look at the mail, in a transaction of its own; then wake whoever waits for what we did not take."""
+        """Settle new messages in a transaction of its own; then wake the chunks whose rows wait on the same keys."""
         self._must_look = False
         now, owned = self.runtime.clock.now_us(), self.owned.copy()
         try:
@@ -255,7 +255,7 @@ class ChunkActor:
         return True
 
     async def _hand_over(self) -> bool:
-        """Every row is validated; whoever validates the last ones lets the operation run."""
+        """Give up a raw chunk whose rows are all validated; False when it has new messages."""
         writing = self.owned.writing()
         try:
             await self._commit(partial(store.hand_over, self.db, self.owned, writing, self.owner), "hand_over")
@@ -288,10 +288,10 @@ class ChunkActor:
         )
 
     async def _end(self) -> bool:
-        """Let go for good if nothing is left to do. What is validated is handed over, even when no row will run."""
+        """Close the chunk, or hand it over if it is raw and validated; False when it cannot be."""
         if not self.owned.is_raw:
             return self.owned.ledger.is_over and await self._close()
-        with contextlib.suppress(Stopped):  # who goes on with the operation hands it over
+        with contextlib.suppress(Stopped):  # it is handed over when the operation goes on
             return self.owned.is_validated and await self._hand_over()
         return False
 
@@ -306,11 +306,11 @@ class ChunkActor:
                 continue
 
     async def _commit(self, work: Callable[[Connection], Awaitable[T]], point: str) -> T:
-        """Write our chunk, once; `Lost` when the database was away for longer than our lease."""
+        """Write our chunk exactly once; `Lost` when the database was away for longer than our lease."""
         return await self._persist(work, point, partial(store.is_written, self.db, self.owned))
 
     async def _commit_again(self, work: Callable[[Connection], Awaitable[T]], point: str) -> T:
-        """Write something else, which does no harm when it is written twice."""
+        """Write something else, which may be written twice without harm."""
 
         async def has_happened() -> bool:
             return False
@@ -345,16 +345,16 @@ class ChunkActor:
         await self._commit_again(stop, "broke")
 
     async def _break(self, reason: str) -> None:
-        """Stop the operation, which cannot go on."""
+        """Stop the operation, because it cannot go on."""
         number = self.owned.operation
         await self._commit_again(lambda tx: break_if(self.db, tx, number, lambda _: reason, actor=self.owner), "broke")
 
     def _has_new_failures(self) -> bool:
         """Whether rows have failed since we last looked, and that could stop the operation."""
+        if self.owned.is_raw:  # then it is checked once all are validated
+            return False
         options = self.runtime.definition.options
         # Only rows that were lost with a worker can be poison.
-        if self.owned.is_raw:  # that is looked at when all are validated
-            return False
         has_limits = options.max_errors is not None or options.max_error_rate is not None or any(self.owned.ledger.lost)
         return has_limits and self.owned.ledger.counts().unsuccessful > self._failures
 
@@ -363,7 +363,7 @@ class ChunkActor:
 
 
 async def _wait_for(event: asyncio.Event, seconds: float | None) -> None:
-    """Wait for a word, at most so long."""
+    """Wait for an event, at most so long; without a limit for None."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await event.wait()

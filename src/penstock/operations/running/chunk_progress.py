@@ -1,4 +1,4 @@
-"""The desk at which a chunk is worked on: its rows parsed, its outcomes noted, nothing written yet."""
+"""The progress of a chunk in memory: its rows parsed, the outcomes noted in ledger and records, nothing written yet."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.formats import Batch
 from penstock.operations.chunk.ledger import COMPLETED, FAILED, INVALID, SKIPPED, STATES, Ledger
 from penstock.operations.chunk.owned import OwnedChunk
 from penstock.operations.chunk.packing import StoredRows
-from penstock.operations.chunk.records import StepRecord
+from penstock.operations.chunk.records import ROW_KEY_MAX, StepRecord
 from penstock.operations.chunk.waits import end_wait, waited_out
 from penstock.operations.messages import cut, describe
 from penstock.operations.rows.gates import Refused
@@ -25,13 +25,12 @@ from penstock.pipeline.rows import TOGETHER
 
 __all__ = ["ChunkProgress"]
 
-
 POLL_JITTER = 0.2
 NO_FAULTS: Mapping[int, list[Fault]] = {}
 
 
 class ChunkProgress:
-    """One held chunk with its rows parsed; every outcome of a row is noted here, on the loop's thread."""
+    """An owned chunk with its rows parsed; every outcome of a row is noted here, on the loop's thread."""
 
     __slots__ = (
         "_faults",
@@ -58,24 +57,24 @@ class ChunkProgress:
     ) -> None:
         self.runtime, self.owned, self.raws, self._faults = runtime, owned, raws, faults
         self.ledger: Ledger = owned.ledger
-        self.unread: Iterator[Batch] | None = None  # all rows, while nobody has read them
+        self.unread: Iterator[Batch] | None = None  # all rows, if they are still to be read from the file
         self.rows: list[Any] = [None] * owned.row_count
         self.has_parked = False  # since the last flush
-        self.has_moved = False
-        self.was_refused = False
+        self.has_moved = False  # rows were run since the last flush
+        self.was_refused = False  # see `refuse`
         self.trouble: str | None = None  # why the operation cannot go on
         self.unreadable: OSError | None = None  # why this worker cannot read its file
         owned.key_of = self.key_of
         self.refresh()
 
     def refresh(self) -> None:
-        """Take in what came from outside: outputs that signals brought."""
+        """Note whether rows have outputs; call it when signals may have brought some."""
         self.has_outputs = any(track.outputs for track in self.ledger.tracks)
 
     def parse(self, rows: Sequence[int]) -> None:
-        """Rows that are about to run, from stored ones; one that no longer fits its model (it was changed) fails."""
+        """Parse stored rows that are about to run; one that no longer fits its model, which was changed, fails."""
         parsed, validated = self.rows, self.ledger.tracks[0].state
-        # Not validated: it was edited, or nobody has looked at it yet, and validation comes first.
+        # A row that was edited, or is new, is validated first.
         todo = [i for i in rows if parsed[i] is None and validated[i] == COMPLETED]
         for k in range(0, len(todo), TOGETHER):
             self._parse_together(todo[k : k + TOGETHER])
@@ -106,7 +105,7 @@ class ChunkProgress:
         return self.raws[i] if edited is None or edited.data is None else edited.data
 
     def raws_of(self, rows: Sequence[int]) -> list[Any]:
-        """The same of many rows, for less where none was edited."""
+        """The same for many rows; faster where none was edited."""
         return [*map(self.raw, rows)] if self.owned.records else self.raws.pick(rows)
 
     def key_of(self, i: int) -> str | None:
@@ -128,7 +127,7 @@ class ChunkProgress:
         return self._faults.get(i, []) if edited is None or edited.data is None else []
 
     def refuse(self, rows: Iterable[int]) -> None:
-        """These rows may not begin what they stand at: no time is left in our lease, or our part of a limit is gone."""
+        """Put rows back that may not begin their step: our lease has no time left, or we have no units of a limit."""
         self.was_refused = True
         for i in rows:
             self.ledger.stand_down((i,))
@@ -153,14 +152,14 @@ class ChunkProgress:
             ctx.stored[place - 1] = output
             self.store_output(i, place, output)
 
-    # --- what a job tells
+    # --- called by jobs
 
     def left_segment(self, i: int, place: int) -> None:
         """Row i is through a segment; at the end of its span nothing of it is in flight."""
         if place in self.runtime.boundaries:
             self.ledger.in_flight[i] = 0
             if place <= self.ledger.steps:
-                self.ledger.lost[i] = 0  # whatever happened at a step that it got through is not held against it
+                self.ledger.lost[i] = 0  # losses at earlier steps do not count any more
         else:
             self.ledger.tracks[place].attempt[i] += 1
         if self.owned.records:
@@ -204,7 +203,7 @@ class ChunkProgress:
             self.runtime.log.debug("the attempt ended in an error", exc_info=error, extra=fields)
 
     def raised_by_batch(self, rows: Sequence[int], place: int, error: BaseException, began: int) -> None:
-        """A batch raised: that is every row's, and past the retries the batch is halved to find the guilty ones."""
+        """A batch raised, so each of its rows did; past the retries it is halved, to find the rows at fault."""
         options = self.runtime.steps[place - 1].plan.options
         is_divisible = (
             len(rows) > 1
@@ -220,10 +219,10 @@ class ChunkProgress:
         record = self.owned.record_of(i, place)
         return record.errors if record else 0
 
-    # --- validation of an edited row
+    # --- validation of rows that are new or were edited
 
     def validated(self, i: int, row: Any) -> None:
-        """A row is right; if it was edited, it goes on where it failed."""
+        """A row is valid; if it was edited, it goes on at the step where it failed."""
         ledger = self.ledger
         if self.owned.is_raw:
             self.cleared((i,))
@@ -239,7 +238,7 @@ class ChunkProgress:
             self.owned.changed.add((record.row, record.step))
 
     def cleared(self, rows: Iterable[int]) -> None:
-        """Rows that nobody had looked at are right, and have no story unless their validators died."""
+        """New rows are valid; they have a record only if a process died while it validated them."""
         ledger, records, first_row = self.ledger, self.owned.records, self.owned.first_row
         validated, attempts = ledger.tracks[0].state, ledger.tracks[0].attempt
         in_flight, lost = ledger.in_flight, ledger.lost
@@ -250,7 +249,7 @@ class ChunkProgress:
                 self.owned.record(i, 0, "Completed", self.runtime.clock.now_us()).set_error(None, None)
 
     def judged(self, rows: Sequence[int], objections: Mapping[int, tuple[Objection, Any]]) -> None:
-        """Consecutive rows that nobody had looked at are right, but for those to which there are objections."""
+        """New, consecutive rows are valid, except those to which there are objections."""
         first, stop, ledger = rows[0], rows[-1] + 1, self.ledger
         track, attempts = ledger.tracks[0], [ledger.tracks[0].attempt[i] for i in objections]
         track.state[first:stop] = bytes([COMPLETED]) * len(rows)
@@ -261,7 +260,7 @@ class ChunkProgress:
             self.rejected(i, objection, raw)
 
     def rejected(self, i: int, objection: Objection, raw: Any) -> None:
-        """A row is wrong, or still wrong after it was edited."""
+        """A row is invalid, or its validator broke."""
         objection = objection.without_secrets(self.runtime, raw)
         is_verdict = objection.error_type == "Validation"
         self.ledger.reject(i, INVALID if is_verdict else FAILED)
@@ -270,35 +269,35 @@ class ChunkProgress:
         record.faults = faults_json(objection.faults)
         if record.row_key is None:
             key = self.runtime.definition.row.key_of_raw(raw, self.runtime.columns)
-            record.row_key = cut(key, 200) if key else None
+            record.row_key = cut(key, ROW_KEY_MAX) if key else None
         record.set_error(objection.error_type, describe(objection.faults))
 
     # --- waits
 
     def park(self, i: int, place: int, began: int, signal_key: str | None) -> None:
-        """The step's body has run; now the row waits, holding nothing."""
+        """The step's body has run; now the row waits for a signal or a poll."""
         options = self.runtime.steps[place - 1].plan.options
         assert options.timeout is not None
         now = self._time(i, place, began)
         self._close_records(i, place)
         record = self._move(i, place, ROW_STEP.after("Running", "parked"), now)
         record.set_error(None, None)
-        record.errors = 0  # from here on it counts checks that raise
-        record.since = max((s.since or 0 for s in self._records(i)), default=0) or None
+        record.errors = 0  # of a row that waits, the checks that raised
+        record.since = max((earlier.since or 0 for earlier in self._records(i)), default=0) or None
         record.signal_key = signal_key
         record.deadline = now + round(options.timeout * 1e6)
-        # A poll is asked at once; a signal is heard whenever it comes.
+        # The first poll is due at once; a row that waits for a signal is due at its deadline.
         record.due_at = now if options.every is not None else record.deadline
         self.has_parked = True
 
     def check_passed(self, i: int, place: int, output: bytes | None) -> None:
-        """A poll said that it is done."""
+        """A check said that the step is done."""
         if output is not None:
             self.store_output(i, place, output)
         self.end_wait(i, place, "poll_succeeded")
 
     def check_raised(self, i: int, place: int, error: BaseException) -> None:
-        """A poll failed the step, or could not tell and is asked again."""
+        """A check raised: it failed the step, or it is asked again."""
         if isinstance(error, StepFailed):
             self.end_wait(i, place, "poll_failed", "StepFailure", self._without_secrets(i, error_text(error)))
             return
@@ -308,7 +307,7 @@ class ChunkProgress:
         self.ask_again(i, place)
 
     def ask_again(self, i: int, place: int) -> None:
-        """A poll said not yet: the next one is due after the interval, or it was the last."""
+        """A check said not yet: the next one is due after the interval, unless the deadline has passed."""
         record, now = self.owned.record_of(i, place), self.runtime.clock.now_us()
         every = self.runtime.steps[place - 1].plan.options.every
         assert record is not None
@@ -325,10 +324,10 @@ class ChunkProgress:
     def end_wait(
         self, i: int, place: int, event: str, error_type: str | None = None, message: str | None = None
     ) -> None:
-        """Row i's wait is over."""
+        """End the wait of row i by an event."""
         end_wait(self.owned, i, place, event, self.runtime.clock.now_us(), error_type=error_type, message=message)
 
-    # --- the record of a row that did not simply succeed
+    # --- step records
 
     def _settle(self, i: int, verdict: Verdict) -> None:
         """Note a verdict on row i's current step: its state, its record, and a line in history when it goes on."""
@@ -354,7 +353,7 @@ class ChunkProgress:
         return record
 
     def _close_records(self, i: int, place: int) -> None:
-        """Steps that now ended well may have a record of earlier trouble: bring it up to date."""
+        """Bring the records of earlier attempts up to date, at steps that have ended well since."""
         for done in range(1, place):
             record = self.owned.record_of(i, done)
             if record is not None and record.state == "Pending":
@@ -366,7 +365,7 @@ class ChunkProgress:
     def _stored_key(self, i: int) -> str | None:
         row = self.rows[i]
         key = None if row is None else self.runtime.definition.row.key(row)
-        return None if key is None else cut(key, 200)
+        return None if key is None else cut(key, ROW_KEY_MAX)
 
     def _records(self, i: int) -> list[StepRecord]:
         row = self.owned.first_row + i

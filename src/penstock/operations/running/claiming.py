@@ -1,4 +1,4 @@
-"""From a candidate to an actor at work: owning a chunk, reading its rows, recovering what was lost with its owner."""
+"""From a candidate to its actor: claim the chunk, read its rows, recover rows that were lost with the last owner."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["Claims"]
 
 
 class Claims:
-    """How one worker comes to own chunks."""
+    """Claims chunks for one worker."""
 
     def __init__(
         self,
@@ -41,11 +41,11 @@ class Claims:
         self._timing, self._turn = timing, turn
 
     async def claim(self, runtime: OperationRuntime, owned: OwnedChunk) -> ChunkActor | None:
-        """Own a chunk and prepare its work; None when another was first or the operation has stopped.
+        """Claim a chunk and make its actor; None when another was first or the operation has stopped.
 
         A fresh chunk gets its first intent in the same statement.
         """
-        if runtime.columns != owned.columns:  # it was made before anybody had opened the file
+        if runtime.columns != owned.columns:  # the runtime was made before the file was first opened
             runtime.use_columns(owned.columns)
         is_new = owned.version == 0 or (owned.ledger.is_fresh and not owned.is_raw)
         if owned.mail == 0 and is_new:
@@ -72,7 +72,7 @@ class Claims:
         return ChunkActor(self._db, progress, group, owner=self._owner, timing=self._timing, turn=self._turn)
 
     async def _progress(self, runtime: OperationRuntime, owned: OwnedChunk, *, is_whole: bool = False) -> ChunkProgress:
-        """Where the chunk will be worked on; with all its rows, if it is whole."""
+        """The chunk with its rows; `is_whole` when the first group has all rows, so that its job can read them."""
         if owned.data is not None:
             return ChunkProgress(runtime, owned, unpack_rows(owned.data))
         if owned.is_raw and is_whole:

@@ -1,4 +1,4 @@
-"""What all jobs are: rows of one chunk on their way through one segment."""
+"""The base of all jobs: rows of one chunk on their way through one segment."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["SLICE_NS", "RowsJob", "is_ours"]
 
 
 class RowsJob(ABC):
-    """What all jobs share: which rows are still to be taken, and when all are through: then the bell is rung."""
+    """What all jobs share: the rows that are still to be taken, and how many are left; at the end `ended` is set."""
 
     def __init__(
         self,
@@ -25,17 +25,17 @@ class RowsJob(ABC):
         progress: ChunkProgress,
         segment: Segment,
         rows: Sequence[int],
-        bell: asyncio.Event,
+        ended: asyncio.Event,
     ) -> None:
         self.runtime, self.progress, self.segment = runtime, progress, segment
         self.todo: Iterator[int] = iter(rows)
         self.left = len(rows)
         self.is_cut_off = False
-        self._bell = bell
+        self._ended = ended
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def pull(self) -> bool:
-        """Take and finish some of the rows; False when none was left to take. None begins when our lease is over."""
+        """Take and finish some of the rows; False when none was left to take. When our lease is over, none begins."""
         if not self.runtime.may_start():
             rest = self.withdraw()
             self.progress.refuse(rest)
@@ -53,13 +53,13 @@ class RowsJob(ABC):
         """Take and finish some of the rows; False when none was left to take."""
 
     def finished(self, rows: int) -> None:
-        """So many rows more are through."""
+        """Count rows that are through."""
         self.left -= rows
         if not self.left:
-            self._bell.set()
+            self._ended.set()
 
     def withdraw(self) -> list[int]:
-        """Rows that no hand has taken; they will not begin."""
+        """Take back the rows that no task has taken; they will not begin."""
         rest = list(self.todo)
         self.finished(len(rest))
         return rest
@@ -70,10 +70,10 @@ class RowsJob(ABC):
         for task in self._tasks:
             task.cancel()
         self.left = 0
-        self._bell.set()
+        self._ended.set()
 
     def context(self, i: int) -> Context[Any]:
-        """What the steps of row i are told."""
+        """The context that the steps of row i get."""
         progress = self.progress
         return Context(
             self.runtime.run,

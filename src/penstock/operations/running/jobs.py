@@ -1,6 +1,6 @@
-"""Rows of one chunk on their way through one segment: awaited, on threads, in batches, or asked whether they are done.
+"""Jobs that run rows through a segment: awaited, on threads, in batches, or polled whether they are done.
 
-Outcomes go straight to the desk, always on the loop's thread; nothing here touches the database.
+Outcomes are noted in `ChunkProgress`, always on the loop's thread; nothing here touches the database.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from penstock.operations.running.validation_jobs import ReadJob, ValidateJob
 from penstock.pipeline import BatchContext, Context, Done
 from penstock.pipeline.rows import TOGETHER
 
-__all__ = ["AwaitJob", "BatchJob", "CheckJob", "ThreadJob", "job_for"]
+__all__ = ["job_for"]
 
 
 class AwaitJob(RowsJob):
@@ -36,9 +36,9 @@ class AwaitJob(RowsJob):
         progress: ChunkProgress,
         segment: Segment,
         rows: Sequence[int],
-        bell: asyncio.Event,
+        ended: asyncio.Event,
     ) -> None:
-        super().__init__(runtime, progress, segment, rows, bell)
+        super().__init__(runtime, progress, segment, rows, ended)
         self._is_withdrawn = False
         self.todo = self._parsed(rows)
 
@@ -101,13 +101,13 @@ class AwaitJob(RowsJob):
             finally:
                 self.left -= 1
                 if not self.left:
-                    self._bell.set()
-            if began > until:  # others get a turn, and the lease is looked at again
+                    self._ended.set()
+            if began > until:  # other tasks run, and the lease is checked again
                 return True
         return False
 
     def _legs(self) -> dict[int, list[Any]]:
-        """For each place where a row may stand, the steps before it and the columns they are noted in."""
+        """By the place of a row: the steps it has to run, and the columns they are noted in."""
         steps, tracks = self.runtime.steps, self.progress.ledger.tracks
         first, stop = self.segment.first, self.segment.stop
         legs = [
@@ -117,7 +117,7 @@ class AwaitJob(RowsJob):
         return {place: legs[place - first :] for place in range(first, stop)}
 
     def _led_to(self, output: Any, i: int, place: int, ctx: Context[Any], began: int) -> int:
-        """Note what a step returned; the state that it is in now."""
+        """Note what a step returned, and return its state."""
         progress = self.progress
         if output is NoOutput.WAITING:
             progress.park(i, place, progress.ledger.base + began // 1000, ctx.signal_key)
@@ -246,9 +246,9 @@ class BatchJob(RowsJob):
         progress: ChunkProgress,
         segment: Segment,
         rows: Sequence[int],
-        bell: asyncio.Event,
+        ended: asyncio.Event,
     ) -> None:
-        super().__init__(runtime, progress, segment, rows, bell)
+        super().__init__(runtime, progress, segment, rows, ended)
         self.step: StepRuntime = runtime.steps[segment.first - 1]
         self.batches = self._batches(rows)
 
@@ -281,7 +281,7 @@ class BatchJob(RowsJob):
         progress, step, place, now = self.progress, self.step, self.segment.first, self.runtime.clock.now_us
         began = now()
         progress.parse(batch)
-        wanted = [(i, self._context(i)) for i in batch if progress.ledger.in_flight[i]]  # the others fit no more
+        wanted = [(i, self._context(i)) for i in batch if progress.ledger.in_flight[i]]  # the others failed to parse
         if step.when is not None:
             wanted = [(i, ctx) for i, ctx in wanted if await self._is_wanted(i, ctx, began)]
         if not wanted:
@@ -309,7 +309,7 @@ class BatchJob(RowsJob):
         return ctx
 
     async def _is_wanted(self, i: int, ctx: Context[Any], began: int) -> bool:
-        """Whether the row's condition says yes; when it says no or raises, that is the row's outcome."""
+        """Whether the row's `when` condition holds; otherwise its outcome is noted: skipped, or what was raised."""
         assert self.step.when is not None
         try:
             self.runtime.start_limit.check()
@@ -324,7 +324,7 @@ class BatchJob(RowsJob):
         return False
 
     def _is_kept(self, i: int, ctx: Context[Any], answer: Any, began: int) -> bool:
-        """Whether the row's answer is an output and was kept; otherwise the row has failed."""
+        """Whether the row's answer is an output and was stored; otherwise the attempt has failed."""
         try:
             if isinstance(answer, BaseException):
                 raise answer
@@ -364,9 +364,9 @@ _JOBS: dict[str, type[RowsJob]] = {
 
 
 def job_for(
-    runtime: OperationRuntime, progress: ChunkProgress, segment: Segment, rows: Sequence[int], bell: asyncio.Event
+    runtime: OperationRuntime, progress: ChunkProgress, segment: Segment, rows: Sequence[int], ended: asyncio.Event
 ) -> RowsJob:
-    """The job that suits a segment; the bell is rung at its end."""
+    """The job for a segment; `ended` is set at its end."""
     if segment.manner == "validate" and progress.unread is not None:
-        return ReadJob(runtime, progress, segment, rows, bell)
-    return _JOBS[segment.manner](runtime, progress, segment, rows, bell)
+        return ReadJob(runtime, progress, segment, rows, ended)
+    return _JOBS[segment.manner](runtime, progress, segment, rows, ended)

@@ -1,6 +1,6 @@
-"""What a worker learns after its chunk went to another: it changes nothing, and leaves a line in the row's history.
+"""Results that come after the chunk went to another worker: they change nothing but a line in the row's history.
 
-The line matters most for a call that must not be repeated: the row is in doubt, and here is what came of it.
+The line matters most for an at-most-once call: the row is in doubt, and the line says what came of it.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ __all__ = ["late_results", "record_late_results"]
 
 
 async def record_late_results(db: Database, owned: OwnedChunk, *, owner: str, now: int) -> None:
-    """Tell what ended here in vain, if another has the chunk; what nobody took over, the next owner finds in flight."""
+    """Write the late results, if another owns the chunk; otherwise the next owner finds the rows in flight."""
     lines = late_results(owned, owner=owner, now=now)
 
-    async def tell(tx: Connection) -> None:
+    async def write(tx: Connection) -> None:
         # Locked, so that a purge that removes the chunk finds the lines.
         is_taken = update(chunks).where(chunks.c.id == owned.id, chunks.c.fence != owned.fence)
         if (await tx.execute(is_taken.values(fence=chunks.c.fence))).rowcount:
             await tx.execute(insert(history), lines)
 
     if lines:
-        with suppress(Unavailable):  # then nobody hears it; the rows are right all the same
-            await db.transaction(tell, "late_result")
+        with suppress(Unavailable):  # the rows are right without them
+            await db.transaction(write, "late_result")
 
 
 def late_results(owned: OwnedChunk, *, owner: str, now: int) -> list[dict[str, Any]]:
-    """A line for each row that was in flight when we last wrote, and has left its place here since."""
+    """A line of history for each row that was in flight when we last wrote and has ended or moved on here since."""
     lines = []
     for i, (was_running, place_then) in enumerate(
         zip(owned.written_places.in_flight, owned.written_places.at, strict=True)

@@ -10,10 +10,9 @@ from penstock.operations.chunk.owned import OwnedChunk
 from penstock.operations.rows.segments import Segment, Span
 from penstock.operations.validating.sizes import SUSPECT_ROWS_MAX
 
-__all__ = ["ALONE_LOST", "Group", "next_due", "next_group"]
+__all__ = ["Group", "next_due", "next_group"]
 
-
-ALONE_LOST = 2
+ALONE_LOST = 2  # a row that was lost so often runs alone
 # If the worker dies, every row of an at-most-once group that was not written is in doubt: so they are few.
 ONCE_ROWS_MAX = 10
 # Rows that come due within this time of each other are run together, so that a chunk is not claimed once a row.
@@ -32,7 +31,7 @@ class Group:
 def next_group(owned: OwnedChunk, spans: Sequence[Span], *, now: int, limit: int) -> Group | None:
     """The rows to run next: healthy ones before suspects, validation before checks before steps, early steps first.
 
-    Of a raw chunk rows are only validated: its steps begin when the whole file is.
+    Rows of a raw chunk are only validated: their steps begin when the whole file is validated.
     """
     ready = _ready(owned, now)
     if owned.is_raw:

@@ -1,4 +1,4 @@
-"""Jobs that judge rows before they run: rows that were edited, and rows that nobody has looked at yet."""
+"""Jobs that validate rows before they run: rows that were edited, and rows that are new."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class JudgeJob(RowsJob):
         return not self.is_withdrawn and self.runtime.may_start()
 
     def put_back(self, rows: Sequence[int]) -> None:
-        """These rows were not judged: whoever has the chunk next asks again."""
+        """Put back rows that were not judged: the next owner of the chunk judges them."""
         if self.is_withdrawn:
             self.progress.ledger.stand_down(rows)
         elif rows:
@@ -41,12 +41,12 @@ class JudgeJob(RowsJob):
 
 
 class ValidateJob(JudgeJob):
-    """Rows that nobody has looked at yet, or that were edited, are validated before they run."""
+    """New or edited rows are validated before they run."""
 
     async def take(self) -> bool:
         if self.progress.owned.is_raw and not (self.runtime.validators or self.progress.has_faults):
             return self._take_together()
-        # Validators that are awaited may wait long: each hand takes one row, so that many wait at once.
+        # Async validators may wait long: each task takes one row, so that many wait at once.
         waits = any(validator.is_async for validator in self.runtime.validators)
         block = list(islice(self.todo, 1 if waits else TOGETHER))
         try:
@@ -56,7 +56,7 @@ class ValidateJob(JudgeJob):
         return bool(block)
 
     def _take_together(self) -> bool:
-        """New rows, of which nobody asks more than that they fit their model."""
+        """Validate new rows that only have to fit their model."""
         block = list(islice(self.todo, TOGETHER))
         try:
             if self.runtime.may_start():
@@ -95,7 +95,7 @@ class ValidateJob(JudgeJob):
 
 
 class ReadJob(JudgeJob):
-    """Rows that nobody has looked at yet are read from their file and validated, piece by piece."""
+    """New rows are read from their file and validated, piece by piece."""
 
     def __init__(
         self,
@@ -103,9 +103,9 @@ class ReadJob(JudgeJob):
         progress: ChunkProgress,
         segment: Segment,
         rows: Sequence[int],
-        bell: asyncio.Event,
+        ended: asyncio.Event,
     ) -> None:
-        super().__init__(runtime, progress, segment, rows, bell)
+        super().__init__(runtime, progress, segment, rows, ended)
         assert progress.unread is not None
         self._pieces = progress.unread
         self._draft: Draft | None = Draft(runtime, Position(progress.owned.source_offset, progress.owned.first_row))
@@ -145,7 +145,7 @@ class ReadJob(JudgeJob):
                 judged, {rows[i]: (objection, piece.rows[i]) for i, objection in found.objections.items()}
             )
         if rest:
-            self._draft = None  # whoever judges these reads the chunk again, with what is wrong in the file
+            self._draft = None  # the next owner reads the chunk again, with the faults that the reader finds
             self.put_back(rest)
 
     def withdraw(self) -> list[int]:

@@ -1,4 +1,4 @@
-"""One chunk opened for looking at: its ledger, its records and its rows put together, nothing of it changed."""
+"""One chunk to read from: its ledger, its records and its rows put together; nothing is changed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["VALIDATION", "VERDICTS", "ChunkView", "RowLayout", "fault_values", "
 
 VALIDATION = "validation"
 
-# A row's verdict by the ledger's code; no row stands at a skipped step.
+# A row's verdict by the ledger's code; no row stays at a skipped step.
 VERDICTS = {code: "Invalid" if code == INVALID else name for code, name in enumerate(STATES) if name != "Skipped"}
 
 
@@ -93,7 +93,7 @@ class RowLayout:
         return raw
 
     def text_of(self, key: str) -> bytes:
-        """What stands among the stored rows where one has this key."""
+        """The bytes that a chunk's stored rows contain if one of them has this key."""
         # Cells are quoted text. A key of a JSON record may be a number, which is not quoted and has several spellings.
         is_number = self.columns is None and key.lstrip("-")[:1].isdigit()
         return b"" if is_number else msgspec.json.encode(key.encode(errors="replace").decode())
@@ -115,23 +115,23 @@ class ChunkView:
     raws: StoredRows | None = None
 
     def step(self, i: int) -> int:
-        """The index of the step at which row i stands."""
+        """The index of row i's current step."""
         return min(self.ledger.at[i], self.ledger.steps) - 1
 
     def current(self, i: int) -> StepRecord | None:
-        """The record of the step at which row i stands."""
+        """The record of row i's current step."""
         return self.records.get((self.first_row + i, self.step(i)))
 
     def key(self, i: int) -> str | None:
-        """The row's key: an edit's, else as recorded, else as it stands in the file."""
+        """The row's key: an edit's, else as recorded, else as in the file."""
         edited = self._edited(i)
         if edited is not None:
             return self.layout.key_of(edited)
-        record_of = next((record.row_key for record in self._records_of_row(i) if record.row_key is not None), None)
-        return record_of if record_of is not None or self.raws is None else self.layout.key_of(self.raws[i])
+        recorded = next((record.row_key for record in self._records_of_row(i) if record.row_key is not None), None)
+        return recorded if recorded is not None or self.raws is None else self.layout.key_of(self.raws[i])
 
     def lacks_a_key(self, places: Iterable[int]) -> bool:
-        """Whether one of the rows may have a key that is not known as long as the chunk's rows are not."""
+        """Whether one of the rows may have a key that can only be read from the chunk's rows."""
         return bool(self.layout.key_names) and any(self.key(i) is None for i in places)
 
     def places_of(self, key: str, *, recorded: str) -> list[int]:
@@ -176,8 +176,8 @@ class ChunkView:
         )
 
     def _edited(self, i: int) -> Any:
-        record_of = self.records.get((self.first_row + i, -1))
-        return None if record_of is None else record_of.data
+        record = self.records.get((self.first_row + i, -1))
+        return None if record is None else record.data
 
     def _records_of_row(self, i: int) -> Iterator[StepRecord]:
         if self.records:

@@ -1,4 +1,4 @@
-"""What the records tell beyond the rows themselves: current errors, the same errors counted, and what came before."""
+"""Errors of rows: the current ones, the same counted in groups, and the history of earlier ones."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from sqlalchemy import ColumnElement, Row, func, select, tuple_
 from penstock.clock import from_micros
 from penstock.db.connection import Connection
 from penstock.errors import InvalidInput
+from penstock.operations.chunk.records import ROW_KEY_MAX
 from penstock.operations.messages import cut
 from penstock.operations.model import Change, ErrorGroup, HistoryEntry, Page, RowError
 from penstock.operations.tables import chunks, history, requests, row_records
@@ -26,7 +27,7 @@ ROWS_NAMED_EACH = 500
 AnyRow = Row[*tuple[Any, ...]]
 _ASKED_FOR = ("edited", "retried")
 
-# A step that ended so is the last its row has reached; one that recovered has another state.
+# A step in such a state is the last one its row has reached; one that recovered has another state.
 _IS_ERROR = row_records.c.state.in_(("Failed", "TimedOut"))
 
 
@@ -54,7 +55,7 @@ async def errors(
     """Rows that are Invalid, Failed or TimedOut, in row order; the cursor of the next page is the last row's number."""
     wanted: tuple[tuple[ColumnElement[Any], Any], ...] = (
         (row_records.c.row, row),
-        (row_records.c.row_key, None if row_key is None else cut(row_key, 200)),
+        (row_records.c.row_key, None if row_key is None else cut(row_key, ROW_KEY_MAX)),
         (row_records.c.error_type, error_type),
         (row_records.c.step, step),
     )
@@ -161,7 +162,7 @@ async def history_of(
     cursor: str | None,
     limit: int,
 ) -> Page[HistoryEntry]:
-    """What happened to rows before they came to where they are: row by row, oldest first."""
+    """What happened to rows before their present state: row by row, oldest first."""
     query = select(history).where(history.c.operation == layout.number).order_by(history.c.row, history.c.id)
     if row is not None:
         query = query.where(history.c.row == row)

@@ -17,7 +17,7 @@ from penstock.journal import queries as journal
 from penstock.journal.tables import transitions
 from penstock.operations.counts import Counts
 from penstock.operations.model import Event, Operation, Page
-from penstock.operations.operation_ids import _IS_THERE, number_of
+from penstock.operations.operation_ids import IS_THERE, number_of
 from penstock.operations.row_keys import key_names
 from penstock.operations.states import OPERATION
 from penstock.operations.tables import chunks, operations, workers
@@ -25,7 +25,6 @@ from penstock.operations.views.chunk_view import RowLayout
 from penstock.pipeline import Definition
 
 __all__ = [
-    "SORTS",
     "events",
     "get",
     "is_time_counted",
@@ -34,7 +33,6 @@ __all__ = [
     "list_operations",
     "stored_metadata",
 ]
-
 
 SORTS = ("created_at", "name", "status", "total_rows")
 _SORT_COLUMNS = {
@@ -70,7 +68,7 @@ async def get(tx: Connection, operation: str) -> Operation:
 async def layout(tx: Connection, operation: str, definitions: Mapping[str, Definition]) -> RowLayout:
     """What it takes to read the operation's rows; `definitions`, where it is among them, know its key's other names."""
     query = select(*(operations.c[name] for name in ("number", "id", "name", "rows_read", "columns", "plan")))
-    row = (await tx.execute(query.where(operations.c.id == operation, _IS_THERE))).one_or_none()
+    row = (await tx.execute(query.where(operations.c.id == operation, IS_THERE))).one_or_none()
     if row is None:
         number = await number_of(tx, operation)
         row = (await tx.execute(query.where(operations.c.number == number))).one()
@@ -110,7 +108,7 @@ async def list_operations(
     """Operations that match every filter given; names and creators match when they contain the text, ignoring case."""
     if sort not in _SORT_COLUMNS:
         raise InvalidInput(f"operations cannot be sorted by {sort!r}; they can by: {', '.join(SORTS)}")
-    query = select(operations).where(_IS_THERE)
+    query = select(operations).where(IS_THERE)
     if name is not None:
         query = query.where(func.lower(operations.c.name).contains(name.lower(), autoescape=True))
     if created_by is not None:

@@ -25,7 +25,7 @@ from penstock.operations.chunk.ledger import (
     Ledger,
 )
 from penstock.operations.chunk.packing import StoredRows, unpack_rows
-from penstock.operations.chunk.records import StepRecord
+from penstock.operations.chunk.records import ROW_KEY_MAX, StepRecord
 from penstock.operations.messages import cut
 from penstock.operations.model import Page, RowView
 from penstock.operations.row_keys import GROUPS, mark
@@ -34,11 +34,11 @@ from penstock.operations.views.chunk_view import ChunkView, RowLayout
 
 __all__ = ["RowFilter", "chunk_at", "first_row_at", "load_raws", "parse_cursor", "row", "rows"]
 
-SLAB_MIN, SLAB_MAX = 4, 32  # chunks that are read at once: few for a page in sight, more while nothing matches
-SLAB_KEY = 8  # to begin with, where some will merely look right
-TOLD_MAX = 1000  # where so many chunks have records of a key, all are looked at rather than these named
+BATCH_MIN, BATCH_MAX = 4, 32  # chunks that are read at once: few at first, more while nothing matches
+BATCH_KEY = 8  # at first, in a search for a key: some chunks match by chance
+RECORDED_MAX = 1000  # where more chunks have records of a key, all are read, instead of a list of these
 
-_STORY = tuple(row_records.c[name] for name in StepRecord.__dataclass_fields__)
+_RECORD = tuple(row_records.c[name] for name in StepRecord.__dataclass_fields__)
 Records = dict[tuple[int, int], StepRecord]
 Picked = tuple[ChunkView, list[int]]  # a chunk and the places of some rows in it
 
@@ -74,11 +74,11 @@ class RowFilter:
         end = ledger.rows if self.last is None else min(ledger.rows, self.last - first_row + 1)
         found: Iterable[int] = range(max(0, self.first - first_row), end)
         if self.row_key is not None:
-            keyed = chunk_view.places_of(self.row_key, recorded=cut(self.row_key, 200))
+            keyed = chunk_view.places_of(self.row_key, recorded=cut(self.row_key, ROW_KEY_MAX))
             found = [i for i in keyed if i in found]
         if self.states is not None:
             states, at, steps = self.states, ledger.at, ledger.steps
-            if COMPLETED not in states:  # most rows are, and are seen to be at a glance
+            if COMPLETED not in states:  # most rows are, and this is quick to see
                 found = (i for i in found if at[i] <= steps)
             found = (i for i in found if ledger.state(i) in states)
         if self.step is not None:
@@ -87,7 +87,7 @@ class RowFilter:
             found = (
                 i
                 for i in found
-                if (record_of := chunk_view.current(i)) is not None and record_of.error_type == self.error_type
+                if (record := chunk_view.current(i)) is not None and record.error_type == self.error_type
             )
         return iter(found)
 
@@ -130,8 +130,8 @@ async def row(tx: Connection, layout: RowLayout, number: int) -> RowView:
     """One row with its data and its steps."""
     chunk = await chunk_at(tx, layout, number)
     if chunk is None:
-        owned = f"its rows are numbered 1 to {layout.rows_read}" if layout.rows_read else "it has no rows"
-        raise NotFound(f"operation {layout.id} has no row {number}; {owned}")
+        known = f"its rows are numbered 1 to {layout.rows_read}" if layout.rows_read else "it has no rows"
+        raise NotFound(f"operation {layout.id} has no row {number}; {known}")
     chunk_view, i = _chunk_view(layout, chunk), number - chunk.first_row
     await _fill(tx, [(chunk_view, [i])], with_data=True)
     return chunk_view.view(i, with_data=True)
@@ -160,7 +160,7 @@ async def load_raws(tx: Connection, ids: Sequence[int]) -> dict[int, StoredRows]
     return await asyncio.to_thread(lambda: {found.chunk: unpack_rows(found.data) for found in stored})
 
 
-# --- slabs: a few chunks at a time, as long as the caller asks for more
+# --- batches: a few chunks at a time, as long as the caller asks for more
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +173,7 @@ class _ChunkBatch:
     raws: Mapping[int, StoredRows | None]
 
     def pick(self, wanted: RowFilter, missing: int) -> list[Picked]:
-        """The first rows that fit; the chunks behind them are not even opened."""
+        """The first rows that fit; the chunks behind them are not opened."""
         picked: list[Picked] = []
         for chunk in self.chunks:
             chunk_view = _chunk_view(self.layout, chunk)
@@ -190,20 +190,20 @@ class _ChunkBatch:
 async def _chunk_batches(tx: Connection, layout: RowLayout, wanted: RowFilter) -> AsyncIterator[_ChunkBatch]:
     search = None if wanted.row_key is None else await _key_search(tx, layout, wanted.row_key)
     start = chunks.c.first_row >= first_row_at(layout, wanted.first)
-    query, size = _chunks(layout).where(*wanted.may_match(layout)).order_by(chunks.c.first_row), SLAB_MIN
+    query, size = _chunks(layout).where(*wanted.may_match(layout)).order_by(chunks.c.first_row), BATCH_MIN
     if search is not None:
-        query, size = search.narrowed(query), SLAB_KEY
+        query, size = search.narrowed(query), BATCH_KEY
     while True:
         found = (await tx.execute(query.where(start).limit(size))).all()
         raws = {} if search is None else await asyncio.to_thread(search.pick, found)
-        hopeful = found if search is None else [chunk for chunk in found if chunk.id in raws]
+        possible = found if search is None else [chunk for chunk in found if chunk.id in raws]
         decides = wanted.error_type is not None or search is not None
-        records = await _records(tx, [chunk.id for chunk in hopeful]) if decides else {}
-        yield _ChunkBatch(layout, hopeful, records, raws)
+        records = await _records(tx, [chunk.id for chunk in possible]) if decides else {}
+        yield _ChunkBatch(layout, possible, records, raws)
         if len(found) < size:
             return
         start = chunks.c.first_row > found[-1].first_row
-        size = min(size * 2, SLAB_MAX)
+        size = min(size * 2, BATCH_MAX)
 
 
 def _chunks(layout: RowLayout) -> Select[Any]:
@@ -218,13 +218,13 @@ def _chunk_view(layout: RowLayout, chunk: Row[Any]) -> ChunkView:
 
 async def _fill(tx: Connection, picked: Sequence[Picked], *, with_data: bool) -> None:
     """Add what the rows' views need: their records, and the chunks' rows unless the records have every key."""
-    untold = [chunk_view for chunk_view, _ in picked if not chunk_view.records]
-    if untold:
+    without_records = [chunk_view for chunk_view, _ in picked if not chunk_view.records]
+    if without_records:
         numbers = [chunk_view.first_row + i for chunk_view, places in picked for i in places]
         is_near = row_records.c.row.between(numbers[0], numbers[-1])
-        record_of = await _records(tx, [chunk_view.chunk for chunk_view in untold], is_near)
-        for chunk_view in untold:
-            chunk_view.records = record_of.get(chunk_view.chunk, {})
+        records = await _records(tx, [chunk_view.chunk for chunk_view in without_records], is_near)
+        for chunk_view in without_records:
+            chunk_view.records = records.get(chunk_view.chunk, {})
     unread = [
         chunk_view
         for chunk_view, places in picked
@@ -236,12 +236,12 @@ async def _fill(tx: Connection, picked: Sequence[Picked], *, with_data: bool) ->
 
 
 async def _records(tx: Connection, ids: Sequence[int], *fits: ColumnElement[bool]) -> dict[int, Records]:
-    """The records of chunks, those that fit."""
-    record_of: dict[int, Records] = {}
+    """The records of chunks that fit, by chunk."""
+    records: dict[int, Records] = {}
     if ids:
-        for found in await tx.execute(select(*_STORY).where(row_records.c.chunk.in_(ids), *fits)):
-            record_of.setdefault(found.chunk, {})[found.row, found.step] = StepRecord(*found)
-    return record_of
+        for found in await tx.execute(select(*_RECORD).where(row_records.c.chunk.in_(ids), *fits)):
+            records.setdefault(found.chunk, {})[found.row, found.step] = StepRecord(*found)
+    return records
 
 
 def _chunks_with_records(layout: RowLayout, *fits: ColumnElement[bool]) -> Select[Any]:
@@ -257,29 +257,29 @@ class _KeySearch:
 
     layout: RowLayout
     key: str
-    record_of: frozenset[int]  # chunks with a record that may be of that key
+    recorded: frozenset[int]  # chunks with a record that may be of that key
 
     def narrowed(self, query: Select[Any]) -> Select[Any]:
         """The chunks that may hold the key, with their rows where those are stored."""
         query = query.add_columns(chunk_rows.c.data).outerjoin(chunk_rows, chunk_rows.c.chunk == chunks.c.id)
-        if len(self.record_of) > TOLD_MAX:
+        if len(self.recorded) > RECORDED_MAX:
             return query
-        is_told, marks = chunks.c.id.in_(self.record_of), chunk_rows.c.key_marks
+        is_recorded, marks = chunks.c.id.in_(self.recorded), chunk_rows.c.key_marks
         if not (self.layout.key_names and self.layout.tracks_rows):
-            return query.where(is_told)
+            return query.where(is_recorded)
         group, wanted = mark(self.key)
         room = func.length(marks, type_=Integer) // GROUPS
         is_marked = place_of(wanted, func.substr(marks, 1 + group * room, room)) > 0
         # Chunks that were stored before there were marks have none.
-        return query.where(or_(is_told, marks.is_(None), is_marked))
+        return query.where(or_(is_recorded, marks.is_(None), is_marked))
 
     def pick(self, found: Sequence[Row[Any]]) -> dict[int, StoredRows | None]:
         """The rows of those that do hold its bytes or have a record, by chunk."""
         text = self.layout.text_of(self.key)
-        picked: dict[int, StoredRows | None] = {chunk.id: None for chunk in found if chunk.id in self.record_of}
+        picked: dict[int, StoredRows | None] = {chunk.id: None for chunk in found if chunk.id in self.recorded}
         for chunk in found:
             rows = None if chunk.data is None else unpack_rows(chunk.data)
-            if rows is not None and (chunk.id in self.record_of or any(rows.near(text))):
+            if rows is not None and (chunk.id in self.recorded or any(rows.near(text))):
                 picked[chunk.id] = rows
         return picked
 
@@ -288,5 +288,6 @@ async def _key_search(tx: Connection, layout: RowLayout, key: str) -> _KeySearch
     # Records hold keys too, and edits may have changed them.
     is_edit = (requests.c.operation == layout.number, requests.c.kind == "edit")
     edited = select(requests.c.chunk).where(*is_edit)
-    record_of = await tx.execute(_chunks_with_records(layout, row_records.c.row_key == cut(key, 200)).union(edited))
-    return _KeySearch(layout, key, frozenset(record_of.scalars()))
+    is_of_key = row_records.c.row_key == cut(key, ROW_KEY_MAX)
+    found = await tx.execute(_chunks_with_records(layout, is_of_key).union(edited))
+    return _KeySearch(layout, key, frozenset(found.scalars()))

@@ -1,6 +1,6 @@
-"""What a worker hears: operations that pause or stop, mail for its chunks, work rung in from elsewhere, and the dead.
+"""What a worker does in the background: it looks for operations that pause or stop and for new messages of its chunks.
 
-Cheap reads, apart from the heartbeat, every second; and a sweep now and then for what everybody else may have missed.
+Every second some cheap reads; every few seconds a sweep for what was missed, and for workers that are dead.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from penstock.services import Service
 if TYPE_CHECKING:
     from penstock.operations.worker.worker import Worker
 
-__all__ = ["BackgroundDuties"]
+__all__ = ["LONG_DEAD_S", "BackgroundDuties"]
 
 log = logging.getLogger("penstock.worker")
 
 SWEEP_S = 5.0
-LONG_DEAD_S = 3600.0
+LONG_DEAD_S = 3600.0  # after so long a dead worker's record is removed, whatever its host
 
 
 class BackgroundDuties:
-    """The ears of one worker."""
+    """The background tasks of one worker."""
 
     def __init__(self, worker: Worker, services: Sequence[Service] = ()) -> None:
         self._worker, self._db = worker, worker.db
@@ -53,33 +53,33 @@ class BackgroundDuties:
         )
 
     async def run(self) -> None:
-        """Look round for as long as the worker lives."""
+        """Look round until cancelled."""
         while True:
             await asyncio.sleep(self._worker.settings.control_poll_s)
             try:
                 await self.look_round()
-                self._worker.outage.worked("watch")
+                self._worker.outage.worked("background")
             except Unavailable as error:
-                self._worker.outage.failed("watch", error)
+                self._worker.outage.failed("background", error)
 
     async def listen(self) -> None:
-        """Hear at once of work that was left by another process, where the database can tell."""
+        """Wake the worker when another process has left work, where the database notifies."""
         while self._db.dialect.hears:
             with contextlib.suppress(Unavailable):
-                await self._db.listen(self._hear)
-            self._worker.wake.set()  # whatever was rung meanwhile was not heard
+                await self._db.listen(self._on_notified)
+            self._worker.wake.set()  # a notification may have been missed meanwhile
             await asyncio.sleep(self._worker.settings.control_poll_s)
 
-    def _hear(self) -> None:
-        # A worker that is busy looks for more whenever it has ended a chunk.
+    def _on_notified(self) -> None:
+        # A busy worker looks for more work whenever it has ended a chunk.
         if not (self._db.dialect.hears_itself and self._worker.is_busy):
             self._worker.wake.set()
 
     async def look_round(self) -> None:
-        """Tell actors of their mail and of operations that pause or stop; give up what is ours but not in hand."""
+        """Pass on to actors what has changed in the database; give up what we own there but do not work on."""
         worker, owner = self._worker, self._worker.lease.id
         renewed_until_ns, has_lapsed = worker.lease.renewed_until_ns, worker.lease.has_lapsed
-        held_before = {chunk: actor for chunk, actor in worker.actors.items() if actor is not None}
+        at_work = {chunk: actor for chunk, actor in worker.actors.items() if actor is not None}
         async with self._db.read() as tx:
             states = await tx.execute(
                 select(operations.c.number, operations.c.state).where(operations.c.number.in_(worker.working))
@@ -96,10 +96,10 @@ class BackgroundDuties:
         if owner in living:
             worker.peers = replace(worker.peers, rank=living.index(owner), workers=len(living))
         mine = {chunk: fence for chunk, _, fence in mail}
-        for chunk, holder in held_before.items():
-            # One that has let go meanwhile is not in hand any more; who has claimed the chunk since was not looked at.
-            if worker.actors.get(chunk) is holder and mine.get(chunk) != holder.owned.fence:
-                holder.halt("lost")
+        for chunk, known in at_work.items():
+            # Only actors that were at work before we read, and still are: what we read says nothing of the others.
+            if worker.actors.get(chunk) is known and mine.get(chunk) != known.owned.fence:
+                known.halt("lost")
         await worker.limit_shares.look_round(worker.running, has_lapsed=has_lapsed)
         worker.lease.confirm(renewed_until_ns)
         for chunk, count, fence in mail:
@@ -116,20 +116,20 @@ class BackgroundDuties:
             worker.halt(state, number)
 
     async def _give_up_chunk(self, chunk: int, fence: int) -> None:
-        """Let go of a chunk that is ours on disk but not in hand: the answer to a claim or a release was lost."""
+        """Give up a chunk that we own but do not work on: the answer to a claim or a release was lost."""
 
-        async def let_go(tx: Connection) -> None:
+        async def give_up(tx: Connection) -> None:
             mine = (chunks.c.id == chunk, chunks.c.fence == fence, chunks.c.owner == self._worker.lease.id)
             await tx.execute(update(chunks).where(*mine).values(owner=None, version=chunks.c.version + 1))
 
-        await self._db.transaction(let_go, "give_up")
+        await self._db.transaction(give_up, "give_up")
 
     async def _give_up_reading(self, number: int, fence: int) -> None:
-        async def let_go(tx: Connection) -> None:
+        async def give_up(tx: Connection) -> None:
             mine = (operations.c.fence == fence, operations.c.owner == self._worker.lease.id)
             await touch(tx, number, *mine, owner=None)
 
-        await self._db.transaction(let_go, "give_up")
+        await self._db.transaction(give_up, "give_up")
 
     async def serve(self, service: Service) -> None:
         """Do a service's passes for as long as the worker lives. One that fails is logged, and done again."""
@@ -157,6 +157,6 @@ class BackgroundDuties:
         return gone > 0
 
     async def follow_clock(self) -> None:
-        """Due times and deadlines are on the database's clock; the machine's may be off."""
+        """Set our clock by the database's, which due times and deadlines are on; the machine's may be off."""
         if self._worker.clock.is_real:
             self._worker.clock.follow(*await self._db.clock_bounds())

@@ -1,23 +1,26 @@
-"""The heartbeat that renews a lease, on a thread of its own."""
+"""The heartbeat: a thread of its own that renews the lease."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable
 
 from penstock.db.database import Database
 from penstock.errors import PenstockError, Unavailable
-from penstock.operations.worker.lease import Lease, log
+from penstock.operations.worker.lease import Lease
 from penstock.operations.worker.outage import Outage
 
 __all__ = ["Heartbeat"]
 
+log = logging.getLogger("penstock.worker")
+
 
 class Heartbeat:
-    """Beats on a thread of its own until stopped, while `may_beat` says so.
+    """Renews a lease from a thread until stopped, as long as `may_beat` is true.
 
-    `on_lost` is called there when the lease is gone for good.
+    `on_lost` is called on that thread when the lease is gone for good.
     """
 
     def __init__(
@@ -33,14 +36,14 @@ class Heartbeat:
         self._lease, self._connect, self._outage = lease, connect, outage
         self._beat_s, self._may_beat, self._on_lost = beat_s, may_beat, on_lost
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="penstock-heart", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="penstock-heartbeat", daemon=True)
 
     def start(self) -> None:
-        """Begin to beat."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Beat no more; returns when the thread has ended."""
+        """Stop the thread; returns when it has ended."""
         self._stop.set()
         self._thread.join()
 
@@ -63,7 +66,7 @@ class Heartbeat:
                 self._stop.set()
             self._outage.worked("heartbeat")
         except Unavailable as error:
-            # The lease runs on by itself; `may_start` says for how long.
+            # The lease lasts for a while; `may_start` says for how long.
             self._outage.failed("heartbeat", error)
         except PenstockError as error:
             log.error("heartbeat: %s", error)

@@ -1,12 +1,11 @@
-"""A worker's lease: it belongs to the worker, runs on the database's clock, and is renewed by a heartbeat.
+"""A worker's lease: until when it may own chunks, on the database's clock. A heartbeat renews it.
 
-The beat is sent from a thread and a connection of its own, so that a busy loop does not lose the lease; and it is
-withheld while the loop is stuck for too long (`stalls`), so that a step that never yields does not keep it for ever.
+The heartbeat has a thread and a connection of its own, so that a busy loop does not lose the lease. It pauses while the
+loop is stuck for too long (`stalls`), so that a step that never yields does not keep the lease for ever.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 
@@ -20,9 +19,6 @@ from penstock.operations.tables import workers
 from penstock.operations.worker_records import host_name
 
 __all__ = ["Lease"]
-
-
-log = logging.getLogger("penstock.worker")
 
 
 class Lease:
@@ -41,7 +37,7 @@ class Lease:
         return self.start_limit.may_start()
 
     async def begin(self) -> None:
-        """Announce the worker."""
+        """Store the worker's record, with its lease."""
         db = self._db
 
         async def announce(tx: Connection) -> None:
@@ -74,10 +70,10 @@ class Lease:
         sent = self._clock.ticks_ns()
         is_known = await db.transaction(renew, "beat")
         if is_known:
-            # Now, not when it was sent: the database may have been slow to hear of it.
+            # By the time of the answer, not of the request: the database may have been slow.
             has_lapsed = self._clock.ticks_ns() > self.start_limit.until_ns
             self._renewed_until_ns = sent + self._start_ns
-            # While it was over, others may have taken what we hold: see `confirm`.
+            # While it was over, others may have claimed what we own: see `confirm`.
             self.start_limit.until_ns = 0 if has_lapsed else self._renewed_until_ns
         return is_known
 
@@ -88,15 +84,15 @@ class Lease:
 
     @property
     def renewed_until_ns(self) -> int:
-        """How far the lease has been renewed; take this before looking, for `confirm`."""
+        """How far the lease has been renewed; read this before the check that `confirm` needs."""
         return self._renewed_until_ns
 
     def confirm(self, renewed_until_ns: int) -> None:
-        """We have looked what is still ours since that renewal; the rest was dropped."""
+        """Allow starts up to that renewal: since then we have checked what is still ours, and dropped the rest."""
         self.start_limit.until_ns = max(self.start_limit.until_ns, renewed_until_ns)
 
     async def end(self) -> None:
-        """Leave: whatever we still hold may be taken at once."""
+        """Remove the worker's record: what it still owns can be claimed at once."""
 
         async def leave(tx: Connection) -> None:
             await tx.execute(delete(workers).where(workers.c.id == self.id))

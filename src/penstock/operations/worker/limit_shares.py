@@ -2,7 +2,7 @@
 
 The units are records, and changing them is one transaction that begins with the operation's row: so whoever changes
 them sees what the one before left, and they never add up to more than a limit. In between, each worker's gates let
-through what it holds, and no call costs a statement.
+through what its units allow, and no call costs a statement.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from penstock.operations.worker.shares import Share, Units, fair_part, next_unit
 
 __all__ = ["LimitShares", "remove_dead_shares"]
 
-LINGER_LOOKS = 3  # a worker that finds nothing to run goes on taking part for so many looks round
+LINGER_LOOKS = 3  # a worker that finds nothing to run keeps its units for so many looks round
 
 
 @dataclass(slots=True)
@@ -40,7 +40,7 @@ class Seen:
         return next((share for share in self.shares if share.worker == worker), None)
 
     def has_others(self, worker: str) -> bool:
-        """Whether anybody else takes part, or did until it died."""
+        """Whether another worker takes part, or did until it died."""
         return bool(self.dead) or any(share.worker != worker for share in self.shares)
 
 
@@ -60,7 +60,7 @@ class _Part:
         return all(limiter.units for limiter in self.runtime.limiters.values())
 
     def lower(self, fair: Units) -> dict[str, int]:
-        """Let no more calls begin than is fair; returns what is in use all the same."""
+        """Let no more calls begin than is fair; returns the units that are in use all the same."""
         for name, limiter in self.runtime.limiters.items():
             if limiter.units > fair[name]:
                 limiter.hold(fair[name], rests=False)
@@ -82,13 +82,13 @@ class LimitShares:
         self._db, self._worker, self._clock = db, worker, clock
         self._linger_s = LINGER_LOOKS * look_s
         self._parts: dict[int, _Part] = {}
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
     async def take_part(self, runtime: OperationRuntime) -> bool:
         """Take part in running the operation; False while one of its limits leaves us nothing."""
         if not runtime.limiters:
             return True
-        async with self._turn:
+        async with self._lock:
             number, now = runtime.number, self._clock.monotonic()
             part = self._parts.setdefault(number, _Part(runtime, now))
             part.runtime, part.wanted_at = runtime, now
@@ -103,7 +103,7 @@ class LimitShares:
         """
         if not self._parts:
             return
-        async with self._turn:
+        async with self._lock:
             now = self._clock.monotonic()
             for number, part in list(self._parts.items()):
                 if number not in running and now - part.wanted_at >= self._linger_s:
@@ -114,7 +114,7 @@ class LimitShares:
 
     async def leave(self) -> None:
         """Give back all we hold; nothing of ours may be running any more."""
-        async with self._turn:
+        async with self._lock:
             for number in list(self._parts):
                 await self._leave(number)
 

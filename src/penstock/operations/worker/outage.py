@@ -1,4 +1,4 @@
-"""A database that is away: said once when it goes and once when it is back, whoever notices and however often."""
+"""A database that is away: logged once when it goes and once when it is back, whichever part notices, and how often."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Outage:
         self._since = 0.0
 
     def failed(self, part: str, error: Exception) -> None:
-        """This part of the worker could not reach the database. A full disk is told of where it was met."""
+        """This part of the worker could not reach the database. A full disk is logged where it is met."""
         if isinstance(error, DiskFull):
             return
         with self._lock:

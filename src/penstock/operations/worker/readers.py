@@ -1,4 +1,4 @@
-"""From an operation that nobody reads to a reading at work: taking it, opening its file, and what may go wrong."""
+"""Finding operations whose files are to be read, and reading them: what may go wrong is handled here."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ __all__ = ["Readers"]
 
 
 class Readers:
-    """How one worker comes to read files."""
+    """Reads files for one worker."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker, self._db, self._owner = worker, worker.db, worker.lease.id
 
     async def start(self) -> bool:
-        """Begin to read what nobody reads; says whether anything was begun."""
+        """Begin to read files that no worker reads; returns whether any was begun."""
         worker = self._worker
         await abandon_readings(self._db, actor=self._owner)
         room = store.READINGS_MAX - len(worker.readings)
@@ -35,14 +35,14 @@ class Readers:
             return False
         found = await self._find(room)
         if found and worker.clock.is_real:
-            await worker.look_round()  # within the last second others may have come, who can help
+            await worker.look_round()  # other workers may have started within the last second, and can help
         started = False
         for seen, had_trouble in found:
             started = await self._start(seen, had_trouble=had_trouble) or started
         return started
 
     async def _find(self, limit: int) -> list[tuple[Head, bool]]:
-        """Operations to be read, and whether somebody could not."""
+        """Operations to be read, and whether a worker had trouble with them."""
         worker = self._worker
         query = (
             select(*HEAD, operations.c.trouble)
@@ -70,10 +70,10 @@ class Readers:
         if head is None:
             return False
         worker.readings[head.number] = None
-        worker.tasks.spawn(self._hold(head, runtime, had_trouble=had_trouble))
+        worker.tasks.spawn(self._run(head, runtime, had_trouble=had_trouble))
         return True
 
-    async def _hold(self, head: Head, runtime: OperationRuntime, *, had_trouble: bool) -> None:
+    async def _run(self, head: Head, runtime: OperationRuntime, *, had_trouble: bool) -> None:
         worker = self._worker
         try:
             await self._read(head, runtime, had_trouble=had_trouble)

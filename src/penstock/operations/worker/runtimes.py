@@ -1,4 +1,4 @@
-"""The operations that run in this process, each with its code, built when first needed and forgotten when settled."""
+"""The runtimes of the operations in this process: made when first needed, dropped when the operation is settled."""
 
 from __future__ import annotations
 
@@ -23,12 +23,11 @@ from penstock.settings import Settings
 
 __all__ = ["OperationRuntimes"]
 
-
 LIFESPAN_WAIT_S = 1.0  # for one that is being entered; meanwhile nothing else is claimed
 
 
 class OperationRuntimes:
-    """Executions by operation number."""
+    """Runtimes by operation number."""
 
     def __init__(
         self,
@@ -56,16 +55,16 @@ class OperationRuntimes:
 
     @property
     def numbers(self) -> Set[int]:
-        """The operations that are known here."""
+        """The operations that have a runtime here."""
         return self._made.keys()
 
     @property
     def widest(self) -> int:
         """The largest number of rows that one of the running operations may have in flight."""
-        return max((e.definition.options.max_row_concurrency for e in self._made.values()), default=0)
+        return max((made.definition.options.max_row_concurrency for made in self._made.values()), default=0)
 
     async def get(self, number: int) -> OperationRuntime:
-        """The operation with its code; `CannotRun` when that does not fit what was stored, or does not come up."""
+        """The operation's runtime; `CannotRun` when its code does not fit what was stored, or cannot be started."""
         if number not in self._made:
             async with self._db.read() as tx:
                 row = (await tx.execute(select(operations).where(operations.c.number == number))).one()
@@ -113,7 +112,7 @@ class OperationRuntimes:
             ) from None
 
     async def forget_settled(self, working: Collection[int]) -> None:
-        """Operations that have ended, or were purged, need no place in memory."""
+        """Drop the runtimes of operations that have ended or were purged."""
         idle = set(self._made) - set(working)
         if not idle:
             return
@@ -124,10 +123,10 @@ class OperationRuntimes:
             self._made.pop(number, None)
 
     def set_cancelled(self, number: int) -> None:
-        """Running steps of the operation may ask whether they should stop: they should."""
+        """Tell running steps of the operation, when they ask, that they should stop."""
         if number in self._made:
             self._made[number].is_cancelled = True
 
     def close(self) -> None:
-        """Let go of the threads."""
+        """Stop the threads, without waiting for them."""
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -41,27 +41,27 @@ class SetAside:
         return pause is not None and pause.until > self._monotonic()
 
     def for_a_moment(self, number: int, seconds: float) -> None:
-        """Something is missing that others will give us."""
+        """Set it aside for a short time: we need units that other workers will give back."""
         self._pauses[number] = _Pause(self._monotonic() + seconds, PAUSE_FIRST_S)
 
     def for_trouble(self, number: int) -> float:
-        """Something is wrong; each time in a row the pause doubles. Returns how long it is."""
+        """Set it aside because of trouble; each time in a row the pause doubles. Returns how long it is."""
         before = self._pauses.get(number)
         pause_s = PAUSE_FIRST_S if before is None else before.pause_s
         self._pauses[number] = _Pause(self._monotonic() + pause_s, min(2 * pause_s, PAUSE_MAX_S))
         return pause_s
 
     def take_up(self, number: int) -> None:
-        """We can go on with it."""
+        """Set it aside no longer."""
         self._pauses.pop(number, None)
 
 
 async def write_trouble(tx: Connection, number: int, trouble: str) -> bool:
-    """Say on the operation's record why it does not go on; False when that was said there before."""
+    """Write to the operation's record why it does not go on; False when that is there already."""
     is_new = or_(operations.c.trouble.is_(None), operations.c.trouble != trouble)
     return await touch(tx, number, is_new, trouble=trouble) is not None
 
 
 async def clear_trouble(tx: Connection, number: int) -> Head | None:
-    """The operation goes on; None when nothing was in its way."""
+    """Remove the trouble from the operation's record; None when there was none."""
     return await touch(tx, number, operations.c.trouble.is_not(None), trouble=None)

@@ -1,4 +1,4 @@
-"""Many groups at once, or one that must be alone in the process."""
+"""A lock that many groups hold together, or one alone that must have the process for itself."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["SharedLock"]
 
 
 class SharedLock:
-    """Lets ordinary work through together, and a suspect row by itself; whoever must be alone goes first."""
+    """Ordinary work holds it together, a suspect row alone; whoever waits to be alone goes first."""
 
     def __init__(self) -> None:
         self._together = 0
@@ -20,7 +20,7 @@ class SharedLock:
 
     @asynccontextmanager
     async def turn(self, is_alone: bool = False) -> AsyncIterator[None]:
-        """Hold a turn."""
+        """Hold the lock, together with others or alone."""
         await (self._enter_alone() if is_alone else self._enter())
         try:
             yield

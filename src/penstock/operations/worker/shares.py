@@ -17,7 +17,7 @@ Units = Mapping[str, int]  # by the name of the limit
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The units that a worker holds; it came after those that joined earlier."""
+    """The units that a worker holds; those that joined earlier come first."""
 
     worker: str
     joined_at: int

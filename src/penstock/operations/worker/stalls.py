@@ -1,6 +1,6 @@
-"""Is the event loop stuck, and in what? A thread beside it looks, because the loop cannot.
+"""Whether the event loop is stuck, and in which step: a thread checks it, because the loop cannot.
 
-While an `async def` step computes or waits without awaiting, nothing else of the process moves: other rows, mail, and
+While an `async def` step computes or waits without awaiting, nothing else on the loop runs: other rows, messages, and
 whatever the host does on the same loop.
 """
 
@@ -23,7 +23,7 @@ __all__ = ["LoopWatch", "Place", "find_place"]
 
 log = logging.getLogger("penstock.worker")
 
-LOOKS_EACH = 4  # looks until a call is called blocking, so that a process that was suspended is not blamed
+LOOKS_EACH = 4  # looks until a call counts as blocking, so that a process that was suspended is not blamed
 REPEAT_S = 60.0  # between two warnings about one step
 OURS = "penstock.operations."
 
@@ -75,7 +75,7 @@ def _line(frame: FrameType | None) -> str:
 
 
 def _place(known: dict[str, Any], line: str) -> Place | None:
-    """What the variables of a frame of ours tell about the call that it makes."""
+    """The call that a frame of ours makes, from its local variables; None when it makes none."""
     ctx = known.get("together", known.get("ctx"))
     if isinstance(ctx, BatchContext):
         return Place(line, ctx.operation_id, ctx.operation_name, ctx.step_name, ctx.rows[0].row_number, len(ctx.rows))
@@ -88,10 +88,10 @@ def _place(known: dict[str, Any], line: str) -> Place | None:
 
 
 class LoopWatch:
-    """Looks at the loop on which it was started, from a thread of its own.
+    """Watches the loop on which it was started, from a thread of its own.
 
-    A step that blocks it for `warn_s` is named in the log. `on_stall` is called, on that thread, with what to say, when
-    the loop has been stuck for `stall_s`; `is_stalled` from then on until it runs again.
+    A step that blocks the loop for `warn_s` is named in the log. When the loop has been stuck for `stall_s`, `on_stall`
+    is called on that thread, and `is_stalled` is true until the loop runs again.
     """
 
     def __init__(
@@ -106,18 +106,18 @@ class LoopWatch:
         self._thread = threading.Thread(target=self._run, name="penstock-loop-watch", daemon=True)
 
     def start(self) -> None:
-        """Begin to look; on the loop."""
+        """Start the thread; call this on the loop."""
         self._loop, self._loop_thread = asyncio.get_running_loop(), threading.get_ident()
         self._tick()
         self._thread.start()
 
     def stop(self) -> None:
-        """Look no more; returns when the thread has ended."""
+        """Stop the thread; returns when it has ended."""
         self._stop.set()
         self._thread.join()
 
     def loop_is_alive(self) -> None:
-        """The loop runs, or a step that keeps it to itself says that it makes progress."""
+        """Called when the loop runs, and by a step that makes progress while it blocks the loop."""
         self._alive_at = self._clock.monotonic()
 
     def _tick(self) -> None:

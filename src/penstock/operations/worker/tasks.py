@@ -1,4 +1,4 @@
-"""The tasks of a worker: it owns them all, and hears when one fails."""
+"""The tasks of a worker: it owns them all, and gets the error when one fails."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ class Tasks:
         task.add_done_callback(self._ended)
 
     def fail(self, error: BaseException) -> None:
-        """Something went wrong that is nobody's row and no operation's."""
+        """Keep an error that belongs to no row and no operation."""
         if self.failure is None:
             self.failure = error
         self._wake.set()
 
     def raise_failure(self) -> None:
-        """Raise what went wrong, once."""
+        """Raise the error that was kept, once."""
         if self.failure is not None:
             failure, self.failure = self.failure, None
             raise failure
 
     async def cancel(self) -> None:
-        """End all tasks where they stand."""
+        """Cancel all tasks, and wait until they have ended."""
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -19,7 +19,7 @@ log = logging.getLogger("penstock.worker")
 
 
 class Troubles:
-    """What one worker does about them, and says, in the log and on the operation's record."""
+    """What one worker does about such operations; it says so in the log and on the operation's record."""
 
     def __init__(self, db: Database, set_aside: SetAside, *, owner: str) -> None:
         self._db, self._set_aside, self._owner = db, set_aside, owner
@@ -35,12 +35,12 @@ class Troubles:
 
         with contextlib.suppress(NotFound):  # it was purged
             head, is_new = await self._db.transaction(write, "trouble")
-            # The same trouble is said once, though it is met again after each pause.
+            # The same trouble is an error once, though it is met again after each pause.
             level = logging.ERROR if is_new else logging.DEBUG
             log.log(level, "%s is set aside for %g s: %s", _named(head), pause_s, trouble, extra=_fields(head))
 
     async def take_up(self, number: int, *, had_trouble: bool) -> None:
-        """Go on with an operation; whatever was in its way is over."""
+        """Go on with an operation, and remove its trouble."""
         self._set_aside.take_up(number)
         if had_trouble:
             with contextlib.suppress(Unavailable):
@@ -49,7 +49,7 @@ class Troubles:
                     log.info("%s goes on", _named(head), extra=_fields(head))
 
     async def break_operation(self, number: int, reason: str) -> None:
-        """Stop an operation that nobody can go on with."""
+        """Stop an operation that no worker can go on with."""
         head = await self._db.transaction(
             lambda tx: move(
                 self._db, tx, number, "broke", actor=self._owner, cause=reason, stop_outcome="Failed", error=reason

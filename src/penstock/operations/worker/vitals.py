@@ -1,4 +1,4 @@
-"""The threads beside a worker's loop: the heart that renews its lease, and the watch for a loop that is stuck."""
+"""The threads beside a worker's loop: the heartbeat that renews its lease, and the watch for a loop that is stuck."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ log = logging.getLogger("penstock.worker")
 
 
 class Vitals:
-    """Started on the worker's loop. `on_lost` is called there when its lease is gone for good.
+    """Both threads of a worker, made on its loop. `on_lost` is called there when its lease is gone for good.
 
-    When the loop is stuck, a worker that owns its process ends it; a guest renews its lease no more until the loop runs
-    again.
+    When the loop is stuck, a worker that owns its process ends it; another one does not renew its lease until the loop
+    runs again.
     """
 
     def __init__(
@@ -52,17 +52,17 @@ class Vitals:
         )
 
     def start(self) -> None:
-        """Begin to beat and to watch."""
+        """Start both threads."""
         self._loop_watch.start()
         self._heartbeat.start()
 
     async def stop(self) -> None:
-        """End both threads."""
+        """Stop both threads."""
         await asyncio.to_thread(self._heartbeat.stop)
         await asyncio.to_thread(self._loop_watch.stop)
 
     def loop_is_alive(self) -> None:
-        """A step says that it is at work, though it keeps the loop to itself."""
+        """Called by a step that makes progress while it blocks the loop."""
         self._loop_watch.loop_is_alive()
 
     # --- called on the threads

@@ -1,4 +1,4 @@
-"""A worker claims what is due and runs it: files to read, chunks to work, chunks to drain."""
+"""A worker finds what is due and works on it: files to read, chunks to run, chunks to drain."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from penstock.settings import Settings
 
 __all__ = ["Worker"]
 
-CHUNKS_HELD_MIN = 3  # one runs, one is written, one is fetched
+CHUNKS_OWNED_MIN = 3  # one runs, one is written, one is fetched
 FILES_LOOK_S = 0.25
 IDLE_FIRST_S = 0.01  # where there was work there may be more; each look that finds none doubles the pause
 GARBAGE_THRESHOLD = 50_000
@@ -69,10 +69,9 @@ class Peers:
 
 
 class Worker:
-    """One process's share of the work; `tick` starts what can be started now and says whether anything was.
+    """Works on operations in one process; `tick` starts what can be started now and returns whether anything was.
 
-    With `owns_process` it may end the process, when a step never yields, and tune its garbage collector. Without, it is
-    a guest there and does neither.
+    With `owns_process` it may end the process, when a step never yields, and tune its garbage collector.
     """
 
     def __init__(
@@ -97,7 +96,7 @@ class Worker:
         self.shared_lock = SharedLock()
         self.actors: dict[int, ChunkActor | None] = {}  # by chunk; None while it is being claimed or drained
         self.readings: dict[int, Reading | None] = {}  # by operation
-        self.stopped: dict[int, Halt] = {}  # operations that were pausing or stopping when we last looked
+        self.stopped: dict[int, Halt] = {}  # operations that were paused or stopping when we last looked
         self.peers = Peers()
         self.set_aside = SetAside(clock.monotonic)
         self.outage = Outage(clock.monotonic)
@@ -143,7 +142,7 @@ class Worker:
             calm_collector()
         await self._background.follow_clock()
         await self.lease.begin()
-        if self.clock.is_real:  # on any other clock nothing happens by itself
+        if self.clock.is_real:  # on a manual clock nothing happens by itself
             self._vitals = self._start_vitals()
             self.tasks.spawn(self._background.run())
             self.tasks.spawn(self._background.listen())
@@ -172,7 +171,7 @@ class Worker:
             pause_s = min(2 * pause_s, self.settings.wake_poll_s)
 
     async def tick(self) -> bool:
-        """Start whatever can be started now; says whether anything was."""
+        """Start what can be started now; returns whether anything was."""
         self.tasks.raise_failure()
         if self.is_stopping:
             return False
@@ -185,7 +184,7 @@ class Worker:
             if not self.lease.may_start():
                 return False
             started = await self._start_chunks()
-            # Files wait for a moment while there are chunks enough: each look for them costs as much as a claim.
+            # While there are enough chunks, files are looked for less often: it costs as much as a claim.
             if not started or self.clock.monotonic() >= self._next_look:
                 self._next_look = self.clock.monotonic() + FILES_LOOK_S
                 started = await self._readers.start() or started
@@ -207,16 +206,16 @@ class Worker:
 
     @property
     def working(self) -> set[int]:
-        """The operations we hold something of."""
+        """The operations of which we own chunks or read the file."""
         return {actor.owned.operation for actor in self.actors.values() if actor is not None} | set(self.readings)
 
     @property
     def running(self) -> set[int]:
-        """The operations of which we hold chunks whose rows run."""
+        """The operations of which we own chunks whose rows run."""
         return {a.owned.operation for a in self.actors.values() if a is not None and not a.owned.is_raw}
 
     async def look_round(self) -> None:
-        """Hear what was decided elsewhere, now instead of within a second."""
+        """Look now for what has changed in the database, instead of within a second."""
         await self._background.look_round()
 
     def halt(self, why: Halt, operation: int | None = None) -> None:
@@ -231,7 +230,7 @@ class Worker:
                 reading.halt()
 
     async def stop(self) -> None:
-        """Begin nothing more, let running rows end within the limit, write, let go, and leave."""
+        """Begin nothing more, let running rows end within the limit, write, give up all chunks, and end the lease."""
         if self._is_gone:
             return
         self.is_stopping = True
@@ -248,7 +247,7 @@ class Worker:
             await self.lease.end()
 
     async def vanish(self) -> None:
-        """Leave as a killed process would, without a word to the database; for tests."""
+        """Stop as a killed process would, without writing anything; for tests."""
         self.is_stopping = self._is_gone = True
         await self._end_tasks()
 
@@ -268,7 +267,7 @@ class Worker:
                 wait.cancel()
 
     def _is_alive(self) -> None:
-        """A step says that it is at work, though it keeps the loop to itself."""
+        """Called by a step that makes progress while it blocks the loop."""
         if self._vitals is not None:
             self._vitals.loop_is_alive()
 
@@ -287,8 +286,8 @@ class Worker:
     # --- working chunks
 
     async def _start_chunks(self) -> bool:
-        # Enough chunks to keep every hand of the running operations busy.
-        limit = CHUNKS_HELD_MIN + self.runtimes.widest // self.settings.chunk_rows - len(self.actors)
+        # Enough chunks to keep all tasks of the running operations busy.
+        limit = CHUNKS_OWNED_MIN + self.runtimes.widest // self.settings.chunk_rows - len(self.actors)
         if limit <= 0:
             return False
         names, peers, aside = self.runtimes.names, self.peers, self.set_aside.numbers
@@ -328,11 +327,11 @@ class Worker:
                 del self.actors[owned.id]
         if work is None:
             return False
-        self.tasks.spawn(self._hold(owned, work))
+        self.tasks.spawn(self._run_chunk(owned, work))
         return True
 
     async def _prepare(self, owned: OwnedChunk) -> Callable[[], Awaitable[object]] | None:
-        """The work to be done on a candidate, claimed; None when it is not to be had."""
+        """Claim a candidate and return the work to be done on it; None when it cannot be had now."""
         if owned.operation_state == "Stopping":
             return partial(
                 drain_chunk,
@@ -351,7 +350,7 @@ class Worker:
             await self.db.transaction(
                 lambda tx: move(self.db, tx, owned.operation, "resumed", is_retrying, actor=self.lease.id), "resumed"
             )
-        self.stopped.pop(owned.operation, None)  # the claim asks anew; what is heard from here on counts
+        self.stopped.pop(owned.operation, None)  # the claim reads the state anew; what comes after it counts
         actor = await self._claims.claim(runtime, owned)
         if actor is None:
             return None
@@ -359,11 +358,11 @@ class Worker:
         runtime.is_cancelled = self.stopped.get(owned.operation) == "Stopping"
         if self.is_stopping:
             actor.halt("shutdown")
-        elif owned.operation in self.stopped:  # that was heard while we were claiming
+        elif owned.operation in self.stopped:  # since we began to claim
             actor.halt(self.stopped[owned.operation])
         return actor.run
 
-    async def _hold(self, owned: OwnedChunk, work: Callable[[], Awaitable[object]]) -> None:
+    async def _run_chunk(self, owned: OwnedChunk, work: Callable[[], Awaitable[object]]) -> None:
         try:
             if not owned.is_raw:
                 await self.troubles.take_up(owned.operation, had_trouble=owned.has_trouble)
@@ -377,7 +376,7 @@ class Worker:
             self.wake.set()
 
     async def _have_read(self, owned: OwnedChunk) -> None:
-        """Whether the file of a chunk that was not stored could be read shows when it was worked on."""
+        """Set the operation aside if the file of a raw chunk could not be read; that shows while it is worked on."""
         actor = self.actors[owned.id]
         if actor is not None and actor.progress.unreadable is not None:
             await self.troubles.put_aside(owned.operation, actor.progress.unreadable)
