@@ -16,7 +16,7 @@ from penstock.clock import ManualClock
 from penstock.db.database import CommitUnknown, Database
 from penstock.errors import Conflict, DeclarationError, InvalidInput, NotFound
 from penstock.failpoints import armed
-from penstock.lifecycles import Deny, GuardContext, InstanceFlag, Lifecycles, LogFlag
+from penstock.lifecycles import Deny, GuardContext, InstanceFlag, Lifecycles, LogFlag, Trigger
 
 
 @pytest.fixture
@@ -187,6 +187,18 @@ async def test_triggers_at_once_that_are_tried_again_are_all_applied_one_by_one(
     assert len({entry.actor for entry in log if entry.event == "remind"}) == 12
     with pytest.raises(InvalidInput, match="retries is -1"):
         await lifecycles.trigger(guid, "remind", retries=-1)
+
+
+async def test_a_request_key_stands_for_one_event(lifecycles: Lifecycles):
+    guid = (await lifecycles.start("order")).guid
+    assert (await lifecycles.trigger(guid, "pay", request_key="req-1")).kind == "applied"
+    assert (await lifecycles.trigger(guid, "PAY", request_key="req-1")).kind == "duplicate"
+    why = "its request key 'req-1' was used for 'pay'; another request needs another key"
+    misused = await lifecycles.trigger(guid, "hold", request_key="req-1", retries=2)
+    assert (misused.kind, misused.reason, misused.applied) == ("conflict", why, False)
+    (in_bulk,) = await lifecycles.trigger_many([Trigger(guid, "hold", request_key="req-1")])
+    assert (in_bulk.kind, in_bulk.reason) == ("conflict", why)
+    assert (await lifecycles.get(guid)).state == "Paid"
 
 
 async def test_flags_changed_at_once_are_all_kept(lifecycles: Lifecycles):

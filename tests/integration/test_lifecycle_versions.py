@@ -13,7 +13,7 @@ from orders import STATES, TRANSITIONS, document, opened, text
 from penstock import Machine, Penstock
 from penstock.clock import ManualClock
 from penstock.errors import Conflict, DefinitionInvalid, InvalidInput, NotFound
-from penstock.lifecycles import Lifecycles, StateFlag, Timeout
+from penstock.lifecycles import InstanceFlag, Lifecycles, StateFlag, Timeout
 
 
 @pytest.fixture
@@ -182,6 +182,15 @@ async def test_instances_move_to_a_newer_version_by_a_map_of_states(penstock: Pe
     )  # fmt: skip
     assert (await lifecycles.trigger(guids[1], "release")).target == "Paid"
     assert await lifecycles.verify() == (30, [])
+
+
+async def test_an_instance_that_migrates_to_an_end_is_completed(lifecycles: Lifecycles):
+    guid = (await lifecycles.start("order")).guid
+    await newer(lifecycles)
+    await lifecycles.migrate("order", source="1.0.0", states={"New": "Shipped"})
+    moved = await lifecycles.get(guid)
+    assert (moved.state, moved.flags) == ("Shipped", InstanceFlag.COMPLETED)
+    assert await lifecycles.verify() == (1, [])
 
 
 async def test_a_migration_names_wrong_states_and_references_that_are_there_already(lifecycles: Lifecycles):

@@ -10,14 +10,13 @@ from itertools import islice
 
 from penstock.db.connection import Connection
 from penstock.lifecycles.changes import Change, Stamp, checked_data, write_many
-from penstock.lifecycles.log import entry_at
 from penstock.lifecycles.model import Outcome, Trigger
 from penstock.lifecycles.queries import graph_of
 from penstock.lifecycles.records import INSTANCES_EACH, Record, prior_requests, records_of
 from penstock.lifecycles.rules.deciding import decide
 from penstock.lifecycles.rules.graph import Graph, LifecycleTransition
 from penstock.lifecycles.scope import Scope
-from penstock.lifecycles.triggering import conflict, guard_denial, move_of, moved
+from penstock.lifecycles.triggering import conflict, duplicate, guard_denial, move_of, moved
 
 __all__ = ["trigger_many"]
 
@@ -114,10 +113,7 @@ async def _duplicates(tx: Connection, scope: Scope, todo: Numbered, records: dic
     for place, each in todo.items():
         record = records.get(each.instance)
         if record is not None and each.request_key is not None and record.id in prior:
-            entry = await entry_at(tx, scope, record.id, prior[record.id])
-            outcomes[place] = Outcome(
-                "duplicate", record.guid, entry.event or each.event, entry.source, entry.target, entry.sequence
-            )
+            outcomes[place] = await duplicate(tx, scope, record, prior[record.id], each.event)
     return outcomes
 
 

@@ -18,6 +18,7 @@ from penstock.lifecycles.records import INSTANCES_EACH, Record, from_row, select
 from penstock.lifecycles.rules.graph import Graph, LifecycleState
 from penstock.lifecycles.scope import Scope
 from penstock.lifecycles.starting import hold_version
+from penstock.lifecycles.states import entered
 from penstock.lifecycles.tables import instances
 
 __all__ = ["migrate"]
@@ -159,7 +160,7 @@ def _change(record: Record, source: Graph, target: Graph, mapped: StateMap, stam
         target.version.id,
         target.version.definition.id,
         mapped[record.state],
-        record.flags,
+        entered(record.flags, mapped[record.state].flags),
         stamp,
         leaves=source.by_id[record.state],
         last_event=known.id if known else None,

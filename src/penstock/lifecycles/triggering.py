@@ -15,6 +15,7 @@ from functools import partial
 from penstock.db.connection import Connection
 from penstock.errors import InvalidInput
 from penstock.graphs.flags import TransitionFlag
+from penstock.graphs.names import name_key
 from penstock.lifecycles.changes import Change, Stamp, write
 from penstock.lifecycles.guards import GuardContext, denial
 from penstock.lifecycles.log import entry_at
@@ -28,7 +29,7 @@ from penstock.lifecycles.states import LogFlag, entered
 
 log = logging.getLogger("penstock.lifecycles")
 
-__all__ = ["available", "can", "guard_denial", "move_of", "reading", "trigger"]
+__all__ = ["available", "can", "conflict", "duplicate", "guard_denial", "move_of", "reading", "trigger"]
 
 
 @asynccontextmanager
@@ -147,8 +148,13 @@ def conflict(change: Change, transition: LifecycleTransition) -> Outcome:
 
 
 async def duplicate(tx: Connection, scope: Scope, record: Record, prior: int, event: str) -> Outcome:
-    """The outcome of a request that was made before: what it came to then."""
+    """The outcome of a request that was made before: what it came to then. A key stands for one event only."""
     entry = await entry_at(tx, scope, record.id, prior)
+    if name_key(entry.event or "") != name_key(event):
+        reason = (
+            f"its request key {entry.request_key!r} was used for {entry.event!r}; another request needs another key"
+        )
+        return Outcome("conflict", record.guid, event, reason=reason)
     return Outcome("duplicate", record.guid, entry.event or event, entry.source, entry.target, prior)
 
 
