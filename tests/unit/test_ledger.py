@@ -113,7 +113,7 @@ def test_taking_back_an_intent_leaves_no_trace(ledger: Ledger):
     ledger.start(rows)
     assert all(ledger.in_flight[i] for i in rows)
     assert not rows or everything(ledger) != before
-    ledger.stand_down(rows)
+    ledger.undo_start(rows)
     assert everything(ledger) == before
 
 
@@ -133,7 +133,7 @@ def test_rows_that_nobody_has_looked_at_come_back_so():
     assert [again.next_place(i) for i in range(3)] == [0, 0, 0]
     assert not again.is_fresh
     again.start([0, 1, 2])
-    again.stand_down([0, 1, 2])
+    again.undo_start([0, 1, 2])
     assert Ledger.decode(again.encode(), rows=3, steps=2, base=0).next_place(1) == 0
 
 

@@ -26,7 +26,7 @@ from penstock.operations.thresholds import breach
 from penstock.operations.views.chunk_view import VALIDATION, fault_values
 from penstock.pipeline import Definition, Run
 
-__all__ = ["check_file"]
+__all__ = ["check_file", "check_row"]
 
 
 @dataclass(slots=True)
@@ -41,7 +41,7 @@ class _Findings:
     groups: dict[tuple[str, str], ErrorGroup] = field(default_factory=dict)
 
     def add(self, definition: Definition, rows: int, records: Sequence[StepRecord]) -> None:
-        """One more batch, with the records of the rows that are not right."""
+        """Add a batch, with the records of the rows that are not valid."""
         self.rows += rows
         self.invalid += len(records)
         self.stop_reason = self.stop_reason or breach(definition.options, failed=self.invalid, judged=self.rows)
@@ -144,7 +144,7 @@ async def _check_rows(
 def _runtime(
     definition: Definition, pipeline: object, meta: Any, clock: Clock, threads: ThreadPoolExecutor
 ) -> OperationRuntime:
-    """Enough of an execution to judge rows; it has no hands, and starts no step."""
+    """A runtime that can judge rows; its task pool has no tasks, so it starts no step."""
 
     def refuse(_work: object) -> None:
         raise AssertionError("a dry run starts no step")
@@ -167,7 +167,7 @@ def _runtime(
 
 @contextmanager
 def _thread() -> Iterator[ThreadPoolExecutor]:
-    """Where validators run that are plain functions. Whoever gives up does not wait for one that blocks."""
+    """The thread on which sync validators run; a caller that is cancelled does not wait for one that blocks."""
     threads = ThreadPoolExecutor(1, thread_name_prefix="penstock-check")
     try:
         yield threads
@@ -177,7 +177,7 @@ def _thread() -> Iterator[ThreadPoolExecutor]:
 
 @contextmanager
 def _seekable(source: Source) -> Iterator[BinaryIO]:
-    """The source as a stream that begins at 0; a caller's own is left as it was found, so that it can be sent next."""
+    """The source as a stream that begins at 0; a caller's own is left as it was, so that it can be sent next."""
     with open_source(source) as stream:
         if stream.seekable() and stream.tell() == 0:
             yield stream

@@ -1,4 +1,4 @@
-"""Cancel, pause and resume: they move the operation and touch no chunk; owners hear of it within a second."""
+"""Cancel, pause and resume: they move the operation and write no chunk; owners of chunks see it within a second."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ async def _moved(
     *,
     is_done: tuple[str, ...],
 ) -> Head:
-    async def ring(tx: Connection) -> Head | None:
+    async def notify(tx: Connection) -> Head | None:
         await db.ring(tx)
         return await work(tx)
 
-    head = await db.transaction(ring, event)
+    head = await db.transaction(notify, event)
     if head is not None:
         return head
     async with db.read() as tx:
@@ -80,7 +80,7 @@ async def _moved(
 async def drain(
     db: Database, number: int, *, owner: str, clock: Clock, definitions: Mapping[str, Definition], within_s: float
 ) -> None:
-    """Bring a stopping operation towards its end from here: whatever no live worker holds."""
+    """Drain the chunks of a stopping operation that no live worker owns, for at most `within_s`."""
     until = clock.monotonic() + within_s
     await abandon_readings(db, actor=owner, operation=number)
     while clock.monotonic() < until:

@@ -1,4 +1,4 @@
-"""Bringing a stopping operation to its end; needs none of its code, so any process may do it."""
+"""Ending a stopping operation; this needs none of its code, so any process may do it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from penstock.pipeline import Definition
 
 __all__ = ["abandon_readings", "drain_chunk", "give_back_reading"]
 
-DRAIN_PATIENCE_S = 1.0  # a chunk that was claimed and not drained is another's when our lease is over
+DRAIN_PATIENCE_S = 1.0  # a chunk that was claimed and not drained is claimed by another when our lease is over
 
 
 async def drain_chunk(
@@ -33,7 +33,7 @@ async def drain_chunk(
 ) -> bool:
     """Claim a chunk of a stopping operation and give its rows their verdicts; False when another was first.
 
-    `definitions`, where the operation is among them, know its key's other names.
+    `definitions` are asked for other names of the row key, if the operation is among them.
     """
     if not await own(db, owned, owner=owner, state="Stopping", clock=clock):
         return False
@@ -60,7 +60,7 @@ async def drain_chunk(
 
 
 def _keys(owned: OwnedChunk, definitions: Mapping[str, Definition]) -> Callable[[int], str | None]:
-    """The keys of a chunk's rows, of which only those are read that are asked for."""
+    """A function that reads the key of a row of the chunk."""
     known = definitions.get(owned.plan["operation"].casefold())
     names = key_names(owned.plan["row_key"], known.row.fields if known else ())
     rows = unpack_rows(owned.data) if names and owned.data is not None else None
@@ -75,7 +75,7 @@ def _keys(owned: OwnedChunk, definitions: Mapping[str, Definition]) -> Callable[
 
 
 async def abandon_readings(db: Database, *, actor: str, operation: int | None = None) -> int:
-    """End the reading of stopping operations that nobody reads any more; says how many."""
+    """End the reading of stopping operations that no live worker reads; returns how many."""
     async with db.read() as tx:
         query = select(*HEAD).where(
             operations.c.state == "Stopping", operations.c.reading == "open", store.is_free(db, operations.c.owner)
@@ -89,7 +89,7 @@ async def abandon_readings(db: Database, *, actor: str, operation: int | None = 
 
 
 async def abandon(db: Database, head: Head, tx: Connection, *, actor: str) -> Head | None:
-    """Give up reading a stopping operation; the rest of its file stays unread."""
+    """End the reading of a stopping operation; the rest of its file stays unread. None if it is not stopping."""
     now = await touch(
         tx,
         head.number,
@@ -106,7 +106,7 @@ async def abandon(db: Database, head: Head, tx: Connection, *, actor: str) -> He
 
 
 async def give_back_reading(db: Database, head: Head, *, actor: str) -> None:
-    """Let somebody else go on reading, or nobody when the operation is stopping."""
+    """Let another worker go on reading, or end the reading when the operation is stopping."""
 
     async def give_back(tx: Connection) -> None:
         if await abandon(db, head, tx, actor=actor) is None:

@@ -1,4 +1,4 @@
-"""Taking an operation in: everything is checked before anything is stored, and accepted means durable."""
+"""Creating an operation: everything is checked before anything is stored; when the call returns, it is durable."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ from penstock.pipeline.secret_values import mask_texts
 from penstock.secret_keys import SecretKeys
 
 __all__ = ["Source", "accept_metadata", "create", "name_of", "open_source"]
-
 
 Source = str | Path | bytes | BinaryIO
 

@@ -9,13 +9,12 @@ from penstock.errors import Fault
 
 __all__ = ["MESSAGE_MAX", "cut", "describe", "error_group", "in_doubt", "message_of"]
 
-
 MESSAGE_MAX = 2000
 _DOUBT = ", so it may or may not have taken effect"
 
 
 def in_doubt(what: str) -> str:
-    """What to say of a call after which this is all that is known."""
+    """The message of a call that is in doubt, from what is known of it."""
     return cut(what, MESSAGE_MAX - len(_DOUBT)) + _DOUBT
 
 

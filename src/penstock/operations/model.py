@@ -70,8 +70,8 @@ class Operation:
     finished_at: datetime | None
     steps: tuple[str, ...]
     options: Mapping[str, Any] = field(repr=False)
-    steps_done: int = 0  # steps that rows have behind them; of a row that has failed, all
-    trouble: str | None = None  # why the worker that tried last could not go on with it; nothing once one does
+    steps_done: int = 0  # over all rows; a row that has failed counts as done with all
+    trouble: str | None = None  # why the worker that tried last could not go on with it; None once one does
 
     @property
     def processed_rows(self) -> int:
@@ -85,7 +85,7 @@ class Operation:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the operation is at rest."""
+        """Whether the operation is in a settled state."""
         return OPERATION.is_settled(self.status)
 
 
@@ -110,9 +110,9 @@ class StepView:
 
 @dataclass(frozen=True, slots=True)
 class RowView:
-    """One row: its verdict so far, the step it stands at, and every step it has reached.
+    """One row: its verdict so far, its current step, and every step it has reached.
 
-    A row that has run all its steps stands at the last one. `row_key` is the text of the row_key field.
+    The current step of a row that has run all its steps is the last one. `row_key` is the text of the row_key field.
     """
 
     number: int
@@ -205,7 +205,7 @@ class FileFault:
 
 @dataclass(frozen=True, slots=True)
 class FileCheck:
-    """What would become of a file, had it been taken in: nothing was stored.
+    """What would become of a file if an operation were created with it; nothing was stored.
 
     `errors` holds the first rows that are wrong, `groups` all of them, counted. `stop_reason` says that so many rows
     are wrong that the operation would stop.

@@ -1,8 +1,8 @@
-"""The operation row is the referee: the only module that writes an operation's state.
+"""Moves of an operation: the only module that writes its state.
 
-Every transaction that opens or closes a chunk, or moves the operation, begins with an UPDATE of this row, never
-with a SELECT, and decides from `open_chunks` as it stands after that statement. So of two last chunks that end
-at once, the second sees zero.
+Every transaction that opens or closes a chunk, or moves the operation, begins with an UPDATE of the operation's row,
+never with a SELECT, and decides from `open_chunks` after that statement. So of two last chunks that end at once, the
+second sees zero.
 """
 
 from __future__ import annotations
@@ -39,8 +39,6 @@ __all__ = [
 ]
 
 Guard = ColumnElement[bool]
-
-_COUNTERS = ("succeeded", "invalid", "failed", "timed_out", "cancelled", "waiting")
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +150,7 @@ async def move(
 async def end_validation(db: Database, tx: Connection, head: Head, *, actor: str) -> None:
     """Let the rows run once all of the file is read and validated.
 
-    Belongs in every transaction that ends the reading or the validation of a chunk.
+    Call this in every transaction that ends the reading of the file or the validation of a chunk.
     """
     if head.reading != "complete" or head.raw_chunks:
         return
@@ -162,7 +160,7 @@ async def end_validation(db: Database, tx: Connection, head: Head, *, actor: str
 
 
 async def finish_if_over(db: Database, tx: Connection, head: Head, *, actor: str) -> Head:
-    """End the operation when its last chunk has closed; belongs in every transaction that closes one."""
+    """End the operation when its last chunk has closed; call this in every transaction that closes one."""
     if head.open_chunks:
         return head
     event = ending(head, await sum_counts(tx, head.number))
@@ -177,7 +175,7 @@ async def break_if(
     *,
     actor: str,
 ) -> None:
-    """Stop the operation when its tally says so; only the first to notice does."""
+    """Stop the operation if `stop_reason` gives a reason for its tally; only the first caller does."""
     reason = stop_reason(await _tally(tx, number))
     if reason is not None:
         await move(db, tx, number, "broke", actor=actor, cause=reason, stop_outcome="Failed", error=reason)
@@ -192,7 +190,7 @@ def ending(head: Head, counts: Counts) -> str:
 
 async def sum_counts(tx: Connection, number: int) -> Counts:
     """The operation's counters: sums over its chunks."""
-    sums = (func.coalesce(func.sum(chunks.c[name]), 0).label(name) for name in _COUNTERS)
+    sums = (func.coalesce(func.sum(chunks.c[name]), 0).label(name) for name in Counts.__dataclass_fields__)
     row = (await tx.execute(select(*sums).where(chunks.c.operation == number))).one()
     return Counts(**{name: int(value) for name, value in row._mapping.items()})
 
@@ -217,7 +215,7 @@ async def state_of(tx: Connection, number: int) -> str:
 
 
 async def head_of(tx: Connection, number: int) -> Head:
-    """The head as this transaction sees it; a decision needs the UPDATE that comes before."""
+    """The head as this transaction sees it; for a decision, update the row first."""
     found = (await tx.send(_HEAD_OF, {"number": number})).rows
     if not found:
         raise NotFound("the operation has been purged")

@@ -1,4 +1,4 @@
-"""From the id that users know to the number that tables use."""
+"""From the id that users see to the number that tables use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.operations.tables import REMOVED, operations
 
 __all__ = ["IS_THERE", "number_of"]
 
-PREFIX_CHARS = 8  # how much of an id may stand for it
+PREFIX_CHARS = 8  # the fewest characters of an id that can be given for it
 NEAR_LISTED_MAX = 10
 # An operation whose purge has begun is gone for callers.
 IS_THERE = operations.c.stop_outcome.is_distinct_from(REMOVED)

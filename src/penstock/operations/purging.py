@@ -93,7 +93,7 @@ async def purgeable(db: Database, before: int) -> Purged:
 
 
 class Retention:
-    """A worker's part in it: small passes, one after the other, where a setting says how long operations are kept."""
+    """Purges by a worker: small passes, one after the other, if a setting says how long operations are kept."""
 
     def __init__(self, db: Database, files: FileStore, clock: Clock, *, days: float) -> None:
         self._db, self._files, self._clock, self._days = db, files, clock, days
@@ -147,7 +147,7 @@ class _Purge:
         return last
 
     async def _begin(self, due: _Due, tx: Connection) -> bool:
-        """From now on the operation is gone for callers; False when it was retried, or another purge was faster."""
+        """From now on the operation is gone for callers; False when it was retried, or another purge was first."""
         is_old = operations.c.finished_at < self.before
         if await touch(tx, due.number, _IS_OVER, is_old, stop_outcome=REMOVED, reading="abandoned") is None:
             return False
@@ -174,7 +174,7 @@ class _Purge:
             keepers = await _keepers(tx, {due.file_sha256 for due in emptied})
         gone = []
         for due in emptied:
-            # Of several that are being removed, the last one takes the file along.
+            # Of several operations with one file that are being removed, the last one removes the file.
             if keepers.get(due.file_sha256, 0) > due.number or await self._remove_file(due):
                 gone.append(due.number)
         if gone:
@@ -198,7 +198,7 @@ async def _remove_some(due: _Due, tx: Connection) -> tuple[int, int, bool]:
         return 0, 0, True  # another purge has ended it
     rows, is_empty = await _remove_chunks(due, tx)
     records = 0
-    # The chunks first: who tells of a late result does so only while the chunk is there, and locks it meanwhile.
+    # The chunks first: a late result is written only while its chunk is there, and locks it meanwhile.
     for key, is_mine in (
         (requests.c.id, requests.c.operation == due.number),
         (signals.c.id, signals.c.operation == due.number),

@@ -1,7 +1,7 @@
 """Running failed rows again: all of them, some of them, or one with its data corrected.
 
-A caller only leaves word: requests, one per chunk or per row, which the chunk's owner applies. It opens the chunks
-in the same transaction, so an accepted retry survives any crash.
+A caller only stores requests, one per chunk or per row, which the chunk's owner applies. The same transaction opens the
+chunks, so an accepted retry survives any crash.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from penstock.operations.inbox.applying import refusal
 from penstock.operations.moves import Head, move, touch
 from penstock.operations.tables import REMOVED, chunks, operations, requests
 
-__all__ = ["Eligibility", "Retry", "can_retry", "retry_all", "retry_rows"]
+__all__ = ["Eligibility", "NothingToRetry", "Retry", "can_retry", "retry_all", "retry_rows"]
 
 CHUNKS_READ_MAX = 4  # with all their records in memory
 CHUNKS_OPENED_EACH = 1000  # by one statement
@@ -99,8 +99,8 @@ def _objections(row: RowMapping) -> list[str]:
 async def retry_all(db: Database, number: int, *, actor: str, token: str) -> Retry:
     """Ask for every eligible failed row of an ended operation to run again; `Conflict` says why it cannot.
 
-    The rows are judged in a snapshot, which holds nobody up. The write after it is short, and it is made only if the
-    operation is as the snapshot showed it; otherwise we look again.
+    The rows are judged in a snapshot, which blocks no other. The write after it is short, and is made only if the
+    operation is still as in the snapshot; otherwise we look again.
     """
     while True:
         async with db.read() as tx:
@@ -273,7 +273,7 @@ async def _request(
 
 
 async def _open(db: Database, tx: Connection, found: Sequence[int]) -> None:
-    """Open chunks, or leave word in those that are open, so many to a statement."""
+    """Open chunks, and count a new message for each, many in one statement."""
     for start in range(0, len(found), CHUNKS_OPENED_EACH):
         mine = chunks.c.id.in_(found[start : start + CHUNKS_OPENED_EACH])
         # An UPDATE of many would lock them in an order of its own.
@@ -313,17 +313,17 @@ async def _failed_chunks(tx: Connection, number: int) -> Any:
 
 
 async def _chunks_of(tx: Connection, number: int, rows: Sequence[int]) -> list[OwnedChunk]:
-    owned: list[OwnedChunk] = []
+    loaded: list[OwnedChunk] = []
     for row in rows:
-        if owned and row < owned[-1].first_row + owned[-1].row_count:
+        if loaded and row < loaded[-1].first_row + loaded[-1].row_count:
             continue
         found = await store.load(
             tx, number, chunks.c.first_row <= row, chunks.c.first_row + chunks.c.row_count > row, limit=1
         )
         if not found:
             raise NotFound(f"the operation has no row {row}")
-        owned += found
-    return owned
+        loaded += found
+    return loaded
 
 
 async def _has_request_for_all(tx: Connection, chunk: int) -> bool:

@@ -1,4 +1,4 @@
-"""The keys of rows as they were read, and their *marks*: by these the database knows which chunks may hold a key."""
+"""The keys of rows as they were read, and their *marks*, by which the database finds the chunks that may hold a key."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from penstock.pipeline.fields import ModelField
 
 __all__ = ["GROUPS", "key_names", "key_of", "key_sums", "mark", "marks"]
 
-# A mark is two bytes of a row's sum and stands in the group that four other bits tell, so that only a sixteenth of the
-# marks is looked through. In a million rows a lookup then meets two or three chunks that merely look right.
+# A mark is two bytes of the checksum of a row's key, in the group given by four other bits of it, so that only a
+# sixteenth of the marks is searched. In a million rows a lookup then finds two or three other chunks by chance.
 GROUPS = 16
 
 
@@ -24,7 +24,7 @@ def key_names(key: str | None, fields: Iterable[ModelField] = ()) -> tuple[str, 
 
 
 def key_of(raw: Any, names: Sequence[str], columns: Sequence[str] | None) -> str | None:
-    """The text of the key of a row as it was read, where it can be made out."""
+    """The text of the key of a row as it was read, where it can be read."""
     record = dict(zip(columns or (), raw, strict=False)) if isinstance(raw, list) else raw
     if isinstance(record, dict):
         for name in names:
@@ -41,7 +41,7 @@ def mark(key: str) -> tuple[int, bytes]:
 
 
 def key_sums(rows: Sequence[Any], names: Sequence[str], columns: Sequence[str] | None) -> list[int]:
-    """The sums of the keys of rows, 0 for a row without; none at all where rows have no key."""
+    """The checksums of the keys of rows, 0 for a row without; none at all where rows have no key."""
     if columns is None:
         return [crc32((key_of(raw, names, None) or "").encode()) for raw in rows] if names else []
     place = next((columns.index(name) for name in names if name in columns), None)

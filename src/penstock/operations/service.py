@@ -49,7 +49,7 @@ DRAIN_S = 1.0  # how long a cancel helps to drain before it answers
 
 
 class Operations:
-    """Create operations and look at them."""
+    """Create, list, control, retry and check operations."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Operations:
         options: Mapping[str, Any] | None = None,
         created_by: str | None = None,
     ) -> Operation:
-        """Take a file in for an operation, by its name or declaration. When this returns, the operation is durable."""
+        """Create an operation, given by name or declaration, for a file. When this returns, it is durable."""
         definition = self.definition(operation)
         deployed = self._settings.operations.get(definition.name, {})
         new_id = await intake.create(

@@ -1,4 +1,4 @@
-"""Signals: a durable mailbox. Accepted means stored; early, late and repeated signals are all the same case."""
+"""Sending signals, and listing waits and signals. Accepted means stored, whether or not a row waits already."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Wait:
 
     @property
     def cursor(self) -> str:
-        """The place of this wait in a list, whether of one operation or of all: what comes after it is the rest."""
+        """The place of this wait in a list of one operation or of all: give it as `after` to go on behind it."""
         return f"{self.operation_id}:{self.row}"
 
 
@@ -67,7 +67,7 @@ class Unclaimed:
 
 
 class Signals:
-    """Word from outside that ends waits."""
+    """Send signals, which end waits, and look at waits and signals."""
 
     def __init__(self, db: Database, *, clock: Clock, entropy: Entropy, actor: str, hint: Callable[[], None]) -> None:
         self._db, self._clock, self._entropy, self._actor = db, clock, entropy, actor
@@ -211,7 +211,7 @@ async def _is_behind(tx: Connection, after: int | str, listed: int | None) -> Co
 
 
 def _encoded(payload: Any) -> msgspec.Raw:
-    """The payload as it is now, as JSON."""
+    """The payload as JSON."""
     try:
         encoded = msgspec.json.encode(payload)
     except (TypeError, ValueError, RecursionError) as error:

@@ -26,8 +26,7 @@ __all__ = [
     "workers",
 ]
 
-
-REMOVED = "Removed"  # the `stop_outcome` of an operation of which only remains are left, for a purge to finish
+REMOVED = "Removed"  # the `stop_outcome` of an operation whose purge has begun
 
 
 def _one_of(column: str, machine: Machine) -> CheckConstraint:
@@ -63,8 +62,8 @@ operations = table(
     Column("fence", BigInteger, nullable=False, default=0),
     Column("position", Key(64)),
     Column("crashes", Integer, nullable=False, default=0),  # readers that died over the suspect rows
-    Column("suspect_row", BigInteger),  # where the rows begin that are being checked, because readers died here
-    Column("suspect_until", BigInteger),  # behind this row nobody has died
+    Column("suspect_row", BigInteger),  # the first of the rows that are being checked, where readers have died
+    Column("suspect_until", BigInteger),  # behind this row no reader has died
     Column("rows_read", BigInteger, nullable=False, default=0),
     Column("total_rows", BigInteger, nullable=False, default=0),
     Column("columns", Json),
@@ -120,7 +119,7 @@ chunks = table(
 chunk_rows = table(
     "penstock_chunk_rows",
     Column("chunk", BigInteger, primary_key=True, autoincrement=False),
-    # Before the data: SQLite reads all that stands before a column. Null when the rows have no key.
+    # Before the data: SQLite reads all columns before the one it needs. Null when the rows have no key.
     Column("key_marks", Bytes),
     Column("data", Bytes, nullable=False),
 )
@@ -170,11 +169,11 @@ history = table(
     Index("ix_penstock_history_row", "operation", "row", "id"),
 )
 
-# Word from outside for a waiting row. Stored first; that is what accepting it means.
+# Signals for waiting rows. A signal is accepted when it is stored here.
 signals = table(
     "penstock_signal",
     Column("id", Serial, primary_key=True, autoincrement=True),
-    Column("token", Key(36), nullable=False, unique=True),  # made before the transaction, so a repeat meets itself
+    Column("token", Key(36), nullable=False, unique=True),  # made before the transaction, so that a repeat is refused
     Column("operation", BigInteger, nullable=False),
     Column("key", Key(500), nullable=False),
     Column("row", BigInteger),  # when only this row is meant
@@ -195,7 +194,7 @@ signals = table(
     Index("ix_penstock_signal_key", "operation", "key", "id"),
 )
 
-# Word from outside that failed rows shall run again, with or without new data; applied by the chunk's owner.
+# Requests to run failed rows again, with or without new data; applied by the chunk's owner.
 requests = table(
     "penstock_request",
     Column("id", Serial, primary_key=True, autoincrement=True),

@@ -1,4 +1,4 @@
-"""When an operation has too many errors to go on."""
+"""When an operation has too many errors to go on. Pure."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from penstock.pipeline import OperationOptions
 
-__all__ = ["RATE_ROWS_MIN", "Tally", "breach", "breach_while_running"]
+__all__ = ["Tally", "breach", "breach_while_running"]
 
-RATE_ROWS_MIN = 100
+RATE_ROWS_MIN = 100  # with fewer rows a rate says little
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,8 @@ def breach_while_running(options: OperationOptions, tally: Tally) -> str | None:
     if reason := _too_many(options, tally.invalid + tally.failed):
         return reason
     valid = tally.rows - tally.invalid
-    is_telling = tally.begun >= RATE_ROWS_MIN or (tally.begun == valid and tally.rows >= RATE_ROWS_MIN)
-    if options.max_error_rate is None or not (tally.begun and is_telling):
+    has_enough = tally.begun >= RATE_ROWS_MIN or (tally.begun == valid and tally.rows >= RATE_ROWS_MIN)
+    if options.max_error_rate is None or not (tally.begun and has_enough):
         return None
     rate = (tally.invalid + valid * tally.failed_of_begun / tally.begun) / tally.rows
     if rate <= options.max_error_rate:

@@ -15,14 +15,14 @@ __all__ = ["host_name", "is_process_alive", "remove_dead_workers"]
 
 
 def host_name() -> str:
-    """This host, this boot, these process numbers: two processes with the same one can see each other."""
+    """The host, its boot and its process namespace: a process can see whether another with the same name is alive."""
     boot, namespace = "", ""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             boot = file.read().strip()
         namespace = os.readlink("/proc/self/ns/pid")
     except OSError:
-        return f"{socket.gethostname()}-{os.getpid()}"[:255]  # cannot be told: nobody is our neighbour
+        return f"{socket.gethostname()}-{os.getpid()}"[:255]  # unknown: no other process has this name
     return f"{socket.gethostname()}/{boot}/{namespace}"[:255]
 
 
@@ -38,7 +38,7 @@ def is_process_alive(process: int) -> bool:
 
 
 async def remove_dead_workers(db: Database, *, long_dead_s: float) -> int:
-    """Remove workers of this host whose process is gone, and any that are long dead; says how many were neighbours.
+    """Remove workers of this host whose process is gone, and any that are long dead; returns how many of this host.
 
     Removing a record is what makes a lease end early: the dead worker's chunks can be claimed at once.
     """

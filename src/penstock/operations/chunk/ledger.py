@@ -217,7 +217,7 @@ class Ledger:
             if track.state[i] == PENDING:
                 track.attempt[i] += 1
 
-    def stand_down(self, rows: Iterable[int]) -> None:
+    def undo_start(self, rows: Iterable[int]) -> None:
         """Take back the intent of these rows: they did not begin."""
         for i in rows:
             self.in_flight[i] = 0

@@ -1,4 +1,4 @@
-"""What must be true of a chunk, its ledger and its records: pure rules, each yielding what it finds amiss.
+"""What must be true of a chunk, its ledger and its records: pure rules, each yielding what it finds wrong.
 
 A rule yields (row or None, sentence) pairs. To check more, write one more function and add it to the list.
 """
@@ -28,7 +28,7 @@ __all__ = ["CHUNK_RULES", "ChunkFacts", "Finding", "ledger_fits"]
 Finding = tuple[int | None, str]
 
 _ENDED_WELL = frozenset((COMPLETED, SKIPPED))
-_WITH_STORY = frozenset((INVALID, FAILED, TIMED_OUT, WAITING))
+_NEEDS_RECORD = frozenset((INVALID, FAILED, TIMED_OUT, WAITING))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ def ledger_fits(chunk: ChunkFacts) -> Iterator[Finding]:
 
 
 def counters_are_recounted(chunk: ChunkFacts) -> Iterator[Finding]:
-    """Each counter is what the ledger comes to."""
+    """Each counter is what the ledger counts to."""
     recount = chunk.ledger.counts()
     for column in fields(Counts):
         found, right = getattr(chunk.counts, column.name), getattr(recount, column.name)
@@ -71,7 +71,7 @@ def counters_are_recounted(chunk: ChunkFacts) -> Iterator[Finding]:
 
 
 def steps_in_order(chunk: ChunkFacts) -> Iterator[Finding]:
-    """A row stands behind steps that ended well."""
+    """Steps before a row's current one ended well."""
     ledger = chunk.ledger
     for place in range(1, ledger.steps + 1):
         states = ledger.tracks[place].state
@@ -86,7 +86,7 @@ def steps_in_order(chunk: ChunkFacts) -> Iterator[Finding]:
 
 
 def places_exist(chunk: ChunkFacts) -> Iterator[Finding]:
-    """No row stands beyond the end of the pipeline, and none at a step it has left."""
+    """No row is beyond the end of the pipeline, and none at a step that has ended well."""
     ledger = chunk.ledger
     for i, at in enumerate(ledger.at):
         if at > ledger.steps + 1:
@@ -122,23 +122,23 @@ def closed_is_over(chunk: ChunkFacts) -> Iterator[Finding]:
 def stories_are_told(chunk: ChunkFacts) -> Iterator[Finding]:
     """A row that is invalid, failed, timed out, waiting or was retried has a record of it."""
     ledger = chunk.ledger
-    for i in _with_story(ledger):
+    for i in _may_need_records(ledger):
         place = ledger.at[i]
-        if place <= ledger.steps and ledger.tracks[place].state[i] in _WITH_STORY:
-            yield from _must_tell(chunk, i, place, f"is {STATES[ledger.tracks[place].state[i]]}")
+        if place <= ledger.steps and ledger.tracks[place].state[i] in _NEEDS_RECORD:
+            yield from _must_have_record(chunk, i, place, f"is {STATES[ledger.tracks[place].state[i]]}")
         for done in range(1, min(place, ledger.steps) + 1):
             if ledger.tracks[done].attempt[i] > 1 and not (done == place and ledger.in_flight[i]):
-                yield from _must_tell(chunk, i, done, f"took {ledger.tracks[done].attempt[i]} attempts")
+                yield from _must_have_record(chunk, i, done, f"took {ledger.tracks[done].attempt[i]} attempts")
 
 
-def _with_story(ledger: Ledger) -> list[int]:
-    """Rows that may have something to tell, found by whole columns."""
+def _may_need_records(ledger: Ledger) -> list[int]:
+    """Rows that may need a record, found by whole columns."""
     retried = any(max(track.attempt, default=0) > 1 for track in ledger.tracks)
     failed = any(not (_ENDED_WELL | {PENDING}).issuperset(track.state) for track in ledger.tracks)
     return list(range(ledger.rows)) if retried or failed else []
 
 
-def _must_tell(chunk: ChunkFacts, i: int, place: int, what: str) -> Iterator[Finding]:
+def _must_have_record(chunk: ChunkFacts, i: int, place: int, what: str) -> Iterator[Finding]:
     if (chunk.row(i), place - 1) not in chunk.records:
         yield chunk.row(i), f"{what} at step {place - 1}, but has no record of it"
 
@@ -161,7 +161,7 @@ def stories_are_true(chunk: ChunkFacts) -> Iterator[Finding]:
 def _disagreements(chunk: ChunkFacts, i: int, place: int, record: StepRecord) -> Iterator[Finding]:
     ledger, row = chunk.ledger, chunk.row(i)
     track = ledger.tracks[place]
-    # The record of a row's last trouble is brought up to date when the row leaves its steps, not when it starts again.
+    # The record of a row's last error is brought up to date when the row leaves its steps, not when it starts again.
     may_lag = record.state == "Pending" and not ledger.is_terminal(i)
     if record.state != STATES[track.state[i]] and not may_lag:
         yield row, f"is {STATES[track.state[i]]} at step {record.step}, its record says {record.state}"
@@ -175,7 +175,7 @@ def _disagreements(chunk: ChunkFacts, i: int, place: int, record: StepRecord) ->
 
 
 def waits_have_deadlines(chunk: ChunkFacts) -> Iterator[Finding]:
-    """No row waits for ever."""
+    """Each wait has a deadline."""
     for (row, step), record in chunk.records.items():
         if record.state == "WaitingForCompletion" and record.deadline is None:
             yield row, f"waits at step {step} without a deadline"

@@ -27,7 +27,7 @@ from penstock.operations.tables import chunks, operations, row_records, signals,
 from penstock.operations.worker_records import host_name, is_process_alive
 from penstock.settings import Settings
 
-__all__ = ["OVERDUE_S", "collect", "diagnose"]
+__all__ = ["diagnose"]
 
 OVERDUE_S = 10.0  # workers look every second and sweep every five: what is due for longer is stuck
 OPEN_OPERATIONS_MAX = 1000
@@ -74,7 +74,7 @@ async def _with_records(facts: Facts, settings: Settings, clock: Clock) -> Facts
             before = clock.now_us()
             now = (await tx.execute(select(db.now()))).scalar_one()
             ahead_us = now - (before + clock.now_us()) // 2
-            staff = [_worker(row, now, settings) for row in await tx.execute(select(workers))]
+            known = [_worker(row, now, settings) for row in await tx.execute(select(workers))]
             found = await _open_operations(db, tx, now)
             busy = await _busy_workers(db, tx)
             encrypted = await _encrypted(tx)
@@ -86,7 +86,7 @@ async def _with_records(facts: Facts, settings: Settings, clock: Clock) -> Facts
     return replace(
         facts,
         clock_ahead_us=ahead_us,
-        workers=tuple(staff),
+        workers=tuple(known),
         busy_workers=busy,
         operations=seen,
         locked=locked,
@@ -124,7 +124,7 @@ def _worker(row: Row[Any], now: int, settings: Settings) -> WorkerFacts:
 
 
 async def _busy_workers(db: Database, tx: Connection) -> int:
-    """How many live workers hold anything."""
+    """How many live workers own anything."""
     owned = select(chunks.c.owner).where(chunks.c.owner.is_not(None)).union(select(operations.c.owner))
     query = select(func.count()).select_from(workers).where(workers.c.id.in_(owned), workers.c.lease_until >= db.now())
     return int((await tx.execute(query)).scalar_one())
@@ -140,7 +140,7 @@ async def _open_operations(db: Database, tx: Connection, now: int) -> list[tuple
     rows = func.count(row_records.c.row.distinct())
     lost = await _by_operation(tx, chunks.c.operation, func.count(), is_lost)
     due = await _by_operation(tx, chunks.c.operation, func.count(), is_due)
-    heard = await _by_operation(tx, row_records.c.operation, rows, is_signalled)
+    signalled = await _by_operation(tx, row_records.c.operation, rows, is_signalled)
     late = await _by_operation(tx, row_records.c.operation, rows, (*is_waiting, row_records.c.deadline <= overdue))
     is_lost_file = (operations.c.reading == "open") & operations.c.owner.is_not(None) & is_dead(db, operations.c.owner)
     query = (
@@ -164,7 +164,7 @@ async def _open_operations(db: Database, tx: Connection, now: int) -> list[tuple
             state=row.state,
             lost_chunks=lost.get(row.number, 0) + int(row.is_lost_file),
             overdue_chunks=due.get(row.number, 0) * is_at_work + is_unread,
-            overdue_signals=heard.get(row.number, 0) * is_at_work,
+            overdue_signals=signalled.get(row.number, 0) * is_at_work,
             overdue_waits=late.get(row.number, 0) * is_at_work,
             trouble=row.trouble,
         )

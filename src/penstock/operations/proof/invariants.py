@@ -45,7 +45,7 @@ class OperationFacts:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the operation says it is at rest."""
+        """Whether the operation's state is a settled one."""
         return OPERATION.is_settled(self.head.state)
 
 

@@ -1,4 +1,4 @@
-"""Is this installation well? Each check is a pure function from facts to symptoms; `doctor` collects the facts."""
+"""What is wrong with an installation: each check is a pure function from facts to symptoms; `doctor` gets the facts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from penstock.db.safety import Finding
 
-__all__ = ["CHECKS", "Diagnosis", "Facts", "OpenOperation", "Symptom", "WorkerFacts", "examine"]
+__all__ = ["CHECKS", "Diagnosis", "Facts", "Health", "OpenOperation", "Symptom", "WorkerFacts", "examine"]
 
 WAL_RESET_FIXED = (3, 51, 3)
 WAL_RESET_FIXED_EARLIER = ((3, 44, 6), (3, 50, 7))  # older branches that were mended too
@@ -39,7 +39,7 @@ class OpenOperation:
     state: str
     has_file: bool = True
     lost_chunks: int = 0  # owned by a worker that is dead; 1 for a file that was being read
-    overdue_chunks: int = 0  # nobody's, and due for a while
+    overdue_chunks: int = 0  # owned by no live worker, and due for a while
     overdue_signals: int = 0  # rows that wait although their signal is here
     overdue_waits: int = 0  # rows that wait although their deadline has passed
     trouble: str | None = None  # why the worker that tried last could not go on
@@ -71,7 +71,7 @@ class Facts:
 
     @property
     def has_workers(self) -> bool:
-        """Whether anybody would take up work."""
+        """Whether a live worker is there."""
         return any(worker.state != "dead" for worker in self.workers)
 
 
@@ -202,7 +202,7 @@ def workers_beat(facts: Facts) -> Iterator[Symptom]:
 
 
 def work_has_workers(facts: Facts) -> Iterator[Symptom]:
-    """Somebody takes up the work there is."""
+    """Where there is work, there is a live worker."""
     waiting = [operation for operation in facts.operations if operation.state != "Paused"]
     if waiting and not facts.has_workers:
         yield Symptom(
@@ -235,18 +235,18 @@ def work_goes_on(facts: Facts) -> Iterator[Symptom]:
 
 
 def _grouped(
-    found: Iterable[OpenOperation], word: Callable[[OpenOperation], str | None]
+    found: Iterable[OpenOperation], text_of: Callable[[OpenOperation], str | None]
 ) -> dict[str, list[OpenOperation]]:
-    """Operations by a word about them; those about which there is none are left out."""
+    """Operations by a text about them; those without one are left out."""
     groups: dict[str, list[OpenOperation]] = {}
     for operation in found:
-        if (said := word(operation)) is not None:
-            groups.setdefault(said, []).append(operation)
+        if (text := text_of(operation)) is not None:
+            groups.setdefault(text, []).append(operation)
     return groups
 
 
 def nothing_is_lost(facts: Facts) -> Iterator[Symptom]:
-    """No rows are held by the dead."""
+    """No chunk is owned by a dead worker."""
     lost = [operation for operation in facts.operations if operation.lost_chunks and operation.state != "Paused"]
     if lost:
         number = sum(operation.lost_chunks for operation in lost)
@@ -260,12 +260,12 @@ def nothing_is_lost(facts: Facts) -> Iterator[Symptom]:
 
 def signals_are_heard(facts: Facts) -> Iterator[Symptom]:
     """No row waits for a signal that is here."""
-    deaf = [operation for operation in facts.operations if operation.overdue_signals]
-    if deaf:
-        number = sum(operation.overdue_signals for operation in deaf)
+    overdue = [operation for operation in facts.operations if operation.overdue_signals]
+    if overdue:
+        number = sum(operation.overdue_signals for operation in overdue)
         yield Symptom(
             "signals_are_heard",
-            f"{number:,} {'row waits' if number == 1 else 'rows wait'} beside a stored signal: {_ids(deaf)}",
+            f"{number:,} {'row waits' if number == 1 else 'rows wait'} beside a stored signal: {_ids(overdue)}",
             "the signal was accepted but its row does not go on",
             "start a worker that has these operations; it looks for such rows every few seconds",
         )

@@ -1,8 +1,8 @@
 """`verify`: re-derive every counter and state from the records and compare.
 
 Each operation is read in one snapshot, a few chunks at a time, so that work may go on meanwhile and the memory it
-takes does not depend on the operation's size. Here is where the facts come from; the rules are in `invariants`,
-`chunk_invariants` and `mail_invariants`.
+takes does not depend on the operation's size. The facts are read here; the rules are in `invariants`,
+`chunk_invariants` and `message_invariants`.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from penstock.operations.moves import Head
 from penstock.operations.operation_ids import number_of
 from penstock.operations.proof.chunk_invariants import CHUNK_RULES, ChunkFacts, Finding, ledger_fits
 from penstock.operations.proof.invariants import OPERATION_RULES, OperationFacts
-from penstock.operations.proof.mail_invariants import MAIL_RULES
-from penstock.operations.proof.mailbox import OVERLOOKED_US, Mail, Mailbox
+from penstock.operations.proof.message_invariants import MESSAGE_RULES
+from penstock.operations.proof.message_reading import OVERLOOKED_US, MessageReader, Messages
 from penstock.operations.states import OPERATION
 from penstock.operations.tables import REMOVED, chunk_rows, chunks, operations, requests, row_records, signals, workers
 
 __all__ = ["verify"]
 
-SLAB_CHUNKS = 16
+BATCH_CHUNKS = 16
 OPERATIONS_READ = 100
 LOG_READ = 1000
 LISTED_MAX = 10_000
@@ -57,7 +57,7 @@ class _Report:
     unlisted: int = 0
 
     def add(self, rule: str, message: str, operation: str | None, chunk: int | None, row: int | None) -> None:
-        """One more difference."""
+        """Add a difference."""
         if len(self.listed) == LISTED_MAX:
             self.unlisted += 1
             return
@@ -66,7 +66,7 @@ class _Report:
         self.listed.append(Difference(rule, f"{where}: {message}", operation, chunk, row))
 
     def add_all(self, rule: str, found: Iterable[Finding], operation: str, chunk: int | None = None) -> bool:
-        """What one rule found; whether it found anything."""
+        """Add what one rule found; returns whether it found anything."""
         some = False
         for row, message in found:
             self.add(rule, message, operation, chunk, row)
@@ -105,17 +105,16 @@ async def _verify_operation(db: Database, files: FileStore, number: int, report:
     async with db.read() as tx:
         row = (await tx.execute(select(operations).where(operations.c.number == number))).one_or_none()
         if row is None or row.stop_outcome == REMOVED:
-            return  # a purge was faster, or has left remains for the next one
+            return  # a purge has removed it, or has begun to
         facts = await _operation_facts(tx, row)
-        mailbox = Mailbox(tx, number, now=await _swept_now(db, tx, row))
+        reader = MessageReader(tx, number, now=await _swept_now(db, tx, row))
         async for batch in _chunk_batches(tx, number):
             records = await _records(tx, [chunk.id for chunk in batch])
-            mail = await mailbox.read(batch)
-            await asyncio.to_thread(_check_slab, row, batch, records, mail=mail, facts=facts, report=report)
-        lost = await mailbox.unread()
-        strays = await _stray_records(tx, number)
+            messages = await reader.read(batch)
+            await asyncio.to_thread(_check_batch, row, batch, records, messages=messages, facts=facts, report=report)
+        strays = [*await _stray_records(tx, number), *await reader.strays()]
     report.operations += 1
-    report.add_all("no_stray_records", [*strays, *lost], row.id)
+    report.add_all("no_stray_records", strays, row.id)
     for rule in OPERATION_RULES:
         report.add_all(rule.__name__, rule(facts), row.id)
     report.add_all("file_is_stored", await asyncio.to_thread(_file_findings, files, row, deep), row.id)
@@ -132,7 +131,7 @@ async def _operation_facts(tx: Connection, row: Row[Any]) -> OperationFacts:
 
 
 async def _swept_now(db: Database, tx: Connection, operation: Row[Any]) -> int | None:
-    """The time, if the operation runs and a worker has been there long enough to look for stored signals."""
+    """The time, if the operation runs and a worker has been there long enough to sweep; else None."""
     now: int = (await tx.execute(select(db.now()))).scalar_one()
     sweepers = exists().where(workers.c.lease_until >= now, workers.c.started_at <= now - OVERLOOKED_US)
     is_swept = operation.state == "Running" and (await tx.execute(select(sweepers))).scalar()
@@ -151,7 +150,7 @@ async def _chunk_batches(tx: Connection, number: int) -> AsyncIterator[Sequence[
                 .outerjoin(chunk_rows, chunk_rows.c.chunk == chunks.c.id)
                 .where(chunks.c.operation == number, chunks.c.first_row > last)
                 .order_by(chunks.c.first_row)
-                .limit(SLAB_CHUNKS)
+                .limit(BATCH_CHUNKS)
             )
         ).all()
         if not found:
@@ -161,18 +160,18 @@ async def _chunk_batches(tx: Connection, number: int) -> AsyncIterator[Sequence[
 
 
 async def _records(tx: Connection, ids: Sequence[int]) -> dict[int, dict[tuple[int, int], StepRecord]]:
-    record_of: dict[int, dict[tuple[int, int], StepRecord]] = {}
+    records: dict[int, dict[tuple[int, int], StepRecord]] = {}
     for found in await tx.execute(select(row_records).where(row_records.c.chunk.in_(ids))):
-        record_of.setdefault(found.chunk, {})[found.row, found.step] = StepRecord(**found._mapping)
-    return record_of
+        records.setdefault(found.chunk, {})[found.row, found.step] = StepRecord(**found._mapping)
+    return records
 
 
-def _check_slab(
+def _check_batch(
     operation: Row[Any],
     batch: Sequence[Row[Any]],
     records: dict[int, dict[tuple[int, int], StepRecord]],
     *,
-    mail: Mail,
+    messages: Messages,
     facts: OperationFacts,
     report: _Report,
 ) -> None:
@@ -197,9 +196,9 @@ def _check_slab(
         facts.add_ledger(known.ledger)
         for rule in CHUNK_RULES:
             report.add_all(rule.__name__, rule(known), operation.id, chunk.id)
-        for mail_rule in MAIL_RULES:
-            found = mail_rule(mail.of(chunk, known, kinds))
-            report.add_all(mail_rule.__name__, found, operation.id, chunk.id)
+        for message_rule in MESSAGE_RULES:
+            found = message_rule(messages.of(chunk, known, kinds))
+            report.add_all(message_rule.__name__, found, operation.id, chunk.id)
 
 
 def _gap(facts: OperationFacts, chunk: Row[Any]) -> Iterator[Finding]:

@@ -1,1 +1,1 @@
-"""What judges rows and runs them: an operation's code, its limits, and what an attempt leads to."""
+"""Judging and running rows: an operation's runtime, its limits, and what an attempt leads to."""

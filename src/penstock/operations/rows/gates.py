@@ -1,6 +1,6 @@
 """Per-step limits: how many at once, and how many a second.
 
-They hold over all workers: each has some units of every limit (see `limits`), and lets through here what they allow.
+They hold over all workers: each has some units of every limit (`limit_shares`), and lets through what they allow.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["Gate", "Limiter", "NoUnits", "Pace", "Refused"]
 
 
 class Refused(Exception):
-    """A call may not begin here now: its row is stood down, and its chunk goes back."""
+    """A call may not begin here now: its row is put back, and its chunk given up."""
 
 
 class NoUnits(Refused):
@@ -24,21 +24,21 @@ class NoUnits(Refused):
 
 
 class Limiter(Protocol):
-    """What a limit looks like to whoever shares it out."""
+    """A limit of a step, of which this worker holds some units."""
 
     limit: int  # the units of all workers together
     units: int  # ours
 
     @property
     def in_use(self) -> int:
-        """The units that we cannot do without now."""
+        """The units that we cannot give back now."""
 
     def hold(self, units: int, *, rests: bool) -> None:
-        """Have so many units from now on; it `rests` when others may just have used those that are new to us."""
+        """Hold so many units from now on; new ones rest first (`rests`) when others may just have used them."""
 
 
 class Gate:
-    """Lets as many through at once as we have units; their number may change while some are inside."""
+    """Lets as many calls run at once as we have units; their number may change while some run."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -62,7 +62,7 @@ class Gate:
 
     @asynccontextmanager
     async def entered(self) -> AsyncIterator[None]:
-        """Be inside, once there is room; `NoUnits` when there will be none."""
+        """Run a call inside, as soon as there is room; `NoUnits` when we hold none."""
         if not self.units:
             raise NoUnits
         if self._inside < self.units and not self._queue:
@@ -122,7 +122,7 @@ class Pace:
         if not more:
             return
         if more > 0:
-            # Where nobody else was, one gap keeps us apart from whoever had them before.
+            # Where no other worker takes part, one gap is enough to be apart from whoever had them before.
             rest_s = self.rest_s if rests else self.rest_s / units
             self._resting.append((self._monotonic() + rest_s, more))
         while more < 0 and self._resting:  # those that rest go first
@@ -134,13 +134,13 @@ class Pace:
         self._change.set()
 
     async def wait(self) -> None:
-        """Wait for our turn; `NoUnits` when it will not come."""
+        """Wait until the next call may begin; `NoUnits` when we hold none."""
         async with self._turn:
             at = max(self._monotonic(), self._last)
             while (start := self._next()) > at:
                 self._change.clear()
                 is_time = not await happens_within(self._change, start - at)
-                # A clock that stands still is where we have waited for it to be.
+                # A manual clock does not move while we wait: it counts as having reached `start`.
                 at = max(self._monotonic(), start if is_time else at)
             self._last = at
 

@@ -1,4 +1,4 @@
-"""Whether rows are right: the model first, then the validators, then `validate_row`."""
+"""Validating rows: the model first, then the validators, then `validate_row`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from penstock.operations.rows.task_pool import SLICE_NS, is_ours
 from penstock.operations.rows.verdicts import error_text
 
 __all__ = [
-    "Findings",
     "MayNotStart",
     "Objection",
     "ask_validators",
@@ -32,7 +31,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Objection:
-    """Why a row may not run: faults of the row, or trouble of a validator (`Processing`)."""
+    """Why a row may not run: faults of the row, or an error of a validator (`Processing`)."""
 
     faults: list[Fault]
     error_type: str = "Validation"
@@ -71,7 +70,7 @@ async def validate(runtime: OperationRuntime, raw: Any) -> Objection | None:
 
 
 def parse(runtime: OperationRuntime, raw: Any) -> tuple[Any, Objection | None]:
-    """The row as its model has it, or what the model has against it."""
+    """The parsed row, or the objection of its model."""
     row_type = runtime.definition.row
     try:
         return runtime.parse(raw), None
@@ -82,7 +81,7 @@ def parse(runtime: OperationRuntime, raw: Any) -> tuple[Any, Objection | None]:
 async def check_batch(runtime: OperationRuntime, batch: Batch, may_start: MayStart) -> list[StepRecord]:
     """Judge every row of a batch: the reader's faults, then the model, then validators, then `validate_row`.
 
-    Answers with the records of the rows that are not right; `MayNotStart`.
+    Returns the records of the rows that are not valid. `MayNotStart` when not all rows could be judged.
     """
     found = await find_objections(runtime, batch, may_start)
     if found.judged < len(batch.rows):
@@ -111,7 +110,7 @@ async def find_objections(runtime: OperationRuntime, batch: Batch, may_start: Ma
 
 
 async def ask_validators(runtime: OperationRuntime, rows: Mapping[int, Any], may_start: MayStart) -> Judged:
-    """What the operation's own validators have against rows that fit their model; of each, the first to object decides.
+    """The objections of the operation's own validators to rows that fit their model; of each row, the first one.
 
     Validator after validator is asked about all rows to which none has objected so far: many rows can go to a thread
     together, where plain functions run, because they may block.
@@ -141,7 +140,7 @@ async def _ask_on_loop(
         if not may_start():
             break
         answers[i] = await _objection_of(validator, row, meta)
-        if now() > until:  # others get a turn
+        if now() > until:  # let other tasks run
             await asyncio.sleep(0)
             until = now() + SLICE_NS
     return answers
@@ -158,14 +157,14 @@ async def _ask_on_threads(
                 is_pending = inspect.isawaitable(answer)  # a plain function may give a coroutine
                 answers[i] = await _objection_of(_given, answer) if is_pending else answer
     finally:
-        list(todo)  # if we are cut off, the thread is not: it shall begin no other row
+        list(todo)  # if we are cancelled, the thread is not: it must begin no other row
     return answers
 
 
 def _hop(
     runtime: OperationRuntime, validator: Callable[..., Any], todo: Iterator[tuple[int, Any]], may_start: MayStart
 ) -> list[tuple[int, Any]]:
-    """Ask about the next rows, on a thread, as many as fit into a slice: what was objected, or a coroutine, or None."""
+    """Ask about the next rows, on a thread, as many as fit into a slice: for each an objection, a coroutine or None."""
     now, meta = runtime.clock.now_ns, runtime.run.meta
     until = now() + SLICE_NS
     answers: list[tuple[int, Any]] = []
@@ -188,7 +187,7 @@ def _given(answer: Awaitable[Any]) -> Awaitable[Any]:
 
 
 async def _objection_of(validator: Callable[..., Awaitable[Any]], *given: Any) -> Objection | None:
-    """What a validator that is awaited has against a row."""
+    """The objection of an async validator to a row."""
     try:
         await validator(*given)
     except BaseException as error:
@@ -199,7 +198,7 @@ async def _objection_of(validator: Callable[..., Awaitable[Any]], *given: Any) -
 
 
 def _objection(error: BaseException) -> Objection:
-    """A validator's exception: a verdict on the row, or its own trouble."""
+    """A validator's exception as an objection: a verdict on the row, or an error of the validator (`Processing`)."""
     if isinstance(error, InvalidInput) and error.faults:
         return Objection(list(error.faults))
     if isinstance(error, InvalidInput | ValueError | AssertionError):

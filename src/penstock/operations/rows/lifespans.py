@@ -1,4 +1,4 @@
-"""The pipelines of this process: each is built when first needed, with whatever its lifespan holds open."""
+"""The pipelines of this process: each is made when first needed, by entering its lifespan."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class Lifespans:
     async def pipeline(self, definition: Definition) -> object:
         """The pipeline of an operation; `OperationUnready` when its lifespan raises.
 
-        Whoever is cancelled while it waits leaves the lifespan to the others who do.
+        A caller that is cancelled while it waits does not cancel the lifespan, for others may wait too.
         """
         if definition.name not in self._lifespans:
             pipeline = asyncio.get_running_loop().create_future()
-            pipeline.add_done_callback(_look_at)
+            pipeline.add_done_callback(_retrieve_error)
             task = asyncio.create_task(self._live(definition, pipeline))
             self._lifespans[definition.name] = _Lifespan(task, pipeline)
         return await asyncio.shield(self._lifespans[definition.name].pipeline)
@@ -79,7 +79,7 @@ def _unready(definition: Definition, error: BaseException) -> OperationUnready:
     return raised
 
 
-def _look_at(pipeline: asyncio.Future[object]) -> None:
-    """Nobody may be left to hear of an error; then it is not an error that was forgotten."""
+def _retrieve_error(pipeline: asyncio.Future[object]) -> None:
+    """Retrieve an error, so that asyncio does not log it when no caller waits any more."""
     if not pipeline.cancelled():
         pipeline.exception()

@@ -1,4 +1,4 @@
-"""Everything that stays the same while one operation runs in this process."""
+"""An operation's runtime: all that stays the same while it runs in this process."""
 
 from __future__ import annotations
 
@@ -27,12 +27,11 @@ from penstock.pipeline.secret_values import mask_texts
 
 __all__ = ["Broken", "CannotRun", "NoOutput", "OperationRuntime", "StepRuntime"]
 
-
 Call = Callable[[Any, Any], Any]
 
 
 class NoOutput(enum.Enum):
-    """What a step may lead to that is no output."""
+    """What a step may return instead of an output."""
 
     SKIPPED = enum.auto()
     WAITING = enum.auto()
@@ -41,8 +40,8 @@ class NoOutput(enum.Enum):
 class StepRuntime:
     """One step bound to its pipeline, behind its gates.
 
-    Its calls raise `LeaseOver` when time has passed on the way to the user's code and no lease is left. Whoever calls
-    looks at the limit first.
+    Its calls raise `LeaseOver` when the lease has run out on the way to the user's code. The caller checks the limit
+    before the call.
     """
 
     __slots__ = (
@@ -73,7 +72,7 @@ class StepRuntime:
         self.plan, self.bound, self._start_limit = plan, bound, start_limit
         options = plan.options
         encode: Callable[[Any], bytes | None] = partial(plan.output.encode, bytes_max=output_bytes_max)
-        self.encode = encode if options.delivery == "at_least_once" else _losing(encode)
+        self.encode = encode if options.delivery == "at_least_once" else _or_output_lost(encode)
         self._gate = Gate(options.concurrency) if options.concurrency else None
         self._pace = Pace(options.rate, clock.monotonic) if options.rate else None
         self.when = _awaitable(bound.when) if bound.when is not None else None
@@ -91,12 +90,12 @@ class StepRuntime:
             call = self._gated(call)
         self.call: Callable[[Any, Any], Awaitable[Any]] = call
         is_bare = not (self.waits or self.when or self.key or options.timeout)
-        self.run = call if is_bare else self._asked(clock)
+        self.run = call if is_bare else self._wrapped(clock)
 
-    def _asked(self, clock: Clock) -> Call:
-        """The call with its condition, time limit and wait; what it leads to may be `NoOutput` instead of an output."""
+    def _wrapped(self, clock: Clock) -> Call:
+        """The call with its condition, time limit and wait; it returns `NoOutput` or an output."""
 
-        async def asked(row: Any, ctx: Any) -> Any:
+        async def wrapped(row: Any, ctx: Any) -> Any:
             if self.plan.options.timeout is not None:
                 ctx.deadline = self.deadline(clock.now_us())
             try:
@@ -113,7 +112,7 @@ class StepRuntime:
                 return output
             return output.output if isinstance(output, Done) else NoOutput.WAITING
 
-        return asked
+        return wrapped
 
     def _gated(self, call: Call) -> Call:
         gate, pace = self._gate, self._pace
@@ -151,8 +150,8 @@ def _on_thread(call: Call, threads: Executor, start_limit: StartLimit) -> Call:
     return hop
 
 
-def _losing(encode: Callable[[Any], bytes | None]) -> Callable[[Any], bytes | None]:
-    """The same, where an output that cannot be stored must not be taken for a call that failed."""
+def _or_output_lost(encode: Callable[[Any], bytes | None]) -> Callable[[Any], bytes | None]:
+    """The same for an at-most-once step: when its output cannot be stored, the call has not failed."""
 
     def encoded(output: Any) -> bytes | None:
         try:
@@ -232,7 +231,7 @@ class OperationRuntime:
         run.is_cancelled = lambda: self.is_cancelled
 
     def without_secrets(self, text: str, raw: Any) -> str:
-        """A text about a row, as it may be stored and shown: the words of user code may repeat a secret."""
+        """A text about a row, as it may be stored and shown: texts of user code may repeat a secret."""
         if not self.has_secrets:
             return text
         return mask_texts(text, [*self._secrets, *self.definition.row.secret_texts(raw, self.columns)])

@@ -1,7 +1,7 @@
-"""How a pipeline is cut: spans between barriers, segments within a span.
+"""How a pipeline is divided: spans between barriers, segments within a span.
 
 One intent on disk covers a span, and its outcomes are flushed together. A segment is a run of steps that are
-executed alike: awaited on the loop, run on threads many rows to a hop, or handed over in batches.
+executed alike: awaited on the loop, run on threads many rows to a hop, or called in batches.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ from penstock.operations.rows.gates import Refused
 
 __all__ = ["FOREVER", "LeaseOver", "StartLimit"]
 
-
 FOREVER = 2**63
 
 
@@ -16,9 +15,9 @@ class LeaseOver(Refused):
 
 
 class StartLimit:
-    """Until when user code may start, in ticks. Whoever is about to call some looks here directly before the call.
+    """Until when user code may start, in ticks. It is checked directly before each call of user code.
 
-    The limit is moved by another thread, so it is read anew each time.
+    Another thread moves the limit, so it is read anew each time.
     """
 
     __slots__ = ("_ticks_ns", "until_ns")

@@ -1,7 +1,7 @@
-"""A crew works on the jobs of one operation with a limited number of hands.
+"""The tasks that work on the jobs of one operation; their number is limited.
 
-No task per row: a hand pulls row after row from the first job that has any left, so jobs of neighbouring chunks
-overlap and no hand idles at a chunk's end.
+No task per row: a task pulls row after row from the first job that has any left, so jobs of neighbouring chunks
+overlap and no task is idle at a chunk's end.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
-__all__ = ["SLICE_NS", "Job", "Spawn", "TaskPool", "is_ours"]
+__all__ = ["SLICE_NS", "Spawn", "TaskPool", "is_ours"]
 
-SLICE_NS = 20_000_000  # how long a hand keeps the loop, or a thread its rows, before others get a turn
+SLICE_NS = 20_000_000  # how long a task keeps the loop, or a thread its rows, before others may run
 
 Spawn = Callable[[Coroutine[Any, Any, None]], object]
 
 
 class Job(Protocol):
-    """Work that several hands can share."""
+    """Work that several tasks can share."""
 
-    is_cut_off: bool  # it was given up, and the hands at work on it were cancelled
+    is_cut_off: bool  # it was given up, and the tasks at work on it were cancelled
 
     async def pull(self) -> bool:
         """Take and finish some of the work; False when none was left to take."""
 
 
 class TaskPool:
-    """Up to `size` hands over a queue of jobs; `spawn` starts a task that somebody owns."""
+    """Up to `size` tasks for a queue of jobs; `spawn` starts a task that its owner will end."""
 
     def __init__(self, size: int, spawn: Spawn) -> None:
         self._size, self._spawn = size, spawn
@@ -38,16 +38,16 @@ class TaskPool:
     def put(self, job: Job) -> None:
         """Queue a job."""
         self._jobs.append(job)
-        self._call_one_more()
+        self._start_one_more()
 
-    def _call_one_more(self) -> None:
+    def _start_one_more(self) -> None:
         if self._jobs and self._running < self._size:
             self._running += 1
             self._spawn(self._work())
 
     async def _work(self) -> None:
-        # Whoever comes to wait lets another begin: rows that never wait need one hand only.
-        asyncio.get_running_loop().call_soon(self._call_one_more)
+        # Another task starts when this one first waits: rows that never wait need one task only.
+        asyncio.get_running_loop().call_soon(self._start_one_more)
         try:
             while self._jobs:
                 job = self._jobs[0]
@@ -60,18 +60,18 @@ class TaskPool:
 
 
 async def _pull(job: Job) -> bool:
-    """Work on a job; when it is cut off, the hand lives on, for other jobs may be queued behind it."""
+    """Work on a job; when it is cut off, the task goes on, for other jobs may be queued behind it."""
     task = asyncio.current_task()
     assert task is not None
     try:
         return await job.pull()
     except asyncio.CancelledError:
-        if not job.is_cut_off or task.uncancel():  # the hand itself is to end
+        if not job.is_cut_off or task.uncancel():  # the task itself is to end
             raise
         return False
 
 
 def is_ours(error: BaseException) -> bool:
-    """Whether the hand itself is being cancelled; a step may leak a CancelledError of its own."""
+    """Whether our own task is being cancelled; a step may leak a CancelledError of its own."""
     task = asyncio.current_task()
     return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0

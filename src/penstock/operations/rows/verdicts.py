@@ -12,7 +12,6 @@ from penstock.pipeline import StepOptions
 
 __all__ = ["RETRY_LATER_MAX_S", "AttemptTimedOut", "OutputLost", "Verdict", "WrongLength", "error_text", "judge"]
 
-
 RETRY_LATER_MAX_S = timedelta(hours=24).total_seconds()
 
 
@@ -34,7 +33,7 @@ def judge(
 
     `errors` counts the earlier attempts of this generation that spent a retry; `postponed_s` is how long the row
     has been put off by `RetryLater` so far. A step that may run at most once is in doubt when nobody knows what became
-    of its call; that it raised an error is its own word, and no doubt.
+    of its call; when it raised an error itself, that is no doubt.
     """
     if options.delivery == "at_most_once" and _is_unknown(error):
         what = error_text(error) if isinstance(error, Exception) else f"the call was cut off ({error_text(error)})"

@@ -112,7 +112,7 @@ class ChunkActor:
             elif not await self._go_on():
                 return
         if self._group is not None:
-            self.owned.ledger.stand_down(self._group.rows)
+            self.owned.ledger.undo_start(self._group.rows)
         await self._leave(self._halt)
 
     async def _go_on(self) -> bool:
@@ -147,7 +147,7 @@ class ChunkActor:
                     self.progress.parse(group.rows)
                 rows = ledger.in_flight_at(group.rows, segment.first, segment.stop)
                 if self._halt is not None:
-                    ledger.stand_down(rows)
+                    ledger.undo_start(rows)
                 elif rows:
                     await self._run_job(job_for(self.runtime, self.progress, segment, rows, self._changed))
         self.progress.has_moved = True
@@ -184,7 +184,7 @@ class ChunkActor:
 
     async def _withdraw(self, job: RowsJob) -> None:
         """Begin no more rows of a job; those that run get some time to end, then they are cut off."""
-        self.owned.ledger.stand_down(job.withdraw())
+        self.owned.ledger.undo_start(job.withdraw())
         loop = asyncio.get_running_loop()
         while job.left > 0:
             why, began = self._halt, loop.time()
@@ -222,7 +222,7 @@ class ChunkActor:
             await self._commit(write, "intent" if is_intent else "flush")
         except Stopped:
             if self._group is not None:
-                self.owned.ledger.stand_down(self._group.rows)
+                self.owned.ledger.undo_start(self._group.rows)
             raise
         self.owned.written(writing)
         self._must_look |= has_parked
@@ -247,28 +247,22 @@ class ChunkActor:
 
     async def _close(self) -> bool:
         writing = self.owned.writing()
-        try:
-            await self._commit(lambda tx: store.close(self.db, tx, self.owned, writing, actor=self.owner), "close")
-        except NewMessages:
-            self._must_look = True
-            return False
-        return True
+        return await self._give_up(lambda tx: store.close(self.db, tx, self.owned, writing, actor=self.owner), "close")
 
     async def _hand_over(self) -> bool:
-        """Give up a raw chunk whose rows are all validated; False when it has new messages."""
+        """Give up a raw chunk whose rows are all validated."""
         writing = self.owned.writing()
-        try:
-            await self._commit(partial(store.hand_over, self.db, self.owned, writing, self.owner), "hand_over")
-        except NewMessages:
-            self._must_look = True
-            return False
-        return True
+        return await self._give_up(partial(store.hand_over, self.db, self.owned, writing, self.owner), "hand_over")
 
     async def _release(self) -> bool:
         due = next_due(self.owned)
         assert due is not None, "a chunk with unfinished rows has one that runs, waits or is due"
+        return await self._give_up(lambda tx: store.release(tx, self.owned, due_at=due), "release")
+
+    async def _give_up(self, work: Callable[[Connection], Awaitable[None]], point: str) -> bool:
+        """Commit a write that ends our ownership; False when the chunk has new messages, which are settled first."""
         try:
-            await self._commit(lambda tx: store.release(tx, self.owned, due_at=due), "release")
+            await self._commit(work, point)
         except NewMessages:
             self._must_look = True
             return False

@@ -130,7 +130,7 @@ class ChunkProgress:
         """Put rows back that may not begin their step: our lease has no time left, or we have no units of a limit."""
         self.was_refused = True
         for i in rows:
-            self.ledger.stand_down((i,))
+            self.ledger.undo_start((i,))
             self._close_records(i, self.ledger.at[i])
 
     # --- outputs

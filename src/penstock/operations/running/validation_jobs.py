@@ -35,7 +35,7 @@ class JudgeJob(RowsJob):
     def put_back(self, rows: Sequence[int]) -> None:
         """Put back rows that were not judged: the next owner of the chunk judges them."""
         if self.is_withdrawn:
-            self.progress.ledger.stand_down(rows)
+            self.progress.ledger.undo_start(rows)
         elif rows:
             self.progress.refuse(rows)
 

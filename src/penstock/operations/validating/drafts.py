@@ -1,4 +1,4 @@
-"""A chunk in the making: rows come in pieces, and leave packed and judged."""
+"""A chunk that is being made: rows are added in pieces, then it is packed for storage."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Draft:
     def __init__(self, runtime: OperationRuntime, start: Position, *, is_raw: bool = False) -> None:
         definition = runtime.definition
         self.start = self.end = start
-        self.is_raw = is_raw  # somebody else shall judge them
+        self.is_raw = is_raw  # another worker is to validate the rows
         self.records: list[StepRecord] = []
         self._runtime = runtime
         self._packer = Packer() if definition.options.track_row_data and not is_raw else None
@@ -41,7 +41,7 @@ class Draft:
 
     @property
     def rows(self) -> int:
-        """How many there are by now."""
+        """How many rows it has so far."""
         return self.end.row - self.start.row
 
     @property
@@ -56,7 +56,7 @@ class Draft:
         return Counts(invalid=len(self.records) - broken, failed=broken)
 
     def add(self, batch: Batch, records: Iterable[StepRecord] = ()) -> None:
-        """Take in the next rows, with the records of those that are not right."""
+        """Add the next rows, with the records of those that are not valid."""
         self.end = batch.end
         self.records += records
         if self._packer is not None:
@@ -64,7 +64,7 @@ class Draft:
             self._sums += key_sums(batch.rows, self._names, self._runtime.columns)
 
     def finished(self) -> Finished:
-        """The chunk, now that nothing is to come."""
+        """The chunk as it is stored; call this when all rows are added."""
         stored = None
         if self._packer is not None:
             stored = {"key_marks": marks(self._sums), "data": self._packer.packed()}

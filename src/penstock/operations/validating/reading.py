@@ -37,11 +37,10 @@ __all__ = ["Reading", "take"]
 # Readers that died: at first small batches are tried, then single rows; two more at one row, and it is called invalid.
 ONE_BY_ONE = 2
 CRASHES_MAX = 4
-# Chunks that wait for each other worker to validate them; enough to keep it busy, few enough to have a part in it.
+# Raw chunks left for each other worker: enough to keep it busy, few enough that the reader validates some too.
 RAW_CHUNKS_EACH = 8
 
-
-# What is sent with it is set too.
+# The columns that are sent along are set too.
 _READ_ON = (
     update(operations)
     .where(
@@ -71,7 +70,7 @@ class Interrupted(Exception):
 
 
 async def take(db: Database, head: Head, *, owner: str, chunk_rows: int) -> Head | None:
-    """Become the reader of an operation; None when somebody else was first."""
+    """Become the reader of an operation; None when another worker was first."""
     guards = (operations.c.fence == head.fence, operations.c.reading == "open", is_free(db, operations.c.owner))
     values: dict[str, Any] = {"owner": owner, "fence": operations.c.fence + 1}
 
@@ -79,7 +78,7 @@ async def take(db: Database, head: Head, *, owner: str, chunk_rows: int) -> Head
         if head.state == "Pending":
             return await move(db, tx, head.number, "picked_up", *guards, actor=owner, started_at=db.now(), **values)
         if head.owner is not None:
-            # A reader died. The first time the whole chunk is suspect; then only who was being checked is.
+            # A reader died. The first time the whole chunk is suspect; then only the rows that were being checked.
             is_theirs = (operations.c.crashes == 0) | operations.c.suspect_row.is_not(None)
             values["crashes"] = operations.c.crashes + case((is_theirs, 1), else_=0)
             until = operations.c.rows_read + 1 + largest_chunk(chunk_rows)
@@ -146,7 +145,7 @@ class Reading:
         self.is_halted = True
 
     async def run(self, source: BinaryIO) -> None:
-        """Read from the last stored position to the end, then let the rows run; or stop when halted or overruled."""
+        """Read from the last stored position to the end, then let the rows run; or stop when halted or taken over."""
         try:
             reader = await asyncio.to_thread(
                 open_reader,
@@ -188,15 +187,15 @@ class Reading:
             raise
 
     async def _drafts(self, reader: Reader) -> AsyncGenerator[list[Draft], None]:
-        """The file in chunks: some that others shall read and judge, then one that is judged, and so on."""
+        """The file in chunks: some that are left raw for other workers, then one that is validated here, and so on."""
         pieces = Pieces(reader, Position.parse(self.head.position) if self.head.position else None)
         while drafts := self._skipped(pieces) or await self._draft(pieces):
             yield drafts
 
     def _skipped(self, pieces: Pieces) -> list[Draft]:
-        """The next chunks, unread, where there are others to read them and that can be done."""
+        """The next chunks, raw and not read, if other workers can validate them and the format can skip rows."""
         drafts: list[Draft] = []
-        while (start := pieces.start) is not None and self._leaves():
+        while (start := pieces.start) is not None and self._is_left_to_others():
             end = pieces.skip(self._next_size(start))
             if end is None:
                 break
@@ -213,11 +212,11 @@ class Reading:
         piece = piece_size(size)
         while (batch := pieces.take(piece)) is not None:
             self._raise_when_halted()
-            draft = draft or Draft(self.runtime, batch.start, is_raw=not pieces.can_skip and self._leaves())
+            draft = draft or Draft(self.runtime, batch.start, is_raw=not pieces.can_skip and self._is_left_to_others())
             draft.add(batch, () if draft.is_raw else await self._check(batch))
             if draft.rows > size - piece or draft.source_bytes >= self.limits.batch_bytes_max // 2:
                 break
-            await asyncio.sleep(0)  # others get a turn
+            await asyncio.sleep(0)  # let other tasks run
         self.raw_chunks += draft is not None and draft.is_raw
         return [] if draft is None else [draft]
 
@@ -231,18 +230,18 @@ class Reading:
     def _next_size(self, start: Position | None) -> int:
         if self.crashes:
             return SUSPECT_ROWS_MAX if self.crashes == 1 else 1
-        # Word for rows that wait is settled chunk by chunk, so their chunks stay small.
+        # Messages for rows that wait are settled chunk by chunk, so their chunks stay small.
         may_grow = not any(step.kind in ("poll", "signal") for step in self.runtime.definition.steps)
         return chunk_size(start.row - 1 if start else 0, self.chunk_rows, may_grow=may_grow)
 
-    def _leaves(self) -> bool:
-        """Whether other workers shall validate the next chunk: they are there, and have not too much to do already."""
+    def _is_left_to_others(self) -> bool:
+        """Whether the next chunk is left to other workers: there are some, and they have few raw chunks to do."""
         options = self.runtime.definition.options
         has_limits = options.max_errors is not None or options.max_error_rate is not None
         return not (self.crashes or has_limits) and self.raw_chunks < RAW_CHUNKS_EACH * self.helpers()
 
     async def _check(self, batch: Batch) -> list[StepRecord]:
-        """Judge a batch; where readers have died, say so first, so that another death here is known to be its doing."""
+        """Judge a batch; where readers have died, it is first stored as suspect, in case another one dies here."""
         if not self.crashes:
             return await self._judge(batch)
         if self.crashes >= CRASHES_MAX and len(batch.rows) == 1:
@@ -272,7 +271,7 @@ class Reading:
     async def _append(self, drafts: Sequence[Draft], columns: tuple[str, ...] | None) -> None:
         before, end = drafts[0].start.row - 1, drafts[-1].end
         finished = [draft.finished() for draft in drafts]
-        # These rows are cleared; the others that are suspect go on being checked as carefully as before.
+        # These rows are no longer suspect; the other suspect ones go on being checked in small batches or one by one.
         crashes = min(self.crashes, ONE_BY_ONE) if end.row < self.suspect_until else 0
 
         async def append(tx: Connection) -> int:
@@ -287,7 +286,7 @@ class Reading:
                 "suspect_until": self.suspect_until if crashes else None,
             }
             place = {"the_operation": self.head.number, "the_fence": self.head.fence, "read_before": before}
-            # First: whoever has taken over, or we, may have stored these very chunks.
+            # First: a reader that has taken over, or an earlier try of ours, may have stored these very chunks.
             if (await tx.send(_READ_ON, {**read, **place})).matched != 1:
                 raise Interrupted
             for draft, each in zip(drafts, finished, strict=True):
@@ -382,7 +381,7 @@ class Reading:
             )
             if head is None:
                 raise Interrupted
-            # Whoever holds a chunk has written by now, or never will: nothing is left behind of what we delete.
+            # With the fence raised no owner of a chunk can write any more: nothing is left behind of what we delete.
             await tx.execute(update(chunks).where(chunks.c.operation == number).values(fence=chunks.c.fence + 1))
             mine = select(chunks.c.id).where(chunks.c.operation == number)
             await tx.execute(delete(row_records).where(row_records.c.operation == number))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 __all__ = ["SUSPECT_ROWS_MAX", "chunk_size", "largest_chunk", "piece_size"]
 
-
 # A row that was lost with its worker runs in a small group; lost again, alone.
 SUSPECT_ROWS_MAX = 32
 # Few rows are cut into chunks that several workers can share; of many, larger ones take fewer transactions.

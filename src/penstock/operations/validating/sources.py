@@ -1,4 +1,4 @@
-"""The files of operations, from which rows are read that are not stored."""
+"""The files of operations, for rows that are not stored."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Sources:
 
     @contextmanager
     def opened(self, runtime: OperationRuntime) -> Iterator[Reader]:
-        """A reader for oneself."""
+        """A reader for the caller alone."""
         with self._files.open(runtime.file_key) as source:
             yield self._reader(runtime, source)
 

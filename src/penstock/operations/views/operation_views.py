@@ -34,7 +34,6 @@ __all__ = [
     "stored_metadata",
 ]
 
-SORTS = ("created_at", "name", "status", "total_rows")
 _SORT_COLUMNS = {
     "created_at": operations.c.number,
     "name": operations.c.name,
@@ -107,7 +106,7 @@ async def list_operations(
 ) -> Page[Operation]:
     """Operations that match every filter given; names and creators match when they contain the text, ignoring case."""
     if sort not in _SORT_COLUMNS:
-        raise InvalidInput(f"operations cannot be sorted by {sort!r}; they can by: {', '.join(SORTS)}")
+        raise InvalidInput(f"operations cannot be sorted by {sort!r}; they can by: {', '.join(_SORT_COLUMNS)}")
     query = select(operations).where(IS_THERE)
     if name is not None:
         query = query.where(func.lower(operations.c.name).contains(name.lower(), autoescape=True))

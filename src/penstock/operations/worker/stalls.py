@@ -19,7 +19,7 @@ from penstock.clock import Clock
 from penstock.operations.rows.runtime import OperationRuntime
 from penstock.pipeline import BatchContext, Context
 
-__all__ = ["LoopWatch", "Place", "find_place"]
+__all__ = ["LoopWatch", "Place"]
 
 log = logging.getLogger("penstock.worker")
 

@@ -1,4 +1,4 @@
-"""What must be true of word from outside: signals, requests, and the history of each generation. Pure rules."""
+"""What must be true of signals, requests, and the history of each generation. Pure rules."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from penstock.operations.chunk.records import StepRecord
 from penstock.operations.inbox.matching import accepts
 from penstock.operations.proof.chunk_invariants import ChunkFacts, Finding
 
-__all__ = ["MAIL_RULES", "Asked", "MailFacts", "Posted"]
+__all__ = ["MESSAGE_RULES", "MessageFacts", "RequestFacts", "SignalFacts"]
 
 _NEW_GENERATION = ("retried", "edited")
 
 
 @dataclass(frozen=True, slots=True)
-class Posted:
-    """A signal: whom it is for and, once it was taken, by which step of which row in which generation."""
+class SignalFacts:
+    """A signal: its key and row and, once it was taken, by which step of which row in which generation."""
 
     id: int
     key: str
@@ -30,13 +30,13 @@ class Posted:
 
     @property
     def is_taken(self) -> bool:
-        """Whether a wait was ended by it."""
+        """Whether it has ended a wait."""
         return self.consumed_row is not None
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A request that rows run again; `row` is None when all failed rows of the chunk are meant."""
+class RequestFacts:
+    """A request to run rows again; `row` is None for all failed rows of the chunk."""
 
     id: int
     row: int | None
@@ -45,17 +45,17 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class MailFacts:
-    """One chunk and the word that was left for its rows.
+class MessageFacts:
+    """One chunk, and the signals and requests for its rows.
 
     `lines` counts history lines by (row, generation, event). `overlooked_at` is the time before which a stored signal
-    must have been found by a sweep; None when nobody was there to sweep, or the chunk is not lying idle.
+    must have been found by a sweep; None when no worker was there to sweep, or the chunk is not idle.
     """
 
     chunk: ChunkFacts
     kinds: Sequence[str]
-    signals: Sequence[Posted]
-    requests: Sequence[Asked]
+    signals: Sequence[SignalFacts]
+    requests: Sequence[RequestFacts]
     lines: Mapping[tuple[int, int, str], int]
     overlooked_at: int | None
 
@@ -64,8 +64,8 @@ class MailFacts:
         return 0 <= step < len(self.kinds) and self.kinds[step] == "signal"
 
 
-def taken_signals_are_told(facts: MailFacts) -> Iterator[Finding]:
-    """A signal that was taken names a step which says that it was ended by it."""
+def taken_signals_are_told(facts: MessageFacts) -> Iterator[Finding]:
+    """A signal that was taken names a step whose record says that a signal ended it."""
     for signal in facts.signals:
         if not signal.is_taken or signal.consumed_row is None or signal.consumed_step is None:
             continue
@@ -82,7 +82,7 @@ def taken_signals_are_told(facts: MailFacts) -> Iterator[Finding]:
             yield row, f"signal {signal.id} was taken in generation {generation}, which the row has not been through"
 
 
-def _ended_otherwise(signal: Posted, record: StepRecord) -> Iterator[Finding]:
+def _ended_otherwise(signal: SignalFacts, record: StepRecord) -> Iterator[Finding]:
     right = ("Completed", None) if signal.outcome == "ok" else ("Failed", "SignalFailure")
     found = (record.state, record.error_type if record.state == "Failed" else None)
     if found != right:
@@ -96,11 +96,11 @@ def _ended_otherwise(signal: Posted, record: StepRecord) -> Iterator[Finding]:
         )
 
 
-def _is_past(facts: MailFacts, row: int, generation: int) -> bool:
+def _is_past(facts: MessageFacts, row: int, generation: int) -> bool:
     return any(facts.lines.get((row, generation, event)) for event in _NEW_GENERATION)
 
 
-def ended_waits_have_signals(facts: MailFacts) -> Iterator[Finding]:
+def ended_waits_have_signals(facts: MessageFacts) -> Iterator[Finding]:
     """A wait that a signal ended has that signal, once."""
     taken = Counter((s.consumed_row, s.consumed_step, s.consumed_generation) for s in facts.signals if s.is_taken)
     for (row, step), record in facts.chunk.records.items():
@@ -111,8 +111,8 @@ def ended_waits_have_signals(facts: MailFacts) -> Iterator[Finding]:
             yield row, f"is {record.state} at step {step}, which a signal must have ended, but it took none"
 
 
-def no_signal_is_overlooked(facts: MailFacts) -> Iterator[Finding]:
-    """No row waits beside a signal that it could have taken long ago."""
+def no_signal_is_overlooked(facts: MessageFacts) -> Iterator[Finding]:
+    """No row waits for a signal that was stored long ago."""
     if facts.overlooked_at is None:
         return
     free = [signal for signal in facts.signals if not signal.is_taken and signal.accepted_at < facts.overlooked_at]
@@ -120,13 +120,13 @@ def no_signal_is_overlooked(facts: MailFacts) -> Iterator[Finding]:
         if record.state != "WaitingForCompletion" or record.signal_key is None:
             continue
         mine = (signal for signal in free if accepts(signal, key=record.signal_key, row=row, since=record.since))
-        heard = next(mine, None)
-        if heard is not None:
-            yield row, f"waits at step {step} for {record.signal_key!r}, but signal {heard.id} has long been there"
+        overlooked = next(mine, None)
+        if overlooked is not None:
+            yield row, f"waits at step {step} for {record.signal_key!r}, but signal {overlooked.id} has long been there"
 
 
-def generations_have_history(facts: MailFacts) -> Iterator[Finding]:
-    """A row's history tells once how each of its earlier generations ended."""
+def generations_have_history(facts: MessageFacts) -> Iterator[Finding]:
+    """A row's history says once how each of its earlier generations ended."""
     chunk = facts.chunk
     ended = Counter[tuple[int, int]]()
     for (row, generation, event), count in facts.lines.items():
@@ -145,7 +145,7 @@ def generations_have_history(facts: MailFacts) -> Iterator[Finding]:
             yield row, f"is in generation {chunk.ledger.generation[i]}, its history tells of the end of {past}"
 
 
-def requests_are_answered(facts: MailFacts) -> Iterator[Finding]:
+def requests_are_answered(facts: MessageFacts) -> Iterator[Finding]:
     """A request for a closed chunk has its outcome, and a row that it was applied to went on."""
     chunk = facts.chunk
     for request in facts.requests:
@@ -160,9 +160,9 @@ def requests_are_answered(facts: MailFacts) -> Iterator[Finding]:
             yield request.row, f"is in generation {request.generation} still, but request {request.id} was applied"
 
 
-MailRule = Callable[[MailFacts], Iterator[Finding]]
+MessageRule = Callable[[MessageFacts], Iterator[Finding]]
 
-MAIL_RULES: Sequence[MailRule] = (
+MESSAGE_RULES: Sequence[MessageRule] = (
     taken_signals_are_told,
     ended_waits_have_signals,
     no_signal_is_overlooked,
