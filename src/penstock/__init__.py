@@ -7,9 +7,10 @@ if TYPE_CHECKING:
     from penstock.engine import Penstock, run
     from penstock.errors import PenstockError, RetryLater, RowInvalid, StepFailed
     from penstock.machine import Machine
-    from penstock.pipeline import Backoff, BatchContext, Context, Done, Pipeline, operation, step
+    from penstock.pipeline import AllowEmpty, Backoff, BatchContext, Context, Done, Pipeline, operation, step
 
 __all__ = [
+    "AllowEmpty",
     "Backoff",
     "BatchContext",
     "Context",
@@ -31,7 +32,7 @@ _HOMES = {
     "penstock.engine": ("Penstock", "run"),
     "penstock.errors": ("PenstockError", "RetryLater", "RowInvalid", "StepFailed"),
     "penstock.machine": ("Machine",),
-    "penstock.pipeline": ("Backoff", "BatchContext", "Context", "Done", "Pipeline", "operation", "step"),
+    "penstock.pipeline": ("AllowEmpty", "Backoff", "BatchContext", "Context", "Done", "Pipeline", "operation", "step"),
 }
 
 

@@ -9,15 +9,11 @@ __all__ = ["Column", "Schema"]
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One field of the row model.
-
-    `keep_empty` says that an empty cell is a value (a required string); otherwise it means "not given".
-    """
+    """One field of the row model."""
 
     name: str
     headers: tuple[str, ...]
     is_required: bool = True
-    keep_empty: bool = False
 
 
 @dataclass(frozen=True, slots=True)

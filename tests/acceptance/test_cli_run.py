@@ -141,8 +141,11 @@ def test_progress_can_be_left_out(penstock: Run):
     assert penstock(*invite("good.csv", "--no-progress"))[2] == ""
 
 
-def test_an_empty_file_is_completed(penstock: Run):
-    code, out, _ = penstock(*invite("empty.csv", "--json"))
+def test_an_empty_file_is_refused_and_the_refusal_says_how_it_can_be_allowed(penstock: Run):
+    code, _, err = penstock(*invite("empty.csv"))
+    assert code == 1
+    assert "'empty.csv' has a header and no rows" in err
+    code, out, _ = penstock(*invite("empty.csv", "--json", "--set", "allow_empty=true"))
     assert code == 0
     assert document(out)["totalRows"] == 0
 

@@ -130,7 +130,7 @@ async def test_history_is_paged_and_narrowed(penstock, done):
 
 @pytest.mark.covers("SM-093", "SM-095")
 async def test_a_list_of_operations_carries_the_counters_of_each(penstock, done):
-    waiting = await penstock.operations.create(Parcels, file=b"code,weight\n", file_name="a.csv")
+    waiting = await penstock.operations.create(Parcels, file=b"code,weight\nP1,1\n", file_name="a.csv")
     listed = {op.id: op for op in (await penstock.operations.list()).items}
     assert listed[done.id] == done == await penstock.operations.get(done.id)
     assert (done.processed_rows, done.successful_rows, done.failed_rows, done.invalid_rows) == (40, 36, 4, 2)

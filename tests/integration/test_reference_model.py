@@ -94,7 +94,11 @@ def pipeline(puppeteer: Puppeteer) -> type[Pipeline[Item]]:
         members[f"step_{index}"] = made
         members[f"when_{index}"] = made.when(_condition(scenario, index))
     made_class = types.new_class("Made", (Pipeline[Item],), exec_body=lambda namespace: namespace.update(members))
-    settings = {"max_row_concurrency": scenario.max_row_concurrency, "track_row_data": scenario.track_row_data}
+    settings = {
+        "allow_empty": True,
+        "max_row_concurrency": scenario.max_row_concurrency,
+        "track_row_data": scenario.track_row_data,
+    }
     return operation(next(names), **settings)(made_class)  # type: ignore[arg-type]
 
 

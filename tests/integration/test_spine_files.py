@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,13 @@ class Greet(Pipeline[Person]):
     @step
     async def greet(self, row: Person, ctx: Context) -> str:
         return f"hello {row.name}"
+
+
+class Pipe(io.BytesIO):
+    """A stream that cannot be rewound."""
+
+    def seekable(self) -> bool:
+        return False
 
 
 CSV = b"name,age\nana,31\nbob,x\ncid,33\ndan,34\n"
@@ -133,14 +141,79 @@ async def test_counters_grow_while_validating_and_the_total_comes_at_its_end(dat
     assert (running.status, running.total_rows, running.failed_rows) == ("Running", 10, 5)
 
 
-@pytest.mark.covers("SM-016")
-@pytest.mark.parametrize("file, name", [(b"name,age\n", "a.csv"), (b"", "a.jsonl"), (b"[]", "a.json")])
-async def test_a_file_without_rows_is_completed(database_url: str, tmp_path: Path, file: bytes, name: str):
+WITHOUT_ROWS = [
+    (b"name,age\n\n", "a.csv", "'a.csv' has a header and no rows"),
+    (b"", "a.csv", "'a.csv' has no rows and no header"),
+    (b"", "a.jsonl", "'a.jsonl' has no rows"),
+    (b" \n\n", "a.jsonl", "'a.jsonl' has no rows"),
+    (b"[ ]", "a.json", "'a.json' has no rows"),
+    (b"", "a.json", "'a.json' has no rows"),
+]
+
+
+@pytest.mark.parametrize("file, name, reason", WITHOUT_ROWS)
+async def test_a_file_without_rows_is_refused_before_anything_is_stored(
+    database_url: str, tmp_path: Path, file: bytes, name: str, reason: str
+):
+    (tmp_path / name).write_bytes(file)
     async with engine([Greet], url=database_url, tmp_path=tmp_path) as e:
-        done = await e.run(Greet, file, file_name=name)
-        events = await e.operations.events(done.id)
-    assert (done.status, done.total_rows, done.processed_rows) == ("Completed", 0, 0)
-    assert [m.event for m in events] == ["created", "picked_up", "validated", "finished"]
+        for given in (file, io.BytesIO(file), tmp_path / name):
+            with pytest.raises(FileRejected, match=reason) as caught:
+                await e.create(Greet, given, file_name=name)
+            assert caught.value.code == "no_rows"
+            assert "operation 'greet'" in str(caught.value)
+            assert "--set allow_empty=true" in str(caught.value)
+        assert set((await count_of(e.penstock.db)).values()) == {0}
+        assert not (tmp_path / "files").exists() or not stored_files(tmp_path)
+
+
+@pytest.mark.parametrize("file, name, reason", WITHOUT_ROWS)
+async def test_a_file_without_rows_that_comes_as_a_stream_ends_failed_with_the_same_reason(
+    database_url: str, tmp_path: Path, file: bytes, name: str, reason: str
+):
+    async with engine([Greet], url=database_url, tmp_path=tmp_path) as e:
+        done = await e.run(Greet, Pipe(file), file_name=name)
+        check = await e.penstock.operations.validate(Greet, file=file, file_name=name)
+    assert done.status == "Failed"
+    assert reason in (done.error or "")
+    assert check.file_fault is not None
+    assert (check.file_fault.code, check.file_fault.message) == ("no_rows", done.error)
+
+
+@pytest.mark.covers("SM-016")
+@pytest.mark.parametrize("file, name, reason", WITHOUT_ROWS)
+async def test_a_file_without_rows_is_completed_where_that_is_allowed(
+    database_url: str, tmp_path: Path, file: bytes, name: str, reason: str
+):
+    @operation("lenient", allow_empty=True)
+    class Lenient(Greet): ...
+
+    async with engine([Greet, Lenient], url=database_url, tmp_path=tmp_path) as e:
+        for allowed, options in ((Lenient, {}), (Greet, {"allow_empty": "true"})):
+            done = await e.run(allowed, file, file_name=name, options=options)
+            events = await e.operations.events(done.id)
+            assert (done.status, done.total_rows, done.processed_rows) == ("Completed", 0, 0)
+            assert [m.event for m in events] == ["created", "picked_up", "validated", "finished"]
+            check = await e.penstock.operations.validate(allowed, file=file, file_name=name, options=options)
+            assert check.is_valid
+
+
+async def test_a_file_with_one_bad_row_has_a_row(database_url: str, tmp_path: Path):
+    async with engine([Greet], url=database_url, tmp_path=tmp_path) as e:
+        done = await e.run(Greet, io.BytesIO(b"name,age\nana,x\n"), file_name="a.csv")
+    assert (done.status, done.total_rows, done.invalid_rows) == ("CompletedWithErrors", 1, 1)
+
+
+async def test_an_empty_cell_of_a_required_text_makes_its_row_invalid(database_url: str, tmp_path: Path):
+    people = b"name,age\nana,31\n,32\n"
+    async with engine([Greet], url=database_url, tmp_path=tmp_path) as e:
+        done = await e.run(Greet, people, file_name="a.csv")
+        [error] = (await e.operations.errors(done.id)).items
+    assert (done.status, done.successful_rows, done.invalid_rows) == ("CompletedWithErrors", 1, 1)
+    assert (error.row, error.message) == (
+        2,
+        "name: is empty; a value is required (allow it with Annotated[str, AllowEmpty])",
+    )
 
 
 @pytest.mark.covers("SM-018")

@@ -55,7 +55,7 @@ async def test_operations_of_every_kind_are_clean(penstock):
     made = [
         await run(penstock),
         await run(penstock, b"code,weight\nP1,1\n"),
-        await run(penstock, b"code,weight\n"),
+        await run(penstock, b"code,weight\n", options={"allow_empty": True}),
         await run(penstock, b"code,weight\nP1,x\nP2,y\n"),
         await run(penstock, b"nothing,useful\n1,2\n"),
         await run(penstock, options={"max_errors": 2}),

@@ -78,6 +78,8 @@ class Orders(Pipeline[Order, Shop]):
     @step(retries=3, backoff=Backoff.constant(1), timeout=timedelta(seconds=30), rate="10/s")
     async def pay(self, order: Order, ctx: Context[Shop]) -> Payment:
         reveal_type(ctx.output_of(Orders.reserve))  # expect: int
+        reveal_type(ctx.output_of(Orders.reserve, None))  # expect: int | None
+        reveal_type(ctx.output_of(Orders.reserve, default="free"))  # expect: int | str
         return Payment(ctx.row_number)
 
     @step.batch(size=20)

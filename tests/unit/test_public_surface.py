@@ -20,6 +20,7 @@ MODULES = sorted(
 
 def test_the_package_exports_the_names_of_the_tutorial_and_no_more():
     assert penstock.__all__ == [
+        "AllowEmpty",
         "Backoff",
         "BatchContext",
         "Context",

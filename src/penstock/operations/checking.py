@@ -23,6 +23,7 @@ from penstock.operations.rows.runtime import OperationRuntime
 from penstock.operations.rows.start_limit import FOREVER, StartLimit
 from penstock.operations.rows.task_pool import TaskPool
 from penstock.operations.thresholds import breach
+from penstock.operations.validating.without_rows import no_rows
 from penstock.operations.views.chunk_view import VALIDATION, fault_values
 from penstock.pipeline import Definition, Run
 
@@ -83,9 +84,12 @@ async def check_file(
         if metadata_faults:
             runtime.validators = ()
         try:
-            runtime.file_format = format_of(file_name or name_of(source))
+            name = file_name or name_of(source)
+            runtime.file_format = format_of(name)
             with _seekable(source) as stream:
                 await _check_rows(runtime, stream, found, limits=limits, chunk_rows=chunk_rows)
+            if not (found.rows or resolved.options.allow_empty):
+                raise no_rows(resolved, name, runtime.columns)
         except FileRejected as error:
             file_fault = FileFault(error.code, str(error), error.faults)
     return FileCheck(

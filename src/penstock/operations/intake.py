@@ -21,6 +21,7 @@ from penstock.formats import format_of
 from penstock.journal import queries as journal
 from penstock.operations.states import OPERATION
 from penstock.operations.tables import operations
+from penstock.operations.validating.without_rows import refuse_without_rows
 from penstock.pipeline import Definition
 from penstock.pipeline.secret_values import mask_texts
 from penstock.secret_keys import SecretKeys
@@ -48,14 +49,21 @@ async def create(
 ) -> str:
     """Store the file, then the operation that runs over it; returns its id.
 
-    Unknown formats, metadata that does not fit and unknown options are refused before anything is stored.
+    Unknown formats, metadata that does not fit, unknown options and files without rows are refused before anything is
+    stored; of a stream that cannot be rewound, it is the reading that finds no row.
     """
     resolved = definition.for_run(overrides)
     meta = await accept_metadata(resolved, pipeline, metadata, bytes_max=metadata_bytes_max)
     columns = _metadata_columns(resolved, meta, keys)
     name = file_name or name_of(source)
     file_format = format_of(name)
-    stored = await asyncio.to_thread(_store, files, source)
+
+    def store() -> Stored:
+        with open_source(source) as stream:
+            refuse_without_rows(resolved, stream, file_name=name, file_format=file_format)
+            return files.put(stream)
+
+    stored = await asyncio.to_thread(store)
     return await db.transaction(
         _insertion(
             db,
@@ -158,11 +166,6 @@ def open_source(source: Source) -> AbstractContextManager[BinaryIO]:
         except OSError as error:
             raise FileRejected(f"{source}: {error.strerror}", code="unreadable") from error
     return nullcontext(source)
-
-
-def _store(files: FileStore, source: Source) -> Stored:
-    with open_source(source) as stream:
-        return files.put(stream)
 
 
 def name_of(source: Source) -> str:

@@ -5,6 +5,7 @@ from penstock.pipeline.base import Pipeline
 from penstock.pipeline.context import BatchContext, Context, Done, NoOutput, Outputs, Run
 from penstock.pipeline.definition import BoundStep, Definition, Hook, StepPlan, definition_of
 from penstock.pipeline.discovery import discover, load_app
+from penstock.pipeline.fields import AllowEmpty
 from penstock.pipeline.keys import KeyTemplate
 from penstock.pipeline.metadata import MetaType
 from penstock.pipeline.operation import operation
@@ -14,6 +15,7 @@ from penstock.pipeline.rows import RawRow, RowType
 from penstock.pipeline.steps import Step, StepObject, step
 
 __all__ = [
+    "AllowEmpty",
     "Backoff",
     "BatchContext",
     "BoundStep",

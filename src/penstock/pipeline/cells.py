@@ -11,11 +11,9 @@ from typing import Any
 
 from pydantic_core import SchemaValidator
 
-from penstock.pipeline.fields import ModelField
+from penstock.pipeline.fields import NOT_GIVEN, ModelField
 
 __all__ = ["cells_judge", "fields_of_columns"]
-
-MISSING = ...  # instead of a cell that is empty and must not be
 
 Judge = Callable[[Sequence[list[Any]]], list[Any] | None]
 
@@ -49,7 +47,7 @@ def cells_judge(many: Mapping[str, Any], fields: Sequence[ModelField], columns: 
             return None
         if not all(map(all, raws)):
             raws = [cells if all(cells) else _filled(cells, blanks) for cells in raws]
-            if any(MISSING in cells for cells in raws):
+            if any(NOT_GIVEN in cells for cells in raws):
                 return None
         judged: list[Any] = validate(raws)
         return judged
@@ -100,10 +98,10 @@ def _parts(schema: Any) -> Iterator[dict[str, Any]]:
 
 
 def _blank(field: ModelField | None) -> Any:
-    """What stands for an empty cell: nothing was given, or the empty text, or None."""
-    if field is None or (field.is_required and field.takes_text and not field.allows_none):
+    """What stands for an empty cell here, where a field that need not be given takes None for that."""
+    if field is None:
         return ""
-    return None if field.allows_none or not field.is_required else MISSING
+    return None if field.blank is NOT_GIVEN and not field.is_required else field.blank
 
 
 def _filled(cells: list[str], blanks: Sequence[Any]) -> list[Any]:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Generic, cast
+from typing import TYPE_CHECKING, Any, Generic, cast, overload
 from urllib.parse import quote
 
 from typing_extensions import TypeVar
@@ -21,7 +21,9 @@ __all__ = ["BatchContext", "Context", "Done", "NoOutput", "Outputs", "Run"]
 
 MetaT = TypeVar("MetaT", default=None)
 T = TypeVar("T")
+DefaultT = TypeVar("DefaultT")
 OutputT = TypeVar("OutputT", default=None)
+NO_DEFAULT: Any = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,21 +163,34 @@ class Context(Generic[MetaT]):
         """What earlier steps returned, by step name."""
         return Outputs(self.run.definition, self.stored)
 
-    def output_of(self, step: Step[..., Any, T] | StepObject[T]) -> T:
+    @overload
+    def output_of(self, step: Step[..., Any, T] | StepObject[T]) -> T: ...
+    @overload
+    def output_of(self, step: Step[..., Any, T] | StepObject[T], default: DefaultT) -> T | DefaultT: ...
+    def output_of(self, step: Step[..., Any, T] | StepObject[T], default: Any = NO_DEFAULT) -> Any:
         """What an earlier step returned, as its declared type: `ctx.output_of(Invoices.book)`.
 
-        None for a step that may return None and stored nothing; otherwise `NoOutput` when there is none.
+        `default` is for a step that left none: it was skipped, or returned None. Without a default, that is None for a
+        step that may return None, and `NoOutput` for others. Also `NoOutput` for a step that does not come before.
         """
         plan = self.run.definition.plan_of(step)
         stored = self.stored.get(plan.index)
         if stored is not None:
-            return cast("T", plan.output.decode(stored))
+            return plan.output.decode(stored)
         current = getattr(self, "step", None)
         if current is not None and plan.index >= current.index:
             raise NoOutput(f"step {plan.name!r} has no output yet: it does not come before {current.name!r}")
+        if default is not NO_DEFAULT:
+            return default
         if plan.output.allows_none:
-            return cast("T", None)
-        raise NoOutput(f"step {plan.name!r} has no output for row {self.row_number}; was it skipped?")
+            return None
+        why = "it ended without one"
+        if plan.functions.when is not None:
+            why = "it was skipped" if plan.kind == "plain" else f"it was skipped, or {why}"
+        raise NoOutput(
+            f"step {plan.name!r} has no output for row {self.row_number}; {why}; "
+            f"for a step that may leave none, give a default: ctx.output_of({plan.attribute}, None)"
+        )
 
     @property
     def signal_url(self) -> str | None:

@@ -31,6 +31,7 @@ class OperationSettings(TypedDict, total=False):
     max_errors: int | None
     max_error_rate: float | None
     max_retry_attempts: int
+    allow_empty: bool
     tags: Iterable[str]
 
 

@@ -112,6 +112,7 @@ class OperationOptions:
     max_errors: int | None = None
     max_error_rate: float | None = None
     max_retry_attempts: int = 10
+    allow_empty: bool = False
     tags: tuple[str, ...] = ()
 
     def document(self) -> dict[str, Any]:
@@ -153,6 +154,7 @@ OPERATION_RULES: Mapping[str, Rule] = {
     "max_errors": optional(whole(0)),
     "max_error_rate": optional(share),
     "max_retry_attempts": whole(0),
+    "allow_empty": claim,
     "tags": texts,
 }
 

@@ -16,7 +16,7 @@ from pydantic_core import ErrorDetails
 
 from penstock.errors import DeclarationError, Fault, RowInvalid
 from penstock.pipeline.cells import cells_judge, fields_of_columns
-from penstock.pipeline.fields import SUPPORTED, ModelField, fields_of, is_struct, reader
+from penstock.pipeline.fields import NOT_GIVEN, SUPPORTED, ModelField, fields_of, is_struct, reader
 from penstock.pipeline.secret_values import secret_fields, texts_in
 from penstock.schema import Column, Schema
 
@@ -25,6 +25,7 @@ __all__ = ["TOGETHER", "RawRow", "RowType", "model_faults", "struct_faults"]
 RawRow = list[str] | dict[str, Any] | str
 Validate = Callable[[Any], Any]
 
+EMPTY = "is empty; a value is required (allow it with Annotated[str, AllowEmpty])"
 MESSAGE_CHARS_MAX = 500
 TOGETHER = 100  # rows validated in one call; more would no longer fit into a core's own cache
 
@@ -44,6 +45,7 @@ class RowType:
             raise DeclarationError(
                 f"row_key is {row_key!r}, but {_described(model)} has no such field; it has: {', '.join(self.names)}"
             )
+        _refuse_empty_values(self.fields)
         self.secret_names = secret_fields(self.fields)
         if row_key in self.secret_names:
             raise DeclarationError(f"row_key is {row_key!r}, which is a secret; a key is stored and shown")
@@ -59,14 +61,21 @@ class RowType:
     def parser(self, columns: Sequence[str] | None) -> Callable[[Any], Any]:
         """The function that validates one raw row: cells aligned with `columns`, or records when that is None.
 
-        An empty cell means "not given", except where the field is required: there it is the empty text, or None.
-        Whatever is wrong raises one of `rejects`.
+        An empty cell means "not given". Where the field allows it, it is the empty text; where it is required and may
+        be None, it is that. Whatever is wrong raises one of `rejects`.
         """
         validate = self._validator()
         if columns is None:
             return validate
-        records = self._records(columns)
-        return lambda cells: validate(records((cells,))[0])
+        records, told = self._records(columns), self._empty_cells_told(columns)
+
+        def parse(cells: list[str]) -> Any:
+            try:
+                return validate(records((cells,))[0])
+            except self.rejects as error:
+                raise RowInvalid(faults=told(self.faults(error), cells)) from error
+
+        return parse
 
     def parser_of_many(self, columns: Sequence[str] | None) -> Callable[[Sequence[Any]], list[Any]]:
         """The function that validates many raw rows in one call, for half the price; a bad row rejects them all."""
@@ -77,6 +86,7 @@ class RowType:
     def checker(self, columns: Sequence[str] | None) -> Callable[[Sequence[Any]], dict[int, list[Fault]]]:
         """The function that says what is wrong with raw rows, by index; good ones are not in it."""
         parse, judge = self.parser(columns), self._judge(columns)
+        told = None if columns is None else self._empty_cells_told(columns)
 
         def one_by_one(raws: Sequence[Any]) -> dict[int, list[Fault]]:
             found = {}
@@ -92,7 +102,8 @@ class RowType:
                 if len(judge(raws)) == len(raws):  # a validator may leave an item of a list out
                     return {}
             except ValidationError as error:
-                return _faults_by_row(error, self.fields, columns or ())
+                found = _faults_by_row(error, self.fields, columns or ())
+                return found if told is None else {i: told(faults, raws[i]) for i, faults in found.items()}
             except self.rejects:
                 pass  # it does not say which
             return one_by_one(raws)
@@ -141,7 +152,7 @@ class RowType:
 
     def _records(self, columns: Sequence[str]) -> Callable[[Sequence[list[str]]], list[dict[str, Any]]]:
         """The function that names the cells of rows."""
-        blanks = {f.name: None if f.allows_none else "" for f in self.fields if f.is_required and _has_blank(f)}
+        blanks = {field.name: field.blank for field in self.fields if field.blank is not NOT_GIVEN}
         names, width, named = tuple(columns), len(columns), _namer(columns)
 
         def records(rows: Sequence[list[str]]) -> list[dict[str, Any]]:
@@ -153,6 +164,21 @@ class RowType:
             ]
 
         return records
+
+    def _empty_cells_told(self, columns: Sequence[str]) -> Callable[[list[Fault], list[str]], list[Fault]]:
+        """The function that says of fields which the model misses that their cells are empty."""
+        found = fields_of_columns(self.fields, columns)
+        places = {field.name: place for place, field in enumerate(found) if field is not None and field.needs_text}
+
+        def told(faults: list[Fault], cells: list[str]) -> list[Fault]:
+            if len(cells) != len(columns):
+                return faults
+            return [
+                Fault(EMPTY, fault.field) if fault.field in places and not cells[places[fault.field]] else fault
+                for fault in faults
+            ]
+
+        return told
 
     def _judge(self, columns: Sequence[str] | None) -> Callable[[Sequence[Any]], list[Any]]:
         """As `parser_of_many`, for those who want the verdict only: where cells can be judged as they are, they are."""
@@ -295,14 +321,15 @@ def _sparse(names: tuple[str, ...], cells: list[str], blanks: dict[str, str | No
     return record
 
 
-def _has_blank(field: ModelField) -> bool:
-    return field.takes_text or field.allows_none
+def _refuse_empty_values(fields: Sequence[ModelField]) -> None:
+    wrong = [f"{f.name!r} is {_described(f.annotation)}" for f in fields if f.allows_empty and not f.takes_text]
+    if wrong:
+        raise DeclarationError(f"AllowEmpty is for text; {', '.join(wrong)}")
 
 
 def _column(field: ModelField) -> Column:
     headers = tuple(dict.fromkeys((field.name, *field.inputs)))
-    keep_empty = field.is_required and field.takes_text and not field.allows_none
-    return Column(field.name, headers, is_required=field.is_required, keep_empty=keep_empty)
+    return Column(field.name, headers, is_required=field.is_required)
 
 
 def _adapter(model: Any) -> TypeAdapter[Any]:

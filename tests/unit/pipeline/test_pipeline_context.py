@@ -50,6 +50,13 @@ class Invoices(Pipeline[Row, Meta]):
     @step
     def maybe(self, row: Row, ctx: Context[Meta]) -> int | None: ...
 
+    @step
+    def post(self, row: Row, ctx: Context[Meta]) -> int: ...  # type: ignore[empty-body]
+
+    @post.when
+    def is_posted(self, row: Row, ctx: Context[Meta]) -> bool:
+        return row.id > 1
+
     @step(effect_key="generation")
     def send(self, row: Row, ctx: Context[Meta]) -> int: ...  # type: ignore[empty-body]
 
@@ -112,13 +119,29 @@ def test_a_step_that_may_return_none_has_none_for_an_output():
     assert context().output_of(Invoices.maybe) is None
 
 
+def test_a_step_that_was_skipped_has_the_output_that_the_caller_gives_instead():
+    ctx = context(stored={0: b'{"number":5}'})
+    assert ctx.output_of(Invoices.post, None) is None
+    assert ctx.output_of(Invoices.post, -1) == -1
+    assert ctx.output_of(Invoices.maybe, 0) == 0
+    assert ctx.output_of(Invoices.book, None) == Invoice(number=5)
+    with pytest.raises(NoOutput, match="it does not come before"):
+        context("book").output_of(Invoices.post, None)
+
+
 def test_a_missing_output_is_told_clearly():
     ctx = context("archive")
-    with pytest.raises(NoOutput, match=r"^step 'Book it' has no output for row 7; was it skipped\?$"):
+    with pytest.raises(NoOutput, match=r"^step 'Book it' has no output for row 7; it ended without one; "):
         ctx.output_of(Invoices.book)
+    with pytest.raises(NoOutput) as caught:
+        context().output_of(Invoices.post)
+    assert str(caught.value) == (
+        "step 'post' has no output for row 7; it was skipped; "
+        "for a step that may leave none, give a default: ctx.output_of(post, None)"
+    )
     with pytest.raises(LookupError, match=r"^step 'send' has no output yet: it does not come before 'archive'$"):
         ctx.output_of(Invoices.send)
-    with pytest.raises(KeyError, match="has no step 'nosuch'; it has: book, archive, maybe, send"):
+    with pytest.raises(KeyError, match="has no step 'nosuch'; it has: book, archive, maybe, post, send"):
         ctx.outputs["nosuch"]
     with pytest.raises(NotFound, match="is no step of operation 'invoices'"):
         ctx.output_of(Stranger.elsewhere)

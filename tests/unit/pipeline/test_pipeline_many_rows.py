@@ -22,6 +22,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticOmit, SchemaError
 
+from penstock import AllowEmpty
 from penstock.errors import Fault, RowInvalid
 from penstock.pipeline import RowType
 
@@ -98,6 +99,14 @@ class Lenient(BaseModel):
     id: int | None
     name: str = "Nobody"
     born: date | None = None
+
+
+class Allowing(BaseModel):
+    """Text that may be empty, whether it must be given or not."""
+
+    id: Annotated[str | None, AllowEmpty]
+    name: Annotated[str, AllowEmpty]
+    born: Annotated[str, Field(min_length=2), AllowEmpty] = "1970"
 
 
 class Forbidding(BaseModel, extra="forbid"):
@@ -179,7 +188,8 @@ class Owned(BaseModel):
 
 
 KINDS = [
-    Lenient, Forbidding, Collecting, Strict, Trimmed, Looking, Nested, Made, Doubtful, Renamed, Crossed, Whole, Person,
+    Lenient, Allowing, Forbidding, Collecting, Strict, Trimmed, Looking, Nested, Made, Doubtful, Renamed, Crossed,
+    Whole, Person,
 ]  # fmt: skip
 HEADERS = [COLUMNS, ("born", "name", "id"), ("id", "name"), ("id",), ("name",), ("name", "extra", "id")]
 

@@ -89,6 +89,7 @@ OWN: dict[str, Any] = {
     "max_errors": 5,
     "max_error_rate": 0.5,
     "max_retry_attempts": 7,
+    "allow_empty": True,
     "tags": ("phone",),
 }
 

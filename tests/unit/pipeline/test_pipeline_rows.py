@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 from datetime import date
-from typing import Annotated, Any, Literal, NotRequired
+from typing import Annotated, Any, NotRequired
 from uuid import UUID
 
 import msgspec
@@ -13,6 +13,7 @@ import pytest
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, SecretStr, field_validator
 from typing_extensions import TypedDict
 
+from penstock import AllowEmpty
 from penstock.errors import DeclarationError, Fault, RowInvalid
 from penstock.pipeline import RowType
 from penstock.schema import Column
@@ -78,6 +79,35 @@ MODELS = [Person, PersonData, PersonDict, PersonStruct]
 COLUMNS = ("id", "name", "born", "nick")
 
 
+class Allowing(BaseModel):
+    id: int
+    name: Annotated[str, AllowEmpty]
+    nick: Annotated[str | None, AllowEmpty] = None
+
+
+@dataclass
+class AllowingData:
+    id: int
+    name: Annotated[str, Field(max_length=5), AllowEmpty]
+    nick: Annotated[str, AllowEmpty] = "none"
+
+
+class AllowingDict(TypedDict):
+    id: int
+    name: Annotated[str, AllowEmpty]
+    nick: NotRequired[Annotated[str, AllowEmpty]]
+
+
+class AllowingStruct(msgspec.Struct):
+    id: int
+    name: Annotated[str, AllowEmpty]
+    nick: Annotated[str, AllowEmpty] = "none"
+
+
+ALLOWING = [Allowing, AllowingData, AllowingDict, AllowingStruct]
+EMPTY_NAME = Fault("is empty; a value is required (allow it with Annotated[str, AllowEmpty])", "name")
+
+
 def faults(row: RowType, raw: Any, columns: tuple[str, ...] | None = None) -> list[Fault]:
     with pytest.raises(row.rejects) as caught:
         row.parser(columns)(raw)
@@ -99,10 +129,41 @@ def test_cells_become_a_row_of_the_declared_types(model: Any):
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_an_empty_cell_is_not_given_or_empty_text_or_none_as_the_field_needs(model: Any):
+def test_an_empty_cell_is_not_given_or_none_as_the_field_needs(model: Any):
     row = RowType(model)
-    shown = row.dump(row.parser(COLUMNS)(["7", "", "", ""]))
-    assert (shown["name"], shown["born"], shown.get("nick", "none")) == ("", None, "none")
+    shown = row.dump(row.parser(COLUMNS)(["7", "Ana", "", ""]))
+    assert (shown["name"], shown["born"], shown.get("nick", "none")) == ("Ana", None, "none")
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_an_empty_cell_of_a_required_text_is_a_fault_beside_the_others(model: Any):
+    found = faults(RowType(model), ["x", "", "", ""], COLUMNS)
+    assert [fault.field for fault in found] == ["id", "name"]
+    assert found[1] == EMPTY_NAME
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_field_that_json_leaves_out_is_not_called_empty_and_an_empty_text_is_a_value_there(model: Any):
+    row = RowType(model)
+    assert faults(row, {"id": 1, "born": None}) == [Fault("Field required", "name")]
+    assert row.dump(row.parser(None)({"id": 1, "name": "", "born": None}))["name"] == ""
+
+
+@pytest.mark.parametrize("model", ALLOWING)
+def test_a_field_that_allows_it_gets_the_empty_text(model: Any):
+    row = RowType(model)
+    (parsed,) = row.parser_of_many(("id", "name", "nick"))([["7", "", ""]])
+    assert row.dump(parsed) == {"id": 7, "name": "", "nick": ""}
+    assert row.checker(("id", "name", "nick"))([["7", "", ""], ["8", "Ana", "an"]]) == {}
+    assert row.parser(("id", "name"))(["7", ""]) == row.parser(None)({"id": 7, "name": ""})
+
+
+def test_only_text_can_be_allowed_to_be_empty():
+    class Aged(BaseModel):
+        age: Annotated[int, AllowEmpty]
+
+    with pytest.raises(DeclarationError, match="AllowEmpty is for text; 'age' is int"):
+        RowType(Aged)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -137,28 +198,21 @@ def test_a_record_that_is_no_object_is_refused():
 
 def test_the_schema_lists_columns_with_every_name_a_header_may_use():
     assert RowType(Aliased).schema.columns == (
-        Column("imei", ("imei", "IMEI", "Serial No"), is_required=True, keep_empty=True),
-        Column("city_code", ("city_code", "cityCode"), is_required=True, keep_empty=False),
+        Column("imei", ("imei", "IMEI", "Serial No"), is_required=True),
+        Column("city_code", ("city_code", "cityCode"), is_required=True),
     )
     assert RowType(Renamed).schema.columns == (Column("city_code", ("city_code", "cityCode")),)
 
 
 @pytest.mark.parametrize(
-    "annotation, keep_empty",
-    [
-        (str, True),
-        (Annotated[str, Field(max_length=5)], True),
-        (int | str, True),
-        (SecretStr, True),
-        (str | None, False),
-        (int, False),
-        (Size, False),
-        (Literal["a"], False),
-    ],
+    "annotation",
+    [str, Annotated[str, Field(max_length=5)], int | str, SecretStr, Annotated[str, Field(min_length=1)]],
 )
-def test_an_empty_cell_is_kept_only_for_required_text(annotation: Any, keep_empty: bool):
-    model = type("M", (BaseModel,), {"__annotations__": {"x": annotation}})
-    assert RowType(model).schema.columns[0].keep_empty is keep_empty
+def test_every_kind_of_required_text_must_not_be_empty(annotation: Any):
+    model = type("M", (BaseModel,), {"__annotations__": {"name": annotation}})
+    row = RowType(model)
+    assert faults(row, [""], ("name",)) == [EMPTY_NAME]
+    assert row.checker(("name",))([["1"], [""]]) == {1: [EMPTY_NAME]}
 
 
 def test_optional_columns_are_not_required():

@@ -31,6 +31,7 @@ from penstock.operations.tables import chunk_rows, chunks, operations, row_recor
 from penstock.operations.thresholds import breach
 from penstock.operations.validating.drafts import Draft, Finished
 from penstock.operations.validating.sizes import SUSPECT_ROWS_MAX, chunk_size, largest_chunk, piece_size
+from penstock.operations.validating.without_rows import no_rows
 
 __all__ = ["Reading", "take"]
 
@@ -158,6 +159,8 @@ class Reading:
             async with self.db.read() as tx:
                 self.counts = await sum_counts(tx, self.head.number)
             await self._read(reader)
+            if not (self.rows_read or self.runtime.definition.options.allow_empty):
+                raise no_rows(self.runtime.definition, await self._file_name(), reader.columns)
             await self._seal()
         except FileRejected as error:
             with contextlib.suppress(Interrupted):
@@ -165,6 +168,11 @@ class Reading:
         except Interrupted:
             with contextlib.suppress(Unavailable):
                 await give_back_reading(self.db, self.head, actor=self.owner)
+
+    async def _file_name(self) -> str:
+        async with self.db.read() as tx:
+            query = select(operations.c.file_name).where(operations.c.number == self.head.number)
+            return str((await tx.execute(query)).scalar_one())
 
     async def _read(self, reader: Reader) -> None:
         pending: asyncio.Task[None] | None = None
