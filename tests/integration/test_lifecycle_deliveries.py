@@ -69,7 +69,7 @@ async def test_a_claim_that_is_not_answered_goes_to_the_next_who_asks(penstock: 
     with pytest.raises(Conflict, match="was handed to somebody else since"):
         await deliveries.fail(first.message_id, "late", claim=first.claim)
     assert (await deliveries.acknowledge(second.message_id, claim=second.claim)).state == "Processed"
-    with pytest.raises(IllegalMove, match="in 'Processed' cannot take 'failed'"):
+    with pytest.raises(IllegalMove, match="is Processed, and 'failed' is not possible"):
         await deliveries.fail(second.message_id, "no")
     assert (await penstock.lifecycles.metrics())["delivery_retries_total"] == {"billing": 1}
 
