@@ -254,7 +254,7 @@ def test_moves_that_the_state_does_not_admit_are_refused_with_exit_1(town: Town)
     for verb in ("cancel", "pause", "resume"):
         code, _, err = town.call("ops", verb, operation)
         assert code == 1
-        assert "'Completed'" in err
+        assert "is Completed" in err
         assert town.ask("ops", verb, operation)["status"] == 409
         assert town.call("ops", verb, "00000000-0000")[0] == 1
 

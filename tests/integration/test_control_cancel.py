@@ -152,7 +152,7 @@ async def test_cancelling_twice_is_cancelling_once(e):
 
 
 async def test_an_operation_that_has_ended_cannot_be_cancelled(e):
-    made = await e.create("approvals", [])
+    made = await e.create("approvals", [], options={"allow_empty": True})
     await e.work_until_idle()
     with pytest.raises(IllegalMove, match="is Completed, and 'cancel_requested' is not possible"):
         await e.operations.cancel(made.id)

@@ -228,8 +228,8 @@ WRITES = {
     "flush": lambda e, tx, held: store.flush(e.penstock.db, tx, held, held.writing()),
     "close": lambda e, tx, held: store.close(e.penstock.db, tx, held, held.writing(), actor="one"),
     "release": lambda e, tx, held: store.release(tx, held, due_at=0),
-    "settle": lambda e, tx, held: settling.settle(e.penstock.db, tx, held, lambda i: None, e.clock.now_us()),
-    "drain": lambda e, tx, held: settling.drain(e.penstock.db, tx, held, e.clock.now_us(), actor="one"),
+    "settle": lambda e, tx, held: settling.settle(e.penstock.db, tx, held, lambda i: None, e.clock.now_us(), steps={}),
+    "drain": lambda e, tx, held: settling.drain(e.penstock.db, tx, held, e.clock.now_us(), steps={}, actor="one"),
 }
 
 

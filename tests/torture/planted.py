@@ -177,9 +177,9 @@ def _higher_row_first() -> Any:
 def _time_first() -> Any:
     settle = settling.settle
 
-    async def time_first(db: Any, tx: Any, chunk: Any, raw_of: Any, now: int) -> Any:
+    async def time_first(db: Any, tx: Any, chunk: Any, raw_of: Any, now: int, **given: Any) -> Any:
         applying.apply_deadlines(chunk, now)
-        return await settle(db, tx, chunk, raw_of, now)
+        return await settle(db, tx, chunk, raw_of, now, **given)
 
     return patch.object(settling, "settle", time_first)
 

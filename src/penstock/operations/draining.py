@@ -17,6 +17,7 @@ from penstock.operations.chunk.packing import unpack_rows
 from penstock.operations.chunk.persist import persist
 from penstock.operations.chunk.store import Lost
 from penstock.operations.inbox import settling
+from penstock.operations.inbox.payloads import signalled_steps
 from penstock.operations.inbox.settling import Overtaken
 from penstock.operations.moves import HEAD, Head, finish_if_over, touch
 from penstock.operations.row_keys import key_names, key_of
@@ -33,7 +34,7 @@ async def drain_chunk(
 ) -> bool:
     """Claim a chunk of a stopping operation and give its rows their verdicts; False when another was first.
 
-    `definitions` are asked for other names of the row key, if the operation is among them.
+    `definitions` are asked for other names of the row key and for the types of outputs, if the operation is among them.
     """
     if not await own(db, owned, owner=owner, state="Stopping", clock=clock):
         return False
@@ -41,12 +42,13 @@ async def drain_chunk(
         await store.load_records(tx, owned)
     now = clock.now_us()
     owned.key_of = _keys(owned, definitions)
+    steps = signalled_steps(definitions.get(owned.plan["operation"].casefold()), owned.plan)
     recover(owned, now)
     while True:
         try:
             await persist(
                 db,
-                lambda tx: settling.drain(db, tx, owned, now, actor=owner),
+                lambda tx: settling.drain(db, tx, owned, now, steps=steps, actor=owner),
                 "drain",
                 has_happened=partial(store.is_written, db, owned),
                 clock=clock,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -20,6 +20,7 @@ from penstock.operations.inbox.signal_batching import PendingSignal, Receipt, Si
 from penstock.operations.messages import cut
 from penstock.operations.operation_ids import number_of
 from penstock.operations.tables import operations, row_records, signals
+from penstock.pipeline import Definition
 
 __all__ = ["Receipt", "Signals", "Unclaimed", "Wait", "signal_key"]
 
@@ -69,9 +70,18 @@ class Unclaimed:
 class Signals:
     """Send signals, which end waits, and look at waits and signals."""
 
-    def __init__(self, db: Database, *, clock: Clock, entropy: Entropy, actor: str, hint: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        db: Database,
+        definitions: Mapping[str, Definition],
+        *,
+        clock: Clock,
+        entropy: Entropy,
+        actor: str,
+        hint: Callable[[], None],
+    ) -> None:
         self._db, self._clock, self._entropy, self._actor = db, clock, entropy, actor
-        self._batcher = SignalBatcher(db, hint=hint)
+        self._batcher = SignalBatcher(db, hint=hint, definitions=definitions)
 
     async def complete(
         self,
@@ -86,7 +96,8 @@ class Signals:
         """The awaited thing has happened; `payload` becomes the step's output. Durable when this returns.
 
         With an `id`, a repeat answers like the first; `Conflict` when the id was used for another key, row or outcome.
-        `NoSuchWait` when no row could ever wait for this key.
+        `NoSuchWait` when no row could ever wait for this key; `InvalidInput` when the payload fits no step that could.
+        In a process without the operation's code, a payload that does not fit fails the row that takes it.
         """
         content = {"outcome": "ok", "payload": None if payload is None else _encoded(payload), "message": None}
         return await self._post(operation, key, content, row=row, id=id, actor=actor)

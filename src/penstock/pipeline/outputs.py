@@ -11,6 +11,7 @@ from pydantic.errors import PydanticUserError
 
 from penstock.errors import DeclarationError
 from penstock.pipeline.fields import is_struct, members
+from penstock.pipeline.rows import model_faults
 
 __all__ = ["OUTPUT_BYTES_MAX", "OutputType"]
 
@@ -43,18 +44,35 @@ class OutputType:
     def decode(self, data: bytes) -> Any:
         """The value that `encode` wrote."""
         try:
-            if self._adapter is None:
-                assert self._struct is not None
-                return self._struct.decode(data)
-            return self._adapter.validate_json(data, by_alias=False, by_name=True)
+            return self._read(data)
         except (ValidationError, msgspec.ValidationError) as error:
             raise ValueError(f"the stored output no longer fits {self.described}: {error}") from error
+
+    def objection(self, data: bytes) -> str | None:
+        """Why JSON from elsewhere is no value of the declared type, fault by fault; None when it is one."""
+        if self.annotation is Any:
+            return None
+        try:
+            self._read(data)
+        except ValidationError as error:
+            return "; ".join(map(str, model_faults(error, ())))
+        except msgspec.ValidationError as error:
+            return str(error)
+        except Exception as error:  # a validator of the model is the user's code
+            return f"{type(error).__name__}: {error}"
+        return None
 
     @property
     def described(self) -> str:
         """The declared type, for messages."""
         name = getattr(self.annotation, "__qualname__", None)
         return name if name and not get_args(self.annotation) else repr(self.annotation)
+
+    def _read(self, data: bytes) -> Any:
+        if self._adapter is None:
+            assert self._struct is not None
+            return self._struct.decode(data)
+        return self._adapter.validate_json(data, by_alias=False, by_name=True)
 
     def _written(self, value: Any) -> bytes:
         try:

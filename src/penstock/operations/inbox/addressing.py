@@ -27,6 +27,7 @@ class Subject:
 
     number: int
     id: str
+    name: str
     state: str
     plan: Any
 
@@ -34,13 +35,25 @@ class Subject:
         """What the step with this index is called."""
         return str(self.plan["steps"][step]["name"])
 
+    def steps_for(self, key: str) -> list[int]:
+        """The signalled steps, by index, for which a row could wait with this key."""
+        return [
+            index
+            for index, step in enumerate(self.plan["steps"])
+            if step["kind"] == "signal" and _could_make(step["options"]["key"], key)
+        ]
+
     @property
     def key_templates(self) -> list[str | None]:
         """The templates of its signalled steps; None where a method makes the key."""
         return [step["options"]["key"] for step in self.plan["steps"] if step["kind"] == "signal"]
 
 
-_SUBJECT = select(operations.c.number, operations.c.id, operations.c.state, operations.c.plan).where(
+def _could_make(template: str | None, key: str) -> bool:
+    return template is None or KeyTemplate.parse(template).matches(key)
+
+
+_SUBJECT = select(*(operations.c[name] for name in Subject.__dataclass_fields__)).where(
     operations.c.number == bindparam("number")
 )
 
@@ -79,5 +92,5 @@ def refuse_unknown_key(subject: Subject, key: str) -> None:
     templates = subject.key_templates
     if not templates:
         raise NoSuchWait(f"operation {subject.id} has no step that waits for a signal")
-    if all(template is not None and not KeyTemplate.parse(template).matches(key) for template in templates):
+    if not subject.steps_for(key):
         raise NoSuchWait(f"no row could wait for {key!r}; keys look like: {', '.join(map(repr, templates))}")

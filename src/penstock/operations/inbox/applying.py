@@ -35,7 +35,10 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class SignalContent:
-    """What a signal says: `ok` with a payload that becomes the step's output, or `failed` with a message."""
+    """What a signal says: `ok` with a payload that becomes the step's output, or `failed` with a message.
+
+    To a row whose step cannot have the payload for its output it says `unfit`, with the reason for a message.
+    """
 
     outcome: str
     payload: Any
@@ -52,7 +55,9 @@ def apply_signals(owned: OwnedChunk, matches: Mapping[Match, SignalContent], now
                 owned.ledger.tracks[place].outputs[i] = msgspec.json.encode(content.payload)
             end_wait(owned, i, place, "signalled", now)
         else:
-            end_wait(owned, i, place, "signal_failed", now, error_type="SignalFailure", message=content.message)
+            # An output that is not what the step declares is a failure of the step; nobody has said that it failed.
+            error_type = "StepFailure" if content.outcome == "unfit" else "SignalFailure"
+            end_wait(owned, i, place, "signal_failed", now, error_type=error_type, message=content.message)
 
 
 def apply_deadlines(owned: OwnedChunk, now: int) -> None:

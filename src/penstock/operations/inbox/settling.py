@@ -27,6 +27,7 @@ from penstock.operations.inbox.lookup import (
     waiters,
 )
 from penstock.operations.inbox.matching import Match, Waiter, match
+from penstock.operations.inbox.payloads import SignalledSteps, with_refusals
 from penstock.operations.moves import finish_if_over, touch
 from penstock.operations.tables import chunks, operations, requests, row_records, signals
 
@@ -65,10 +66,18 @@ class Settlement:
         owned.lines = later
 
 
-async def settle(db: Database, tx: Connection, owned: OwnedChunk, raw_of: Callable[[int], Any], now: int) -> Settlement:
+async def settle(
+    db: Database,
+    tx: Connection,
+    owned: OwnedChunk,
+    raw_of: Callable[[int], Any],
+    now: int,
+    *,
+    steps: SignalledSteps,
+) -> Settlement:
     """Apply requests, then signals, then deadlines, and write it all; the chunk is locked before anything is read.
 
-    `owned` is a copy, because rows go on while this runs.
+    `owned` is a copy, because rows go on while this runs. `steps` judge the payloads of signals.
     """
     mail = await store.lock(tx, owned)
     requested = await _requests(tx, owned.id)
@@ -78,7 +87,7 @@ async def settle(db: Database, tx: Connection, owned: OwnedChunk, raw_of: Callab
         trial.records.setdefault(key, replace(record))
     lines_before = len(trial.lines)
     outcomes = apply_requests(trial, requested, raw_of, now)
-    matches = await _matches(db, tx, trial)
+    matches = with_refusals(await _matches(db, tx, trial), steps)
     apply_signals(trial, matches, now)
     apply_deadlines(trial, now)
     writing = trial.writing()
@@ -88,7 +97,9 @@ async def settle(db: Database, tx: Connection, owned: OwnedChunk, raw_of: Callab
     return Settlement(mail, requested, matches, now, writing, lines_before, records)
 
 
-async def drain(db: Database, tx: Connection, owned: OwnedChunk, now: int, *, actor: str) -> bool:
+async def drain(
+    db: Database, tx: Connection, owned: OwnedChunk, now: int, *, steps: SignalledSteps, actor: str
+) -> bool:
     """Give every row of a stopping operation's chunk its verdict and close it; False when it is no longer stopping."""
     head = await touch(
         tx,
@@ -101,7 +112,7 @@ async def drain(db: Database, tx: Connection, owned: OwnedChunk, now: int, *, ac
         return False
     await store.lock(tx, owned)
     trial = owned.copy()
-    matches = await _matches(db, tx, trial)
+    matches = with_refusals(await _matches(db, tx, trial), steps)
     apply_signals(trial, matches, now)
     cancel_unfinished(trial, now)
     await store.flush(db, tx, owned, trial.writing(), is_open=0, is_raw=0, owner=None)

@@ -8,7 +8,7 @@ all the same, each signal is tried by itself.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
@@ -30,8 +30,10 @@ from penstock.operations.inbox.addressing import (
 )
 from penstock.operations.inbox.lookup import free_signals, ready_for_any, waiters
 from penstock.operations.inbox.matching import Match, match
+from penstock.operations.inbox.payloads import refuse_unfit
 from penstock.operations.inbox.settling import wake
 from penstock.operations.tables import operations, signals
+from penstock.pipeline import Definition
 
 __all__ = ["PendingSignal", "Receipt", "SignalBatcher", "about_to_be_taken"]
 
@@ -79,6 +81,7 @@ class SignalBatcher:
 
     db: Database
     hint: Callable[[], None]
+    definitions: Mapping[str, Definition]  # of the operations whose code is here, to judge payloads
     _queue: list[PendingSignal] = field(default_factory=list)
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -134,13 +137,23 @@ class SignalBatcher:
             elif earlier is not None:
                 pending.answer = _repeated(subject, pending, earlier)
             elif not pending.is_begun:
-                pending.answer = _unknown_key(subject, pending)
+                pending.answer = self._refusal(subject, pending)
             if earlier is None and pending.answer is None and not pending.is_withdrawn:
                 new.append(pending)
         if new:
             stored += await self._stored(subject, new)
         if stored:
             await self._deliver(subject, stored)
+
+    def _refusal(self, subject: Subject, pending: PendingSignal) -> PenstockError | None:
+        """Why no row could ever take the signal, if so."""
+        try:
+            refuse_unknown_key(subject, pending.key)
+            definition = self.definitions.get(subject.name.casefold())
+            refuse_unfit(subject, definition, pending.key, pending.content["payload"])
+        except PenstockError as error:
+            return error
+        return None
 
     async def _stored(self, subject: Subject, batch: Sequence[PendingSignal]) -> Sequence[PendingSignal]:
         """Store signals, and return those that are stored now; the others have their answers."""
@@ -241,15 +254,6 @@ async def _known(subject: Subject, pending: PendingSignal, tx: Connection) -> Se
     itself = await _of_tokens([pending], tx)
     same = await tx.execute(_BY_ID, {"of": subject.number, "ids": [pending.dedupe_id]})
     return [*itself, *same]
-
-
-def _unknown_key(subject: Subject, pending: PendingSignal) -> PenstockError | None:
-    """Why no row could ever take the signal, if so."""
-    try:
-        refuse_unknown_key(subject, pending.key)
-    except PenstockError as error:
-        return error
-    return None
 
 
 def _repeated(subject: Subject, pending: PendingSignal, earlier: Any) -> Receipt | Conflict:

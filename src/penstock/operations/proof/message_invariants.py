@@ -83,9 +83,11 @@ def taken_signals_are_told(facts: MessageFacts) -> Iterator[Finding]:
 
 
 def _ended_otherwise(signal: SignalFacts, record: StepRecord) -> Iterator[Finding]:
-    right = ("Completed", None) if signal.outcome == "ok" else ("Failed", "SignalFailure")
+    right: list[tuple[str, str | None]] = [("Failed", "SignalFailure")]
+    if signal.outcome == "ok":
+        right = [("Completed", None), ("Failed", "StepFailure")]  # the latter by a payload that does not fit the step
     found = (record.state, record.error_type if record.state == "Failed" else None)
-    if found != right:
+    if found not in right:
         yield record.row, f"took signal {signal.id} ({signal.outcome}) at step {record.step}, which is {record.state}"
     elif signal.accepted_at < (record.since or 0):
         yield record.row, f"took signal {signal.id} at step {record.step}, which was there before its generation began"

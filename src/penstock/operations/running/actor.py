@@ -22,6 +22,7 @@ from penstock.operations.chunk.owned import OwnedChunk, interrupt
 from penstock.operations.chunk.persist import persist
 from penstock.operations.chunk.store import Lost, NewMessages, Stopped
 from penstock.operations.inbox import settling
+from penstock.operations.inbox.payloads import signalled_steps
 from penstock.operations.inbox.settling import Overtaken, Settlement
 from penstock.operations.moves import break_if, state_of
 from penstock.operations.running.chunk_progress import ChunkProgress
@@ -71,6 +72,7 @@ class ChunkActor:
         self.db, self.progress, self.owner, self.timing = db, progress, owner, timing
         self.owned: OwnedChunk = progress.owned
         self.runtime = progress.runtime
+        self._signalled = signalled_steps(self.runtime.definition, self.owned.plan)
         self._turn = turn
         self._group = group
         self._halt: Halt | None = None
@@ -234,7 +236,7 @@ class ChunkActor:
         now, owned = self.runtime.clock.now_us(), self.owned.copy()
         try:
             done: Settlement = await self._commit(
-                lambda tx: settling.settle(self.db, tx, owned, self.progress.raw, now), "settle"
+                lambda tx: settling.settle(self.db, tx, owned, self.progress.raw, now, steps=self._signalled), "settle"
             )
         except Overtaken:
             self._must_look = True
@@ -294,7 +296,8 @@ class ChunkActor:
         while True:
             try:
                 return await self._commit(
-                    lambda tx: settling.drain(self.db, tx, self.owned, now, actor=self.owner), "drain"
+                    lambda tx: settling.drain(self.db, tx, self.owned, now, steps=self._signalled, actor=self.owner),
+                    "drain",
                 )
             except Overtaken:
                 continue
