@@ -296,7 +296,7 @@ def test_nonsense_options_of_waits_and_batches_are_refused():
         ({"max_row_concurrency": 0}, "max_row_concurrency: must be a whole number, 1 or more; found 0"),
         ({"max_error_rate": 1.5}, "max_error_rate: must be a number from 0 to 1; found 1.5"),
         ({"max_errors": -1}, "max_errors: must be a whole number, 0 or more; found -1"),
-        ({"colour": "red"}, "colour: there is no such option; known: description"),
+        ({"colour": "red"}, "colour: there is no such option; known: allow_empty"),
         ({"validators": [lambda row: None]}, "validators: must be functions of (row, metadata)"),
     ],
 )
