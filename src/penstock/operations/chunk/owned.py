@@ -12,7 +12,7 @@ from penstock.operations.counts import Counts
 from penstock.operations.messages import cut, in_doubt
 from penstock.operations.states import ROW_STEP
 
-__all__ = ["ChunkWrite", "OwnedChunk", "RowPlaces", "cancel_unfinished", "interrupt", "recover"]
+__all__ = ["ChunkWrite", "OwnedChunk", "RowPlaces", "cancel_unfinished", "interrupt", "no_key", "recover"]
 
 # A row that was lost with its worker runs in a small group, then alone; lost twice while alone, it is poison.
 POISON_LOST = 4
@@ -53,6 +53,10 @@ class ChunkWrite:
         return {"ledger": self.ledger, **self.counts.columns(), "steps_done": self.steps_done}
 
 
+def no_key(_: int) -> None:
+    """The key of a row, for whoever cannot read it."""
+
+
 @dataclass(slots=True)
 class OwnedChunk:
     """A claimed chunk: on disk as of `version`; what was changed since is in `changed` and `lines`."""
@@ -79,7 +83,7 @@ class OwnedChunk:
     changed: set[tuple[int, int]] = field(default_factory=set)
     lines: list[dict[str, Any]] = field(default_factory=list)  # history not yet written
     written_places: RowPlaces = RowPlaces()  # as of our last write
-    key_of: Callable[[int], str | None] = lambda _: None  # of row i, for whoever can read the rows
+    key_of: Callable[[int], str | None] = no_key  # of row i, for whoever can read the rows
 
     @property
     def is_validated(self) -> bool:

@@ -106,6 +106,8 @@ class ChunkActor:
                 await self._leave("Stopping" if stopped.state == "Stopping" else "Paused")
         except Lost:
             await record_late_results(self.db, self.owned, owner=self.owner, now=self.runtime.clock.now_us())
+        finally:
+            self.progress.close()
 
     async def _run(self) -> None:
         while self._halt is None:

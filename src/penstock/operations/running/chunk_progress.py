@@ -10,7 +10,7 @@ from typing import Any
 from penstock.errors import Fault, StepFailed
 from penstock.formats import Batch
 from penstock.operations.chunk.ledger import COMPLETED, FAILED, INVALID, SKIPPED, STATES, Ledger
-from penstock.operations.chunk.owned import OwnedChunk
+from penstock.operations.chunk.owned import OwnedChunk, no_key
 from penstock.operations.chunk.packing import StoredRows
 from penstock.operations.chunk.records import ROW_KEY_MAX, StepRecord
 from penstock.operations.chunk.waits import end_wait, waited_out
@@ -66,6 +66,10 @@ class ChunkProgress:
         self.unreadable: OSError | None = None  # why this worker cannot read its file
         owned.key_of = self.key_of
         self.refresh()
+
+    def close(self) -> None:
+        """Nothing more is written: break the cycle of references, so that rows are freed now, not by the collector."""
+        self.owned.key_of = no_key
 
     def refresh(self) -> None:
         """Note whether rows have outputs; call it when signals may have brought some."""
