@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from sqlalchemy import select, update
 from penstock.db.connection import Connection
 from penstock.errors import Conflict, NotFound
 from penstock.graphs.durations import format_duration
+from penstock.graphs.names import name_key
 from penstock.lifecycles import delivering
 from penstock.lifecycles.changes import Stamp
 from penstock.lifecycles.delivering import Delivery
@@ -102,17 +103,14 @@ async def _settled(settling: Awaitable[Delivery]) -> bool:
 
 
 async def _fire_timers(scope: Scope, limit: int) -> tuple[int, int]:
-    query = (
-        select(timers.c.instance, timers.c.sequence, timers.c.firings, instances.c.version, instances.c.state)
-        .join(instances, (instances.c.tenant == timers.c.tenant) & (instances.c.id == timers.c.instance))
-        .where(timers.c.tenant == scope.tenant, timers.c.due_at <= scope.db.now())
-        .where(*flag_conditions(InstanceFlag.NONE, InstanceFlag.NONE, BLOCKING))
-        .order_by(timers.c.due_at)
-        .limit(limit)
-    )
-    async with scope.db.read() as tx:
-        due = (await tx.execute(query)).all()
-        graphs = {version: await graph_of(tx, scope, version) for version in {row.version for row in due}}
+    left = set[int]()  # states whose timers are for processes that have their guards
+    while True:
+        due, graphs = await _due(scope, limit, left)
+        missing = {row.state: guard for row in due if (guard := _missing_guard(scope, graphs[row.version], row.state))}
+        if not missing:
+            break
+        left |= missing.keys()  # they must not keep others from their turn
+        _tell_of(scope, missing.values())
     fired = refused = 0
     for row in due:
         outcome = await _fire(scope, graphs[row.version], row)
@@ -121,13 +119,40 @@ async def _fire_timers(scope: Scope, limit: int) -> tuple[int, int]:
     return fired, refused
 
 
+async def _due(scope: Scope, limit: int, left: Collection[int]) -> tuple[Sequence[Any], dict[int, Graph]]:
+    """The timers that are due, longest first, but those of some states; and the graphs of their instances."""
+    query = (
+        select(timers.c.instance, timers.c.sequence, timers.c.firings, instances.c.version, instances.c.state)
+        .join(instances, (instances.c.tenant == timers.c.tenant) & (instances.c.id == timers.c.instance))
+        .where(timers.c.tenant == scope.tenant, timers.c.due_at <= scope.db.now(), instances.c.state.not_in(left))
+        .where(*flag_conditions(InstanceFlag.NONE, InstanceFlag.NONE, BLOCKING))
+        .order_by(timers.c.due_at)
+        .limit(limit)
+    )
+    async with scope.db.read() as tx:
+        due = (await tx.execute(query)).all()
+        return due, {version: await graph_of(tx, scope, version) for version in {row.version for row in due}}
+
+
+def _missing_guard(scope: Scope, graph: Graph, state: int) -> str | None:
+    """The guard of a state's timer, if this process does not have it."""
+    timeout = graph.by_id[state].timeout
+    moves = () if timeout is None else graph.leaving(state)
+    guards = (move.guard for move in moves if timeout and name_key(move.event.name) == name_key(timeout.event))
+    return next((guard for guard in guards if guard is not None and guard not in scope.guards), None)
+
+
+def _tell_of(scope: Scope, guards: Iterable[str]) -> None:
+    """Say, once for each guard, why its timers are left alone."""
+    for guard in set(guards) - scope.missing_guards:
+        scope.missing_guards.add(guard)
+        log.warning("timers with the guard %r are due; they are left to processes that have it", guard)
+
+
 async def _fire(scope: Scope, graph: Graph, timer: Any) -> str:
     timeout = graph.by_id[timer.state].timeout
     if timeout is None:
         return "conflict"  # it left the state since
-    move = graph.transition(graph.by_id[timer.state].name, timeout.event)
-    if move is not None and move.guard is not None and move.guard not in scope.guards:
-        return "conflict"  # that is for a process that has the guard
     stamp = Stamp(
         "timer",
         f"{format_duration(timeout.duration_us)} in {graph.by_id[timer.state].name}",

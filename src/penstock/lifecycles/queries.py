@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Row, Select, func, select
+from sqlalchemy import Row, Select, select
 
 from penstock.clock import from_micros
 from penstock.db.connection import Connection
@@ -156,11 +156,6 @@ async def find_category(tx: Connection, scope: Scope, name: str) -> Category | N
     )
     row = (await tx.execute(query)).one_or_none()
     return None if row is None else Category(*row)
-
-
-async def count_of(tx: Connection, query: Select[Any]) -> int:
-    """How many rows a query has."""
-    return int((await tx.execute(select(func.count()).select_from(query.subquery()))).scalar_one())
 
 
 def _definitions(scope: Scope) -> Select[Any]:

@@ -28,6 +28,7 @@ class Scope:
     page_max: int
     tenant: str = ""
     graphs: dict[int, Graph] = field(default_factory=dict)
+    missing_guards: set[str] = field(default_factory=set)  # that were told of
     tally: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
