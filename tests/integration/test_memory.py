@@ -1,0 +1,34 @@
+"""What a worker keeps in memory: nothing of a chunk that it has given up."""
+
+from __future__ import annotations
+
+import gc
+
+from pydantic import BaseModel
+
+from penstock import Context, Pipeline, operation, step
+from penstock.operations.running.chunk_progress import ChunkProgress
+from penstock.testing import engine
+
+
+class Item(BaseModel):
+    name: str
+
+
+@operation("plain", row_key="name")
+class Plain(Pipeline[Item]):
+    @step
+    async def pass_on(self, row: Item, ctx: Context) -> None: ...
+
+
+async def test_the_rows_of_a_chunk_are_freed_without_the_garbage_collector(database_url, tmp_path):
+    async with engine([Plain], url=database_url, tmp_path=tmp_path) as e:
+        gc.collect()
+        gc.disable()  # workers let it look for cycles seldom
+        try:
+            made = await e.create(Plain, [{"name": "a"}, {"name": "b"}])
+            await e.work_until_idle()
+            assert (await e.operations.get(made.id)).status == "Completed"
+            assert [each for each in gc.get_objects() if isinstance(each, ChunkProgress)] == []
+        finally:
+            gc.enable()
