@@ -11,7 +11,6 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from penstock.cli import views
-from penstock.cli.printable import compact, cut, duration, moment, printable, short_id, short_moment
 from penstock.cli.tables import FittedTable, table
 from penstock.graphs.conditions import describe
 from penstock.graphs.durations import format_duration
@@ -20,6 +19,7 @@ from penstock.lifecycles.delivering import Delivery
 from penstock.lifecycles.model import Available, Count, Instance, LogEntry, Version
 from penstock.lifecycles.rules.graph import Graph, LifecycleState, LifecycleTransition
 from penstock.lifecycles.states import InstanceFlag
+from penstock.printable import compact, cut, duration, moment, printable, short_id, short_moment
 
 __all__ = ["definitions", "deliveries", "graph", "instance", "instances", "timeline", "versions"]
 

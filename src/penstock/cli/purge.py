@@ -9,8 +9,8 @@ import typer
 
 from penstock.cli.inputs import age
 from penstock.cli.options import Db, Json, command
-from penstock.cli.printable import counted
 from penstock.cli.session import Place, ask
+from penstock.printable import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,6 +17,7 @@ __all__ = [
     "Event",
     "FileCheck",
     "FileFault",
+    "Flow",
     "HistoryEntry",
     "Operation",
     "Page",
@@ -25,8 +26,10 @@ __all__ = [
     "RowState",
     "RowView",
     "Status",
+    "StepFlow",
     "StepState",
     "StepView",
+    "Throughput",
     "VerifyReport",
 ]
 
@@ -160,6 +163,48 @@ class ErrorGroup:
     message: str
     rows: int
     first_row: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepFlow:
+    """Where the rows of an operation are at one step: how many are through, and how many stand there in which state."""
+
+    index: int
+    name: str
+    passed: int
+    pending: int = 0
+    running: int = 0
+    waiting: int = 0
+    failed: int = 0
+    timed_out: int = 0
+    cancelled: int = 0
+
+    @property
+    def here(self) -> int:
+        """The rows that stand at this step."""
+        return self.pending + self.running + self.waiting + self.failed + self.timed_out + self.cancelled
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """The rows of an operation on their way through its steps; validation is the first of them.
+
+    `is_exact` is False where so many chunks are under way that only some were counted.
+    """
+
+    rows: int
+    steps: tuple[StepFlow, ...]
+    is_exact: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Throughput:
+    """How many rows ended in each of several equal spans of time; `is_sample` when not all chunks were read."""
+
+    start: datetime
+    span_s: float
+    rows: tuple[int, ...]
+    is_sample: bool = False
 
 
 @dataclass(frozen=True, slots=True)

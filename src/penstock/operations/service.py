@@ -23,12 +23,14 @@ from penstock.operations.model import (
     ErrorGroup,
     Event,
     FileCheck,
+    Flow,
     HistoryEntry,
     Operation,
     Page,
     Purged,
     RowError,
     RowView,
+    Throughput,
     VerifyReport,
 )
 from penstock.operations.operation_ids import number_of
@@ -36,7 +38,7 @@ from penstock.operations.proof.verify import verify
 from penstock.operations.retrying import Eligibility, Retry
 from penstock.operations.rows.lifespans import Lifespans
 from penstock.operations.rows.stored_metadata import load_metadata
-from penstock.operations.views import error_views, operation_views, row_views
+from penstock.operations.views import error_views, flow_views, operation_views, row_views
 from penstock.operations.views.chunk_view import verdict_codes
 from penstock.operations.worker.background import LONG_DEAD_S
 from penstock.operations.worker_records import remove_dead_workers
@@ -140,6 +142,11 @@ class Operations:
                 limit=self._page(limit),
             )
 
+    async def count_by_status(self) -> dict[str, int]:
+        """How many operations have which status; one that none has is missing."""
+        async with self._db.read() as tx:
+            return await operation_views.count_by_status(tx)
+
     async def events(self, operation: str | None = None, *, since: int = 0, limit: int = 100) -> builtins.list[Event]:
         """Moves of one operation, or of all, behind the one numbered `since`.
 
@@ -230,6 +237,17 @@ class Operations:
         async with self._db.read() as tx:
             layout = await operation_views.layout(tx, operation, self._definitions)
             return await error_views.error_groups(tx, layout, limit=self._page(limit))
+
+    async def flow(self, operation: str) -> Flow:
+        """Where the rows are on their way through the steps."""
+        async with self._db.read() as tx:
+            return await flow_views.flow(tx, await operation_views.layout(tx, operation, self._definitions))
+
+    async def throughput(self, operation: str, *, spans: int = 60) -> Throughput | None:
+        """How many rows ended in each of `spans` equal parts of the time so far; None before the first one ended."""
+        async with self._db.read() as tx:
+            layout = await operation_views.layout(tx, operation, self._definitions)
+            return await flow_views.throughput(tx, layout, spans=spans)
 
     async def history(
         self,

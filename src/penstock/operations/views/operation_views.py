@@ -25,6 +25,7 @@ from penstock.operations.views.chunk_view import RowLayout
 from penstock.pipeline import Definition
 
 __all__ = [
+    "count_by_status",
     "events",
     "get",
     "is_time_counted",
@@ -132,6 +133,12 @@ async def list_operations(
     shown = rows[:limit]
     counts = await _counts(tx, [row["number"] for row in shown])
     return Page([_operation(row, counts.get(row["number"], Tallied())) for row in shown], next_cursor)
+
+
+async def count_by_status(tx: Connection) -> dict[str, int]:
+    """How many operations are in which state."""
+    query = select(operations.c.state, func.count()).where(IS_THERE).group_by(operations.c.state)
+    return {state: int(number) for state, number in await tx.execute(query)}
 
 
 @dataclass(frozen=True, slots=True)
