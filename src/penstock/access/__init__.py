@@ -1,0 +1,1 @@
+"""Who may do what: principals, their roles and rights."""
