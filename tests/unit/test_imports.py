@@ -23,10 +23,10 @@ LINES: tuple[tuple[str, ...], ...] = (
     ("db",),
     ("journal", "outbox", "formats", "targets"),
     ("blobs",),
-    ("idempotency", "lifecycles"),
+    ("idempotency", "lifecycles", "access"),
     ("operations",),
     ("engine",),
-    ("resources", "lifecycle_resources", "worker", "api", "dashboard", "client"),
+    ("resources", "lifecycle_resources", "access_resources", "worker", "api", "dashboard", "client"),
     ("cli",),
     ("testing", "pytest_plugin"),
 )
@@ -57,6 +57,7 @@ OPERATIONS: tuple[tuple[str, ...], ...] = (
 LEVEL_IN_OPERATIONS = {part: level for level, line in enumerate(OPERATIONS) for part in line}
 
 PURE = (
+    "access.model",
     "machine",
     "errors",
     "graphs.checks",
