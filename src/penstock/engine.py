@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from types import MappingProxyType
 from typing import Any
 
+from penstock.access.keys import ApiKeys
 from penstock.blobs.store import FileStore
 from penstock.clock import Clock, Entropy, FollowingClock, SystemClock
 from penstock.db.database import Database
@@ -80,6 +81,7 @@ class Penstock:
             Scope(db, clock=clock, entropy=entropy, actor=actor, guards=guards, page_max=settings.page_max)
         )
         self.deliveries = self.lifecycles.deliveries
+        self.keys = ApiKeys(db, clock=clock, entropy=entropy, actor=actor)
 
     @classmethod
     @asynccontextmanager

@@ -23,11 +23,10 @@ LINES: tuple[tuple[str, ...], ...] = (
     ("db",),
     ("journal", "outbox", "formats", "targets"),
     ("blobs",),
-    ("idempotency", "lifecycles"),
+    ("idempotency", "lifecycles", "access"),
     ("operations",),
     ("engine",),
-    ("resources", "lifecycle_resources"),
-    ("access",),
+    ("resources", "lifecycle_resources", "access_resources"),
     ("api",),
     ("dashboard", "client"),
     ("api.app",),  # puts the API and the dashboard together
@@ -63,6 +62,7 @@ OPERATIONS: tuple[tuple[str, ...], ...] = (
 LEVEL_IN_OPERATIONS = {part: level for level, line in enumerate(OPERATIONS) for part in line}
 
 PURE = (
+    "access.model",
     "machine",
     "errors",
     "graphs.checks",
