@@ -1,5 +1,1 @@
-<<<<<<< HEAD
 """Who may do what: API keys, tokens, sessions, roles, tenants, and the audit log of what was done."""
-=======
-"""Who may do what: principals, their roles and rights."""
->>>>>>> wt-api

@@ -12,6 +12,7 @@ from penstock.api.guard import Authenticator, Closed, identify
 from penstock.api.problems import ProblemsOutside, add_handlers
 from penstock.api.routing import add_routes
 from penstock.api.table import ROUTES
+from penstock.dashboard.failures import add_page_handlers
 from penstock.dashboard.table import ROUTES as PAGES
 from penstock.errors import Unauthenticated
 from penstock.idempotency.middleware import IdempotencyMiddleware
@@ -57,6 +58,8 @@ def create_app(
     app.state.penstock = penstock
     app.state.access = access or Closed()
     add_handlers(app)
+    if dashboard:
+        add_page_handlers(app)
     add_routes(app, (*ROUTES, *(PAGES if dashboard else ())))
     app.add_middleware(
         IdempotencyMiddleware, keys=penstock.idempotency, caller=_caller, rules=for_methods("POST", "PATCH")

@@ -3,7 +3,30 @@
 from __future__ import annotations
 
 from penstock.api.routing import Route
+from penstock.dashboard import (
+    asset_files,
+    blobs,
+    deliveries,
+    lifecycles,
+    operation,
+    operations,
+    rows,
+    system,
+    upload,
+    waits,
+)
 
 __all__ = ["ROUTES"]
 
-ROUTES: tuple[Route, ...] = ()
+ROUTES: tuple[Route, ...] = (
+    *asset_files.ROUTES,
+    *operations.ROUTES,
+    *rows.ROUTES,
+    *operation.ROUTES,
+    *upload.ROUTES,
+    *waits.ROUTES,
+    *lifecycles.ROUTES,
+    *blobs.ROUTES,
+    *deliveries.ROUTES,
+    *system.ROUTES,
+)

@@ -19,6 +19,7 @@ __all__ = [
     "FileFault",
     "Flow",
     "HistoryEntry",
+    "LimitUse",
     "Operation",
     "Page",
     "Purged",
@@ -31,6 +32,8 @@ __all__ = [
     "StepView",
     "Throughput",
     "VerifyReport",
+    "WorkerLoad",
+    "Workload",
 ]
 
 Status = Literal[
@@ -205,6 +208,42 @@ class Throughput:
     span_s: float
     rows: tuple[int, ...]
     is_sample: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLoad:
+    """One worker: how long its lease still lasts (less than nothing when it ran out), and what it owns."""
+
+    id: str
+    host: str
+    process: int
+    started_at: datetime
+    lease_s: float
+    chunks: int
+    files: int
+
+
+@dataclass(frozen=True, slots=True)
+class LimitUse:
+    """The units of an operation's limits that one worker holds."""
+
+    operation_id: str
+    operation: str
+    worker: str
+    units: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Open chunks by who has them: a worker, nobody although they are due, nobody because they wait."""
+
+    chunks_open: int
+    chunks_owned: int
+    chunks_due: int
+    chunks_parked: int
+    oldest_due_s: float | None
+    workers: tuple[WorkerLoad, ...]
+    limits: tuple[LimitUse, ...]
 
 
 @dataclass(frozen=True, slots=True)

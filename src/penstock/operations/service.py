@@ -32,13 +32,14 @@ from penstock.operations.model import (
     RowView,
     Throughput,
     VerifyReport,
+    Workload,
 )
 from penstock.operations.operation_ids import number_of
 from penstock.operations.proof.verify import verify
 from penstock.operations.retrying import Eligibility, Retry
 from penstock.operations.rows.lifespans import Lifespans
 from penstock.operations.rows.stored_metadata import load_metadata
-from penstock.operations.views import error_views, flow_views, operation_views, row_views
+from penstock.operations.views import error_views, flow_views, operation_views, row_views, workload_views
 from penstock.operations.views.chunk_view import verdict_codes
 from penstock.operations.worker.background import LONG_DEAD_S
 from penstock.operations.worker_records import remove_dead_workers
@@ -249,6 +250,11 @@ class Operations:
             layout = await operation_views.layout(tx, operation, self._definitions)
             return await flow_views.throughput(tx, layout, spans=spans)
 
+    async def workload(self) -> Workload:
+        """Who works on what, over all operations."""
+        async with self._db.read() as tx:
+            return await workload_views.workload(self._db, tx)
+
     async def history(
         self,
         operation: str,
@@ -391,8 +397,12 @@ class Operations:
         file_name: str | None = None,
         options: Mapping[str, Any] | None = None,
         limit_errors: int = 100,
+        data: bool = False,
     ) -> FileCheck:
-        """A dry run: check metadata, file and every row, and store nothing. Bad content is reported, not raised."""
+        """A dry run: check metadata, file and every row, and store nothing. Bad content is reported, not raised.
+
+        With `data` the first errors come with their rows.
+        """
         definition = self.definition(operation)
         deployed = self._settings.operations.get(definition.name, {})
         return await check_file(
@@ -407,6 +417,7 @@ class Operations:
             chunk_rows=self._settings.chunk_rows,
             metadata_bytes_max=self._settings.metadata_bytes_max,
             errors_max=limit_errors,
+            with_data=data,
         )
 
     async def verify(self, operation: str | None = None, *, deep: bool = False) -> VerifyReport:

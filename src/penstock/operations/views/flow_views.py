@@ -26,6 +26,7 @@ __all__ = ["flow", "throughput"]
 CHUNKS_OPENED_MAX = 32
 _RECORDED = {"Failed": "failed", "TimedOut": "timed_out", "WaitingForCompletion": "waiting"}
 _IN_LEDGER = {PENDING: "pending", RUNNING: "running", CANCELLED: "cancelled"}
+AnyRow = Row[*tuple[Any, ...]]
 Places = Counter[tuple[int, str]]  # rows by step and the name of what they are there
 
 
@@ -54,7 +55,7 @@ async def flow(tx: Connection, layout: RowLayout) -> Flow:
     return Flow(total, tuple(_steps(layout, at, total)), is_exact=len(opened) == len(begun))
 
 
-def _is_untouched(chunk: Row[Any]) -> bool:
+def _is_untouched(chunk: AnyRow) -> bool:
     return bool(chunk.is_raw) or (bool(chunk.is_open) and not chunk.steps_done)
 
 
@@ -114,7 +115,7 @@ def _ends(ledger: Ledger) -> Iterable[int]:
                     break
 
 
-async def _ledgers(tx: Connection, layout: RowLayout, found: Sequence[Row[Any]]) -> list[Ledger]:
+async def _ledgers(tx: Connection, layout: RowLayout, found: Sequence[AnyRow]) -> list[Ledger]:
     ids = [chunk.id for chunk in found]
     stored = (await tx.execute(select(chunks.c.row_count, chunks.c.ledger).where(chunks.c.id.in_(ids)))).all()
     return await asyncio.to_thread(
@@ -122,7 +123,7 @@ async def _ledgers(tx: Connection, layout: RowLayout, found: Sequence[Row[Any]])
     )
 
 
-def _spread(found: Sequence[Row[Any]], limit: int) -> Sequence[Row[Any]]:
+def _spread(found: Sequence[AnyRow], limit: int) -> Sequence[AnyRow]:
     """At most so many of them, evenly spread."""
     if len(found) <= limit:
         return found
