@@ -25,7 +25,7 @@ LINES: tuple[tuple[str, ...], ...] = (
     ("blobs",),
     ("idempotency", "lifecycles"),
     ("operations",),
-    ("engine",),
+    ("machines", "engine"),
     ("resources", "lifecycle_resources"),
     ("access",),
     ("api",),
@@ -55,7 +55,7 @@ OPERATIONS: tuple[tuple[str, ...], ...] = (
     ("views",),
     ("proof",),
     ("worker",),
-    ("intake", "control", "editing", "retrying", "signals"),
+    ("intake", "control", "editing", "exporting", "retrying", "signals"),
     ("checking",),
     ("service",),
 )

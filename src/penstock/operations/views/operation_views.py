@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import RowMapping, case, exists, func, or_, select, tuple_
+from sqlalchemy import ColumnElement, RowMapping, case, exists, func, or_, select, tuple_
 
 from penstock.clock import from_micros, micros
 from penstock.db.connection import Connection
@@ -25,7 +25,10 @@ from penstock.operations.views.chunk_view import RowLayout
 from penstock.pipeline import Definition
 
 __all__ = [
+    "OperationFilter",
+    "count_operations",
     "events",
+    "file_key",
     "get",
     "is_time_counted",
     "latest_instant",
@@ -91,40 +94,68 @@ async def stored_metadata(tx: Connection, number: int) -> tuple[Any, str | None]
     return row.metadata, row.encrypted_metadata
 
 
+@dataclass(frozen=True, slots=True)
+class OperationFilter:
+    """Which operations are wanted; one must fit everything that is given. `names` are exact, ignoring case."""
+
+    name: str | None = None
+    status: Iterable[str] | None = None
+    created_by: str | None = None
+    created_from: datetime | None = None
+    created_to: datetime | None = None
+    names: Iterable[str] | None = None
+
+    def conditions(self) -> list[ColumnElement[bool]]:
+        """What must be true of an operation."""
+        wanted: list[ColumnElement[bool]] = [IS_THERE]
+        if self.name is not None:
+            wanted.append(func.lower(operations.c.name).contains(self.name.lower(), autoescape=True))
+        if self.names is not None:
+            wanted.append(func.lower(operations.c.name).in_(sorted({name.lower() for name in self.names})))
+        if self.created_by is not None:
+            wanted.append(func.lower(operations.c.created_by).contains(self.created_by.lower(), autoescape=True))
+        if self.status is not None:
+            wanted.append(operations.c.state.in_(_known_states(self.status)))
+        if self.created_from is not None:
+            wanted.append(operations.c.created_at >= micros(self.created_from))
+        if self.created_to is not None:
+            wanted.append(operations.c.created_at < micros(self.created_to))
+        return wanted
+
+
+async def count_operations(tx: Connection, filters: OperationFilter) -> int:
+    """How many operations match."""
+    query = select(func.count()).select_from(operations).where(*filters.conditions())
+    return int((await tx.execute(query)).scalar_one())
+
+
+async def file_key(tx: Connection, operation: str) -> str:
+    """The key of the file in the storage."""
+    number = await number_of(tx, operation)
+    return str((await tx.execute(select(operations.c.file_key).where(operations.c.number == number))).scalar_one())
+
+
 async def list_operations(
     tx: Connection,
+    filters: OperationFilter,
     *,
-    name: str | None = None,
-    status: Iterable[str] | None = None,
-    created_by: str | None = None,
-    created_from: datetime | None = None,
-    created_to: datetime | None = None,
     sort: str = "created_at",
     descending: bool = True,
     cursor: str | None = None,
+    offset: int = 0,
     limit: int = 20,
 ) -> Page[Operation]:
     """Operations that match every filter given; names and creators match when they contain the text, ignoring case."""
     if sort not in _SORT_COLUMNS:
         raise InvalidInput(f"operations cannot be sorted by {sort!r}; they can by: {', '.join(_SORT_COLUMNS)}")
-    query = select(operations).where(IS_THERE)
-    if name is not None:
-        query = query.where(func.lower(operations.c.name).contains(name.lower(), autoescape=True))
-    if created_by is not None:
-        query = query.where(func.lower(operations.c.created_by).contains(created_by.lower(), autoescape=True))
-    if status is not None:
-        query = query.where(operations.c.state.in_(_known_states(status)))
-    if created_from is not None:
-        query = query.where(operations.c.created_at >= micros(created_from))
-    if created_to is not None:
-        query = query.where(operations.c.created_at < micros(created_to))
+    query = select(operations).where(*filters.conditions())
     by = _SORT_COLUMNS[sort]
     if cursor is not None:
         place = tuple_(by, operations.c.number)
         mark = _parse_cursor(cursor, is_number=sort in ("created_at", "total_rows"))
         query = query.where(place < mark if descending else place > mark)
     order = (by.desc(), operations.c.number.desc()) if descending else (by.asc(), operations.c.number.asc())
-    rows = [row._mapping for row in await tx.execute(query.order_by(*order).limit(limit + 1))]
+    rows = [row._mapping for row in await tx.execute(query.order_by(*order).offset(offset).limit(limit + 1))]
     next_cursor = None
     if len(rows) > limit:
         last = rows[limit - 1]
@@ -183,14 +214,29 @@ def _parse_cursor(cursor: str, *, is_number: bool) -> tuple[Any, int]:
         raise InvalidInput(f"{cursor!r} is not a cursor of this list") from None
 
 
-async def events(tx: Connection, *, operation: str | None = None, since: int = 0, limit: int = 100) -> list[Event]:
-    """The numbered moves of one operation, or of all, after `since`, by number."""
+async def events(
+    tx: Connection, *, operation: str | None = None, since: int | None = 0, limit: int = 100
+) -> list[Event]:
+    """The numbered moves of one operation, or of all, after `since`, by number; without it the newest."""
     if operation is not None:
         number = await number_of(tx, operation)
         operation = (await tx.execute(select(operations.c.id).where(operations.c.number == number))).scalar_one()
     found = await journal.feed(tx, machine=OPERATION.name, subject=operation, since=since, limit=limit)
+    ids = {entry.subject for entry in found}
+    named = await tx.execute(select(operations.c.id, operations.c.name).where(operations.c.id.in_(ids)))
+    names = {row.id: row.name for row in named}
     return [
-        Event(e.position or 0, e.subject, e.source, e.event, e.target, from_micros(e.at), e.actor, e.cause)
+        Event(
+            sequence=e.position or 0,
+            operation_id=e.subject,
+            source=e.source,
+            event=e.event,
+            target=e.target,
+            at=from_micros(e.at),
+            actor=e.actor,
+            cause=e.cause,
+            operation_name=names.get(e.subject, ""),
+        )
         for e in found
     ]
 
