@@ -146,6 +146,20 @@ class Penstock:
             finally:
                 self._workers.discard(worker)
 
+    @asynccontextmanager
+    async def working(self) -> AsyncIterator[Worker]:
+        """A worker that runs in the background while the block lasts, as in the lifespan of a web application.
+
+        The block's end stops it as SIGTERM would stop `penstock worker`. What ends the worker ends the block.
+        """
+        stop = asyncio.Event()
+        async with self.worker() as worker, asyncio.TaskGroup() as group:
+            group.create_task(worker.run(stop), name="worker")
+            try:
+                yield worker
+            finally:
+                stop.set()
+
     def _services(self) -> tuple[Service, ...]:
         """What capabilities have their workers do in the background."""
         return (

@@ -26,11 +26,15 @@ LINES: tuple[tuple[str, ...], ...] = (
     ("idempotency", "lifecycles", "access"),
     ("operations",),
     ("engine",),
-    ("resources", "lifecycle_resources", "access_resources", "worker", "api", "dashboard", "client"),
+    ("resources", "lifecycle_resources", "access_resources"),
+    ("api",),
+    ("dashboard", "client"),
+    ("api.app",),  # puts the API and the dashboard together
     ("cli",),
     ("testing", "pytest_plugin"),
 )
 LEVEL = {part: level for level, line in enumerate(LINES) for part in line}
+APART = tuple(part for part in LEVEL if "." in part)  # modules that stand elsewhere than their folders
 FACADES = ("__init__", "__main__")  # they only re-export or start
 
 # The package root exports what users write, so it stands with the engine; modules below may not use it.
@@ -159,6 +163,9 @@ def _is_function(node: ast.AST) -> bool:
 
 def part_of(name: str) -> str:
     """The folder or top module a dotted name below the package belongs to."""
+    for part in APART:
+        if name == part or name.startswith(f"{part}."):
+            return part
     return name.partition(".")[0]
 
 

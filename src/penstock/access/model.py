@@ -5,20 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Literal
 
 from penstock.errors import Fault, InvalidInput
 
-__all__ = ["NAME_CHARS", "ROLES", "TENANT_CHARS", "ApiKey", "Principal", "implied", "require_grant"]
+__all__ = ["NAME_CHARS", "ROLES", "TENANT_CHARS", "ApiKey", "Principal", "Role", "implied", "require_grant"]
 
-ROLES = ("read", "operate", "admin")  # each may do what those before it may
+Role = Literal["read", "operate", "admin"]
+
+ROLES: tuple[Role, ...] = ("read", "operate", "admin")  # each may do what those before it may
 NAME_CHARS = 200
 TENANT_CHARS = 64
 
 
-def implied(roles: Iterable[str]) -> frozenset[str]:
-    """The roles that these amount to: admin may operate, and who operates may read."""
-    highest = max((ROLES.index(role) for role in roles if role in ROLES), default=-1)
-    return frozenset(ROLES[: highest + 1])
+def implied(role: str) -> frozenset[Role]:
+    """The roles that this one amounts to: admin may operate, and who operates may read."""
+    return frozenset(ROLES[: ROLES.index(role) + 1]) if role in ROLES else frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,17 +28,17 @@ class Principal:
     """Who asks: their roles, the operations they may use (None: all), and the one tenant whose things they see."""
 
     name: str
-    roles: frozenset[str]
+    roles: frozenset[Role]
     operations: frozenset[str] | None = None
     tenant: str = ""
 
-    def has(self, role: str) -> bool:
-        """Whether they may do what this role may."""
-        return role in implied(self.roles)
+    def has_role(self, role: Role) -> bool:
+        """Whether they have this role, or one that includes it."""
+        return any(ROLES.index(own) >= ROLES.index(role) for own in self.roles)
 
-    def may_use(self, operation: str) -> bool:
-        """Whether they may use the operation of this name; names ignore case."""
-        return self.operations is None or operation.casefold() in self.operations
+    def may_see(self, operation: str) -> bool:
+        """Whether they may see operations of this name; names ignore case."""
+        return self.operations is None or operation.casefold() in {name.casefold() for name in self.operations}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,7 @@ class ApiKey:
     @property
     def principal(self) -> Principal:
         """Who asks with this key."""
-        return Principal(self.name, implied([self.role]), self.operations, self.tenant)
+        return Principal(self.name, implied(self.role), self.operations, self.tenant)
 
 
 def _faults(name: str, role: str, tenant: str, operations: Iterable[str] | None) -> list[Fault]:

@@ -1,0 +1,73 @@
+"""`create_app`: the API, and the dashboard, over a `Penstock` of your own."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from fastapi import FastAPI, Request
+
+from penstock.api.guard import Authenticator, Closed, identify
+from penstock.api.problems import ProblemsOutside, add_handlers
+from penstock.api.routing import add_routes
+from penstock.api.table import ROUTES
+from penstock.dashboard.table import ROUTES as PAGES
+from penstock.errors import Unauthenticated
+from penstock.idempotency.middleware import IdempotencyMiddleware
+from penstock.idempotency.routes import Scope, for_methods
+
+if TYPE_CHECKING:
+    from penstock.engine import Penstock
+
+__all__ = ["create_app"]
+
+
+def create_app(
+    penstock: Penstock,
+    *,
+    access: Authenticator | None = None,
+    dashboard: bool = True,
+    worker: bool = False,
+    root_path: str = "",
+) -> FastAPI:
+    """An ASGI application over this `Penstock`, to be served or mounted; it neither opens nor closes it.
+
+    `access` finds out who sends a request: without one, only public routes answer. With `worker` one runs while the
+    application does; the lifespan of an application that is mounted is its host's business, so there it is not started:
+    use `penstock.working()` in the host's lifespan.
+    """
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        if not worker:
+            yield
+            return
+        async with penstock.working():
+            yield
+
+    app = FastAPI(
+        title="Penstock",
+        root_path=root_path,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+    )
+    app.state.penstock = penstock
+    app.state.access = access or Closed()
+    add_handlers(app)
+    add_routes(app, (*ROUTES, *(PAGES if dashboard else ())))
+    app.add_middleware(
+        IdempotencyMiddleware, keys=penstock.idempotency, caller=_caller, rules=for_methods("POST", "PATCH")
+    )
+    app.add_middleware(ProblemsOutside)
+    return app
+
+
+async def _caller(scope: Scope) -> Sequence[str]:
+    """Whose idempotency key it is; a key without a credential is refused before it is stored."""
+    principal = await identify(Request(scope))
+    if principal is None:
+        raise Unauthenticated("send a credential: Authorization: Bearer, followed by a key or token")
+    return (principal.tenant, principal.name)

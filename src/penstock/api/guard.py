@@ -1,0 +1,143 @@
+"""Who sends a request, and whether their role suffices: asked before anything of the request is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol
+
+from fastapi import Depends, Request, Response
+from fastapi.routing import APIRoute
+
+from penstock.access.model import Principal, Role
+from penstock.errors import Forbidden, NotFound, Unauthenticated
+
+if TYPE_CHECKING:
+    from penstock.engine import Penstock
+
+__all__ = [
+    "ANONYMOUS",
+    "Ask",
+    "Authenticator",
+    "Caller",
+    "Closed",
+    "GuardedRoute",
+    "Needs",
+    "Trusted",
+    "guarded",
+    "identify",
+]
+
+Needs = Literal["public"] | Role
+"""The role that a route needs; `public` routes need no credential."""
+
+_SCOPE_KEY = "penstock.principal"
+
+ANONYMOUS = Principal("anonymous", frozenset())
+EVERYBODY = Principal("anonymous", frozenset({"admin"}))
+
+
+class Authenticator(Protocol):
+    """Finds out who sends a request."""
+
+    async def authenticate(self, request: Request) -> Principal | None:
+        """The sender; None without a credential. A wrong credential may also raise `Unauthenticated`."""
+
+
+class Closed:
+    """Nobody is known: every route that is not public answers 401."""
+
+    async def authenticate(self, request: Request) -> Principal | None:
+        """Nobody."""
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Trusted:
+    """Everybody is the same principal: for tests, and for a server that only this machine can reach."""
+
+    principal: Principal = EVERYBODY
+
+    async def authenticate(self, request: Request) -> Principal | None:
+        """The one principal."""
+        return self.principal
+
+
+async def identify(request: Request) -> Principal | None:
+    """Who sends this request; the authenticator is asked once per request."""
+    if _SCOPE_KEY not in request.scope:
+        access: Authenticator = request.app.state.access
+        request.scope[_SCOPE_KEY] = await access.authenticate(request)
+    found: Principal | None = request.scope[_SCOPE_KEY]
+    return found
+
+
+class GuardedRoute(APIRoute):
+    """A route that answers only those who have the role it needs."""
+
+    needs: ClassVar[Needs]
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """FastAPI's handler, which reads the body, behind the guard."""
+        handle = super().get_route_handler()
+
+        async def guard_first(request: Request) -> Response:
+            if self.needs != "public":
+                _require(await identify(request), self.needs)
+            return await handle(request)
+
+        return guard_first
+
+
+def _require(principal: Principal | None, role: Role) -> None:
+    if principal is None:
+        raise Unauthenticated("send a credential: Authorization: Bearer, followed by a key or token")
+    if not principal.has_role(role):
+        raise Forbidden(f"{principal.name!r} has not the role {role!r}, which this needs")
+
+
+def _of(role: Needs) -> type[GuardedRoute]:
+    return type(f"{role.title()}Route", (GuardedRoute,), {"needs": role, "__doc__": f"A route for {role!r}."})
+
+
+_ROUTES: dict[Needs, type[GuardedRoute]] = {
+    "public": _of("public"),
+    "read": _of("read"),
+    "operate": _of("operate"),
+    "admin": _of("admin"),
+}
+
+
+def guarded(role: Needs) -> type[GuardedRoute]:
+    """The class of routes that need this role."""
+    return _ROUTES[role]
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks, and the engine that answers: what every endpoint begins with."""
+
+    penstock: Penstock
+    principal: Principal
+
+    @property
+    def name(self) -> str:
+        """The name that the log gets."""
+        return self.principal.name
+
+    async def operation(self, given: str) -> str:
+        """The id of an operation that this caller may see; `NotFound` for others, as for those that do not exist."""
+        if self.principal.operations is None and not self.principal.tenant:
+            return given
+        found = await self.penstock.operations.get(given)
+        if not self.principal.may_see(found.name):
+            raise NotFound(f"operation not found: {given}")
+        return found.id
+
+
+async def _caller(request: Request) -> Caller:
+    return Caller(request.app.state.penstock, await identify(request) or ANONYMOUS)
+
+
+Ask = Annotated[Caller, Depends(_caller)]
+"""The dependency of every endpoint."""
