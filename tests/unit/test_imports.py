@@ -44,6 +44,7 @@ ROOT_LEVEL = LEVEL["engine"]
 OPERATIONS: tuple[tuple[str, ...], ...] = (
     ("states", "messages", "counts", "row_keys", "thresholds"),
     ("model", "tables"),
+    ("visibility",),
     ("moves", "operation_ids", "worker_records"),
     ("chunk",),
     ("rows",),

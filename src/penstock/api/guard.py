@@ -115,7 +115,7 @@ def guarded(role: Needs) -> type[GuardedRoute]:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks, and the engine that answers: what every endpoint begins with."""
+    """Who asks, and the engine as far as it is theirs: what every endpoint begins with."""
 
     penstock: Penstock
     principal: Principal
@@ -136,7 +136,8 @@ class Caller:
 
 
 async def _caller(request: Request) -> Caller:
-    return Caller(request.app.state.penstock, await identify(request) or ANONYMOUS)
+    principal = await identify(request) or ANONYMOUS
+    return Caller(request.app.state.penstock.seen_by(principal), principal)
 
 
 Ask = Annotated[Caller, Depends(_caller)]

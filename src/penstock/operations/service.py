@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import builtins
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 from penstock.blobs.store import FileStore
 from penstock.clock import Clock, Entropy, micros, operation_id
+from penstock.db.connection import Connection
 from penstock.db.database import Database
-from penstock.errors import InvalidInput, NotFound
+from penstock.errors import Forbidden, InvalidInput, NotFound
 from penstock.formats import Limits
 from penstock.journal.numbering import number_new
 from penstock.operations import control, intake, purging, retrying
@@ -37,7 +39,8 @@ from penstock.operations.retrying import Eligibility, Retry
 from penstock.operations.rows.lifespans import Lifespans
 from penstock.operations.rows.stored_metadata import load_metadata
 from penstock.operations.views import error_views, operation_views, row_views
-from penstock.operations.views.chunk_view import verdict_codes
+from penstock.operations.views.chunk_view import RowLayout, verdict_codes
+from penstock.operations.visibility import EVERYTHING, Visible
 from penstock.operations.worker.background import LONG_DEAD_S
 from penstock.operations.worker_records import remove_dead_workers
 from penstock.pipeline import Definition, definition_of
@@ -67,6 +70,14 @@ class Operations:
         self._db, self._files, self._settings, self._definitions = db, files, settings, definitions
         self._clock, self._entropy, self._actor, self._hint = clock, entropy, actor, hint
         self._pipeline = lifespans.pipeline
+        self._visible = EVERYTHING
+
+    def seen_by(self, visible: Visible, *, actor: str) -> Operations:
+        """The same for somebody who knows of these operations only; for them the others do not exist."""
+        scoped = copy(self)
+        scoped._visible, scoped._actor = visible, actor
+        scoped._definitions = {key: found for key, found in self._definitions.items() if visible.includes(key)}
+        return scoped
 
     async def create(
         self,
@@ -91,6 +102,7 @@ class Operations:
             metadata=metadata,
             overrides={**deployed, **(options or {})},
             created_by=created_by or self._actor,
+            tenant=self._visible.tenant,
             clock=self._clock,
             entropy=self._entropy,
             keys=self._settings.secret_keys,
@@ -110,7 +122,7 @@ class Operations:
     async def get(self, operation: str) -> Operation:
         """The operation with this id."""
         async with self._db.read() as tx:
-            return await operation_views.get(tx, operation)
+            return await operation_views.get(tx, operation, self._visible)
 
     async def list(
         self,
@@ -138,6 +150,7 @@ class Operations:
                 descending=descending,
                 cursor=cursor,
                 limit=self._page(limit),
+                visible=self._visible,
             )
 
     async def events(self, operation: str | None = None, *, since: int = 0, limit: int = 100) -> builtins.list[Event]:
@@ -147,7 +160,9 @@ class Operations:
         """
         await number_new(self._db)
         async with self._db.read() as tx:
-            return await operation_views.events(tx, operation=operation, since=since, limit=limit)
+            return await operation_views.events(
+                tx, operation=operation, since=since, limit=limit, visible=self._visible
+            )
 
     async def wait(self, operation: str, *, every_s: float = 0.25) -> Operation:
         """Watch until the operation is settled; somebody else does the work."""
@@ -178,7 +193,7 @@ class Operations:
         """
         limit = self._page(limit)
         async with self._db.read() as tx:
-            layout = await operation_views.layout(tx, operation, self._definitions)
+            layout = await self._layout(tx, operation)
             wanted = row_views.RowFilter(
                 states=None if state is None else verdict_codes(state),
                 step=None if step is None else layout.step_index(step),
@@ -192,7 +207,7 @@ class Operations:
     async def row(self, operation: str, number: int) -> RowView:
         """One row with its data and every step it has reached."""
         async with self._db.read() as tx:
-            return await row_views.row(tx, await operation_views.layout(tx, operation, self._definitions), number)
+            return await row_views.row(tx, await self._layout(tx, operation), number)
 
     async def errors(
         self,
@@ -211,7 +226,7 @@ class Operations:
         """What is wrong now: rows that are Invalid, Failed or TimedOut, by number."""
         limit = self._page(limit)
         async with self._db.read() as tx:
-            layout = await operation_views.layout(tx, operation, self._definitions)
+            layout = await self._layout(tx, operation)
             return await error_views.errors(
                 tx,
                 layout,
@@ -228,7 +243,7 @@ class Operations:
     async def error_groups(self, operation: str, *, limit: int = 20) -> builtins.list[ErrorGroup]:
         """The errors of an operation counted, those that differ only in numbers, ids and quoted values as one."""
         async with self._db.read() as tx:
-            layout = await operation_views.layout(tx, operation, self._definitions)
+            layout = await self._layout(tx, operation)
             return await error_views.error_groups(tx, layout, limit=self._page(limit))
 
     async def history(
@@ -243,7 +258,7 @@ class Operations:
         """What happened to rows before their present state, such as attempts that were retried: row by row."""
         limit = self._page(limit)
         async with self._db.read() as tx:
-            layout = await operation_views.layout(tx, operation, self._definitions)
+            layout = await self._layout(tx, operation)
             index = None if step is None else layout.step_index(step)
             return await error_views.history_of(tx, layout, row=row, step=index, cursor=cursor, limit=limit)
 
@@ -324,7 +339,7 @@ class Operations:
         """
         number = await self._number(operation)
         async with self._db.read() as tx:
-            layout = await operation_views.layout(tx, operation, self._definitions)
+            layout = await self._layout(tx, operation)
             view = await row_views.row(tx, replace(layout, secret_names=()), row)  # what is stored, not what is shown
             stored = await operation_views.stored_metadata(tx, number)
         raw = edited(view, changes, layout.columns)
@@ -350,6 +365,8 @@ class Operations:
 
         Transactions are short, so that work goes on meanwhile; what a crash leaves half done, the next purge finishes.
         """
+        if self._visible is not EVERYTHING:
+            raise Forbidden("a purge removes the operations of all tenants; run `penstock ops purge`")
         if before.tzinfo is None:
             raise InvalidInput("purge takes an instant with its time zone, such as datetime.now(UTC)")
         if dry_run:
@@ -358,9 +375,12 @@ class Operations:
         await remove_dead_workers(self._db, long_dead_s=LONG_DEAD_S)
         return await purging.purge(self._db, self._files, micros(before))
 
+    async def _layout(self, tx: Connection, operation: str) -> RowLayout:
+        return await operation_views.layout(tx, operation, self._definitions, self._visible)
+
     async def _number(self, operation: str) -> int:
         async with self._db.read() as tx:
-            return await number_of(tx, operation)
+            return await number_of(tx, operation, self._visible)
 
     # --- checking
 
@@ -396,7 +416,7 @@ class Operations:
 
         Work may go on meanwhile. `deep` also reads the stored files.
         """
-        return await verify(self._db, self._files, operation, deep=deep)
+        return await verify(self._db, self._files, operation, deep=deep, visible=self._visible)
 
     def _page(self, limit: int) -> int:
         if limit < 1:

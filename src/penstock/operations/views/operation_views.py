@@ -22,6 +22,7 @@ from penstock.operations.row_keys import key_names
 from penstock.operations.states import OPERATION
 from penstock.operations.tables import chunks, operations, workers
 from penstock.operations.views.chunk_view import RowLayout
+from penstock.operations.visibility import EVERYTHING, Visible
 from penstock.pipeline import Definition
 
 __all__ = [
@@ -33,6 +34,8 @@ __all__ = [
     "list_operations",
     "stored_metadata",
 ]
+
+FEED_READ = 500
 
 _SORT_COLUMNS = {
     "created_at": operations.c.number,
@@ -57,19 +60,21 @@ async def is_time_counted(tx: Connection, db: Database) -> bool:
     return bool((await tx.execute(select(or_(has_workers, has_operations)))).scalar())
 
 
-async def get(tx: Connection, operation: str) -> Operation:
+async def get(tx: Connection, operation: str, visible: Visible = EVERYTHING) -> Operation:
     """The operation with this id."""
-    number = await number_of(tx, operation)
+    number = await number_of(tx, operation, visible)
     row = (await tx.execute(select(operations).where(operations.c.number == number))).one()
     return _operation(row._mapping, (await _counts(tx, [number])).get(number, Tallied()))
 
 
-async def layout(tx: Connection, operation: str, definitions: Mapping[str, Definition]) -> RowLayout:
+async def layout(
+    tx: Connection, operation: str, definitions: Mapping[str, Definition], visible: Visible = EVERYTHING
+) -> RowLayout:
     """What it takes to read the operation's rows; `definitions`, where it is among them, know its key's other names."""
     query = select(*(operations.c[name] for name in ("number", "id", "name", "rows_read", "columns", "plan")))
-    row = (await tx.execute(query.where(operations.c.id == operation, IS_THERE))).one_or_none()
+    row = (await tx.execute(query.where(operations.c.id == operation, IS_THERE, *visible.conditions))).one_or_none()
     if row is None:
-        number = await number_of(tx, operation)
+        number = await number_of(tx, operation, visible)
         row = (await tx.execute(query.where(operations.c.number == number))).one()
     known = definitions.get(row.name.casefold())
     return RowLayout(
@@ -103,11 +108,12 @@ async def list_operations(
     descending: bool = True,
     cursor: str | None = None,
     limit: int = 20,
+    visible: Visible = EVERYTHING,
 ) -> Page[Operation]:
     """Operations that match every filter given; names and creators match when they contain the text, ignoring case."""
     if sort not in _SORT_COLUMNS:
         raise InvalidInput(f"operations cannot be sorted by {sort!r}; they can by: {', '.join(_SORT_COLUMNS)}")
-    query = select(operations).where(IS_THERE)
+    query = select(operations).where(IS_THERE, *visible.conditions)
     if name is not None:
         query = query.where(func.lower(operations.c.name).contains(name.lower(), autoescape=True))
     if created_by is not None:
@@ -183,16 +189,41 @@ def _parse_cursor(cursor: str, *, is_number: bool) -> tuple[Any, int]:
         raise InvalidInput(f"{cursor!r} is not a cursor of this list") from None
 
 
-async def events(tx: Connection, *, operation: str | None = None, since: int = 0, limit: int = 100) -> list[Event]:
+async def events(
+    tx: Connection,
+    *,
+    operation: str | None = None,
+    since: int = 0,
+    limit: int = 100,
+    visible: Visible = EVERYTHING,
+) -> list[Event]:
     """The numbered moves of one operation, or of all, after `since`, by number."""
     if operation is not None:
-        number = await number_of(tx, operation)
+        number = await number_of(tx, operation, visible)
         operation = (await tx.execute(select(operations.c.id).where(operations.c.number == number))).scalar_one()
-    found = await journal.feed(tx, machine=OPERATION.name, subject=operation, since=since, limit=limit)
+    if operation is None and visible is not EVERYTHING:
+        found = await _visible_feed(tx, since, limit, visible)
+    else:
+        found = await journal.feed(tx, machine=OPERATION.name, subject=operation, since=since, limit=limit)
     return [
         Event(e.position or 0, e.subject, e.source, e.event, e.target, from_micros(e.at), e.actor, e.cause)
         for e in found
     ]
+
+
+async def _visible_feed(tx: Connection, since: int, limit: int, visible: Visible) -> Sequence[journal.Entry]:
+    """The feed without the moves of operations that are not visible."""
+    found: list[journal.Entry] = []
+    while len(found) < limit:
+        some = await journal.feed(tx, machine=OPERATION.name, since=since, limit=FEED_READ)
+        ids = {entry.subject for entry in some}
+        query = select(operations.c.id).where(operations.c.id.in_(ids), *visible.conditions)
+        seen = set((await tx.execute(query)).scalars())
+        found += [entry for entry in some if entry.subject in seen]
+        if len(some) < FEED_READ:
+            break
+        since = some[-1].position or since
+    return found[:limit]
 
 
 def _operation(row: RowMapping, tallied: Tallied) -> Operation:
