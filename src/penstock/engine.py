@@ -7,9 +7,12 @@ import contextlib
 import getpass
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
+from copy import copy
 from types import MappingProxyType
 from typing import Any
 
+from penstock.access.keys import ApiKeys
+from penstock.access.model import Principal
 from penstock.blobs.store import FileStore
 from penstock.clock import Clock, Entropy, FollowingClock, SystemClock
 from penstock.db.database import Database
@@ -29,6 +32,7 @@ from penstock.operations.rows.lifespans import Lifespans
 from penstock.operations.service import Operations
 from penstock.operations.signals import Signals
 from penstock.operations.views.operation_views import is_time_counted, latest_instant
+from penstock.operations.visibility import Visible
 from penstock.operations.worker.worker import Worker
 from penstock.pipeline import Definition, definition_of
 from penstock.services import Service
@@ -82,6 +86,7 @@ class Penstock:
             Scope(db, clock=clock, entropy=entropy, actor=actor, guards=guards, page_max=settings.page_max)
         )
         self.deliveries = self.lifecycles.deliveries
+        self.keys = ApiKeys(db, clock=clock, entropy=entropy, actor=actor)
 
     @classmethod
     @asynccontextmanager
@@ -172,6 +177,20 @@ class Penstock:
 
     async def _tick_lifecycles(self) -> None:
         await self.lifecycles.tick_all()
+
+    def seen_by(self, principal: Principal) -> Penstock:
+        """The same for one caller: their tenant's operations and lifecycles, of the operations that they may use.
+
+        For them nothing else exists: it is not found, not listed and not touched. What they do is done in their name.
+        """
+        scoped = copy(self)
+        visible = Visible.of(principal.tenant, principal.operations, self.definitions)
+        scoped.operations = self.operations.seen_by(visible, actor=principal.name)
+        scoped.signals = self.signals.seen_by(visible, actor=principal.name)
+        scoped.lifecycles = self.lifecycles.tenant(principal.tenant)
+        scoped.deliveries = scoped.lifecycles.deliveries
+        scoped.definitions = {key: found for key, found in self.definitions.items() if visible.includes(key)}
+        return scoped
 
     def transaction(self) -> UnitOfWork:
         """A transaction for your own statements: `async with penstock.transaction() as tx: await tx.execute(…)`.

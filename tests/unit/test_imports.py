@@ -23,11 +23,10 @@ LINES: tuple[tuple[str, ...], ...] = (
     ("db",),
     ("journal", "outbox", "formats", "targets"),
     ("blobs",),
-    ("idempotency", "lifecycles"),
+    ("idempotency", "lifecycles", "access"),
     ("operations",),
     ("machines", "engine"),
-    ("resources", "lifecycle_resources"),
-    ("access",),
+    ("resources", "lifecycle_resources", "access_resources"),
     ("api",),
     ("dashboard", "client"),
     ("api.app",),  # puts the API and the dashboard together
@@ -45,6 +44,7 @@ ROOT_LEVEL = LEVEL["engine"]
 OPERATIONS: tuple[tuple[str, ...], ...] = (
     ("states", "messages", "counts", "row_keys", "thresholds"),
     ("model", "tables"),
+    ("visibility",),
     ("moves", "operation_ids", "worker_records"),
     ("chunk",),
     ("rows",),
@@ -62,6 +62,7 @@ OPERATIONS: tuple[tuple[str, ...], ...] = (
 LEVEL_IN_OPERATIONS = {part: level for level, line in enumerate(OPERATIONS) for part in line}
 
 PURE = (
+    "access.model",
     "machine",
     "errors",
     "graphs.checks",

@@ -61,7 +61,6 @@ async def list_bulks(
         "status": status,
         "created_from": _instant(from_date),
         "created_to": _instant(to_date),
-        "names": ask.principal.operations,
     }
     sort = _sort(sort_by)
 
@@ -116,7 +115,7 @@ async def create_bulk(request: Request, ask: Ask) -> Response:
     async with received(request, ask.penstock.settings, needs_file=True) as upload:
         assert upload.file is not None
         made = await ask.penstock.operations.create(
-            ask.definition(upload.operation),
+            ask.penstock.operations.definition(upload.operation),
             file=upload.file,
             file_name=upload.file_name,
             metadata=upload.metadata,
@@ -139,7 +138,7 @@ async def validate_bulk(request: Request, ask: Ask) -> Response:
     """Check metadata and a file with all its rows, and store nothing. Without a file, the metadata is checked."""
     async with received(request, ask.penstock.settings, needs_file=False) as upload:
         found = await ask.penstock.operations.validate(
-            ask.definition(upload.operation),
+            ask.penstock.operations.definition(upload.operation),
             file=upload.file,
             file_name=upload.file_name,
             metadata=upload.metadata,
@@ -160,13 +159,13 @@ def _check(found: FileCheck) -> Document:
 @ROUTES.get("/api/bulks/{id}", role="read", response_model=BulkBody, responses=problems(404))
 async def get_bulk(request: Request, ask: Ask, id: str) -> Response:
     """One operation with its counters."""
-    return tagged(request, resources.operation(await ask.find(id)))
+    return tagged(request, resources.operation(await ask.penstock.operations.get(id)))
 
 
 @ROUTES.get("/api/bulks/{id}/status", role="read", response_model=BulkStatus, responses=problems(404))
 async def get_bulk_status(request: Request, ask: Ask, id: str) -> Response:
     """How far an operation is."""
-    found = await ask.find(id)
+    found = await ask.penstock.operations.get(id)
     document = {
         "status": found.status,
         "processedRows": found.processed_rows,
@@ -182,21 +181,21 @@ async def get_bulk_status(request: Request, ask: Ask, id: str) -> Response:
 async def cancel_bulk(ask: Ask, id: str, body: Cause = None) -> Response:
     """Stop an operation for good: no more rows start, and unfinished rows end as Cancelled."""
     cancel = ask.penstock.operations.cancel
-    return _answer(await cancel(await ask.operation(id), cause=body.cause if body else None, actor=ask.name))
+    return _answer(await cancel(id, cause=body.cause if body else None))
 
 
 @ROUTES.post("/api/bulks/{id}/pause", role="operate", response_model=BulkBody, responses=problems(404, 409, 422))
 async def pause_bulk(ask: Ask, id: str, body: Cause = None) -> Response:
     """Start no more steps until it is resumed; deadlines go on."""
     pause = ask.penstock.operations.pause
-    return _answer(await pause(await ask.operation(id), cause=body.cause if body else None, actor=ask.name))
+    return _answer(await pause(id, cause=body.cause if body else None))
 
 
 @ROUTES.post("/api/bulks/{id}/resume", role="operate", response_model=BulkBody, responses=problems(404, 409, 422))
 async def resume_bulk(ask: Ask, id: str, body: Cause = None) -> Response:
     """Go on where a paused operation stopped."""
     resume = ask.penstock.operations.resume
-    return _answer(await resume(await ask.operation(id), cause=body.cause if body else None, actor=ask.name))
+    return _answer(await resume(id, cause=body.cause if body else None))
 
 
 def _answer(found: Operation) -> Response:

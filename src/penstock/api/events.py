@@ -13,7 +13,7 @@ from fastapi.responses import StreamingResponse
 from penstock import resources
 from penstock.api.answers import JsonResponse
 from penstock.api.described import problems
-from penstock.api.guard import Ask, Caller
+from penstock.api.guard import Ask
 from penstock.api.routing import RouteTable
 from penstock.api.schemas import ROW_MAX, EventShape
 from penstock.api.watching import Sighting, Watchers
@@ -40,25 +40,17 @@ Limit = Annotated[int, Query(ge=1, le=LIMIT_MAX)]
 @ROUTES.get("/api/events", role="read", response_model=list[EventShape], responses=problems(422))
 async def list_events(ask: Ask, since: Since = None, limit: Limit = 100) -> Response:
     """Moves of all operations. Go on with the last `sequence` you have: none is missed."""
-    return JsonResponse([event_document(event) for event in await _events(ask, None, since, limit)])
+    return JsonResponse(
+        [event_document(event) for event in await ask.penstock.operations.events(since=since, limit=limit)]
+    )
 
 
 @ROUTES.get("/api/bulks/{id}/events", role="read", response_model=list[EventShape], responses=problems(404, 422))
 async def list_bulk_events(ask: Ask, id: str, since: Since = None, limit: Limit = 100) -> Response:
     """Moves of one operation."""
-    found = await ask.find(id)
-    return JsonResponse([event_document(event) for event in await _events(ask, found.id, since, limit)])
-
-
-async def _events(ask: Caller, operation: str | None, since: int | None, limit: int) -> list[Event]:
-    """Moves that the caller may see; pages that hold only others' moves are passed over."""
-    events, visible = ask.penstock.operations.events, ask.principal.may_see
-    found = await events(operation, since=since, limit=limit)
-    shown = [event for event in found if visible(event.operation_name)]
-    while since is not None and found and not shown:
-        found = await events(operation, since=found[-1].sequence, limit=limit)
-        shown = [event for event in found if visible(event.operation_name)]
-    return shown
+    found = await ask.penstock.operations.get(id)
+    moves = await ask.penstock.operations.events(found.id, since=since, limit=limit)
+    return JsonResponse([event_document(event) for event in moves])
 
 
 def event_document(found: Event) -> Document:
@@ -97,7 +89,7 @@ async def stream_bulk(
     `move` has a state change, with its sequence number as id; `progress` the operation whenever it has changed; `end`
     is the last. With `Last-Event-ID`, the moves behind it are sent first.
     """
-    found = await ask.find(id)
+    found = await ask.penstock.operations.get(id)
     missed = await ask.penstock.operations.events(found.id, since=last_event_id or 0, limit=LIMIT_MAX)
     if found.is_settled and not missed and last_event_id is not None:
         return Response(status_code=204)

@@ -33,7 +33,7 @@ Raw = Annotated[bool, Query(description="Write cells as they are, also those tha
 )
 async def get_file(request: Request, ask: Ask, id: str) -> Response:
     """The file as it was uploaded."""
-    file = await ask.penstock.operations.source_file(await ask.operation(id))
+    file = await ask.penstock.operations.source_file(id)
     tag = f'"{file.sha256}"'
     headers = {
         "content-disposition": _attachment(file.name),
@@ -75,7 +75,7 @@ async def export_bulk(
     """Rows as a file, of any number."""
     return _download(
         await ask.penstock.operations.export(
-            await ask.operation(id),
+            id,
             mode=mode.casefold(),
             format=format.casefold(),
             state=state,
@@ -100,9 +100,7 @@ async def get_results(
     raw: Raw = False,
 ) -> Response:
     """The rows that were successful, failed or unprocessed; together every row once."""
-    found = await ask.penstock.operations.export(
-        await ask.operation(id), format=format.casefold(), state=RESULTS[result], neutral=not raw
-    )
+    found = await ask.penstock.operations.export(id, format=format.casefold(), state=RESULTS[result], neutral=not raw)
     return _download(found, name=found.file_name.replace("-report.", f"-{result}."))
 
 

@@ -10,12 +10,10 @@ from fastapi import Depends, Request, Response
 from fastapi.routing import APIRoute
 
 from penstock.access.model import Principal, Role
-from penstock.errors import Forbidden, NotFound, Unauthenticated
+from penstock.errors import Forbidden, Unauthenticated
 
 if TYPE_CHECKING:
     from penstock.engine import Penstock
-    from penstock.operations.model import Operation
-    from penstock.pipeline import Definition
 
 __all__ = [
     "ANONYMOUS",
@@ -117,7 +115,7 @@ def guarded(role: Needs) -> type[GuardedRoute]:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks, and the engine that answers: what every endpoint begins with."""
+    """Who asks, and the engine as far as it is theirs: what every endpoint begins with."""
 
     penstock: Penstock
     principal: Principal
@@ -131,36 +129,10 @@ class Caller:
         """Whose name an operation gets: the caller's, or as given where callers are anonymous."""
         return given or self.name if self.name == ANONYMOUS.name else self.name
 
-    def definition(self, name: str) -> Definition:
-        """An operation that files can be submitted to; `NotFound` for those that this caller may not see."""
-        if not self.principal.may_see(name):
-            raise NotFound(f"unknown operation {name!r}")
-        return self.penstock.operations.definition(name)
-
-    async def find(self, given: str) -> Operation:
-        """An operation that this caller may see; `NotFound` for others, as for those that do not exist."""
-        found = await self.penstock.operations.get(given)
-        if not self.principal.may_see(found.name):
-            raise NotFound(f"operation not found: {given!r}")
-        return found
-
-    async def operation(self, given: str) -> str:
-        """The id of one that this caller may see; as given where they may see all, so that nothing is looked up."""
-        return given if self.principal.operations is None else (await self.find(given)).id
-
-    async def sees(self, id: str) -> bool:
-        """Whether this caller may see the operation with this id."""
-        if self.principal.operations is None:
-            return True
-        try:
-            await self.find(id)
-        except NotFound:
-            return False
-        return True
-
 
 async def _caller(request: Request) -> Caller:
-    return Caller(request.app.state.penstock, await identify(request) or ANONYMOUS)
+    principal = await identify(request) or ANONYMOUS
+    return Caller(request.app.state.penstock.seen_by(principal), principal)
 
 
 Ask = Annotated[Caller, Depends(_caller)]

@@ -27,9 +27,9 @@ ROUTES = RouteTable("retries")
 @ROUTES.post("/api/bulks/{id}/retry", role="operate", response_model=RetryShape, responses=problems(404, 409))
 async def retry_bulk(ask: Ask, id: str) -> Response:
     """Run all failed rows again that can be, from the step that failed."""
-    found = await ask.find(id)
+    found = await ask.penstock.operations.get(id)
     return JsonResponse(
-        resources.retry(found.id, await ask.penstock.operations.retry(found.id, actor=ask.name)),
+        resources.retry(found.id, await ask.penstock.operations.retry(found.id)),
     )
 
 
@@ -42,17 +42,15 @@ async def retry_rows(ask: Ask, id: str, body: RowNumbersBody) -> Response:
     if wrong:
         faults = [Fault(f"{number} is no row number", "rowNumbers") for number in wrong[:20]]
         raise InvalidInput("rows are numbered from 1: " + "; ".join(map(str, faults)), faults)
-    found = await ask.find(id)
-    retry = await ask.penstock.operations.retry(
-        found.id, rows=body.row_numbers, confirm_doubt=body.confirm_doubt, actor=ask.name
-    )
+    found = await ask.penstock.operations.get(id)
+    retry = await ask.penstock.operations.retry(found.id, rows=body.row_numbers, confirm_doubt=body.confirm_doubt)
     return JsonResponse(resources.retry(found.id, retry))
 
 
 @ROUTES.get("/api/bulks/{id}/retry/eligibility", role="read", response_model=Eligibility, responses=problems(404))
 async def get_retry_eligibility(ask: Ask, id: str) -> Response:
     """Whether all failed rows could run again now, and every reason against it."""
-    found = await ask.find(id)
+    found = await ask.penstock.operations.get(id)
     return JsonResponse(resources.eligibility(found.id, await ask.penstock.operations.can_retry(found.id)))
 
 
@@ -67,7 +65,7 @@ async def list_retry_history(
     step: Annotated[str | None, Query(alias="stepName", description="Only this step: its name or index.")] = None,
 ) -> Response:
     """What happened to rows before their present state: failed attempts, retries, edits."""
-    found = await ask.find(id)
+    found = await ask.penstock.operations.get(id)
 
     async def read(cursor: str | None, limit: int) -> Page[HistoryEntry]:
         return await ask.penstock.operations.history(found.id, row=row_number, step=step, cursor=cursor, limit=limit)

@@ -58,7 +58,7 @@ async def list_rows(
     data: Annotated[bool, Query(description="Also the rows' data.")] = False,
 ) -> Response:
     """Rows in file order, each with the steps it has reached; filters mean its current state."""
-    found = await ask.find(id)
+    found = await ask.penstock.operations.get(id)
     filters: dict[str, Any] = {
         "state": state,
         "step": step,
@@ -101,7 +101,7 @@ def _counted(found: Operation) -> dict[str, int]:
 @ROUTES.get("/api/bulks/{id}/rows/{number}", role="read", response_model=RowShape, responses=problems(404, 422))
 async def get_row(request: Request, ask: Ask, id: str, number: RowNumber) -> Response:
     """One row with its data and every step it has reached."""
-    return tagged(request, resources.row(await ask.penstock.operations.row(await ask.operation(id), number)))
+    return tagged(request, resources.row(await ask.penstock.operations.row(id, number)))
 
 
 @ROUTES.patch(
@@ -115,14 +115,14 @@ async def edit_row(request: Request, ask: Ask, id: str, number: RowNumber, body:
 
     With `If-Match`, only if the row still has the ETag with which the caller got it.
     """
-    operations, found = ask.penstock.operations, await ask.find(id)
+    operations, found = ask.penstock.operations, await ask.penstock.operations.get(id)
     generation = body.generation
     if (wanted := request.headers.get("if-match", "*")) != "*":
         seen = await operations.row(found.id, number)
         if tag_of(resources.row(seen)) not in [part.strip() for part in wanted.split(",")]:
             raise PreconditionFailed(f"row {number} has changed since it was read; read it again")
         generation = seen.generation if generation is None else generation
-    retry = await operations.edit_row(found.id, number, body.changes, generation=generation, actor=ask.name)
+    retry = await operations.edit_row(found.id, number, body.changes, generation=generation)
     return JsonResponse(resources.retry(found.id, retry))
 
 
@@ -145,7 +145,7 @@ async def list_errors(
     """What is wrong now: rows that are Invalid, Failed or TimedOut, in file order."""
     if sort_by.casefold() != "rownumber" or sort_descending:
         raise InvalidInput("errors are sorted by rowNumber, ascending; there is no other order")
-    found = await ask.find(id)
+    found = await ask.penstock.operations.get(id)
     filters: dict[str, Any] = {"row": row_number, "row_key": row_id, "error_type": error_type, "step": step}
     filters |= {"first": first, "last": last}
 
@@ -168,7 +168,7 @@ def _error(operation: str, found: RowError) -> Document:
 )
 async def list_error_groups(ask: Ask, id: str, limit: Annotated[int, Query(ge=1, le=1000)] = 20) -> Response:
     """Errors counted, those that differ only in numbers, ids and quoted values as one."""
-    found = await ask.penstock.operations.error_groups(await ask.operation(id), limit=limit)
+    found = await ask.penstock.operations.error_groups(id, limit=limit)
     return JsonResponse(resources.listing(found, resources.error_group))
 
 
@@ -192,13 +192,12 @@ async def list_waits(
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> Response:
     """Rows that wait for signals, with their keys and deadlines."""
-    return await _waits(ask, (await ask.find(id)).id, key, cursor, limit)
+    return await _waits(ask, (await ask.penstock.operations.get(id)).id, key, cursor, limit)
 
 
 async def _waits(ask: Ask, operation: str | None, key: str | None, cursor: str | None, limit: int) -> Response:
     found: Page[Wait] = await ask.penstock.signals.waiting_page(operation, key=key, cursor=cursor, limit=limit)
-    shown = [wait for wait in found.items if operation is not None or await ask.sees(wait.operation_id)]
-    return JsonResponse(resources.listing(shown, resources.wait, found.next_cursor))
+    return JsonResponse(resources.listing(found.items, resources.wait, found.next_cursor))
 
 
 @ROUTES.get(
@@ -214,6 +213,6 @@ async def list_unclaimed_signals(
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> Response:
     """Stored signals that no row has taken or is about to take, oldest first."""
-    operation = await ask.operation(id)
+    operation = id
     found: Page[Unclaimed] = await ask.penstock.signals.unclaimed_page(operation, cursor=cursor, limit=limit)
     return JsonResponse(resources.listing(found.items, resources.unclaimed, found.next_cursor))

@@ -54,21 +54,18 @@ async def send_signal(request: Request, ask: Ask, id: str, body: SignalsBody) ->
 
 async def _complete(request: Request, ask: Caller, id: str, key: str, body: SignalBody) -> Response:
     receipt = await ask.penstock.signals.complete(
-        await ask.operation(id),
+        id,
         key,
         payload=body.payload,
         row=body.row,
         id=_signal_id(request, body.id),
-        actor=ask.name,
     )
     return _answer(receipt, error=None)
 
 
 async def _fail(request: Request, ask: Caller, id: str, key: str, body: SignalFailBody) -> Response:
     message = body.error_message or FAILED
-    receipt = await ask.penstock.signals.fail(
-        await ask.operation(id), key, message, row=body.row, id=_signal_id(request, body.id), actor=ask.name
-    )
+    receipt = await ask.penstock.signals.fail(id, key, message, row=body.row, id=_signal_id(request, body.id))
     return _answer(receipt, error=message)
 
 

@@ -44,7 +44,7 @@ async def verify(
     deep: Annotated[bool, Query(description="Also read the stored files.")] = False,
 ) -> Response:
     """Re-derive what is stored from the records, and report every difference."""
-    of = None if operation is None else (await ask.find(operation)).id
+    of = None if operation is None else (await ask.penstock.operations.get(operation)).id
     return JsonResponse(resources.verify_report(await ask.penstock.operations.verify(of, deep=deep)))
 
 

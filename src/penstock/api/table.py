@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.api import bulks, catalogue, events, files, health, retries, rows, signals, system
+from penstock.api import bulks, catalogue, events, files, health, retries, rows, session, signals, system
 from penstock.api.routing import Route
 
 __all__ = ["ROUTES"]
@@ -17,4 +17,5 @@ ROUTES: tuple[Route, ...] = (
     *files.ROUTES,
     *events.ROUTES,
     *system.ROUTES,
+    *session.ROUTES,
 )

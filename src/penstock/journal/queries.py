@@ -11,7 +11,9 @@ from sqlalchemy import ColumnElement, Select, bindparam, insert, select
 from penstock.db.connection import Connection
 from penstock.journal.tables import transitions
 
-__all__ = ["Entry", "entries", "feed", "record"]
+__all__ = ["LAST", "Entry", "entries", "feed", "newest", "record"]
+
+LAST = 2**63 - 1  # behind every number
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,26 +74,33 @@ async def entries(tx: Connection, *, machine: str, subject: str, since: int = 0,
 
 
 async def feed(
-    tx: Connection, *, machine: str, subject: str | None = None, since: int | None = 0, limit: int = 100
+    tx: Connection, *, machine: str, subject: str | None = None, since: int = 0, limit: int = 100
 ) -> Sequence[Entry]:
-    """Moves that have a number (see `numbering`) above `since`, by number; without it the newest. Of one or of all."""
+    """Moves that have a number (see `numbering`) above `since`, by number; of one subject or of all."""
     if subject is not None:  # they are numbered in the order in which they were made
-        mine = _ENTRIES.where(transitions.c.machine == machine, transitions.c.subject == subject)
-        if since is None:
-            newest = mine.where(transitions.c.position.is_not(None)).order_by(transitions.c.sequence.desc())
-            return [Entry(**row._mapping) for row in await tx.execute(newest.limit(limit))][::-1]
-        query = mine.where(transitions.c.position > since).order_by(transitions.c.sequence).limit(limit)
-        return [Entry(**row._mapping) for row in await tx.execute(query)]
+        query = _of_subject(machine, subject).where(transitions.c.position > since)
+        return [Entry(**row._mapping) for row in await tx.execute(query.order_by(transitions.c.sequence).limit(limit))]
     # Nothing but the number is asked for: with more to go by, SQLite and PostgreSQL read and sort the whole log.
-    if since is None:
-        return await _of_machine(tx, machine, _NEWEST, start=_LAST, limit=limit, is_backwards=True)
     return await _of_machine(tx, machine, _BEHIND, start=since, limit=limit)
 
 
-async def _of_machine(
-    tx: Connection, machine: str, query: Select[Any], *, start: int, limit: int, is_backwards: bool = False
-) -> list[Entry]:
-    """The first entries of one machine, by number; the log holds those of others too."""
+async def newest(
+    tx: Connection, *, machine: str, subject: str | None = None, before: int = LAST, limit: int = 100
+) -> Sequence[Entry]:
+    """The last moves that have a number below `before`, the newest first; of one subject or of all."""
+    if subject is not None:
+        query = _of_subject(machine, subject).where(transitions.c.position < before)
+        last = query.order_by(transitions.c.sequence.desc()).limit(limit)
+        return [Entry(**row._mapping) for row in await tx.execute(last)]
+    return await _of_machine(tx, machine, _BEFORE, start=before, limit=limit)
+
+
+def _of_subject(machine: str, subject: str) -> Select[Any]:
+    return _ENTRIES.where(transitions.c.machine == machine, transitions.c.subject == subject)
+
+
+async def _of_machine(tx: Connection, machine: str, query: Select[Any], *, start: int, limit: int) -> list[Entry]:
+    """The first entries of one machine; the log holds those of others too."""
     found: list[Entry] = []
     while len(found) < limit:
         some = [Entry(**row._mapping) for row in await tx.execute(query.limit(limit), {"start": start})]
@@ -99,10 +108,9 @@ async def _of_machine(
         if len(some) < limit:
             break
         start = some[-1].position or start
-    return found[:limit][::-1] if is_backwards else found[:limit]
+    return found[:limit]
 
 
 _ENTRIES = select(*(transitions.c[name] for name in Entry.__dataclass_fields__))
 _BEHIND = _ENTRIES.where(transitions.c.position > bindparam("start")).order_by(transitions.c.position)
-_NEWEST = _ENTRIES.where(transitions.c.position < bindparam("start")).order_by(transitions.c.position.desc())
-_LAST = 2**63 - 1
+_BEFORE = _ENTRIES.where(transitions.c.position < bindparam("start")).order_by(transitions.c.position.desc())

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import builtins
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 from penstock.blobs.store import FileStore
 from penstock.clock import Clock, Entropy, micros, operation_id
+from penstock.db.connection import Connection
 from penstock.db.database import Database
-from penstock.errors import Conflict, InvalidInput, NotFound
+from penstock.errors import Conflict, Forbidden, InvalidInput, NotFound
 from penstock.formats import Limits
 from penstock.journal.numbering import number_new
 from penstock.operations import control, intake, purging, retrying
@@ -38,8 +40,9 @@ from penstock.operations.retrying import Eligibility, Retry
 from penstock.operations.rows.lifespans import Lifespans
 from penstock.operations.rows.stored_metadata import load_metadata
 from penstock.operations.views import error_views, operation_views, row_views
-from penstock.operations.views.chunk_view import verdict_codes
+from penstock.operations.views.chunk_view import RowLayout, verdict_codes
 from penstock.operations.views.operation_views import OperationFilter
+from penstock.operations.visibility import EVERYTHING, Visible
 from penstock.operations.worker.background import LONG_DEAD_S
 from penstock.operations.worker_records import remove_dead_workers
 from penstock.pipeline import Definition, definition_of
@@ -70,6 +73,14 @@ class Operations:
         self._db, self._files, self._settings, self._definitions = db, files, settings, definitions
         self._clock, self._entropy, self._actor, self._hint = clock, entropy, actor, hint
         self._pipeline = lifespans.pipeline
+        self._visible = EVERYTHING
+
+    def seen_by(self, visible: Visible, *, actor: str) -> Operations:
+        """The same for somebody who knows of these operations only; for them the others do not exist."""
+        scoped = copy(self)
+        scoped._visible, scoped._actor = visible, actor
+        scoped._definitions = {key: found for key, found in self._definitions.items() if visible.includes(key)}
+        return scoped
 
     async def create(
         self,
@@ -94,6 +105,7 @@ class Operations:
             metadata=metadata,
             overrides={**deployed, **(options or {})},
             created_by=created_by or self._actor,
+            tenant=self._visible.tenant,
             clock=self._clock,
             entropy=self._entropy,
             keys=self._settings.secret_keys,
@@ -113,7 +125,7 @@ class Operations:
     async def get(self, operation: str) -> Operation:
         """The operation with this id."""
         async with self._db.read() as tx:
-            return await operation_views.get(tx, operation)
+            return await operation_views.get(tx, operation, self._visible)
 
     async def list(
         self,
@@ -123,15 +135,14 @@ class Operations:
         created_by: str | None = None,
         created_from: datetime | None = None,
         created_to: datetime | None = None,
-        names: Iterable[str] | None = None,
         sort: str = "created_at",
         descending: bool = True,
         cursor: str | None = None,
         offset: int = 0,
         limit: int = 20,
     ) -> Page[Operation]:
-        """Operations that match, newest first unless told otherwise; `names` are exact, `name` is a part of one."""
-        filters = OperationFilter(name, status, created_by, created_from, created_to, names)
+        """Operations that match, newest first unless told otherwise."""
+        filters = OperationFilter(name, status, created_by, created_from, created_to, self._visible)
         async with self._db.read() as tx:
             return await operation_views.list_operations(
                 tx, filters, sort=sort, descending=descending, cursor=cursor, offset=offset, limit=self._page(limit)
@@ -145,10 +156,9 @@ class Operations:
         created_by: str | None = None,
         created_from: datetime | None = None,
         created_to: datetime | None = None,
-        names: Iterable[str] | None = None,
     ) -> int:
         """How many operations match."""
-        filters = OperationFilter(name, status, created_by, created_from, created_to, names)
+        filters = OperationFilter(name, status, created_by, created_from, created_to, self._visible)
         async with self._db.read() as tx:
             return await operation_views.count_operations(tx, filters)
 
@@ -161,7 +171,9 @@ class Operations:
         """
         await number_new(self._db)
         async with self._db.read() as tx:
-            return await operation_views.events(tx, operation=operation, since=since, limit=limit)
+            return await operation_views.events(
+                tx, operation=operation, since=since, limit=limit, visible=self._visible
+            )
 
     async def events_page(
         self, operation: str | None = None, *, cursor: str | None = None, limit: int = 100
@@ -202,7 +214,7 @@ class Operations:
         """
         limit = self._page(limit)
         async with self._db.read() as tx:
-            layout = await operation_views.layout(tx, operation, self._definitions)
+            layout = await self._layout(tx, operation)
             wanted = row_views.RowFilter(
                 states=None if state is None else verdict_codes(state),
                 step=None if step is None else layout.step_index(step),
@@ -216,7 +228,7 @@ class Operations:
     async def row(self, operation: str, number: int) -> RowView:
         """One row with its data and every step it has reached."""
         async with self._db.read() as tx:
-            return await row_views.row(tx, await operation_views.layout(tx, operation, self._definitions), number)
+            return await row_views.row(tx, await self._layout(tx, operation), number)
 
     async def errors(
         self,
@@ -235,7 +247,7 @@ class Operations:
         """What is wrong now: rows that are Invalid, Failed or TimedOut, by number."""
         limit = self._page(limit)
         async with self._db.read() as tx:
-            layout = await operation_views.layout(tx, operation, self._definitions)
+            layout = await self._layout(tx, operation)
             return await error_views.errors(
                 tx,
                 layout,
@@ -252,7 +264,7 @@ class Operations:
     async def error_groups(self, operation: str, *, limit: int = 20) -> builtins.list[ErrorGroup]:
         """The errors of an operation counted, those that differ only in numbers, ids and quoted values as one."""
         async with self._db.read() as tx:
-            layout = await operation_views.layout(tx, operation, self._definitions)
+            layout = await self._layout(tx, operation)
             return await error_views.error_groups(tx, layout, limit=self._page(limit))
 
     async def history(
@@ -267,7 +279,7 @@ class Operations:
         """What happened to rows before their present state, such as attempts that were retried: row by row."""
         limit = self._page(limit)
         async with self._db.read() as tx:
-            layout = await operation_views.layout(tx, operation, self._definitions)
+            layout = await self._layout(tx, operation)
             index = None if step is None else layout.step_index(step)
             return await error_views.history_of(tx, layout, row=row, step=index, cursor=cursor, limit=limit)
 
@@ -276,8 +288,8 @@ class Operations:
     async def source_file(self, operation: str) -> SourceFile:
         """The file as it was uploaded; close its stream."""
         async with self._db.read() as tx:
-            key = await operation_views.file_key(tx, operation)
-            found = await operation_views.get(tx, operation)
+            key = await operation_views.file_key(tx, operation, self._visible)
+            found = await operation_views.get(tx, operation, self._visible)
         stream = await asyncio.to_thread(self._files.open, key)
         return SourceFile(found.file_name, found.file_bytes, found.file_sha256, stream)
 
@@ -298,7 +310,7 @@ class Operations:
         change meanwhile are shown as they are when they are read.
         """
         async with self._db.read() as tx:
-            layout = await operation_views.layout(tx, operation, self._definitions)
+            layout = await self._layout(tx, operation)
         if mode == "data" and not layout.tracks_rows:
             raise Conflict(f"operation {layout.id} does not keep its rows' data (track_row_data)")
         known = self._definitions.get(layout.name.casefold())
@@ -400,7 +412,7 @@ class Operations:
         """
         number = await self._number(operation)
         async with self._db.read() as tx:
-            layout = await operation_views.layout(tx, operation, self._definitions)
+            layout = await self._layout(tx, operation)
             view = await row_views.row(tx, replace(layout, secret_names=()), row)  # what is stored, not what is shown
             stored = await operation_views.stored_metadata(tx, number)
         raw = edited(view, changes, layout.columns)
@@ -426,6 +438,8 @@ class Operations:
 
         Transactions are short, so that work goes on meanwhile; what a crash leaves half done, the next purge finishes.
         """
+        if self._visible is not EVERYTHING:
+            raise Forbidden("a purge removes the operations of all tenants; run `penstock ops purge`")
         if before.tzinfo is None:
             raise InvalidInput("purge takes an instant with its time zone, such as datetime.now(UTC)")
         if dry_run:
@@ -434,9 +448,12 @@ class Operations:
         await remove_dead_workers(self._db, long_dead_s=LONG_DEAD_S)
         return await purging.purge(self._db, self._files, micros(before))
 
+    async def _layout(self, tx: Connection, operation: str) -> RowLayout:
+        return await operation_views.layout(tx, operation, self._definitions, self._visible)
+
     async def _number(self, operation: str) -> int:
         async with self._db.read() as tx:
-            return await number_of(tx, operation)
+            return await number_of(tx, operation, self._visible)
 
     # --- checking
 
@@ -475,7 +492,7 @@ class Operations:
 
         Work may go on meanwhile. `deep` also reads the stored files.
         """
-        return await verify(self._db, self._files, operation, deep=deep)
+        return await verify(self._db, self._files, operation, deep=deep, visible=self._visible)
 
     def _page(self, limit: int) -> int:
         if limit < 1:

@@ -22,6 +22,7 @@ from penstock.operations.row_keys import key_names
 from penstock.operations.states import OPERATION
 from penstock.operations.tables import chunks, operations, workers
 from penstock.operations.views.chunk_view import RowLayout
+from penstock.operations.visibility import EVERYTHING, Visible
 from penstock.pipeline import Definition
 
 __all__ = [
@@ -36,6 +37,8 @@ __all__ = [
     "list_operations",
     "stored_metadata",
 ]
+
+FEED_READ = 500
 
 _SORT_COLUMNS = {
     "created_at": operations.c.number,
@@ -60,19 +63,21 @@ async def is_time_counted(tx: Connection, db: Database) -> bool:
     return bool((await tx.execute(select(or_(has_workers, has_operations)))).scalar())
 
 
-async def get(tx: Connection, operation: str) -> Operation:
+async def get(tx: Connection, operation: str, visible: Visible = EVERYTHING) -> Operation:
     """The operation with this id."""
-    number = await number_of(tx, operation)
+    number = await number_of(tx, operation, visible)
     row = (await tx.execute(select(operations).where(operations.c.number == number))).one()
     return _operation(row._mapping, (await _counts(tx, [number])).get(number, Tallied()))
 
 
-async def layout(tx: Connection, operation: str, definitions: Mapping[str, Definition]) -> RowLayout:
+async def layout(
+    tx: Connection, operation: str, definitions: Mapping[str, Definition], visible: Visible = EVERYTHING
+) -> RowLayout:
     """What it takes to read the operation's rows; `definitions`, where it is among them, know its key's other names."""
     query = select(*(operations.c[name] for name in ("number", "id", "name", "rows_read", "columns", "plan")))
-    row = (await tx.execute(query.where(operations.c.id == operation, IS_THERE))).one_or_none()
+    row = (await tx.execute(query.where(operations.c.id == operation, IS_THERE, *visible.conditions))).one_or_none()
     if row is None:
-        number = await number_of(tx, operation)
+        number = await number_of(tx, operation, visible)
         row = (await tx.execute(query.where(operations.c.number == number))).one()
     known = definitions.get(row.name.casefold())
     return RowLayout(
@@ -96,22 +101,20 @@ async def stored_metadata(tx: Connection, number: int) -> tuple[Any, str | None]
 
 @dataclass(frozen=True, slots=True)
 class OperationFilter:
-    """Which operations are wanted; one must fit everything that is given. `names` are exact, ignoring case."""
+    """Which operations are wanted; one must fit everything that is given."""
 
     name: str | None = None
     status: Iterable[str] | None = None
     created_by: str | None = None
     created_from: datetime | None = None
     created_to: datetime | None = None
-    names: Iterable[str] | None = None
+    visible: Visible = EVERYTHING
 
     def conditions(self) -> list[ColumnElement[bool]]:
         """What must be true of an operation."""
-        wanted: list[ColumnElement[bool]] = [IS_THERE]
+        wanted: list[ColumnElement[bool]] = [IS_THERE, *self.visible.conditions]
         if self.name is not None:
             wanted.append(func.lower(operations.c.name).contains(self.name.lower(), autoescape=True))
-        if self.names is not None:
-            wanted.append(func.lower(operations.c.name).in_(sorted({name.lower() for name in self.names})))
         if self.created_by is not None:
             wanted.append(func.lower(operations.c.created_by).contains(self.created_by.lower(), autoescape=True))
         if self.status is not None:
@@ -129,9 +132,9 @@ async def count_operations(tx: Connection, filters: OperationFilter) -> int:
     return int((await tx.execute(query)).scalar_one())
 
 
-async def file_key(tx: Connection, operation: str) -> str:
+async def file_key(tx: Connection, operation: str, visible: Visible = EVERYTHING) -> str:
     """The key of the file in the storage."""
-    number = await number_of(tx, operation)
+    number = await number_of(tx, operation, visible)
     return str((await tx.execute(select(operations.c.file_key).where(operations.c.number == number))).scalar_one())
 
 
@@ -215,13 +218,18 @@ def _parse_cursor(cursor: str, *, is_number: bool) -> tuple[Any, int]:
 
 
 async def events(
-    tx: Connection, *, operation: str | None = None, since: int | None = 0, limit: int = 100
+    tx: Connection,
+    *,
+    operation: str | None = None,
+    since: int | None = 0,
+    limit: int = 100,
+    visible: Visible = EVERYTHING,
 ) -> list[Event]:
     """The numbered moves of one operation, or of all, after `since`, by number; without it the newest."""
     if operation is not None:
-        number = await number_of(tx, operation)
+        number = await number_of(tx, operation, visible)
         operation = (await tx.execute(select(operations.c.id).where(operations.c.number == number))).scalar_one()
-    found = await journal.feed(tx, machine=OPERATION.name, subject=operation, since=since, limit=limit)
+    found = await _moves(tx, operation, since, limit, visible)
     ids = {entry.subject for entry in found}
     named = await tx.execute(select(operations.c.id, operations.c.name).where(operations.c.id.in_(ids)))
     names = {row.id: row.name for row in named}
@@ -239,6 +247,32 @@ async def events(
         )
         for e in found
     ]
+
+
+async def _moves(
+    tx: Connection, operation: str | None, since: int | None, limit: int, visible: Visible
+) -> Sequence[journal.Entry]:
+    """The feed without the moves of operations that are not visible."""
+    of: dict[str, Any] = {"machine": OPERATION.name, "subject": operation}
+    if operation is not None or visible is EVERYTHING:
+        if since is None:
+            return (await journal.newest(tx, **of, limit=limit))[::-1]
+        return await journal.feed(tx, **of, since=since, limit=limit)
+    found: list[journal.Entry] = []
+    place = journal.LAST if since is None else since
+    while len(found) < limit:
+        if since is None:
+            some = await journal.newest(tx, **of, before=place, limit=FEED_READ)
+        else:
+            some = await journal.feed(tx, **of, since=place, limit=FEED_READ)
+        ids = {entry.subject for entry in some}
+        query = select(operations.c.id).where(operations.c.id.in_(ids), *visible.conditions)
+        seen = set((await tx.execute(query)).scalars())
+        found += [entry for entry in some if entry.subject in seen]
+        if len(some) < FEED_READ:
+            break
+        place = some[-1].position or place
+    return found[:limit][::-1] if since is None else found[:limit]
 
 
 def _operation(row: RowMapping, tallied: Tallied) -> Operation:
