@@ -7,10 +7,12 @@ import contextlib
 import getpass
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
+from copy import copy
 from types import MappingProxyType
 from typing import Any
 
 from penstock.access.keys import ApiKeys
+from penstock.access.model import Principal
 from penstock.blobs.store import FileStore
 from penstock.clock import Clock, Entropy, FollowingClock, SystemClock
 from penstock.db.database import Database
@@ -24,10 +26,13 @@ from penstock.lifecycles.scope import Scope
 from penstock.lifecycles.service import Lifecycles
 from penstock.operations.intake import Source
 from penstock.operations.model import Operation
+from penstock.operations.proof.doctor import diagnose
+from penstock.operations.proof.symptoms import Diagnosis
 from penstock.operations.rows.lifespans import Lifespans
 from penstock.operations.service import Operations
 from penstock.operations.signals import Signals
 from penstock.operations.views.operation_views import is_time_counted, latest_instant
+from penstock.operations.visibility import Visible
 from penstock.operations.worker.worker import Worker
 from penstock.pipeline import Definition, definition_of
 from penstock.services import Service
@@ -173,6 +178,20 @@ class Penstock:
     async def _tick_lifecycles(self) -> None:
         await self.lifecycles.tick_all()
 
+    def seen_by(self, principal: Principal) -> Penstock:
+        """The same for one caller: their tenant's operations and lifecycles, of the operations that they may use.
+
+        For them nothing else exists: it is not found, not listed and not touched. What they do is done in their name.
+        """
+        scoped = copy(self)
+        visible = Visible.of(principal.tenant, principal.operations, self.definitions)
+        scoped.operations = self.operations.seen_by(visible, actor=principal.name)
+        scoped.signals = self.signals.seen_by(visible, actor=principal.name)
+        scoped.lifecycles = self.lifecycles.tenant(principal.tenant)
+        scoped.deliveries = scoped.lifecycles.deliveries
+        scoped.definitions = {key: found for key, found in self.definitions.items() if visible.includes(key)}
+        return scoped
+
     def transaction(self) -> UnitOfWork:
         """A transaction for your own statements: `async with penstock.transaction() as tx: await tx.execute(…)`.
 
@@ -181,6 +200,10 @@ class Penstock:
         called inside it.
         """
         return self.db.unit()
+
+    async def diagnose(self) -> Diagnosis:
+        """What `penstock doctor` finds: checks of the database, workers, open operations and file storage."""
+        return await diagnose(self.settings, self.clock)
 
     def hint(self) -> None:
         """Tell the workers of this process that there may be something to do."""

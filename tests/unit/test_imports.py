@@ -25,7 +25,7 @@ LINES: tuple[tuple[str, ...], ...] = (
     ("blobs",),
     ("idempotency", "lifecycles", "access"),
     ("operations",),
-    ("engine",),
+    ("machines", "engine"),
     ("resources", "lifecycle_resources", "access_resources"),
     ("api",),
     ("dashboard", "client"),
@@ -44,7 +44,7 @@ ROOT_LEVEL = LEVEL["engine"]
 OPERATIONS: tuple[tuple[str, ...], ...] = (
     ("states", "messages", "counts", "row_keys", "thresholds"),
     ("model", "tables"),
-    ("pace",),
+    ("pace", "visibility"),
     ("moves", "operation_ids", "worker_records"),
     ("chunk",),
     ("rows",),
@@ -55,7 +55,7 @@ OPERATIONS: tuple[tuple[str, ...], ...] = (
     ("views",),
     ("proof",),
     ("worker",),
-    ("intake", "control", "editing", "retrying", "signals"),
+    ("intake", "control", "editing", "exporting", "retrying", "signals"),
     ("checking",),
     ("service",),
 )

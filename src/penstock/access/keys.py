@@ -139,7 +139,7 @@ class ApiKeys:
             return None
         return found[1].principal if self._is_active(found[1]) else None
 
-    async def is_active(self, id: str) -> Principal | None:
+    async def owner(self, id: str) -> Principal | None:
         """Who asks in a session that was opened with the key of this id; None once it may not be used any more."""
         found = await self._cached(id)
         return found[1].principal if found is not None and self._is_active(found[1]) else None

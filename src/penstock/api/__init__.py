@@ -5,13 +5,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from penstock.api.app import create_app
+    from penstock.api.credentials import Credentials
     from penstock.api.guard import Authenticator, Closed, Trusted
 
-__all__ = ["Authenticator", "Closed", "Trusted", "create_app"]
+__all__ = ["Authenticator", "Closed", "Credentials", "Trusted", "create_app"]
 
 # Imported when first asked for: the dashboard uses the guard, and the application the dashboard.
 _HOMES = {
     "penstock.api.app": ("create_app",),
+    "penstock.api.credentials": ("Credentials",),
     "penstock.api.guard": ("Authenticator", "Closed", "Trusted"),
 }
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI, Request
 
+from penstock.api.browser import BrowserRules
 from penstock.api.guard import Authenticator, Closed, identify
 from penstock.api.problems import ProblemsOutside, add_handlers
 from penstock.api.routing import add_routes
 from penstock.api.table import ROUTES
+from penstock.api.watching import Watchers
 from penstock.dashboard.failures import add_page_handlers
 from penstock.dashboard.table import ROUTES as PAGES
 from penstock.errors import Unauthenticated
@@ -31,12 +33,13 @@ def create_app(
     dashboard: bool = True,
     worker: bool = False,
     root_path: str = "",
+    hosts: Iterable[str] = (),
 ) -> FastAPI:
     """An ASGI application over this `Penstock`, to be served or mounted; it neither opens nor closes it.
 
     `access` finds out who sends a request: without one, only public routes answer. With `worker` one runs while the
     application does; the lifespan of an application that is mounted is its host's business, so there it is not started:
-    use `penstock.working()` in the host's lifespan.
+    use `penstock.working()` in the host's lifespan. `hosts` are the names by which it may be called; none: by any.
     """
 
     @asynccontextmanager
@@ -57,6 +60,7 @@ def create_app(
     )
     app.state.penstock = penstock
     app.state.access = access or Closed()
+    app.state.watchers = Watchers(penstock.operations)
     add_handlers(app)
     if dashboard:
         add_page_handlers(app)
@@ -65,6 +69,7 @@ def create_app(
         IdempotencyMiddleware, keys=penstock.idempotency, caller=_caller, rules=for_methods("POST", "PATCH")
     )
     app.add_middleware(ProblemsOutside)
+    app.add_middleware(BrowserRules, public_url=penstock.settings.public_url, hosts=hosts)
     return app
 
 

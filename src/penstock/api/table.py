@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
-from penstock.api import health
+from penstock.api import bulks, catalogue, events, files, health, retries, rows, session, signals, system
 from penstock.api.routing import Route
 
 __all__ = ["ROUTES"]
 
-ROUTES: tuple[Route, ...] = (*health.ROUTES,)
+ROUTES: tuple[Route, ...] = (
+    *health.ROUTES,
+    *catalogue.ROUTES,
+    *bulks.ROUTES,
+    *rows.ROUTES,
+    *retries.ROUTES,
+    *signals.ROUTES,
+    *files.ROUTES,
+    *events.ROUTES,
+    *system.ROUTES,
+    *session.ROUTES,
+)

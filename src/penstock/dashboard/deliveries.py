@@ -22,7 +22,7 @@ PAGE = 50
 async def deliveries_page(request: Request, ask: Ask) -> Response:
     """Deliveries, with the attempts that were made."""
     wanted = dict(request.query_params)
-    service = ask.penstock.lifecycles.tenant(ask.principal.tenant).deliveries
+    service = ask.penstock.deliveries
     found = await service.list(
         state=text_of(wanted, "state"),
         consumer=text_of(wanted, "consumer"),
@@ -50,7 +50,7 @@ async def deliveries_page(request: Request, ask: Ask) -> Response:
 async def deliveries_resend(request: Request, ask: Ask) -> Response:
     """Make deliveries due now: those that were chosen, or all that have failed."""
     form = await request.form()
-    service = ask.penstock.lifecycles.tenant(ask.principal.tenant).deliveries
+    service = ask.penstock.deliveries
     chosen = [str(each) for each in form.getlist("message")]
     if form.get("do") == "failed":
         count = await service.resend(failed=True, consumer=text_of(form, "consumer"))

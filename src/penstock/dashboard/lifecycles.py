@@ -7,10 +7,10 @@ from typing import Any
 from fastapi import Request
 from starlette.responses import Response, StreamingResponse
 
-from penstock.api.guard import Ask, Caller
+from penstock.api.guard import Ask
 from penstock.api.routing import RouteTable
 from penstock.dashboard.diagrams import machine_picture
-from penstock.dashboard.live import Scene, Update
+from penstock.dashboard.live import STREAM_HEADERS, Scene, Update
 from penstock.dashboard.operations import live_of
 from penstock.dashboard.pages import address, back_to, page, part, text_of
 from penstock.errors import InvalidInput
@@ -27,15 +27,10 @@ LOG = 200
 ACTIONS = ("suspend", "resume", "complete", "fail", "archive", "reopen")
 
 
-def _mine(ask: Caller) -> Lifecycles:
-    """The lifecycles of the caller's tenant."""
-    return ask.penstock.lifecycles.tenant(ask.principal.tenant)
-
-
 @ROUTES.get("/dashboard/lifecycles", role="read", include_in_schema=False)
 async def lifecycles_page(request: Request, ask: Ask) -> Response:
     """Every definition, with how many instances it has."""
-    lifecycles = _mine(ask)
+    lifecycles = ask.penstock.lifecycles
     found = []
     for definition in await lifecycles.definitions():
         versions = await lifecycles.versions(definition.id)
@@ -48,7 +43,7 @@ async def lifecycles_page(request: Request, ask: Ask) -> Response:
 @ROUTES.get("/dashboard/lifecycles/{definition}", role="read", include_in_schema=False)
 async def lifecycle_page(request: Request, ask: Ask, definition: int) -> Response:
     """One definition: its diagram, and its instances."""
-    lifecycles, wanted = _mine(ask), dict(request.query_params)
+    lifecycles, wanted = ask.penstock.lifecycles, dict(request.query_params)
     version = text_of(wanted, "version")
     versions = await lifecycles.versions(definition)
     graph = await lifecycles.graph(definition, version=version)
@@ -84,7 +79,7 @@ async def lifecycle_page(request: Request, ask: Ask, definition: int) -> Respons
 @ROUTES.get("/dashboard/lifecycles/{definition}/live", role="read", include_in_schema=False)
 async def lifecycle_live(request: Request, ask: Ask, definition: int) -> Response:
     """The diagram with its counts, as they change."""
-    lifecycles, version = _mine(ask), text_of(request.query_params, "version")
+    lifecycles, version = ask.penstock.lifecycles, text_of(request.query_params, "version")
     graph = await lifecycles.graph(definition, version=version)
 
     async def render(scene: Scene) -> Update:
@@ -92,7 +87,9 @@ async def lifecycle_live(request: Request, ask: Ask, definition: int) -> Respons
         return Update({"diagram": part(request, "lifecycle_diagram.html", picture=picture)})
 
     key = ("lifecycle", ask.principal.tenant, graph.version.id)
-    return StreamingResponse(live_of(request).stream(key, render), media_type="text/event-stream")
+    return StreamingResponse(
+        live_of(request).stream(key, render), media_type="text/event-stream", headers=STREAM_HEADERS
+    )
 
 
 async def _picture(lifecycles: Lifecycles, graph: Graph) -> str:
@@ -110,7 +107,7 @@ def _errors(graph: Graph) -> set[str]:
 @ROUTES.get("/dashboard/instances/{guid}", role="read", include_in_schema=False)
 async def instance_page(request: Request, ask: Ask, guid: str) -> Response:
     """One instance: where it is, how it came there, and where it can go."""
-    lifecycles = _mine(ask)
+    lifecycles = ask.penstock.lifecycles
     instance = await lifecycles.get(guid)
     entries = await lifecycles.log(instance.guid, newest_first=True, limit=LOG)
     graph = await lifecycles.graph(instance.definition, version=instance.version)
@@ -153,7 +150,7 @@ async def instance_trigger(request: Request, ask: Ask, guid: str) -> Response:
     event = text_of(form, "event")
     if event is None:
         raise InvalidInput("name the event")
-    outcome = await _mine(ask).trigger(guid, event, actor=ask.name, cause=text_of(form, "cause"))
+    outcome = await ask.penstock.lifecycles.trigger(guid, event, actor=ask.name, cause=text_of(form, "cause"))
     if not outcome.applied:
         return back_to(request, "instance_page", str(outcome), tone="bad", guid=guid)
     return back_to(request, "instance_page", f"{event}: {outcome.source} → {outcome.target}", guid=guid)
@@ -165,5 +162,5 @@ async def instance_action(request: Request, ask: Ask, guid: str, action: str) ->
     if action not in ACTIONS:
         raise InvalidInput(f"an instance has these actions: {', '.join(ACTIONS)}; found {action!r:.40}")
     cause = text_of(await request.form(), "cause")
-    await getattr(_mine(ask), action)(guid, actor=ask.name, cause=cause)
+    await getattr(ask.penstock.lifecycles, action)(guid, actor=ask.name, cause=cause)
     return back_to(request, "instance_page", f"Done: {action}.", guid=guid)

@@ -11,11 +11,13 @@ from dataclasses import dataclass, field
 from penstock.clock import Clock
 from penstock.operations.pace import Pace
 
-__all__ = ["Live", "Scene", "Update"]
+__all__ = ["STREAM_HEADERS", "Live", "Scene", "Update"]
 
 EVERY_S = 1.0
+STREAM_S = 300.0  # then browsers connect again, so that who was locked out stays out
 QUIET_S = 15.0  # a comment after so long without news, so that nobody in between closes the connection
 SCENES_MAX = 256
+STREAM_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,11 @@ class Live:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._scenes: OrderedDict[Hashable, Scene] = OrderedDict()
+        self._is_closed = False
+
+    def close(self) -> None:
+        """End every stream, as before a shutdown."""
+        self._is_closed = True
 
     def scene(self, key: Hashable) -> Scene:
         """The scene of this key."""
@@ -77,7 +84,8 @@ class Live:
         """Server-sent events: at first all parts, then those that have changed."""
         shown: dict[str, str] = {}
         quiet_s, number = 0.0, 0
-        while True:
+        until = self._clock.monotonic() + STREAM_S
+        while not self._is_closed and self._clock.monotonic() < until:
             update = await self.scene(key).now(render)
             fresh = {name: markup for name, markup in update.parts.items() if shown.get(name) != markup}
             if fresh or not number:

@@ -12,7 +12,7 @@ from starlette.responses import Response, StreamingResponse
 from penstock.api.guard import Ask, Caller
 from penstock.api.routing import RouteTable
 from penstock.dashboard.charts import flow_picture, throughput_picture
-from penstock.dashboard.live import Scene, Update
+from penstock.dashboard.live import STREAM_HEADERS, Scene, Update
 from penstock.dashboard.operations import live_of
 from penstock.dashboard.pages import address, back_to, page, part, text_of
 from penstock.errors import InvalidInput
@@ -49,10 +49,9 @@ class Phase:
 @ROUTES.get("/dashboard/operations/{operation}", role="read", include_in_schema=False)
 async def operation_page(request: Request, ask: Ask, operation: str) -> Response:
     """Everything about one operation."""
-    id = await ask.operation(operation)
     wanted = dict(request.query_params)
     service = ask.penstock.operations
-    found = await service.get(id)
+    found = await service.get(operation)
     rows = await _rows(ask, found.id, wanted)
     events = await service.events(found.id, limit=EVENTS)
     values = await _values(request, ask, found.id)
@@ -78,7 +77,7 @@ async def operation_page(request: Request, ask: Ask, operation: str) -> Response
 @ROUTES.get("/dashboard/operations/{operation}/live", role="read", include_in_schema=False)
 async def operation_live(request: Request, ask: Ask, operation: str) -> Response:
     """The same, as it changes; it ends when the operation is settled."""
-    id = await ask.operation(operation)
+    id = (await ask.penstock.operations.get(operation)).id
 
     async def render(scene: Scene) -> Update:
         values = await _values(request, ask, id, scene)
@@ -88,7 +87,9 @@ async def operation_live(request: Request, ask: Ask, operation: str) -> Response
         }
         return Update(parts, values["actions"], values["op"].is_settled)
 
-    return StreamingResponse(live_of(request).stream(("operation", id), render), media_type="text/event-stream")
+    return StreamingResponse(
+        live_of(request).stream(("operation", id), render), media_type="text/event-stream", headers=STREAM_HEADERS
+    )
 
 
 async def _values(request: Request, ask: Caller, id: str, scene: Scene | None = None) -> dict[str, Any]:
@@ -204,7 +205,7 @@ def _with(request: Request, id: str, wanted: dict[str, str], **changes: str | No
 @ROUTES.post("/dashboard/operations/{operation}/{action}", role="operate", include_in_schema=False)
 async def operation_action(request: Request, ask: Ask, operation: str, action: str) -> Response:
     """Pause, resume, cancel, or run failed rows again."""
-    id = await ask.operation(operation)
+    id = (await ask.penstock.operations.get(operation)).id
     form = await request.form()
     service, cause = ask.penstock.operations, text_of(form, "cause")
     match action:

@@ -10,7 +10,7 @@ from starlette.responses import RedirectResponse, Response, StreamingResponse
 
 from penstock.api.guard import Ask, Caller
 from penstock.api.routing import RouteTable
-from penstock.dashboard.live import Live, Scene, Update
+from penstock.dashboard.live import STREAM_HEADERS, Live, Scene, Update
 from penstock.dashboard.pages import address, page, part, text_of
 from penstock.operations.model import Operation, Page
 from penstock.operations.states import OPERATION
@@ -75,7 +75,9 @@ async def operations_live(request: Request, ask: Ask) -> Response:
         )
 
     key = ("operations", ask.principal, tuple(sorted(wanted.items())))
-    return StreamingResponse(live_of(request).stream(key, render), media_type="text/event-stream")
+    return StreamingResponse(
+        live_of(request).stream(key, render), media_type="text/event-stream", headers=STREAM_HEADERS
+    )
 
 
 async def _found(ask: Caller, wanted: dict[str, str]) -> Page[Operation]:

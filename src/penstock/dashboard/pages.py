@@ -14,12 +14,13 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
+from penstock.api.credentials import Credentials
 from penstock.api.guard import Caller
 from penstock.dashboard import asset_files, charts, words
 from penstock.errors import Fault, InvalidInput, PenstockError
 from penstock.resources import problem
 
-__all__ = ["NAV", "address", "back_to", "error_page", "page", "part", "text_of"]
+__all__ = ["NAV", "address", "back_to", "error_page", "has_login", "page", "part", "text_of"]
 
 NOTICE = "penstock_notice"
 NOTICE_CHARS_MAX = 1500
@@ -32,7 +33,8 @@ NAV = (
     ("lifecycles_page", "Lifecycles", "read"),
     ("blobs_page", "Blobs", "read"),
     ("deliveries_page", "Deliveries", "read"),
-    ("system_page", "System", "read"),
+    ("system_page", "System", "admin"),
+    ("machines_page", "Machines", "read"),
 )
 
 
@@ -71,6 +73,7 @@ def page(request: Request, ask: Caller, template: str, *, status: int = 200, **v
             ask=ask,
             url=_addresses(request),
             notice=notice,
+            has_login=has_login(request),
             **values,
         ),
         status_code=status,
@@ -135,6 +138,11 @@ def error_page(request: Request, ask: Caller, error: PenstockError) -> Response:
         detail=document["detail"],
         faults=faults,
     )
+
+
+def has_login(request: Request) -> bool:
+    """Whether people log in here, and not with an application around it, or not at all."""
+    return isinstance(request.app.state.access, Credentials)
 
 
 def text_of(given: Mapping[str, Any], name: str) -> str | None:

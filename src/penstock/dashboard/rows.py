@@ -101,13 +101,13 @@ def _now(row: RowView, step: StepView) -> Moment:
 @ROUTES.get("/dashboard/operations/{operation}/rows/{row}", role="read", include_in_schema=False)
 async def row_page(request: Request, ask: Ask, operation: str, row: int) -> Response:
     """Everything about one row."""
-    return await _page(request, ask, await ask.operation(operation), row)
+    return await _page(request, ask, operation, row)
 
 
 @ROUTES.post("/dashboard/operations/{operation}/rows/{row}/fix", role="operate", include_in_schema=False)
 async def row_fix(request: Request, ask: Ask, operation: str, row: int) -> Response:
     """Correct fields and run the row again."""
-    id = await ask.operation(operation)
+    id = (await ask.penstock.operations.get(operation)).id
     form = await request.form()
     given = {key.removeprefix(FIELD): str(value) for key, value in form.items() if key.startswith(FIELD)}
     before = (await ask.penstock.operations.row(id, row)).data
@@ -127,7 +127,7 @@ async def row_fix(request: Request, ask: Ask, operation: str, row: int) -> Respo
 @ROUTES.post("/dashboard/operations/{operation}/rows/{row}/retry", role="operate", include_in_schema=False)
 async def row_retry(request: Request, ask: Ask, operation: str, row: int) -> Response:
     """Run the row again as it is."""
-    id = await ask.operation(operation)
+    id = (await ask.penstock.operations.get(operation)).id
     form = await request.form()
     await ask.penstock.operations.retry(id, rows=[row], confirm_doubt="confirm_doubt" in form, actor=ask.name)
     return back_to(request, "row_page", "The row runs again.", operation=id, row=row)
@@ -143,7 +143,9 @@ async def _page(
     faults: Sequence[Fault] = (),
 ) -> Response:
     service = ask.penstock.operations
-    op, found = await service.get(id), await service.row(id, row)
+    op = await service.get(id)
+    id = op.id
+    found = await service.row(id, row)
     past = await service.history(id, row=row, limit=HISTORY)
     current = next((step for step in found.steps if step.index == found.step), None)
     can_run_again = found.state in CAN_RUN_AGAIN and (

@@ -7,22 +7,17 @@ from starlette.responses import Response
 
 from penstock.api.guard import Ask
 from penstock.api.routing import RouteTable
-from penstock.blobs.states import BLOB
 from penstock.dashboard.diagrams import machine_picture
 from penstock.dashboard.pages import page
-from penstock.idempotency.states import IDEMPOTENCY_KEY
-from penstock.operations.proof.doctor import diagnose
-from penstock.operations.states import OPERATION, ROW_STEP
-from penstock.outbox.states import DELIVERY
+from penstock.machines import built_in
 
-__all__ = ["MACHINES", "ROUTES"]
+__all__ = ["ROUTES"]
 
 ROUTES = RouteTable("dashboard")
-MACHINES = (OPERATION, ROW_STEP, DELIVERY, BLOB, IDEMPOTENCY_KEY)
 TROUBLE = ("Failed", "TimedOut", "Rejected", "Indeterminate")
 
 
-@ROUTES.get("/dashboard/system", role="read", include_in_schema=False)
+@ROUTES.get("/dashboard/system", role="admin", include_in_schema=False)
 async def system_page(request: Request, ask: Ask) -> Response:
     """Whether all is well, and who works on what."""
     penstock = ask.penstock
@@ -31,7 +26,7 @@ async def system_page(request: Request, ask: Ask) -> Response:
         ask,
         "system.html",
         current="system_page",
-        diagnosis=await diagnose(penstock.settings, penstock.clock),
+        diagnosis=await penstock.diagnose(),
         workload=await penstock.operations.workload(),
         settings=penstock.settings,
     )
@@ -40,5 +35,5 @@ async def system_page(request: Request, ask: Ask) -> Response:
 @ROUTES.get("/dashboard/machines", role="read", include_in_schema=False)
 async def machines_page(request: Request, ask: Ask) -> Response:
     """The built-in state machines, as diagrams and tables."""
-    pictures = [(each, machine_picture(each, errors=set(TROUBLE) & set(each.states))) for each in MACHINES]
-    return page(request, ask, "machines.html", current="system_page", machines=pictures)
+    pictures = [(each, machine_picture(each, errors=set(TROUBLE) & set(each.states))) for each in built_in().values()]
+    return page(request, ask, "machines.html", current="machines_page", machines=pictures)

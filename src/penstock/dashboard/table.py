@@ -8,6 +8,7 @@ from penstock.dashboard import (
     blobs,
     deliveries,
     lifecycles,
+    login,
     operation,
     operations,
     rows,
@@ -20,6 +21,7 @@ __all__ = ["ROUTES"]
 
 ROUTES: tuple[Route, ...] = (
     *asset_files.ROUTES,
+    *login.ROUTES,
     *operations.ROUTES,
     *rows.ROUTES,
     *operation.ROUTES,

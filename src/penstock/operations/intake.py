@@ -22,6 +22,7 @@ from penstock.journal import queries as journal
 from penstock.operations.states import OPERATION
 from penstock.operations.tables import operations
 from penstock.operations.validating.without_rows import refuse_without_rows
+from penstock.operations.visibility import stored_tenant
 from penstock.pipeline import Definition
 from penstock.pipeline.secret_values import mask_texts
 from penstock.secret_keys import SecretKeys
@@ -42,6 +43,7 @@ async def create(
     metadata: Any,
     overrides: Mapping[str, Any],
     created_by: str,
+    tenant: str | None,
     clock: Clock,
     entropy: Entropy,
     keys: SecretKeys,
@@ -73,6 +75,7 @@ async def create(
             file_name=name,
             file_format=file_format,
             created_by=created_by,
+            tenant=stored_tenant(tenant),
             **columns,
         ),
         "create",

@@ -370,3 +370,4 @@ class Event:
     at: datetime
     actor: str
     cause: str | None
+    operation_name: str = ""

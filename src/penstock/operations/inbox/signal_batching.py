@@ -33,6 +33,7 @@ from penstock.operations.inbox.matching import Match, match
 from penstock.operations.inbox.payloads import refuse_unfit
 from penstock.operations.inbox.settling import wake
 from penstock.operations.tables import operations, signals
+from penstock.operations.visibility import Visible
 from penstock.pipeline import Definition
 
 __all__ = ["PendingSignal", "Receipt", "SignalBatcher", "about_to_be_taken"]
@@ -62,6 +63,7 @@ class PendingSignal:
     given_row: int | None
     dedupe_id: str | None
     token: str
+    visible: Visible
     content: dict[str, Any]  # the columns `outcome`, `payload`, `message` and `actor`
     key: str = ""  # as it is stored: without operation and row, once the operation is known
     row: int | None = None
@@ -114,16 +116,17 @@ class SignalBatcher:
 
     async def _accept(self, batch: Sequence[PendingSignal]) -> None:
         try:
-            for operation in dict.fromkeys(pending.operation for pending in batch):
-                await self._accept_for(operation, [pending for pending in batch if pending.operation == operation])
+            for target in dict.fromkeys((pending.operation, pending.visible) for pending in batch):
+                mine = [pending for pending in batch if (pending.operation, pending.visible) == target]
+                await self._accept_for(*target, mine)
         finally:
             # When we are cancelled or the database goes away, the next call stores the others.
             self._queue[:0] = [pending for pending in batch if pending.answer is None and not pending.is_withdrawn]
 
-    async def _accept_for(self, operation: str, batch: Sequence[PendingSignal]) -> None:
-        """Store and answer the signals for one operation."""
+    async def _accept_for(self, operation: str, visible: Visible, batch: Sequence[PendingSignal]) -> None:
+        """Store and answer the signals for one operation, from callers who may know of the same operations."""
         try:
-            subject, known = await self.db.look(partial(_subject_and_known, operation, batch))
+            subject, known = await self.db.look(partial(_subject_and_known, operation, visible, batch))
         except NoSuchWait as error:
             reason = str(error)
             _answer(batch, lambda _: NoSuchWait(reason))
@@ -235,10 +238,10 @@ def _new_signals(db: Database) -> Insert:
 
 
 async def _subject_and_known(
-    operation: str, batch: Sequence[PendingSignal], tx: Connection
+    operation: str, visible: Visible, batch: Sequence[PendingSignal], tx: Connection
 ) -> tuple[Subject, dict[str | None, Any]]:
     """The operation, and the signals that are stored with the id of one of these, by that id."""
-    subject = await subject_of(tx, operation)
+    subject = await subject_of(tx, operation, visible)
     ids = [pending.dedupe_id for pending in batch if pending.dedupe_id is not None]
     found = (await tx.execute(_BY_ID, {"of": subject.number, "ids": ids})).all() if ids else []
     return subject, {earlier.dedupe_id: earlier for earlier in found}

@@ -1,10 +1,11 @@
-"""Access: API keys."""
+"""Access: API keys, and the tenants of operations."""
 
 from __future__ import annotations
 
 import sqlalchemy as sa
 from alembic import op
 
+from penstock.db.changes import add_column, create_index
 from penstock.db.schema import table_options
 from penstock.db.types import Json, Key
 
@@ -14,6 +15,8 @@ down_revision = "0008"
 
 def upgrade() -> None:
     _create_api_key()
+    add_column("penstock_operation", sa.Column("tenant", Key(64)))
+    create_index("ix_penstock_operation_tenant", "penstock_operation", ["tenant", "number"])
 
 
 def _create_api_key() -> None:
