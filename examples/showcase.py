@@ -185,6 +185,7 @@ async def show(penstock: Penstock) -> None:
     async def create(what: object, file: bytes, name: str, **more: Any) -> str:
         return (await service.create(what, file=file, file_name=name, created_by="ana", **more)).id
 
+    small = await create(StockCount, shelves_csv(40), "office.csv")
     counting = await create(StockCount, shelves_csv(600), "hall-1.csv")
     devices = await create(
         DeviceProvisioning, devices_csv(40), "devices.csv", metadata={"carrier": "acme"}, options=QUICK
@@ -206,7 +207,8 @@ async def show(penstock: Penstock) -> None:
     await service.pause(paused, cause="until the night shift is in", actor="ana")
     await until(penstock, devices, lambda op: op.is_settled)
     await service.retry(devices, rows=OUT_OF_REACH[:2], actor="ana")
-    await create(StockCount, shelves_csv(4000), "hall-2.csv")
+    await until(penstock, small, lambda op: op.is_settled)
+    await create(StockCount, shelves_csv(8000), "hall-2.csv")
     await orders(penstock)
 
 

@@ -106,7 +106,7 @@ def back_to(
         text = json.dumps([tone, message[:NOTICE_CHARS_MAX]]).encode()
         response.set_cookie(
             NOTICE,
-            base64.urlsafe_b64encode(text).decode(),
+            base64.urlsafe_b64encode(text).decode().rstrip("="),
             max_age=60,
             path=request.scope.get("root_path", "") or "/",
             httponly=True,
@@ -119,7 +119,7 @@ def back_to(
 def _notice(request: Request) -> tuple[str, str] | None:
     """What was done a moment ago; whatever else the cookie holds is ignored."""
     try:
-        tone, message = json.loads(base64.urlsafe_b64decode(request.cookies[NOTICE]))
+        tone, message = json.loads(base64.urlsafe_b64decode(request.cookies[NOTICE] + "=="))
     except (KeyError, ValueError, TypeError, binascii.Error):
         return None
     return (tone, message) if tone in ("ok", "bad", "warn") and isinstance(message, str) else None
