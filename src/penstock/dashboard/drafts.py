@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
+import weakref
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import BinaryIO
@@ -36,6 +37,8 @@ class Drafts:
     def __init__(self, clock: Clock, entropy: Entropy) -> None:
         self._clock, self._entropy = clock, entropy
         self._kept: OrderedDict[str, Draft] = OrderedDict()
+        # An application that is mounted is not told when it ends.
+        weakref.finalize(self, _close_all, self._kept)
 
     async def keep(self, owner: Principal, name: str, source: BinaryIO) -> Draft:
         """Copy an upload, of whatever size."""
@@ -68,6 +71,11 @@ class Drafts:
         now = self._clock.monotonic()
         for draft in [each for each in self._kept.values() if each.until <= now]:
             self.drop(draft)
+
+
+def _close_all(kept: OrderedDict[str, Draft]) -> None:
+    for draft in kept.values():
+        draft.file.close()
 
 
 def _copied(source: BinaryIO) -> BinaryIO:
