@@ -79,7 +79,15 @@ class Penstock:
             hint=self.hint,
         )
         self.idempotency = Idempotency(SqlStore(db), entropy=entropy)
-        self.signals = Signals(db, definitions, clock=clock, entropy=entropy, actor=actor, hint=self.hint)
+        self.signals = Signals(
+            db,
+            definitions,
+            clock=clock,
+            entropy=entropy,
+            actor=actor,
+            hint=self.hint,
+            secret_keys=settings.secret_keys,
+        )
         self.lifecycles = Lifecycles(
             Scope(db, clock=clock, entropy=entropy, actor=actor, guards=guards, page_max=settings.page_max)
         )

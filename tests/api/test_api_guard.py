@@ -14,7 +14,7 @@ from penstock.testing import Engine
 
 pytestmark = pytest.mark.databases("sqlite")
 
-PUBLIC = {"/health/live", "/health/ready", "/api/session"}
+PUBLIC = {"/health/live", "/health/ready", "/api/session", "/api/signals/{token}", "/api/signals/{token}/fail"}
 
 
 def test_every_route_of_the_application_stands_in_the_table_with_its_role(works: Engine):

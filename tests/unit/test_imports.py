@@ -55,7 +55,8 @@ OPERATIONS: tuple[tuple[str, ...], ...] = (
     ("views",),
     ("proof",),
     ("worker",),
-    ("intake", "control", "editing", "retrying", "signals"),
+    ("intake", "control", "editing", "retrying", "signal_urls"),
+    ("signals",),
     ("checking",),
     ("service",),
 )
