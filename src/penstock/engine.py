@@ -26,6 +26,8 @@ from penstock.lifecycles.scope import Scope
 from penstock.lifecycles.service import Lifecycles
 from penstock.operations.intake import Source
 from penstock.operations.model import Operation
+from penstock.operations.proof.doctor import diagnose
+from penstock.operations.proof.symptoms import Diagnosis
 from penstock.operations.rows.lifespans import Lifespans
 from penstock.operations.service import Operations
 from penstock.operations.signals import Signals
@@ -206,6 +208,10 @@ class Penstock:
         called inside it.
         """
         return self.db.unit()
+
+    async def diagnose(self) -> Diagnosis:
+        """What `penstock doctor` finds: checks of the database, workers, open operations and file storage."""
+        return await diagnose(self.settings, self.clock)
 
     def hint(self) -> None:
         """Tell the workers of this process that there may be something to do."""

@@ -13,6 +13,7 @@ PenstockError
 │   └── NoSuchWait          no row could ever wait for that signal
 ├── Conflict                the record is not in a state for that
 │   ├── IllegalMove         a machine's table does not list that move
+│   ├── PreconditionFailed  it has changed since you read it: read it again
 │   └── KeyRefused          an idempotency key is in use, or was used for something else
 ├── AccessRefused           send a credential that may do this
 │   ├── Unauthenticated     the credential is missing, wrong or over
@@ -57,6 +58,7 @@ __all__ = [
     "NotFound",
     "OperationUnready",
     "PenstockError",
+    "PreconditionFailed",
     "RetryLater",
     "RowInvalid",
     "SecretsUnreadable",
@@ -164,6 +166,10 @@ class IllegalMove(Conflict):
         )
         may = f"possible: {', '.join(allowed)}" if allowed else "nothing is, because it is settled"
         super().__init__(f"{subject} is {state}, and {event!r} is not possible in this state; {may}")
+
+
+class PreconditionFailed(Conflict):
+    """The record is not any more as the caller has seen it."""
 
 
 class KeyRefused(Conflict):

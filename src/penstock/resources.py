@@ -24,6 +24,7 @@ from penstock.errors import (
     NoSuchWait,
     NotFound,
     PenstockError,
+    PreconditionFailed,
     RowInvalid,
     SettingsInvalid,
     Throttled,
@@ -93,6 +94,7 @@ PROBLEMS: tuple[tuple[type[PenstockError], int, str, str], ...] = (
     (NoSuchWait, 404, "no-such-wait", "No row can wait for this signal"),
     (NotFound, 404, "not-found", "Not found"),
     (IllegalMove, 409, "illegal-move", "Not possible in the current state"),
+    (PreconditionFailed, 412, "precondition-failed", "It has changed since it was read"),
     (KeyRefused, 409, "idempotency-key-refused", "Not possible in the current state of the idempotency key"),
     (Conflict, 409, "conflict", "Not possible in the current state"),
     (DatabaseUnready, 503, "database-unready", "The database needs an upgrade"),
@@ -175,6 +177,7 @@ def row(found: RowView) -> Document:
         "rowNumber": found.number,
         "rowId": found.row_key,
         "state": found.state,
+        "currentState": found.state,  # the same, as BulkSharp's rows name it
         "currentStep": found.step_name,
         "currentStepIndex": found.step,
         "completedSteps": found.completed_steps,

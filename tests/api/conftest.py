@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
-from parcel_service import CSV, Parcels
+from parcel_service import Parcels
 
 from penstock.access.model import Principal
 from penstock.api import Authenticator, Trusted, create_app
@@ -48,14 +48,3 @@ async def connect(works: Engine) -> AsyncIterator[Connect]:
 def api(connect: Connect) -> httpx.AsyncClient:
     """A client that may do everything."""
     return connect()
-
-
-async def upload(api: httpx.AsyncClient, file: bytes = CSV, **fields: str) -> str:
-    """Create an operation over HTTP; its id."""
-    answer = await api.post(
-        "/api/bulks",
-        files={"file": ("parcels.csv", file, "text/csv")},
-        data={"operationName": "parcels", **fields},
-    )
-    assert answer.status_code == 202, answer.text
-    return str(answer.json()["operationId"])

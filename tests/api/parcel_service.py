@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import httpx
 from pydantic import BaseModel, Field
 
 from penstock import Context, Done, Pipeline, StepFailed, operation, step
 
-__all__ = ["CSV", "DEAR", "Parcel", "Parcels", "Tariff"]
+__all__ = ["CSV", "DEAR", "Parcel", "Parcels", "Tariff", "upload"]
 
 
 class Parcel(BaseModel):
@@ -45,3 +46,14 @@ CSV = b"code,weight,value\nP1,1,10\nP2,heavy,10\nP3,-3,10\nP4,4,20\n"
 
 DEAR = b"code,weight,value\nD1,1,5000\nD2,2,10\nD3,3,7000\n"
 """Rows 1 and 3 wait for approval."""
+
+
+async def upload(api: httpx.AsyncClient, file: bytes = CSV, **fields: str) -> str:
+    """Create an operation over HTTP; its id."""
+    answer = await api.post(
+        "/api/bulks",
+        files={"file": ("parcels.csv", file, "text/csv")},
+        data={"operationName": "parcels", **fields},
+    )
+    assert answer.status_code == 202, answer.text
+    return str(answer.json()["operationId"])

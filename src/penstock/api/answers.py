@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -11,7 +10,7 @@ from fastapi import Request, Response
 
 from penstock.resources import Document
 
-__all__ = ["JsonResponse", "tagged"]
+__all__ = ["JsonResponse", "tag_of", "tagged"]
 
 
 class JsonResponse(Response):
@@ -21,17 +20,23 @@ class JsonResponse(Response):
 
     def render(self, content: Any) -> bytes:
         """The document as bytes."""
-        return msgspec.json.encode(content, enc_hook=str)
+        return _encoded(content)
 
 
-def tagged(request: Request, document: Document, headers: Mapping[str, str] | None = None) -> Response:
+def tag_of(document: Document) -> str:
+    """The ETag of a document: the same as long as nothing in it has changed."""
+    return f'"{hashlib.sha256(_encoded(document)).hexdigest()[:32]}"'
+
+
+def tagged(request: Request, document: Document) -> Response:
     """A document with its ETag; 304 when the caller has it already."""
-    response = JsonResponse(document, headers=headers)
-    tag = f'"{hashlib.sha256(bytes(response.body)).hexdigest()[:32]}"'
-    response.headers["etag"] = tag
-    response.headers["cache-control"] = "private, no-cache"
+    tag = tag_of(document)
+    headers = {"etag": tag, "cache-control": "private, no-cache"}
     known = [part.strip().removeprefix("W/") for part in request.headers.get("if-none-match", "").split(",")]
-    if tag not in known and "*" not in known:
-        return response
-    kept = {name: response.headers[name] for name in ("etag", "cache-control")}
-    return Response(status_code=304, headers=kept)
+    if tag in known or "*" in known:
+        return Response(status_code=304, headers=headers)
+    return JsonResponse(document, headers=headers)
+
+
+def _encoded(content: Any) -> bytes:
+    return msgspec.json.encode(content, enc_hook=str)

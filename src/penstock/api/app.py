@@ -13,6 +13,7 @@ from penstock.api.guard import Authenticator, Closed, identify
 from penstock.api.problems import ProblemsOutside, add_handlers
 from penstock.api.routing import add_routes
 from penstock.api.table import ROUTES
+from penstock.api.watching import Watchers
 from penstock.dashboard.table import ROUTES as PAGES
 from penstock.errors import Unauthenticated
 from penstock.idempotency.middleware import IdempotencyMiddleware
@@ -58,6 +59,7 @@ def create_app(
     )
     app.state.penstock = penstock
     app.state.access = access or Closed()
+    app.state.watchers = Watchers(penstock.operations)
     add_handlers(app)
     add_routes(app, (*ROUTES, *(PAGES if dashboard else ())))
     app.add_middleware(

@@ -10,7 +10,7 @@ from fastapi import Depends, Request, Response
 from fastapi.routing import APIRoute
 
 from penstock.access.model import Principal, Role
-from penstock.errors import Forbidden, NotFound, Unauthenticated
+from penstock.errors import Forbidden, Unauthenticated
 
 if TYPE_CHECKING:
     from penstock.engine import Penstock
@@ -125,14 +125,9 @@ class Caller:
         """The name that the log gets."""
         return self.principal.name
 
-    async def operation(self, given: str) -> str:
-        """The id of an operation that this caller may see; `NotFound` for others, as for those that do not exist."""
-        if self.principal.operations is None and not self.principal.tenant:
-            return given
-        found = await self.penstock.operations.get(given)
-        if not self.principal.may_see(found.name):
-            raise NotFound(f"operation not found: {given}")
-        return found.id
+    def creator(self, given: str | None) -> str:
+        """Whose name an operation gets: the caller's, or as given where callers are anonymous."""
+        return given or self.name if self.name == ANONYMOUS.name else self.name
 
 
 async def _caller(request: Request) -> Caller:

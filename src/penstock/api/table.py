@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
-from penstock.api import callbacks, health, session
+from penstock.api import bulks, callbacks, catalogue, events, files, health, retries, rows, session, signals, system
 from penstock.api.routing import Route
 
 __all__ = ["ROUTES"]
 
-ROUTES: tuple[Route, ...] = (*health.ROUTES, *session.ROUTES, *callbacks.ROUTES)
+ROUTES: tuple[Route, ...] = (
+    *health.ROUTES,
+    *catalogue.ROUTES,
+    *bulks.ROUTES,
+    *rows.ROUTES,
+    *retries.ROUTES,
+    *signals.ROUTES,
+    *callbacks.ROUTES,
+    *files.ROUTES,
+    *events.ROUTES,
+    *system.ROUTES,
+    *session.ROUTES,
+)

@@ -14,12 +14,13 @@ from penstock.blobs.store import FileStore
 from penstock.clock import Clock, Entropy, micros, operation_id
 from penstock.db.connection import Connection
 from penstock.db.database import Database
-from penstock.errors import Forbidden, InvalidInput, NotFound
+from penstock.errors import Conflict, Forbidden, InvalidInput, NotFound
 from penstock.formats import Limits
 from penstock.journal.numbering import number_new
 from penstock.operations import control, intake, purging, retrying
 from penstock.operations.checking import check_file, check_row
 from penstock.operations.editing import edited
+from penstock.operations.exporting import Export, SourceFile, exported
 from penstock.operations.intake import Source
 from penstock.operations.model import (
     ErrorGroup,
@@ -40,6 +41,7 @@ from penstock.operations.rows.lifespans import Lifespans
 from penstock.operations.rows.stored_metadata import load_metadata
 from penstock.operations.views import error_views, operation_views, row_views
 from penstock.operations.views.chunk_view import RowLayout, verdict_codes
+from penstock.operations.views.operation_views import OperationFilter
 from penstock.operations.visibility import EVERYTHING, Visible
 from penstock.operations.worker.background import LONG_DEAD_S
 from penstock.operations.worker_records import remove_dead_workers
@@ -48,6 +50,7 @@ from penstock.settings import Settings
 
 __all__ = ["Operations"]
 
+EXPORT_ROWS = 500  # that are in memory at once
 DRAIN_S = 1.0  # how long a cancel helps to drain before it answers
 
 
@@ -135,26 +138,34 @@ class Operations:
         sort: str = "created_at",
         descending: bool = True,
         cursor: str | None = None,
+        offset: int = 0,
         limit: int = 20,
     ) -> Page[Operation]:
         """Operations that match, newest first unless told otherwise."""
+        filters = OperationFilter(name, status, created_by, created_from, created_to, self._visible)
         async with self._db.read() as tx:
             return await operation_views.list_operations(
-                tx,
-                name=name,
-                status=status,
-                created_by=created_by,
-                created_from=created_from,
-                created_to=created_to,
-                sort=sort,
-                descending=descending,
-                cursor=cursor,
-                limit=self._page(limit),
-                visible=self._visible,
+                tx, filters, sort=sort, descending=descending, cursor=cursor, offset=offset, limit=self._page(limit)
             )
 
-    async def events(self, operation: str | None = None, *, since: int = 0, limit: int = 100) -> builtins.list[Event]:
-        """Moves of one operation, or of all, behind the one numbered `since`.
+    async def count(
+        self,
+        *,
+        name: str | None = None,
+        status: Iterable[str] | None = None,
+        created_by: str | None = None,
+        created_from: datetime | None = None,
+        created_to: datetime | None = None,
+    ) -> int:
+        """How many operations match."""
+        filters = OperationFilter(name, status, created_by, created_from, created_to, self._visible)
+        async with self._db.read() as tx:
+            return await operation_views.count_operations(tx, filters)
+
+    async def events(
+        self, operation: str | None = None, *, since: int | None = 0, limit: int = 100
+    ) -> builtins.list[Event]:
+        """Moves of one operation, or of all, behind the one numbered `since`; the newest where that is None.
 
         Go on with the last number you saw: no move is missed, however late it was committed. Numbers rise, with gaps.
         """
@@ -163,6 +174,16 @@ class Operations:
             return await operation_views.events(
                 tx, operation=operation, since=since, limit=limit, visible=self._visible
             )
+
+    async def events_page(
+        self, operation: str | None = None, *, cursor: str | None = None, limit: int = 100
+    ) -> Page[Event]:
+        """The same as part of a list, oldest first."""
+        if cursor is not None and not (cursor.isascii() and cursor.isdigit()):
+            raise InvalidInput(f"{cursor!r} is not a cursor of this list")
+        limit = self._page(limit)
+        found = await self.events(operation, since=int(cursor or 0), limit=limit + 1)
+        return Page(found[:limit], str(found[limit - 1].sequence) if len(found) > limit else None)
 
     async def wait(self, operation: str, *, every_s: float = 0.25) -> Operation:
         """Watch until the operation is settled; somebody else does the work."""
@@ -261,6 +282,58 @@ class Operations:
             layout = await self._layout(tx, operation)
             index = None if step is None else layout.step_index(step)
             return await error_views.history_of(tx, layout, row=row, step=index, cursor=cursor, limit=limit)
+
+    # --- files
+
+    async def source_file(self, operation: str) -> SourceFile:
+        """The file as it was uploaded; close its stream."""
+        async with self._db.read() as tx:
+            key = await operation_views.file_key(tx, operation, self._visible)
+            found = await operation_views.get(tx, operation, self._visible)
+        stream = await asyncio.to_thread(self._files.open, key)
+        return SourceFile(found.file_name, found.file_bytes, found.file_sha256, stream)
+
+    async def export(
+        self,
+        operation: str,
+        *,
+        mode: str = "report",
+        format: str = "csv",
+        state: str | Sequence[str] | None = None,
+        error_type: str | None = None,
+        step: int | str | None = None,
+        neutral: bool = True,
+    ) -> Export:
+        """Rows as a file: a `report` with their states and errors, or their `data` alone; csv, jsonl or json.
+
+        In CSV, what a spreadsheet would take for a formula begins with an apostrophe, unless not `neutral`. Rows that
+        change meanwhile are shown as they are when they are read.
+        """
+        async with self._db.read() as tx:
+            layout = await self._layout(tx, operation)
+        if mode == "data" and not layout.tracks_rows:
+            raise Conflict(f"operation {layout.id} does not keep its rows' data (track_row_data)")
+        known = self._definitions.get(layout.name.casefold())
+        columns = layout.columns or (known.row.names if known else None)
+
+        async def page(cursor: str | None) -> Page[RowView]:
+            return await self.rows(
+                layout.id,
+                state=state,
+                error_type=error_type,
+                step=step,
+                data=True,
+                cursor=cursor,
+                limit=EXPORT_ROWS,
+            )
+
+        verdict_codes(state or ())
+        if step is not None:
+            layout.step_index(step)
+        if error_type is not None:
+            error_views.error_type_named(error_type)
+        name = f"operation-{layout.id}-{mode}"
+        return exported(name, page, columns, mode=mode, format=format, neutral=neutral)
 
     # --- control
 
@@ -388,13 +461,16 @@ class Operations:
         self,
         operation: object,
         *,
-        file: Source,
+        file: Source | None,
         metadata: Any = None,
         file_name: str | None = None,
         options: Mapping[str, Any] | None = None,
         limit_errors: int = 100,
     ) -> FileCheck:
-        """A dry run: check metadata, file and every row, and store nothing. Bad content is reported, not raised."""
+        """A dry run: check metadata, file and every row, and store nothing. Bad content is reported, not raised.
+
+        Without a file, the metadata alone is checked.
+        """
         definition = self.definition(operation)
         deployed = self._settings.operations.get(definition.name, {})
         return await check_file(

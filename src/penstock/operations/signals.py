@@ -15,6 +15,7 @@ from penstock.clock import Clock, Entropy, from_micros, operation_id
 from penstock.db.connection import Connection
 from penstock.db.database import Database
 from penstock.errors import InvalidInput, NoSuchWait, NotFound
+from penstock.listing import Page
 from penstock.operations.inbox.addressing import is_row_number, subject_of, unscope
 from penstock.operations.inbox.matching import has_signal
 from penstock.operations.inbox.signal_batching import PendingSignal, Receipt, SignalBatcher, about_to_be_taken
@@ -198,6 +199,22 @@ class Signals:
                 )
                 for r in await tx.execute(query)
             ]
+
+    async def waiting_page(
+        self, operation: str | None = None, *, key: str | None = None, cursor: str | None = None, limit: int = 100
+    ) -> Page[Wait]:
+        """The same as part of a list."""
+        found = await self.waiting(operation, key=key, after=cursor or 0, limit=limit + 1)
+        shown = found[:limit]
+        if len(found) <= limit:
+            return Page(shown)
+        return Page(shown, shown[-1].cursor if operation is None else str(shown[-1].row))
+
+    async def unclaimed_page(self, operation: str, *, cursor: str | None = None, limit: int = 100) -> Page[Unclaimed]:
+        """The signals that no row has taken as part of a list."""
+        found = await self.unclaimed(operation, after=cursor, limit=limit + 1)
+        shown = found[:limit]
+        return Page(shown, shown[-1].id if len(found) > limit else None)
 
     async def unclaimed(self, operation: str, *, after: str | None = None, limit: int = 100) -> Sequence[Unclaimed]:
         """Stored signals of an operation that no row has taken or, waiting now, will take; oldest first.
