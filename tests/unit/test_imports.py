@@ -44,7 +44,7 @@ ROOT_LEVEL = LEVEL["engine"]
 OPERATIONS: tuple[tuple[str, ...], ...] = (
     ("states", "messages", "counts", "row_keys", "thresholds"),
     ("model", "tables"),
-    ("visibility",),
+    ("visibility", "auditing"),
     ("moves", "operation_ids", "worker_records"),
     ("chunk",),
     ("rows",),
@@ -63,6 +63,7 @@ OPERATIONS: tuple[tuple[str, ...], ...] = (
 LEVEL_IN_OPERATIONS = {part: level for level, line in enumerate(OPERATIONS) for part in line}
 
 PURE = (
+    "access.chain",
     "access.model",
     "machine",
     "errors",
