@@ -10,6 +10,7 @@ from penstock import resources
 from penstock.api.answers import JsonResponse
 from penstock.api.described import problems
 from penstock.api.guard import Ask
+from penstock.api.openapi import describe
 from penstock.api.routing import RouteTable
 from penstock.api.schemas import DiagnosisShape
 from penstock.machines import built_in, machine_named
@@ -51,10 +52,10 @@ async def verify(
 @ROUTES.get("/openapi.json", role="read", include_in_schema=False)
 async def get_openapi(request: Request) -> Response:
     """This API as OpenAPI describes it."""
-    return JsonResponse(request.app.openapi())
+    return JsonResponse(describe(request.app, request.scope.get("root_path", "")))
 
 
 @ROUTES.get("/openapi/v1.json", role="read", include_in_schema=False)
 async def get_openapi_v1(request: Request) -> Response:
     """The same, where BulkSharp has it."""
-    return JsonResponse(request.app.openapi())
+    return JsonResponse(describe(request.app, request.scope.get("root_path", "")))

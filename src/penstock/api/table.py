@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
-from penstock.api import bulks, catalogue, events, files, health, retries, rows, session, signals, system
+from penstock.api import (
+    bulks,
+    catalogue,
+    deliveries,
+    events,
+    files,
+    health,
+    idempotency_keys,
+    lifecycles,
+    retries,
+    rows,
+    session,
+    signals,
+    system,
+)
 from penstock.api.routing import Route
 
 __all__ = ["ROUTES"]
@@ -16,6 +30,9 @@ ROUTES: tuple[Route, ...] = (
     *signals.ROUTES,
     *files.ROUTES,
     *events.ROUTES,
+    *lifecycles.ROUTES,
+    *deliveries.ROUTES,
+    *idempotency_keys.ROUTES,
     *system.ROUTES,
     *session.ROUTES,
 )
