@@ -11,6 +11,7 @@ from copy import copy
 from types import MappingProxyType
 from typing import Any
 
+from penstock.access.audit import Audit
 from penstock.access.keys import ApiKeys
 from penstock.access.model import Principal
 from penstock.blobs.store import FileStore
@@ -81,11 +82,20 @@ class Penstock:
             hint=self.hint,
         )
         self.idempotency = Idempotency(SqlStore(db), entropy=entropy)
-        self.signals = Signals(db, definitions, clock=clock, entropy=entropy, actor=actor, hint=self.hint)
+        self.signals = Signals(
+            db,
+            definitions,
+            clock=clock,
+            entropy=entropy,
+            actor=actor,
+            hint=self.hint,
+            secret_keys=settings.secret_keys,
+        )
         self.lifecycles = Lifecycles(
             Scope(db, clock=clock, entropy=entropy, actor=actor, guards=guards, page_max=settings.page_max)
         )
         self.deliveries = self.lifecycles.deliveries
+        self.audit = Audit(db, page_max=settings.page_max)
         self.keys = ApiKeys(db, clock=clock, entropy=entropy, actor=actor)
 
     @classmethod
@@ -189,6 +199,7 @@ class Penstock:
         scoped.signals = self.signals.seen_by(visible, actor=principal.name)
         scoped.lifecycles = self.lifecycles.tenant(principal.tenant)
         scoped.deliveries = scoped.lifecycles.deliveries
+        scoped.audit = self.audit.seen_by(principal.tenant)
         scoped.definitions = {key: found for key, found in self.definitions.items() if visible.includes(key)}
         return scoped
 

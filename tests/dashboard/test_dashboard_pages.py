@@ -311,7 +311,7 @@ async def test_people_log_in_with_a_key_and_come_where_they_wanted_to(works: Eng
         assert sent.headers["location"] == "/dashboard/login?then=%2Fdashboard%2Fwaits%3Fkey%3Da"
         assert (await client.get(sent.headers["location"])).status_code == 200
         wrong = await client.post("/dashboard/login", data={"key": "pk_no", "then": "/dashboard/waits"})
-        assert (wrong.status_code, "wrong, expired or revoked" in wrong.text) == (401, True)
+        assert (wrong.status_code, "wrong, expired or revoked" in wrong.text) == (422, True)
         done = await client.post("/dashboard/login", data={"key": key, "then": "//evil.test"})
         assert done.headers["location"] == "/dashboard"
         assert "ben" in (await client.get("/dashboard")).text

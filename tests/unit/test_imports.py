@@ -44,7 +44,7 @@ ROOT_LEVEL = LEVEL["engine"]
 OPERATIONS: tuple[tuple[str, ...], ...] = (
     ("states", "messages", "counts", "row_keys", "thresholds"),
     ("model", "tables"),
-    ("pace", "visibility"),
+    ("pace", "visibility", "auditing"),
     ("moves", "operation_ids", "worker_records"),
     ("chunk",),
     ("rows",),
@@ -55,13 +55,15 @@ OPERATIONS: tuple[tuple[str, ...], ...] = (
     ("views",),
     ("proof",),
     ("worker",),
-    ("intake", "control", "editing", "exporting", "retrying", "signals"),
+    ("intake", "control", "editing", "exporting", "retrying", "signal_urls"),
+    ("signals",),
     ("checking",),
     ("service",),
 )
 LEVEL_IN_OPERATIONS = {part: level for level, line in enumerate(OPERATIONS) for part in line}
 
 PURE = (
+    "access.chain",
     "access.model",
     "machine",
     "errors",

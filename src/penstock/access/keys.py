@@ -10,6 +10,7 @@ from typing import Any
 from sqlalchemy import Select, Update, bindparam, insert, select, update
 
 from penstock.access import key_text
+from penstock.access.audit import Act, record
 from penstock.access.model import ApiKey, Principal, require_grant
 from penstock.access.tables import api_keys
 from penstock.clock import Clock, Entropy, from_micros
@@ -64,6 +65,8 @@ class ApiKeys:
             now_us = int((await tx.execute(select(self._db.now()))).scalar_one())
             ends = None if lasts is None else now_us + round(lasts.total_seconds() * MICROS)
             await tx.execute(insert(api_keys).values(**columns, created_at=now_us, expires_at=ends))
+            details = {"name": name, "role": role, "operations": columns["operations"], "expiresAt": ends}
+            await record(self._db, tx, Act(tenant, actor or self._actor, "key.create", id, details))
 
         try:
             await self._db.transaction(work, "api_key_create")
@@ -108,6 +111,9 @@ class ApiKeys:
                 .where(api_keys.c.id == given, api_keys.c.revoked_at.is_(None), *mine)
                 .values(revoked_at=self._db.now(), revoked_by=actor or self._actor)
             )
+            if done.rowcount == 1:
+                of = (await tx.execute(select(api_keys.c.tenant).where(api_keys.c.id == given))).scalar_one()
+                await record(self._db, tx, Act(of, actor or self._actor, "key.revoke", given))
             return done.rowcount == 1
 
         while True:

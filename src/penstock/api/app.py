@@ -10,6 +10,7 @@ from fastapi import FastAPI, Request
 
 from penstock.api.browser import BrowserRules
 from penstock.api.guard import Authenticator, Closed, identify
+from penstock.api.limits import BodyLimit, upload_bytes_max
 from penstock.api.problems import ProblemsOutside, add_handlers
 from penstock.api.routing import add_routes
 from penstock.api.table import ROUTES
@@ -18,7 +19,7 @@ from penstock.dashboard.failures import add_page_handlers
 from penstock.dashboard.table import ROUTES as PAGES
 from penstock.errors import Unauthenticated
 from penstock.idempotency.middleware import IdempotencyMiddleware
-from penstock.idempotency.routes import Scope, for_methods
+from penstock.idempotency.routes import Rule, Scope
 
 if TYPE_CHECKING:
     from penstock.engine import Penstock
@@ -65,12 +66,30 @@ def create_app(
     if dashboard:
         add_page_handlers(app)
     add_routes(app, (*ROUTES, *(PAGES if dashboard else ())))
+    app.add_middleware(BodyLimit, settings=penstock.settings)
     app.add_middleware(
-        IdempotencyMiddleware, keys=penstock.idempotency, caller=_caller, rules=for_methods("POST", "PATCH")
+        IdempotencyMiddleware,
+        keys=penstock.idempotency,
+        caller=_caller,
+        rules=_rule_for,
+        body_bytes_max=upload_bytes_max(penstock.settings),
     )
     app.add_middleware(ProblemsOutside)
     app.add_middleware(BrowserRules, public_url=penstock.settings.public_url, hosts=hosts)
     return app
+
+
+# What is asked for twice is done once by the engine itself: after a request was cut off, it may be sent again.
+_REPEATABLE = Rule(may_run_again=True)
+_ONCE = Rule()
+
+
+def _rule_for(scope: Scope) -> Rule | None:
+    """Every POST and PATCH may have a key. Of those that were cut off, a new operation or edit may be there or not."""
+    if scope["method"] not in ("POST", "PATCH"):
+        return None
+    path = scope["path"].removeprefix(scope.get("root_path", ""))
+    return _REPEATABLE if path.endswith(("/cancel", "/pause", "/resume", "/validate")) else _ONCE
 
 
 async def _caller(scope: Scope) -> Sequence[str]:

@@ -26,10 +26,16 @@ __all__ = [
     "Trusted",
     "guarded",
     "identify",
+    "may",
 ]
 
-Needs = Literal["public"] | Role
-"""The role that a route needs; `public` routes need no credential."""
+Above = Literal["tenant", "system"]
+Needs = Literal["public"] | Role | Above
+"""The role that a route needs; `public` routes need no credential.
+
+`tenant` is for what concerns a tenant as a whole, `system` for what concerns all of them: they need an admin who is not
+bound to some operations, and for `system` not to a tenant.
+"""
 
 _SCOPE_KEY = "penstock.principal"
 
@@ -89,11 +95,35 @@ class GuardedRoute(APIRoute):
         return guard_first
 
 
-def _require(principal: Principal | None, role: Role) -> None:
+_ROLE_FOR: dict[Role | Above, Role] = {
+    "read": "read",
+    "operate": "operate",
+    "admin": "admin",
+    "tenant": "admin",
+    "system": "admin",
+}
+
+
+def _require(principal: Principal | None, needs: Role | Above) -> None:
+    role = _ROLE_FOR[needs]
     if principal is None:
         raise Unauthenticated("send a credential: Authorization: Bearer, followed by a key or token")
     if not principal.has_role(role):
         raise Forbidden(f"{principal.name!r} has not the role {role!r}, which this needs")
+    if needs in ("tenant", "system") and principal.operations is not None:
+        raise Forbidden(f"{principal.name!r} is bound to some operations, and this is about all")
+    if needs == "system" and principal.tenant:
+        raise Forbidden(f"{principal.name!r} is bound to a tenant, and this is about all")
+
+
+def may(principal: Principal, needs: Needs) -> bool:
+    """Whether this principal may use routes that need this."""
+    try:
+        if needs != "public":
+            _require(principal, needs)
+    except Forbidden:
+        return False
+    return True
 
 
 def _of(role: Needs) -> type[GuardedRoute]:
@@ -105,6 +135,8 @@ _ROUTES: dict[Needs, type[GuardedRoute]] = {
     "read": _of("read"),
     "operate": _of("operate"),
     "admin": _of("admin"),
+    "tenant": _of("tenant"),
+    "system": _of("system"),
 }
 
 

@@ -21,7 +21,13 @@ log = logging.getLogger("penstock.api")
 
 MEDIA_TYPE = "application/problem+json"
 RETRY_S = 2
-CODES = {404: "not-found", 405: "method-not-allowed", 400: "bad-request", 415: "unsupported-media-type"}
+CODES = {
+    404: "not-found",
+    405: "method-not-allowed",
+    400: "bad-request",
+    413: "too-large",
+    415: "unsupported-media-type",
+}
 
 
 def answer(error: PenstockError) -> Response:

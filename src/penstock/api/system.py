@@ -10,6 +10,7 @@ from penstock import resources
 from penstock.api.answers import JsonResponse
 from penstock.api.described import problems
 from penstock.api.guard import Ask
+from penstock.api.openapi import describe
 from penstock.api.routing import RouteTable
 from penstock.api.schemas import DiagnosisShape
 from penstock.machines import built_in, machine_named
@@ -31,7 +32,7 @@ async def get_machine(name: str) -> Response:
     return JsonResponse(machine_named(name).to_json())
 
 
-@ROUTES.get("/api/doctor", role="admin", response_model=DiagnosisShape, responses=problems())
+@ROUTES.get("/api/doctor", role="system", response_model=DiagnosisShape, responses=problems())
 async def get_diagnosis(ask: Ask) -> Response:
     """Checks of the database, workers, open operations and file storage, with what to do."""
     return JsonResponse(resources.diagnosis(await ask.penstock.diagnose()))
@@ -51,10 +52,10 @@ async def verify(
 @ROUTES.get("/openapi.json", role="read", include_in_schema=False)
 async def get_openapi(request: Request) -> Response:
     """This API as OpenAPI describes it."""
-    return JsonResponse(request.app.openapi())
+    return JsonResponse(describe(request.app, request.scope.get("root_path", "")))
 
 
 @ROUTES.get("/openapi/v1.json", role="read", include_in_schema=False)
 async def get_openapi_v1(request: Request) -> Response:
     """The same, where BulkSharp has it."""
-    return JsonResponse(request.app.openapi())
+    return JsonResponse(describe(request.app, request.scope.get("root_path", "")))

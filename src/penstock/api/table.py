@@ -2,7 +2,24 @@
 
 from __future__ import annotations
 
-from penstock.api import bulks, catalogue, events, files, health, retries, rows, session, signals, system
+from penstock.api import (
+    audit,
+    bulks,
+    callbacks,
+    catalogue,
+    deliveries,
+    events,
+    files,
+    health,
+    idempotency_keys,
+    keys,
+    lifecycles,
+    retries,
+    rows,
+    session,
+    signals,
+    system,
+)
 from penstock.api.routing import Route
 
 __all__ = ["ROUTES"]
@@ -14,8 +31,14 @@ ROUTES: tuple[Route, ...] = (
     *rows.ROUTES,
     *retries.ROUTES,
     *signals.ROUTES,
+    *callbacks.ROUTES,
     *files.ROUTES,
     *events.ROUTES,
+    *lifecycles.ROUTES,
+    *deliveries.ROUTES,
+    *idempotency_keys.ROUTES,
+    *keys.ROUTES,
+    *audit.ROUTES,
     *system.ROUTES,
     *session.ROUTES,
 )

@@ -32,7 +32,7 @@ async def login(request: Request, ask: Ask) -> Response:
     try:
         _, cookie = await credentials_of(request).log_in(request, text_of(form, "key") or "")
     except (Unauthenticated, Throttled) as error:
-        return page(request, ask, "login.html", status=401, then=then, wrong=str(error))
+        return page(request, ask, "login.html", status=422, then=then, wrong=str(error))
     root = request.scope.get("root_path", "")
     return RedirectResponse(f"{root}{then}", status_code=303, headers={"set-cookie": cookie})
 

@@ -15,7 +15,7 @@ from markupsafe import Markup
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from penstock.api.credentials import Credentials
-from penstock.api.guard import Caller
+from penstock.api.guard import Caller, Needs, may
 from penstock.dashboard import asset_files, charts, words
 from penstock.errors import Fault, InvalidInput, PenstockError
 from penstock.resources import problem
@@ -26,14 +26,14 @@ NOTICE = "penstock_notice"
 NOTICE_CHARS_MAX = 1500
 
 # What the menu shows: the name of a page's route, its title, and the role that is needed to see it.
-NAV = (
+NAV: tuple[tuple[str, str, Needs], ...] = (
     ("operations_page", "Operations", "read"),
     ("upload_page", "Upload", "operate"),
     ("waits_page", "Waits", "read"),
     ("lifecycles_page", "Lifecycles", "read"),
     ("blobs_page", "Blobs", "read"),
     ("deliveries_page", "Deliveries", "read"),
-    ("system_page", "System", "admin"),
+    ("system_page", "System", "system"),
     ("machines_page", "Machines", "read"),
 )
 
@@ -48,7 +48,7 @@ def _environment() -> Environment:
     )
     made.filters |= words.FILTERS
     made.globals |= {"bar": charts.bar, "percent": words.percent, "span": words.span}
-    made.globals |= {"NAV": NAV, "VERSION": asset_files.VERSION}
+    made.globals |= {"VERSION": asset_files.VERSION}
     return made
 
 
@@ -72,6 +72,7 @@ def page(request: Request, ask: Caller, template: str, *, status: int = 200, **v
             request=request,
             ask=ask,
             url=_addresses(request),
+            menu=[(name, title) for name, title, needs in NAV if may(ask.principal, needs)],
             notice=notice,
             has_login=has_login(request),
             **values,

@@ -17,7 +17,7 @@ ROUTES = RouteTable("dashboard")
 TROUBLE = ("Failed", "TimedOut", "Rejected", "Indeterminate")
 
 
-@ROUTES.get("/dashboard/system", role="admin", include_in_schema=False)
+@ROUTES.get("/dashboard/system", role="system", include_in_schema=False)
 async def system_page(request: Request, ask: Ask) -> Response:
     """Whether all is well, and who works on what."""
     penstock = ask.penstock

@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 import msgspec
 from sqlalchemy import insert
 
+from penstock.access.audit import Act, record
 from penstock.blobs.store import FileStore, Stored
 from penstock.clock import Clock, Entropy, operation_id
 from penstock.db.connection import Connection
@@ -152,6 +153,9 @@ def _insertion(
             actor=created_by,
         )
         await db.ring(tx)
+        details = {"name": definition.name, "fileName": columns["file_name"], "sha256": stored.sha256}
+        act = Act(columns["tenant"] or "", created_by, "operation.create", new_id, details)
+        await record(db, tx, act)
         return new_id
 
     return insert_operation

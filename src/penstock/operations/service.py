@@ -10,6 +10,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
+from penstock.access.audit import Audit
 from penstock.blobs.store import FileStore
 from penstock.clock import Clock, Entropy, micros, operation_id
 from penstock.db.connection import Connection
@@ -23,6 +24,7 @@ from penstock.operations.editing import edited
 from penstock.operations.exporting import Export, SourceFile, exported
 from penstock.operations.intake import Source
 from penstock.operations.model import (
+    Difference,
     ErrorGroup,
     Event,
     FileCheck,
@@ -517,7 +519,12 @@ class Operations:
 
         Work may go on meanwhile. `deep` also reads the stored files.
         """
-        return await verify(self._db, self._files, operation, deep=deep, visible=self._visible)
+        found = await verify(self._db, self._files, operation, deep=deep, visible=self._visible)
+        if operation is not None:
+            return found
+        audit = Audit(self._db, tenant=self._visible.tenant, page_max=self._settings.page_max)
+        wrong = [Difference("audit_chain", fault, None, None, None) async for fault in audit.faults()]
+        return replace(found, differences=(*found.differences, *wrong))
 
     def _page(self, limit: int) -> int:
         if limit < 1:
