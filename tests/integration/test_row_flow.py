@@ -54,7 +54,7 @@ async def test_every_row_is_counted_where_it_stands(database_url: str, tmp_path:
         assert [step.here for step in flow.steps] == [1, 1, 2, 0]
         throughput = await e.operations.throughput(made.id, spans=4)
         assert throughput is not None
-        assert (sum(throughput.rows), len(throughput.rows), throughput.is_sample) == (2, 4, False)
+        assert (sum(throughput.rows), throughput.is_sample) == (2, False)
         with pytest.raises(InvalidInput, match="at least 1"):
             await e.operations.throughput(made.id, spans=0)
 

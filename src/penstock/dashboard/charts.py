@@ -81,7 +81,7 @@ def _bands(flow: Flow) -> Iterator[Markup]:
         for name, _, tone in _STUCK:
             rows = getattr(step, name)
             if rows:
-                tall = rows / flow.rows * BAND
+                tall = rows / max(1, flow.rows) * BAND
                 yield Markup('<rect class="fill-{}" x="{:.1f}" y="{:.2f}" width="6" height="{:.2f}"/>').format(
                     tone, x + COLUMN - 6, y, max(tall, 1.5)
                 )

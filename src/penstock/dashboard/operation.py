@@ -29,7 +29,7 @@ ROUTES = RouteTable("dashboard")
 ROWS = 25
 GROUPS = 12
 EVENTS = 200
-PICTURES_S = 4.0  # how old the pictures may be: they cost more than the counters
+THROUGHPUT_S = 4.0  # how old its picture may be: chunks are read for it
 RETRYABLE = OPERATION.sources("retry_requested")
 
 
@@ -100,19 +100,15 @@ async def _values(request: Request, ask: Caller, id: str, scene: Scene | None = 
     look = Look.at(op)
     scene.pace.note(look, ask.penstock.clock.monotonic())
 
-    async def flow() -> str:
-        return flow_picture(await service.flow(id))
-
     async def throughput() -> str:
         found = await service.throughput(id)
         return "" if found is None or sum(found.rows) < 2 else throughput_picture(found)
 
-    keep_s = 0.0 if op.is_settled else PICTURES_S
     return {
         "op": op,
         "phases": _phases(op, await service.events(id, limit=EVENTS), scene),
-        "flow": await scene.keep("flow", keep_s, flow),
-        "throughput": await scene.keep("throughput", keep_s, throughput),
+        "flow": flow_picture(await service.flow(id)),
+        "throughput": await scene.keep("throughput", 0.0 if op.is_settled else THROUGHPUT_S, throughput),
         "groups": await service.error_groups(id, limit=GROUPS) if op.failed_rows else [],
         "actions": actions(op),
     }

@@ -48,41 +48,64 @@ class Moment:
 
 
 _WAS = {"edited": "Corrected", "retried": "Retried", "owner_lost": "Lost with its worker", "postponed": "Put off"}
+_BEGINS = ("edited", "retried")  # a generation
 
 
 def story(row: RowView, history: Sequence[HistoryEntry]) -> list[Moment]:
-    """Everything that happened to a row: its earlier attempts, then the steps of its present generation."""
-    told: list[Moment] = []
+    """Everything that happened to a row, generation by generation: what began it, then its steps with every attempt.
+
+    A step that was done in an earlier generation is told there.
+    """
+    told: list[tuple[tuple[int, bool, int, int], Moment]] = []
+    begun: dict[int, datetime] = {}
     for entry in history:
+        begins = entry.event in _BEGINS
         if entry.error_type or entry.message:
-            told.append(
-                Moment(
-                    entry.generation,
-                    entry.step_name,
-                    "Failed",
-                    entry.attempt,
-                    entry.at,
-                    error_type=entry.error_type,
-                    message=entry.message,
-                )
-            )
-        if entry.actor is not None or entry.event in _WAS:
-            told.append(
-                Moment(
-                    entry.generation + (entry.event in ("edited", "retried")),
-                    entry.step_name,
-                    _WAS.get(entry.event, entry.event),
-                    at=entry.asked_at or entry.at,
-                    actor=entry.actor,
-                    changes=entry.changes,
-                )
-            )
-    return told + [_now(row, step) for step in row.steps]
+            told.append(((entry.generation, True, entry.step, entry.attempt), _earlier(entry)))
+        if begins or (entry.event in _WAS and not entry.message):
+            generation = entry.generation + begins
+            begun[generation] = entry.asked_at or entry.at
+            told.append(((generation, not begins, entry.step, entry.attempt), _turn(entry, generation)))
+    for step in row.steps:
+        generation = _generation_of(row, step, begun)
+        told.append(((generation, True, step.index, step.attempt), _now(row, step, generation)))
+    return [moment for _, moment in sorted(told, key=lambda each: each[0])]
 
 
-def _now(row: RowView, step: StepView) -> Moment:
+def _generation_of(row: RowView, step: StepView, begun: Mapping[int, datetime]) -> int:
+    """In which generation a step came to its present state: the last that had begun by then."""
+    if step.index == row.step:
+        return row.generation
+    at = step.started_at or step.ended_at
+    return max((generation for generation, since in begun.items() if at is not None and since <= at), default=0)
+
+
+def _earlier(entry: HistoryEntry) -> Moment:
     return Moment(
-        row.generation,
+        entry.generation,
+        entry.step_name,
+        "Invalid" if entry.error_type == "Validation" else "Failed",
+        entry.attempt,
+        entry.at,
+        error_type=entry.error_type,
+        message=entry.message,
+    )
+
+
+def _turn(entry: HistoryEntry, generation: int) -> Moment:
+    return Moment(
+        generation,
+        entry.step_name,
+        _WAS[entry.event],
+        at=entry.asked_at or entry.at,
+        actor=entry.actor,
+        changes=entry.changes,
+    )
+
+
+def _now(row: RowView, step: StepView, generation: int) -> Moment:
+    return Moment(
+        generation,
         step.name,
         "Invalid" if step.index == -1 and row.state == "Invalid" else step.state,
         step.attempt,

@@ -283,7 +283,7 @@ class Operations:
             return await flow_views.flow(tx, await self._layout(tx, operation))
 
     async def throughput(self, operation: str, *, spans: int = 60) -> Throughput | None:
-        """How many rows ended in each of `spans` equal parts of the time so far; None before the first one ended."""
+        """How many rows ended in each of at most `spans` equal parts of the time; None before the first one ended."""
         async with self._db.read() as tx:
             return await flow_views.throughput(tx, await self._layout(tx, operation), spans=spans)
 

@@ -24,6 +24,7 @@ from penstock.operations.views.chunk_view import RowLayout
 __all__ = ["flow", "throughput"]
 
 CHUNKS_OPENED_MAX = 32
+SPAN_US_MIN = 250_000  # rows end in bursts: shorter spans would show these, and not how fast it goes
 _RECORDED = {"Failed": "failed", "TimedOut": "timed_out", "WaitingForCompletion": "waiting"}
 _IN_LEDGER = {PENDING: "pending", RUNNING: "running", CANCELLED: "cancelled"}
 AnyRow = Row[*tuple[Any, ...]]
@@ -87,7 +88,7 @@ def _in_ledgers(ledgers: Sequence[Ledger]) -> Places:
 
 
 async def throughput(tx: Connection, layout: RowLayout, *, spans: int) -> Throughput | None:
-    """How many rows ended in each of so many parts of the time from the first to the last."""
+    """How many rows ended in each of several parts of the time from the first to the last, no shorter than a moment."""
     if spans < 1:
         raise InvalidInput(f"spans is {spans}; time has at least 1 part")
     has_ended = chunks.c.succeeded + chunks.c.failed + chunks.c.timed_out > 0
@@ -98,7 +99,8 @@ async def throughput(tx: Connection, layout: RowLayout, *, spans: int) -> Throug
     ends = await asyncio.to_thread(lambda: sorted(end for ledger in ledgers for end in _ends(ledger)))
     if not ends:
         return None
-    first, width = ends[0], max(1, ends[-1] - ends[0] + 1)
+    first, width = ends[0], ends[-1] - ends[0] + 1
+    spans = min(spans, max(1, width // SPAN_US_MIN))
     share = len(found) / len(opened)
     counts = Counter((end - first) * spans // width for end in ends)
     rows = tuple(round(counts[span] * share) for span in range(spans))
