@@ -16,6 +16,7 @@ from penstock.api.routing import add_routes
 from penstock.api.table import ROUTES
 from penstock.api.watching import Watchers
 from penstock.dashboard.failures import add_page_handlers
+from penstock.dashboard.live import Live
 from penstock.dashboard.table import ROUTES as PAGES
 from penstock.errors import Unauthenticated
 from penstock.idempotency.middleware import IdempotencyMiddleware
@@ -62,6 +63,7 @@ def create_app(
     app.state.penstock = penstock
     app.state.access = access or Closed()
     app.state.watchers = Watchers(penstock.operations)
+    app.state.live = Live(penstock.clock)
     add_handlers(app)
     if dashboard:
         add_page_handlers(app)

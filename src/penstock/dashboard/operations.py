@@ -26,10 +26,7 @@ GROUPS = {"active": ACTIVE, "troubled": ("CompletedWithErrors", "Failed")}
 
 def live_of(request: Request) -> Live:
     """The scenes of this application."""
-    state = request.app.state
-    if not hasattr(state, "live"):
-        state.live = Live(state.penstock.clock)
-    found: Live = state.live
+    found: Live = request.app.state.live
     return found
 
 
