@@ -46,6 +46,7 @@ OPERATIONS: tuple[tuple[str, ...], ...] = (
     ("model", "tables"),
     ("visibility", "auditing"),
     ("moves", "operation_ids", "worker_records"),
+    ("quotas",),
     ("chunk",),
     ("rows",),
     ("inbox",),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from fastapi import FastAPI, Request
 
+from penstock.access.rates import TokenBuckets
 from penstock.api.browser import BrowserRules
 from penstock.api.guard import Authenticator, Closed, identify
 from penstock.api.limits import BodyLimit, upload_bytes_max
@@ -60,6 +61,8 @@ def create_app(
     )
     app.state.penstock = penstock
     app.state.access = access or Closed()
+    settings = penstock.settings
+    app.state.rates = TokenBuckets(per_s=settings.rate_per_s, burst=settings.rate_burst, clock=penstock.clock)
     app.state.watchers = Watchers(penstock.operations)
     add_handlers(app)
     add_routes(app, (*ROUTES, *(PAGES if dashboard else ())))

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from math import ceil
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol
 
 from fastapi import Depends, Request, Response
 from fastapi.routing import APIRoute
 
 from penstock.access.model import Principal, Role
-from penstock.errors import Forbidden, Unauthenticated
+from penstock.errors import Forbidden, Throttled, Unauthenticated
 
 if TYPE_CHECKING:
+    from penstock.access.rates import TokenBuckets
     from penstock.engine import Penstock
 
 __all__ = [
@@ -72,9 +74,20 @@ async def identify(request: Request) -> Principal | None:
     """Who sends this request; the authenticator is asked once per request."""
     if _SCOPE_KEY not in request.scope:
         access: Authenticator = request.app.state.access
-        request.scope[_SCOPE_KEY] = await access.authenticate(request)
-    found: Principal | None = request.scope[_SCOPE_KEY]
-    return found
+        found = await access.authenticate(request)
+        _require_turn(request, found)
+        request.scope[_SCOPE_KEY] = found
+    principal: Principal | None = request.scope[_SCOPE_KEY]
+    return principal
+
+
+def _require_turn(request: Request, principal: Principal | None) -> None:
+    """`Throttled` when this caller has sent too many requests; who has no credential is known by address."""
+    rates: TokenBuckets = request.app.state.rates
+    address = request.client.host if request.client else ""
+    wait_s = rates.take(address if principal is None else (principal.tenant, principal.name))
+    if wait_s:
+        raise Throttled("too many requests", retry_after_s=ceil(wait_s))
 
 
 class GuardedRoute(APIRoute):
