@@ -113,6 +113,9 @@ class Settings(BaseModel):
     oidc_operations_claim: str | None = Field(
         default=None, description="the claim that lists the operations that may be used; tokens without it may use none"
     )
+    log_format: Literal["text", "json"] = Field(
+        default="text", description="log lines for people, or a JSON object each"
+    )
     operations: dict[str, dict[str, Any]] = Field(default_factory=dict, description="options by operation and step")
 
     @field_validator("storage_url")

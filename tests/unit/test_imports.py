@@ -26,7 +26,7 @@ LINES: tuple[tuple[str, ...], ...] = (
     ("idempotency", "lifecycles", "access"),
     ("operations",),
     ("machines", "engine"),
-    ("resources", "lifecycle_resources", "access_resources"),
+    ("resources", "lifecycle_resources", "access_resources", "telemetry"),
     ("api",),
     ("dashboard", "client"),
     ("api.app",),  # puts the API and the dashboard together

@@ -30,12 +30,13 @@ __all__ = [
     "identify",
 ]
 
-Above = Literal["tenant", "system"]
+Above = Literal["tenant", "monitor", "system"]
 Needs = Literal["public"] | Role | Above
 """The role that a route needs; `public` routes need no credential.
 
 `tenant` is for what concerns a tenant as a whole, `system` for what concerns all of them: they need an admin who is not
-bound to some operations, and for `system` not to a tenant.
+bound to some operations, and for `system` not to a tenant. `monitor` is for numbers about all: it needs no more than
+`read`, and no such bounds.
 """
 
 _SCOPE_KEY = "penstock.principal"
@@ -112,6 +113,7 @@ _ROLE_FOR: dict[Role | Above, Role] = {
     "operate": "operate",
     "admin": "admin",
     "tenant": "admin",
+    "monitor": "read",
     "system": "admin",
 }
 
@@ -122,9 +124,9 @@ def _require(principal: Principal | None, needs: Role | Above) -> None:
         raise Unauthenticated("send a credential: Authorization: Bearer, followed by a key or token")
     if not principal.has_role(role):
         raise Forbidden(f"{principal.name!r} has not the role {role!r}, which this needs")
-    if needs in ("tenant", "system") and principal.operations is not None:
+    if needs in ("tenant", "monitor", "system") and principal.operations is not None:
         raise Forbidden(f"{principal.name!r} is bound to some operations, and this is about all")
-    if needs == "system" and principal.tenant:
+    if needs in ("monitor", "system") and principal.tenant:
         raise Forbidden(f"{principal.name!r} is bound to a tenant, and this is about all")
 
 
@@ -138,6 +140,7 @@ _ROUTES: dict[Needs, type[GuardedRoute]] = {
     "operate": _of("operate"),
     "admin": _of("admin"),
     "tenant": _of("tenant"),
+    "monitor": _of("monitor"),
     "system": _of("system"),
 }
 
