@@ -83,6 +83,18 @@ class Settings(BaseModel):
     )
     page_max: int = Field(default=1000, ge=1, description="the longest page a query returns")
     log_level: LogLevel = Field(default="info", description="how much is logged")
+    tenant_bytes_per_day: int = Field(
+        default=0, ge=0, description="how many bytes of files a tenant may submit over HTTP within a day; 0: any"
+    )
+    tenant_open_operations_max: int = Field(
+        default=0,
+        ge=0,
+        description="how many operations a tenant may have under way to submit one more; 0: any",
+    )
+    rate_per_s: float = Field(
+        default=1000, ge=0, description="requests a second that one caller may send to one server; 0: any"
+    )
+    rate_burst: int = Field(default=2000, ge=1, description="requests that one caller may send at once")
     session_s: float = Field(default=8 * 3600.0, gt=0, description="how long a login to the dashboard lasts")
     oidc_issuer: str | None = Field(default=None, description="whose tokens the API accepts: their `iss`")
     oidc_audience: str | None = Field(default=None, description="for whom accepted tokens are made: their `aud`")
@@ -100,6 +112,9 @@ class Settings(BaseModel):
     )
     oidc_operations_claim: str | None = Field(
         default=None, description="the claim that lists the operations that may be used; tokens without it may use none"
+    )
+    log_format: Literal["text", "json"] = Field(
+        default="text", description="log lines for people, or a JSON object each"
     )
     operations: dict[str, dict[str, Any]] = Field(default_factory=dict, description="options by operation and step")
 

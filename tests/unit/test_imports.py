@@ -26,7 +26,7 @@ LINES: tuple[tuple[str, ...], ...] = (
     ("idempotency", "lifecycles", "access"),
     ("operations",),
     ("machines", "engine"),
-    ("resources", "lifecycle_resources", "access_resources"),
+    ("resources", "lifecycle_resources", "access_resources", "telemetry"),
     ("api",),
     ("dashboard", "client"),
     ("api.app",),  # puts the API and the dashboard together
@@ -46,6 +46,7 @@ OPERATIONS: tuple[tuple[str, ...], ...] = (
     ("model", "tables"),
     ("pace", "visibility", "auditing"),
     ("moves", "operation_ids", "worker_records"),
+    ("quotas",),
     ("chunk",),
     ("rows",),
     ("inbox",),

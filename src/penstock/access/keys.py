@@ -150,6 +150,12 @@ class ApiKeys:
         found = await self._cached(id)
         return found[1].principal if found is not None and self._is_active(found[1]) else None
 
+    def is_at_hand(self, text: str) -> bool:
+        """Whether this key was accepted a moment ago, so that nobody has to be asked about it."""
+        parsed = key_text.parse(text)
+        held = None if parsed is None else self._cache.get(parsed[0])
+        return parsed is not None and held is not None and key_text.fits(*parsed, held[1])
+
     def _is_active(self, key: ApiKey) -> bool:
         return key.state_at(from_micros(self._clock.now_us())) == "Active"
 

@@ -14,6 +14,7 @@ from penstock.api import (
     idempotency_keys,
     keys,
     lifecycles,
+    metrics,
     retries,
     rows,
     session,
@@ -26,6 +27,7 @@ __all__ = ["ROUTES"]
 
 ROUTES: tuple[Route, ...] = (
     *health.ROUTES,
+    *metrics.ROUTES,
     *catalogue.ROUTES,
     *bulks.ROUTES,
     *rows.ROUTES,

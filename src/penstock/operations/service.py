@@ -41,6 +41,7 @@ from penstock.operations.model import (
 )
 from penstock.operations.operation_ids import number_of
 from penstock.operations.proof.verify import verify
+from penstock.operations.quotas import require_room
 from penstock.operations.retrying import Eligibility, Retry
 from penstock.operations.rows.lifespans import Lifespans
 from penstock.operations.rows.stored_metadata import load_metadata
@@ -99,6 +100,8 @@ class Operations:
     ) -> Operation:
         """Create an operation, given by name or declaration, for a file. When this returns, it is durable."""
         definition = self.definition(operation)
+        if self._visible.tenant is not None:
+            await require_room(self._db, self._visible.tenant, self._settings)
         deployed = self._settings.operations.get(definition.name, {})
         new_id = await intake.create(
             self._db,
