@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi import FastAPI
 from payments import CSV, HOSTILE, Payments
 
 from penstock.access.model import Principal
@@ -110,6 +111,15 @@ async def test_pages_work_under_a_prefix(works: Engine):
         links = re.findall(r'(?:href|src|action)="(/[^"]*)"', page.text)
         assert len(links) > 10
         assert all(link.startswith("/bulk/") for link in links)
+    host = FastAPI()
+    host.mount("/inner", create_app(works.penstock, access=Trusted()))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(host), base_url="http://penstock.test") as client:
+        page = await client.get("/inner/dashboard/waits")
+        links = re.findall(r'(?:href|src|action)="(/[^"]*)"', page.text)
+        assert all(link.startswith("/inner/") for link in links)
+        assert (await client.get(links[0])).status_code == 200
+        lost = await client.get("/inner/dashboard/nowhere")
+        assert (lost.status_code, lost.headers["content-type"]) == (404, "text/html; charset=utf-8")
 
 
 async def test_nothing_on_a_page_needs_inline_script_or_style(works: Engine, pages: httpx.AsyncClient):

@@ -60,7 +60,8 @@ def address(request: Request, name: str, /, **given: Any) -> str:
     route = next(each for each in request.app.routes if getattr(each, "name", None) == name)
     inside = {key: str(value) for key, value in given.items() if key in route.param_convertors}
     query = {key: value for key, value in given.items() if key not in inside and value not in (None, "", [])}
-    path = request.url_for(name, **inside).path
+    # Not `url_for`: in an application that is mounted it leaves out where.
+    path = request.scope.get("root_path", "") + request.app.url_path_for(name, **inside)
     return f"{path}?{urlencode(query, doseq=True)}" if query else path
 
 
