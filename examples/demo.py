@@ -20,6 +20,7 @@ from pathlib import Path
 
 import httpx
 import uvicorn
+from fastapi import FastAPI
 from price_update import PriceUpdate
 from remote_shop import usual_price
 from showcase import OPERATIONS, leave_one_pending, show
@@ -122,7 +123,7 @@ async def dashboard() -> None:
         app = create_app(penstock, access=Trusted(), worker=True, hosts=("127.0.0.1", "localhost"))
         listening = free_socket()
         address = f"http://127.0.0.1:{listening.getsockname()[1]}"
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
+        server = Server(app)
         async with asyncio.TaskGroup() as group:
             serving = group.create_task(server.serve(sockets=[listening]))
             while not server.started and not serving.done():  # noqa: ASYNC110  # it has no event for it
@@ -134,6 +135,19 @@ async def dashboard() -> None:
             else:
                 await tell(address)
                 server.should_exit = True
+
+
+class Server(uvicorn.Server):
+    """Ends the live pages first: they would go on without an end."""
+
+    def __init__(self, app: FastAPI) -> None:
+        super().__init__(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5))
+        self._app = app
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop serving."""
+        self._app.state.live.close()
+        await super().shutdown(sockets)
 
 
 def free_socket() -> socket.socket:

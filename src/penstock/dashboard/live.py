@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from penstock.clock import Clock
@@ -66,11 +67,11 @@ class Live:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._scenes: OrderedDict[Hashable, Scene] = OrderedDict()
-        self._is_closed = False
+        self._closed = asyncio.Event()
 
     def close(self) -> None:
         """End every stream, as before a shutdown."""
-        self._is_closed = True
+        self._closed.set()
 
     def scene(self, key: Hashable) -> Scene:
         """The scene of this key."""
@@ -85,7 +86,7 @@ class Live:
         shown: dict[str, str] = {}
         quiet_s, number = 0.0, 0
         until = self._clock.monotonic() + STREAM_S
-        while not self._is_closed and self._clock.monotonic() < until:
+        while not self._closed.is_set() and self._clock.monotonic() < until:
             update = await self.scene(key).now(render)
             fresh = {name: markup for name, markup in update.parts.items() if shown.get(name) != markup}
             if fresh or not number:
@@ -97,7 +98,8 @@ class Live:
             if quiet_s >= QUIET_S:
                 quiet_s = 0.0
                 yield ": still here\n\n"
-            await asyncio.sleep(EVERY_S)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._closed.wait(), EVERY_S)
             quiet_s += EVERY_S
 
 
