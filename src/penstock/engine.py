@@ -221,7 +221,11 @@ class Penstock:
                     follower.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await follower
-        return await self.operations.get(operation)
+        ended = await self.operations.get(operation)
+        if ended.is_settled and self.clock.is_real:
+            # Nobody else may come to tell of its end.
+            await self.events.tell_within(self.settings.handler_timeout_s)
+        return ended
 
     async def _follow(
         self, operation: str, worker: Worker, stop: asyncio.Event, watch: BackgroundDuties | None, every_s: float

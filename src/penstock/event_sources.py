@@ -6,6 +6,7 @@ outbox is one of them.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
@@ -29,6 +30,7 @@ from penstock.operations.telling import Handlers, handler_types, handlers_of
 from penstock.outbox.channels import Channels
 from penstock.outbox.events import Event, Facts
 from penstock.outbox.mailing import Mailer
+from penstock.outbox.proving import Finding, verify
 from penstock.outbox.retention import remove_old
 from penstock.outbox.sender import Sender
 from penstock.outbox.service import Outbox, Webhooks
@@ -132,6 +134,14 @@ class EventSources:
             if not some:
                 return total
 
+    async def tell_within(self, seconds: float) -> None:
+        """Deliver what is due, as far as that is done in time; the rest stays for workers."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self.deliver()
+        except TimeoutError:
+            await self.stop()
+
     async def _write(self) -> None:
         await self.writer.follow_log()
         for tenant in await self._tenants_heard():
@@ -145,6 +155,10 @@ class EventSources:
         """Close every connection."""
         await self.sender.close()
         await self._poster.close()
+
+    async def verify(self) -> list[Finding]:
+        """Compare what was written for subscriptions with what happened."""
+        return await verify(self._db, self.writer, days=self._days)
 
     # --- handlers
 

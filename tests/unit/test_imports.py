@@ -28,7 +28,8 @@ LINES: tuple[tuple[str, ...], ...] = (
     ("operations",),
     ("event_sources",),
     ("engine",),
-    ("resources", "lifecycle_resources", "worker", "api", "dashboard", "client"),
+    ("resources",),
+    ("lifecycle_resources", "webhook_resources", "worker", "api", "dashboard", "client"),
     ("cli",),
     ("testing", "pytest_plugin"),
 )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-__all__ = ["Attempt", "Delivery", "NewSubscription", "OperationEvent", "Subscription"]
+__all__ = ["Attempt", "Delivery", "NewSubscription", "OperationEvent", "OutboxHealth", "Subscription"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,3 +87,13 @@ class OperationEvent:
     actor: str
     cause: str | None
     data: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxHealth:
+    """How deliveries stand."""
+
+    failed: int = 0  # given up, and not sent again since
+    stuck: tuple[tuple[str, int], ...] = ()  # by channel: due for long, and nobody sends them
+    disabled: tuple[str, ...] = ()
+    locked: tuple[str, ...] = ()  # whose secrets this process cannot decrypt

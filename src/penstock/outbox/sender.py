@@ -6,12 +6,15 @@ import asyncio
 import logging
 from collections import Counter
 
+from sqlalchemy import select
+
 from penstock.clock import Clock, Entropy, from_micros, operation_id
 from penstock.db.database import Database
 from penstock.errors import Unavailable
 from penstock.outbox import claiming
 from penstock.outbox.channels import Channels
 from penstock.outbox.claiming import Claimed
+from penstock.outbox.tables import deliveries
 from penstock.outbox.verdicts import judge
 
 __all__ = ["Sender"]
@@ -35,7 +38,7 @@ class Sender:
         """Begin to send what is due, as far as there is room; how many that were. `only` names one delivery."""
         at_work = Counter(self._tasks.values())
         room = AT_ONCE - len(self._tasks)
-        if only is None and room <= 0:
+        if only is None and (room <= 0 or not await self._is_any_due()):
             return 0
         claimed = await claiming.claim(
             self._db,
@@ -53,6 +56,12 @@ class Sender:
             self._tasks[task] = each.subscription
             task.add_done_callback(self._ended)
         return len(claimed)
+
+    async def _is_any_due(self) -> bool:
+        """A look that locks nothing: mostly nothing is due."""
+        async with self._db.read() as tx:
+            query = select(deliveries.c.number).where(deliveries.c.due_at <= self._db.now()).limit(1)
+            return (await tx.execute(query)).first() is not None
 
     async def send_due(self) -> int:
         """Send until nothing is due any more; how many attempts that took."""

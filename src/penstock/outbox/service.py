@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, delete, func, select, update
+from sqlalchemy import ColumnElement, Select, and_, delete, func, select, update
 from sqlalchemy.exc import IntegrityError
 
 from penstock.clock import Clock, Entropy, from_micros, operation_id
@@ -44,6 +44,7 @@ __all__ = ["OPERATIONS", "Outbox", "Webhooks"]
 OPERATIONS = ("penstock.operation.*",)
 LIFECYCLE = "penstock.lifecycle."
 DAY_S = 86_400.0
+ID_CHARS_MIN = 8
 
 Span = float | timedelta
 """Seconds, or a timedelta."""
@@ -164,7 +165,7 @@ class Webhooks:
             changed = replace(known, secrets=(Secret(fresh), *still)[:SECRETS_MAX])
             is_same = subscriptions.c.encrypted == found.encrypted
             await self._set(tx, found, is_same, encrypted=encrypted(changed, box.keys))
-            return await self._get(tx, subscription)
+            return await self._get(tx, found.id)
 
         return NewSubscription(await self._db.transaction(work, "subscription"), fresh)
 
@@ -185,8 +186,8 @@ class Webhooks:
         """Tell a subscription of nothing for now; what it was not told yet is cancelled."""
 
         async def work(tx: Connection) -> Subscription:
-            await self._row(tx, subscription)
-            await claiming.disable(self._db, tx, subscription, reason=reason, actor=self._outbox.actor)
+            found = await self._row(tx, subscription)
+            await claiming.disable(self._db, tx, found.id, reason=reason, actor=self._outbox.actor)
             return await self._get(tx, subscription)
 
         return await self._db.transaction(work, "subscription")
@@ -195,9 +196,9 @@ class Webhooks:
         """Remove a subscription; what it was not told yet is cancelled, and counted."""
 
         async def work(tx: Connection) -> int:
-            await self._row(tx, subscription)
-            await tx.execute(delete(subscriptions).where(subscriptions.c.id == subscription))
-            mine = deliveries.c.subscription == subscription
+            found = await self._row(tx, subscription)
+            await tx.execute(delete(subscriptions).where(subscriptions.c.id == found.id))
+            mine = deliveries.c.subscription == found.id
             return await claiming.cancel_open(self._db, tx, mine, cause="unsubscribed", actor=self._outbox.actor)
 
         return await self._db.transaction(work, "subscription")
@@ -211,7 +212,7 @@ class Webhooks:
             if found.state != ACTIVE or found.channel == "handler":
                 raise Conflict(f"subscription {subscription} is {found.state}, for {found.channel}; nothing is sent")
             new = operation_id(box.clock, box.entropy)
-            data = {"id": subscription, "message": "This is a test."}
+            data = {"id": found.id, "message": "This is a test."}
             # A subject of its own: no other delivery is waited for.
             event = Event(f"test-{new}", TEST_TYPE, f"test-{new}", from_micros(box.clock.now_us()), data)
             return await box.writer.write_one(tx, event, found, attempts_max=1)
@@ -254,11 +255,18 @@ class Webhooks:
         subscription: str | None = None,
         subject: str | None = None,
         type: str | None = None,
+        older_than: Span | None = None,
+        overdue: bool = False,
         cursor: str | None = None,
         limit: int = 100,
     ) -> Page[Delivery]:
-        """Deliveries that fit every filter given, oldest first."""
-        which = [deliveries.c.tenant == self._outbox.tenant, *_filters(state, subscription, subject, type)]
+        """Deliveries that fit every filter given, oldest first.
+
+        `older_than` are those that nothing happened to for so long; overdue are those that should have been sent again.
+        """
+        which = [*self._mine(older_than), *_filters(state, subscription, subject, type)]
+        if overdue:
+            which += [deliveries.c.due_at <= self._db.now(), deliveries.c.attempts > 0]
         if cursor is not None:
             if not cursor.isdigit():
                 raise InvalidInput(f"{cursor!r} is no cursor of this list; pass the next cursor of an earlier page")
@@ -271,34 +279,35 @@ class Webhooks:
         return Page([_delivery(row) for row in found[:limit]], more)
 
     async def delivery(self, delivery: str) -> Delivery:
-        """One delivery, by its id, with its last attempts."""
-        mine = (deliveries.c.id == delivery, deliveries.c.tenant == self._outbox.tenant)
+        """One delivery, by its id or 8 and more characters of its beginning, with its last attempts."""
+        mine = select(deliveries).where(deliveries.c.tenant == self._outbox.tenant)
         async with self._db.read() as tx:
-            row = (await tx.execute(select(deliveries).where(*mine))).one_or_none()
-        if row is None:
-            raise NotFound(f"no delivery has the id {delivery!r}")
-        return _delivery(row)
+            return _delivery(await _named(tx, mine, deliveries.c.id, "delivery", delivery))
 
     async def resend(
-        self, delivery: str | None = None, *, subscription: str | None = None, failed: bool = False
+        self,
+        delivery: str | None = None,
+        *,
+        subscription: str | None = None,
+        older_than: Span | None = None,
+        failed: bool = False,
     ) -> int:
-        """Make deliveries due now, and say how many: one, or those of a subscription, or all that have `failed`.
+        """Make deliveries due now, and say how many: one, those that have waited so long, or `failed` ones.
 
         What has failed gets its attempts anew. What was delivered or cancelled is not sent again.
         """
-        if delivery is None and subscription is None and not failed:
-            raise InvalidInput("say which: a delivery, a subscription, or failed")
-        which = and_(deliveries.c.tenant == self._outbox.tenant, *_filters(None, subscription, None, None))
+        if delivery is None and older_than is None and not failed:
+            raise InvalidInput("say which: a delivery, older_than, or failed")
+        which = and_(*self._mine(older_than), *_filters("Failed" if failed else None, subscription, None, None))
         if delivery is not None:
             found = await self.delivery(delivery)
             if found.state in ("Processed", "Cancelled"):
                 DELIVERY.after(found.state, "resent", subject=f"delivery {delivery}")
-            which = and_(which, deliveries.c.id == delivery)
-        elif failed:
-            which = and_(which, deliveries.c.state == "Failed")
+            which = and_(which, deliveries.c.id == found.id)
+        has_failed = failed or delivery is not None
 
         async def work(tx: Connection) -> int:
-            return await claiming.resend(self._db, tx, which, actor=self._outbox.actor, settled=True)
+            return await claiming.resend(self._db, tx, which, actor=self._outbox.actor, settled=has_failed)
 
         return await self._db.transaction(work, "delivery_resend")
 
@@ -310,6 +319,12 @@ class Webhooks:
         return {state: found.get(state, 0) for state in DELIVERY.states}
 
     # --- inside
+
+    def _mine(self, older_than: Span | None) -> builtins.list[ColumnElement[bool]]:
+        which = [deliveries.c.tenant == self._outbox.tenant]
+        if older_than is not None:
+            which.append(deliveries.c.modified_at <= self._db.now() - _micros(older_than))
+        return which
 
     async def _hear(self, types: Iterable[str]) -> None:
         if any(may_match(each, LIFECYCLE) for each in types):
@@ -329,11 +344,8 @@ class Webhooks:
             raise Conflict(f"subscription {found.id} was changed meanwhile; look at it again")
 
     async def _row(self, tx: Connection, subscription: str) -> Any:
-        mine = (subscriptions.c.id == subscription, subscriptions.c.tenant == self._outbox.tenant)
-        row = (await tx.execute(select(subscriptions).where(*mine))).one_or_none()
-        if row is None:
-            raise NotFound(f"no subscription has the id {subscription!r}")
-        return row
+        mine = select(subscriptions).where(subscriptions.c.tenant == self._outbox.tenant)
+        return await _named(tx, mine, subscriptions.c.id, "subscription", subscription)
 
     async def _get(self, tx: Connection, subscription: str) -> Subscription:
         return _subscription(await self._row(tx, subscription))
@@ -342,6 +354,16 @@ class Webhooks:
         if limit < 1:
             raise InvalidInput(f"limit is {limit}; a page has at least 1 entry")
         return min(limit, self._outbox.page_max)
+
+
+async def _named(tx: Connection, query: Select[Any], key: ColumnElement[str], what: str, given: str) -> Any:
+    """The row with this id, or the only one whose id begins so."""
+    found = (await tx.execute(query.where(key == given))).all()
+    if not found and len(given) >= ID_CHARS_MIN:
+        found = (await tx.execute(query.where(key.startswith(given, autoescape=True)).limit(2))).all()
+    if len(found) != 1:
+        raise NotFound(f"no {what} has the id {given!r}" if not found else f"several {what} ids begin with {given!r}")
+    return found[0]
 
 
 def _filters(

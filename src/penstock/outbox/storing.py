@@ -11,14 +11,14 @@ from penstock.clock import Clock, Entropy, operation_id
 from penstock.db.connection import Connection
 from penstock.db.database import Database
 from penstock.journal.numbering import last_number, number_new
-from penstock.journal.queries import numbered
+from penstock.journal.queries import Entry, numbered
 from penstock.journal.tables import counters
 from penstock.outbox.events import Event, Facts, event_of, wants
 from penstock.outbox.states import ACTIVE, DELIVERY
 from penstock.outbox.tables import deliveries, subscriptions
 from penstock.outbox.verdicts import ATTEMPTS_MAX
 
-__all__ = ["Describe", "Writer", "subscribe"]
+__all__ = ["Describe", "Writer", "is_told", "subscribe"]
 
 Describe = Callable[[Connection, Collection[str]], Awaitable[Mapping[str, Facts]]]
 """What is known of these subjects of one machine; those that are gone are left out."""
@@ -70,6 +70,13 @@ class Writer:
         found = await numbered(tx, since=max(position, oldest), limit=EVENTS_EACH)
         if not found:
             return 0
+        await self.write(tx, await self.events_of(tx, found))
+        moved = update(counters).where(_OUTBOX, counters.c.value == position).values(value=found[-1].position)
+        assert (await tx.execute(moved)).rowcount == 1, "the row is locked"
+        return len(found)
+
+    async def events_of(self, tx: Connection, found: Sequence[Entry]) -> list[Event]:
+        """The events that lines of the log stand for, of the machines that others are told of."""
         by_machine: dict[str, set[str]] = {}
         for entry in found:
             by_machine.setdefault(entry.machine, set()).add(entry.subject)
@@ -78,14 +85,12 @@ class Writer:
             for machine, describe in self._describe.items()
             if machine in by_machine
         }
-        known = Facts()
-        events = [
-            event_of(entry, facts[entry.machine].get(entry.subject, known)) for entry in found if entry.machine in facts
+        unknown = Facts()
+        return [
+            event_of(entry, facts[entry.machine].get(entry.subject, unknown))
+            for entry in found
+            if entry.machine in facts
         ]
-        await self.write(tx, events)
-        moved = update(counters).where(_OUTBOX, counters.c.value == position).values(value=found[-1].position)
-        assert (await tx.execute(moved)).rowcount == 1, "the row is locked"
-        return len(found)
 
     async def _lock_position(self, tx: Connection) -> int:
         lock = update(counters).where(_OUTBOX).values(value=counters.c.value)
@@ -108,7 +113,7 @@ class Writer:
             or_(subscriptions.c.subject.is_(None), subscriptions.c.subject.in_(subjects)),
         )
         wanting = (await tx.execute(query.order_by(subscriptions.c.id))).all()
-        rows = [self._row(event, each) for event in events for each in wanting if _is_told(event, each)]
+        rows = [self._row(event, each) for event in events for each in wanting if is_told(event, each)]
         if rows:
             await tx.execute(self._insertion(), await self._at_now(tx, rows))
         return len(rows)
@@ -149,7 +154,8 @@ async def _oldest(tx: Connection) -> int | None:
     return found
 
 
-def _is_told(event: Event, subscription: Any) -> bool:
+def is_told(event: Event, subscription: Any) -> bool:
+    """Whether a stored subscription is told of an event."""
     # The code of an application, and who is told of one operation alone, need no tenant to be told apart.
     is_of_all = subscription.channel == "handler" or subscription.subject is not None
     return (event.number == 0 or event.number > subscription.since) and wants(
