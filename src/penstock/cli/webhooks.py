@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.lifecycle_session import Tenant
 from penstock.cli.options import Cursor, Db, Json, Limit, command, group
 from penstock.cli.session import Place, ask
 
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["add_to"]
 
+Tenant = Annotated[str, typer.Option("--tenant", metavar="NAME", help="The tenant whose webhooks are meant.")]
 Id = Annotated[str, typer.Argument(metavar="ID", help="The webhook's id, or its first 8 characters or more.")]
 
 

@@ -8,7 +8,7 @@ from collections import Counter
 
 from sqlalchemy import select
 
-from penstock.clock import Clock, Entropy, from_micros, operation_id
+from penstock.clock import Clock, Entropy, operation_id
 from penstock.db.database import Database
 from penstock.errors import Unavailable
 from penstock.outbox import claiming
@@ -107,7 +107,4 @@ class Sender:
             log.warning("delivery %s was settled by somebody else meanwhile", claimed.id)
         elif verdict.reason is not None:
             again = "" if verdict.event == "failed" else f", and is tried again in {verdict.wait_s:.0f} s"
-            log.warning(
-                "delivery %s to %s failed%s: %s (%s)",
-                claimed.id, claimed.subscription, again, verdict.reason, from_micros(began_us),
-            )  # fmt: skip
+            log.warning("delivery %s to %s failed%s: %s", claimed.id, claimed.subscription, again, verdict.reason)

@@ -15,6 +15,7 @@ from sqlalchemy.exc import IntegrityError
 from penstock.clock import Clock, Entropy, from_micros, operation_id
 from penstock.db.connection import Connection
 from penstock.db.database import Database
+from penstock.db.types import NotStorable
 from penstock.errors import Conflict, InvalidInput, NotFound
 from penstock.journal.numbering import last_number, number_new
 from penstock.listing import Page
@@ -358,9 +359,12 @@ class Webhooks:
 
 async def _named(tx: Connection, query: Select[Any], key: ColumnElement[str], what: str, given: str) -> Any:
     """The row with this id, or the only one whose id begins so."""
-    found = (await tx.execute(query.where(key == given))).all()
-    if not found and len(given) >= ID_CHARS_MIN:
-        found = (await tx.execute(query.where(key.startswith(given, autoescape=True)).limit(2))).all()
+    try:
+        found = (await tx.execute(query.where(key == given))).all()
+        if not found and len(given) >= ID_CHARS_MIN:
+            found = (await tx.execute(query.where(key.startswith(given, autoescape=True)).limit(2))).all()
+    except NotStorable:
+        found = []
     if len(found) != 1:
         raise NotFound(f"no {what} has the id {given!r}" if not found else f"several {what} ids begin with {given!r}")
     return found[0]
