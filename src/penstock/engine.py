@@ -186,9 +186,9 @@ class Penstock:
     def transaction(self) -> UnitOfWork:
         """A transaction for your own statements: `async with penstock.transaction() as tx: await tx.execute(…)`.
 
-        It commits when the block ends well. `lifecycles.start`, `trigger`, `force`, `change_data` and
-        `deliveries.acknowledge` take it as `tx` and commit with it; nothing else of this `Penstock` that writes is
-        called inside it.
+        It commits when the block ends well. `operations.create`, `signals.complete` and `fail`, `lifecycles.start`,
+        `trigger`, `force`, `change_data` and `deliveries.acknowledge` take it as `tx` and commit with it; nothing else
+        of this `Penstock` that writes is called inside it.
         """
         return self.db.unit()
 

@@ -102,7 +102,7 @@ async def test_a_delivery_is_given_up_after_ten_attempts_and_can_be_sent_again_b
     assert (again.state, again.event_id) == ("Processed", failed.event_id)
     with pytest.raises(IllegalMove):
         await hooks.resend(failed.id)
-    assert await hooks.resend(subscription=added.subscription.id) == 0
+    assert await hooks.resend(subscription=added.subscription.id, failed=True) == 0
     async with e.penstock.db.read() as tx:
         logged = await entries(tx, machine="delivery", subject=failed.id)
     assert [(entry.source, entry.event) for entry in logged] == [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -48,10 +48,12 @@ async def create(
     keys: SecretKeys,
     metadata_bytes_max: int,
     told: Sequence[Mapping[str, Any]] = (),
+    tx: Connection | None = None,
 ) -> str:
     """Store the file, then the operation that runs over it; returns its id.
 
-    `told` are subscriptions to the operation's events, stored with it.
+    `told` are subscriptions to the operation's events, stored with it. In a `tx` of the caller's the operation
+    is there once that is committed.
 
     Unknown formats, metadata that does not fit, unknown options and files without rows are refused before anything is
     stored; of a stream that cannot be rewound, it is the reading that finds no row.
@@ -68,20 +70,18 @@ async def create(
             return files.put(stream)
 
     stored = await asyncio.to_thread(store)
-    return await db.transaction(
-        _insertion(
-            db,
-            operation_id(clock, entropy),
-            resolved,
-            stored,
-            file_name=name,
-            file_format=file_format,
-            created_by=created_by,
-            told=told,
-            **columns,
-        ),
-        "create",
+    insertion = _insertion(
+        db,
+        operation_id(clock, entropy),
+        resolved,
+        stored,
+        file_name=name,
+        file_format=file_format,
+        created_by=created_by,
+        told=told,
+        **columns,
     )
+    return await (db.transaction(insertion, "create") if tx is None else insertion(tx))
 
 
 async def accept_metadata(definition: Definition, pipeline: object, metadata: Any, *, bytes_max: int) -> Any:
@@ -126,7 +126,7 @@ def _insertion(
     created_by: str,
     told: Sequence[Mapping[str, Any]],
     **columns: Any,
-) -> Any:
+) -> Callable[[Connection], Awaitable[str]]:
     async def insert_operation(tx: Connection) -> str:
         await tx.execute(
             insert(operations).values(

@@ -12,6 +12,7 @@ from typing import Any
 from penstock.blobs.store import FileStore
 from penstock.clock import Clock, Entropy, micros, operation_id
 from penstock.db.database import Database
+from penstock.db.unit import UnitOfWork, joined
 from penstock.errors import InvalidInput, NotFound
 from penstock.formats import Limits
 from penstock.journal.numbering import number_new
@@ -80,10 +81,12 @@ class Operations:
         options: Mapping[str, Any] | None = None,
         created_by: str | None = None,
         notify: Sequence[Notify] = (),
+        tx: UnitOfWork | None = None,
     ) -> Operation:
         """Create an operation, given by name or declaration, for a file. When this returns, it is durable.
 
-        `notify` names who is told of this operation: webhooks, chats, e-mail addresses.
+        `notify` names who is told of this operation: webhooks, chats, e-mail addresses. With the `tx` of
+        `penstock.transaction()` it is there once that is committed, and never if it is undone.
         """
         definition = self.definition(operation)
         deployed = self._settings.operations.get(definition.name, {})
@@ -102,7 +105,10 @@ class Operations:
             keys=self._settings.secret_keys,
             metadata_bytes_max=self._settings.metadata_bytes_max,
             told=[self._told(each, created_by or self._actor) for each in notify],
+            tx=joined(tx),
         )
+        if tx is not None:
+            return await operation_views.get(tx.connection, new_id)
         return await self.get(new_id)
 
     def _told(self, notify: Notify, created_by: str) -> Mapping[str, Any]:
