@@ -23,7 +23,7 @@ log = logging.getLogger("penstock.outbox")
 
 AT_ONCE = 20
 AT_ONCE_EACH = 4  # to one subscription, so that one that hangs holds up no other
-LEASE_MARGIN_S = 30.0
+LEASE_MARGIN_S = 10.0  # for claiming, and for writing what came of it
 
 
 class Sender:
