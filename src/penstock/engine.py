@@ -44,6 +44,7 @@ REST_LOOK_S = 0.01
 KEYS_SWEEP_S = 60.0
 LIFECYCLES_TICK_S = 2.0
 DELIVERIES_TICK_S = 1.0
+DELIVERIES_GRACE_S = 5.0  # for what is being sent when the last worker stops
 
 
 class Penstock:
@@ -167,7 +168,7 @@ class Penstock:
             finally:
                 self._workers.discard(worker)
                 if not self._workers:
-                    await self.events.stop()
+                    await self.events.stop(min(self.settings.shutdown_s, DELIVERIES_GRACE_S))
 
     def _services(self) -> tuple[Service, ...]:
         """What capabilities have their workers do in the background."""

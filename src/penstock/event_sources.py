@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -20,7 +20,7 @@ from penstock.db.database import Database
 from penstock.errors import Conflict
 from penstock.lifecycles.delivering import Delivery as LifecycleDelivery
 from penstock.lifecycles.service import Lifecycles
-from penstock.lifecycles.tables import consumers
+from penstock.lifecycles.tables import consumers, definitions, instances, versions
 from penstock.operations import telling
 from penstock.operations.model import Page, RowError
 from penstock.operations.rows.lifespans import Lifespans
@@ -147,9 +147,9 @@ class EventSources:
         for tenant in await self._tenants_heard():
             await self._follow_lifecycles(tenant)
 
-    async def stop(self) -> None:
-        """Give up what is being sent: it is sent again, by whoever comes first."""
-        await self.sender.close()
+    async def stop(self, grace_s: float = 0) -> None:
+        """Give up what is still being sent after a while: it is sent again, by whoever comes first."""
+        await self.sender.close(grace_s)
 
     async def close(self) -> None:
         """Close every connection."""
@@ -223,15 +223,30 @@ class EventSources:
                 return
             with suppress(Conflict):  # somebody else has them by now
                 async with self._db.unit() as unit:
-                    await self.writer.write(unit.connection, [_lifecycle_event(each, tenant) for each in claimed])
+                    known = await _instances(unit.connection, tenant, {each.entry.guid for each in claimed})
+                    found = [_lifecycle_event(each, tenant, known.get(each.entry.guid, ("", None))) for each in claimed]
+                    await self.writer.write(unit.connection, found)
                     for each in claimed:
                         await told.acknowledge(each.message_id, claim=each.claim, tx=unit)
 
 
-def _lifecycle_event(delivery: LifecycleDelivery, tenant: str) -> Event:
-    entry = delivery.entry
+async def _instances(tx: Connection, tenant: str, guids: Collection[str]) -> dict[str, tuple[str, str | None]]:
+    """The definitions' names and the references of instances, by their guids."""
+    query = (
+        select(instances.c.guid, definitions.c.name, instances.c.reference)
+        .join(versions, versions.c.id == instances.c.version)
+        .join(definitions, definitions.c.id == versions.c.definition)
+        .where(instances.c.tenant == tenant, instances.c.guid.in_(guids))
+    )
+    return {row.guid: (row.name, row.reference) for row in await tx.execute(query)}
+
+
+def _lifecycle_event(delivery: LifecycleDelivery, tenant: str, known: tuple[str, str | None]) -> Event:
+    entry, (definition, reference) = delivery.entry, known
     data = {
         "id": entry.guid,
+        "name": definition,
+        "reference": reference,
         "event": entry.event or entry.kind,
         "previousStatus": entry.source,
         "status": entry.target,

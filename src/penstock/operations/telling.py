@@ -18,8 +18,8 @@ from penstock.operations.model import Page, RowError
 from penstock.operations.states import OPERATION
 from penstock.operations.tables import operations
 from penstock.operations.views.operation_views import Tallied, tallies
-from penstock.outbox.channels import on_thread
 from penstock.outbox.events import Facts, operation_event
+from penstock.outbox.threads import on_thread
 from penstock.pipeline.definition import HANDLERS
 from penstock.pipeline.signatures import Signature, is_async
 
