@@ -14,6 +14,7 @@ from typing import Any
 
 from sqlalchemy import select
 
+from penstock.access.audit import Act, record
 from penstock.clock import Clock, Entropy
 from penstock.db.connection import Connection
 from penstock.db.database import Database
@@ -33,7 +34,7 @@ from penstock.outbox.mailing import Mailer
 from penstock.outbox.proving import Finding, verify
 from penstock.outbox.retention import remove_old
 from penstock.outbox.sender import Sender
-from penstock.outbox.service import Outbox, Webhooks
+from penstock.outbox.service import Done, Outbox, Webhooks
 from penstock.outbox.storing import Writer
 from penstock.outbox.subscribing import handler_id
 from penstock.outbox.tables import subscriptions
@@ -107,6 +108,7 @@ class EventSources:
                 settings.page_max,
                 actor,
                 self._hear_lifecycles,
+                self._audit,
             )
         )
 
@@ -202,6 +204,9 @@ class EventSources:
                 await self.writer.write_one(tx, event, found, attempts_max=ATTEMPTS_MAX)
 
         await self._db.transaction(work, "outbox")
+
+    async def _audit(self, tx: Connection, done: Done) -> None:
+        await record(self._db, tx, Act(done.tenant, done.actor, done.action, done.subject, done.details or None))
 
     # --- lifecycles
 

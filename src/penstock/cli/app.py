@@ -18,6 +18,7 @@ from penstock.cli import (
     deliveries,
     doctor,
     idempotency,
+    keys,
     lifecycle,
     machines,
     ops,
@@ -56,6 +57,7 @@ verify.add_to(app)
 doctor.add_to(app)
 db.add_to(app)
 idempotency.add_to(app)
+keys.add_to(app)
 config.add_to(app)
 
 

@@ -19,7 +19,7 @@ from penstock.cli.session import Place
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from penstock.lifecycles.model import Count, Import, Version
+    from penstock.lifecycles.model import Count, Import
     from penstock.lifecycles.rules.comparing import Change
     from penstock.lifecycles.rules.graph import Graph
     from penstock.lifecycles.service import Lifecycles
@@ -147,17 +147,9 @@ def list_definitions(*, tenant: Tenant = "", db: Db = None, as_json: Json = Fals
     from penstock import lifecycle_resources, resources
     from penstock.cli import lifecycle_views, views
     from penstock.cli.screen import Screen
+    from penstock.lifecycles.overview import overview
 
-    async def question(it: Lifecycles) -> list[tuple[Version | None, int]]:
-        found = []
-        for each in await it.definitions():
-            known = await it.versions(each.id)
-            latest = next((version for version in known if not version.is_draft), known[0] if known else None)
-            found.append((latest, await it.count(definition=each.id)))
-        return found
-
-    found = ask_lifecycles(Place(db), tenant, question)
-    shown = [(version, many) for version, many in found if version is not None]
+    shown = ask_lifecycles(Place(db), tenant, overview)
     Screen(as_json=as_json).answer(
         lambda: resources.listing(shown, lambda each: {**lifecycle_resources.version(each[0]), "instances": each[1]}),
         lambda: [lifecycle_views.definitions(shown) if shown else views.nothing("definition")],

@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 import msgspec
 from sqlalchemy import insert
 
+from penstock.access.audit import Act, record
 from penstock.blobs.store import FileStore, Stored
 from penstock.clock import Clock, Entropy, operation_id
 from penstock.db.connection import Connection
@@ -22,6 +23,7 @@ from penstock.journal import queries as journal
 from penstock.operations.states import OPERATION
 from penstock.operations.tables import operations
 from penstock.operations.validating.without_rows import refuse_without_rows
+from penstock.operations.visibility import stored_tenant
 from penstock.outbox.storing import subscribe
 from penstock.pipeline import Definition
 from penstock.pipeline.secret_values import mask_texts
@@ -43,6 +45,7 @@ async def create(
     metadata: Any,
     overrides: Mapping[str, Any],
     created_by: str,
+    tenant: str | None,
     clock: Clock,
     entropy: Entropy,
     keys: SecretKeys,
@@ -78,6 +81,7 @@ async def create(
         file_name=name,
         file_format=file_format,
         created_by=created_by,
+        tenant=stored_tenant(tenant),
         told=told,
         **columns,
     )
@@ -155,8 +159,11 @@ def _insertion(
             actor=created_by,
         )
         if told:
-            await subscribe(db, tx, told, subject=new_id)
+            await subscribe(db, tx, told, subject=new_id, tenant=columns["tenant"] or "")
         await db.ring(tx)
+        details = {"name": definition.name, "fileName": columns["file_name"], "sha256": stored.sha256}
+        act = Act(columns["tenant"] or "", created_by, "operation.create", new_id, details)
+        await record(db, tx, act)
         return new_id
 
     return insert_operation

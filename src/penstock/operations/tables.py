@@ -80,11 +80,13 @@ operations = table(
     Column("finished_at", BigInteger),
     Column("trouble", LongText),  # why the worker that tried last could not go on; others may
     Column("encrypted_metadata", LongText),  # the whole of it, if there are secrets in it
+    Column("tenant", Key(64)),  # null for the one without a name
     _one_of("state", OPERATION),
     CheckConstraint("reading IN ('open', 'complete', 'abandoned')", name="reading_known"),
     CheckConstraint("open_chunks >= 0", name="open_chunks_counted"),
     Index("ix_penstock_operation_state", "state", "number"),
     Index("ix_penstock_operation_name", "name", "number"),
+    Index("ix_penstock_operation_tenant", "tenant", "number"),
 )
 
 chunks = table(

@@ -76,10 +76,14 @@ def time_of(document: Mapping[str, Any]) -> datetime:
 
 async def describe(tx: Connection, ids: Collection[str]) -> Mapping[str, Facts]:
     """What is told of operations beside their moves: their names, and how many rows they have by now."""
-    columns = [operations.c[name] for name in ("number", "id", "name", "file_name", "created_by", "total_rows")]
+    columns = [
+        operations.c[name] for name in ("number", "id", "name", "tenant", "file_name", "created_by", "total_rows")
+    ]
     found = (await tx.execute(select(*columns).where(operations.c.id.in_(ids)))).all()
     counts = await tallies(tx, [row.number for row in found])
-    return {row.id: Facts(row.name, data=_data(row, counts.get(row.number, Tallied()).counts)) for row in found}
+    return {
+        row.id: Facts(row.name, row.tenant or "", _data(row, counts.get(row.number, Tallied()).counts)) for row in found
+    }
 
 
 def _data(row: Any, counts: Counts) -> dict[str, Any]:

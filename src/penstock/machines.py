@@ -1,0 +1,34 @@
+"""The built-in state machines, by name."""
+
+from __future__ import annotations
+
+import re
+from difflib import get_close_matches
+
+from penstock.blobs.states import BLOB
+from penstock.errors import NotFound
+from penstock.idempotency.states import IDEMPOTENCY_KEY
+from penstock.machine import Machine
+from penstock.operations.states import OPERATION, ROW_STEP
+from penstock.outbox.states import DELIVERY
+
+__all__ = ["built_in", "machine_named"]
+
+
+def built_in() -> dict[str, Machine]:
+    """The machines of this release, by name."""
+    return {machine.name: machine for machine in (OPERATION, ROW_STEP, IDEMPOTENCY_KEY, BLOB, DELIVERY)}
+
+
+def machine_named(name: str) -> Machine:
+    """The machine meant by "row step", "row-step", "RowStep", "row_step"…"""
+    known = {_letters(machine.name): machine for machine in built_in().values()}
+    if _letters(name) in known:
+        return known[_letters(name)]
+    near = get_close_matches(_letters(name), known, 1)
+    hint = f"did you mean {known[near[0]].name!r}? " if near else ""
+    raise NotFound(f"unknown machine {name!r}; {hint}known: {', '.join(built_in())}")
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[^a-z]", "", name.lower())
