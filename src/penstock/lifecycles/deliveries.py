@@ -166,7 +166,7 @@ class Deliveries:
     async def get(self, message_id: str) -> Delivery:
         """One delivery, by its message id."""
         async with self._scope.db.read() as tx:
-            return await delivering.get(tx, self._scope, message_id)
+            return await delivering.require(tx, self._scope, message_id)
 
     async def list(
         self,
