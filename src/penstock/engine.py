@@ -20,6 +20,7 @@ from penstock.db.database import Database
 from penstock.db.shared_clock import share_clock
 from penstock.db.unit import UnitOfWork
 from penstock.errors import DeclarationError, Unavailable
+from penstock.event_sources import EventSources
 from penstock.idempotency.service import Idempotency
 from penstock.idempotency.sql import SqlStore
 from penstock.lifecycles.guards import Guard
@@ -49,6 +50,8 @@ REST_LOOK_S = 0.01
 
 KEYS_SWEEP_S = 60.0
 LIFECYCLES_TICK_S = 2.0
+DELIVERIES_TICK_S = 1.0
+DELIVERIES_GRACE_S = 5.0  # for what is being sent when the last worker stops
 
 
 class Penstock:
@@ -63,6 +66,7 @@ class Penstock:
         clock: Clock,
         entropy: Entropy,
         guards: Mapping[str, Guard] = MappingProxyType({}),
+        handlers: Mapping[str, object] = MappingProxyType({}),
     ) -> None:
         self.db, self.settings, self.definitions = db, settings, definitions
         self.clock, self.entropy = clock, entropy
@@ -95,6 +99,19 @@ class Penstock:
             Scope(db, clock=clock, entropy=entropy, actor=actor, guards=guards, page_max=settings.page_max)
         )
         self.deliveries = self.lifecycles.deliveries
+        self.events = EventSources(
+            db,
+            settings,
+            definitions,
+            handlers,
+            operations=self.operations,
+            lifecycles=self.lifecycles,
+            lifespans=self.lifespans,
+            clock=clock,
+            entropy=entropy,
+            actor=actor,
+        )
+        self.webhooks = self.events.webhooks
         self.audit = Audit(db, page_max=settings.page_max)
         self.keys = ApiKeys(db, clock=clock, entropy=entropy, actor=actor)
 
@@ -109,10 +126,13 @@ class Penstock:
         clock: Clock | None = None,
         entropy: Entropy | None = None,
         guards: Mapping[str, Guard] = MappingProxyType({}),
+        handlers: Mapping[str, object] = MappingProxyType({}),
     ) -> AsyncIterator[Penstock]:
         """Connect to a database with these operations: classes or functions marked by `@operation`.
 
         `guards` are what lifecycles' transitions name as theirs: functions, sync or async, that allow or deny them.
+        `handlers` are objects with methods such as `on_completed`, by names that stay the same: each is told of every
+        operation, at least once, by whichever worker has a handler of that name.
 
         A SQLite database is made and upgraded when needed; a server refuses until `penstock db upgrade` was run.
         """
@@ -126,10 +146,14 @@ class Penstock:
         db = await Database.open(settings.database_url, clock=clock)
         try:
             clock = await _database_clock(db, clock, settings)
-            penstock = cls(db, settings, definitions, clock=clock, entropy=entropy or Entropy(), guards=guards)
+            penstock = cls(
+                db, settings, definitions, clock=clock, entropy=entropy or Entropy(), guards=guards, handlers=handlers
+            )
             try:
+                await penstock.events.begin()
                 yield penstock
             finally:
+                await penstock.events.close()
                 await penstock.lifespans.close()
         finally:
             await db.close()
@@ -160,6 +184,8 @@ class Penstock:
                 yield worker
             finally:
                 self._workers.discard(worker)
+                if not self._workers:
+                    await self.events.stop(min(self.settings.shutdown_s, DELIVERIES_GRACE_S))
 
     @asynccontextmanager
     async def working(self) -> AsyncIterator[Worker]:
@@ -180,6 +206,7 @@ class Penstock:
         return (
             Service("idempotency keys", KEYS_SWEEP_S, self._sweep_keys),
             Service("lifecycles", LIFECYCLES_TICK_S, self._tick_lifecycles),
+            Service("deliveries", DELIVERIES_TICK_S, self.events.tick),
         )
 
     async def _sweep_keys(self) -> None:
@@ -199,6 +226,8 @@ class Penstock:
         scoped.signals = self.signals.seen_by(visible, actor=principal.name)
         scoped.lifecycles = self.lifecycles.tenant(principal.tenant)
         scoped.deliveries = scoped.lifecycles.deliveries
+        whole = principal.operations is None
+        scoped.webhooks = self.webhooks.seen_by(principal.tenant, actor=principal.name, is_whole=whole)
         scoped.audit = self.audit.seen_by(principal.tenant)
         scoped.definitions = {key: found for key, found in self.definitions.items() if visible.includes(key)}
         return scoped
@@ -206,9 +235,9 @@ class Penstock:
     def transaction(self) -> UnitOfWork:
         """A transaction for your own statements: `async with penstock.transaction() as tx: await tx.execute(…)`.
 
-        It commits when the block ends well. `lifecycles.start`, `trigger`, `force`, `change_data` and
-        `deliveries.acknowledge` take it as `tx` and commit with it; nothing else of this `Penstock` that writes is
-        called inside it.
+        It commits when the block ends well. `operations.create`, `signals.complete` and `fail`, `lifecycles.start`,
+        `trigger`, `force`, `change_data` and `deliveries.acknowledge` take it as `tx` and commit with it; nothing else
+        of this `Penstock` that writes is called inside it.
         """
         return self.db.unit()
 
@@ -245,7 +274,11 @@ class Penstock:
                     follower.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await follower
-        return await self.operations.get(operation)
+        ended = await self.operations.get(operation)
+        if ended.is_settled and self.clock.is_real:
+            # Nobody else may come to tell of its end.
+            await self.events.tell_within(self.settings.handler_timeout_s)
+        return ended
 
     async def _follow(
         self, operation: str, worker: Worker, stop: asyncio.Event, watch: BackgroundDuties | None, every_s: float

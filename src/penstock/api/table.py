@@ -20,6 +20,7 @@ from penstock.api import (
     session,
     signals,
     system,
+    webhooks,
 )
 from penstock.api.routing import Route
 
@@ -38,6 +39,7 @@ ROUTES: tuple[Route, ...] = (
     *events.ROUTES,
     *lifecycles.ROUTES,
     *deliveries.ROUTES,
+    *webhooks.ROUTES,
     *idempotency_keys.ROUTES,
     *keys.ROUTES,
     *audit.ROUTES,

@@ -28,7 +28,7 @@ from penstock.lifecycles.tables import consumers, deliveries, logs
 from penstock.listing import Page
 from penstock.outbox.states import DELIVERY
 
-__all__ = ["Delivery", "acknowledge", "bump", "claim", "fail", "fail_spent", "list_deliveries", "resend"]
+__all__ = ["Delivery", "acknowledge", "bump", "claim", "fail", "fail_spent", "list_deliveries", "require", "resend"]
 
 OPEN = ("Pending", "Delivered")
 TRIES_MAX = 10
@@ -101,7 +101,7 @@ async def acknowledge(
     target = "Processed" if outcome == "processed" else "Delivered"
 
     async def work(inner: Connection) -> Delivery:
-        found = await _get(inner, scope, message_id)
+        found = await require(inner, scope, message_id)
         if found.state == target or (found.state == "Processed" and outcome == "delivered"):
             return found
         DELIVERY.after(found.state, outcome, subject=f"delivery {message_id}")
@@ -109,7 +109,7 @@ async def acknowledge(
         if outcome == "processed":
             values |= {"due_at": None, "claim": None}
         await _moved(inner, scope, found, token, values)
-        return await _get(inner, scope, message_id)
+        return await require(inner, scope, message_id)
 
     return await (work(tx) if tx is not None else scope.db.transaction(work, "lifecycle_acknowledge"))
 
@@ -120,7 +120,7 @@ async def fail(scope: Scope, message_id: str, reason: str, *, token: str | None 
 
 
 async def _fail(scope: Scope, message_id: str, reason: str, token: str | None, tx: Connection) -> Delivery:
-    found = await _get(tx, scope, message_id)
+    found = await require(tx, scope, message_id)
     DELIVERY.after(found.state, "failed", subject=f"delivery {message_id}")
     values: dict[str, Any] = {"claim": None, "error": reason[:ERROR_CHARS], "modified_at": scope.db.now()}
     if found.attempts < found.attempts_max:
@@ -130,7 +130,7 @@ async def _fail(scope: Scope, message_id: str, reason: str, token: str | None, t
     else:
         await _moved(tx, scope, found, token, {**values, "state": "Failed", "due_at": None})
         await _apply_policy(tx, scope, found)
-    return await _get(tx, scope, message_id)
+    return await require(tx, scope, message_id)
 
 
 async def fail_spent(scope: Scope, *, limit: int) -> int:
@@ -176,13 +176,13 @@ async def bump(scope: Scope, message_id: str) -> Delivery:
     """Count an attempt that was made elsewhere, and put the next one off."""
 
     async def work(tx: Connection) -> Delivery:
-        found = await _get(tx, scope, message_id)
+        found = await require(tx, scope, message_id)
         if found.state not in OPEN:
             raise Conflict(f"delivery {message_id} is {found.state}; only open ones are bumped")
         wait = await _wait_us(tx, scope, found.consumer, found.attempts + 1)
         values = {"attempts": found.attempts + 1, "due_at": scope.db.now() + wait, "modified_at": scope.db.now()}
         await _moved(tx, scope, found, None, values)
-        return await _get(tx, scope, message_id)
+        return await require(tx, scope, message_id)
 
     scope.tally["delivery_retries_total", "bumped"] += 1
     return await scope.db.transaction(work, "lifecycle_bump")
@@ -201,7 +201,7 @@ async def resend(
     async def work(tx: Connection) -> int:
         which = [deliveries.c.tenant == scope.tenant]
         if message_id is not None:
-            await _get(tx, scope, message_id)
+            await require(tx, scope, message_id)
             which.append(deliveries.c.message_id == message_id)
         if consumer is not None:
             which.append(deliveries.c.consumer == consumer)
@@ -295,7 +295,8 @@ async def _moved(tx: Connection, scope: Scope, found: Delivery, token: str | Non
         raise Conflict(f"delivery {found.message_id} was changed meanwhile; look at it again")
 
 
-async def _get(tx: Connection, scope: Scope, message_id: str) -> Delivery:
+async def require(tx: Connection, scope: Scope, message_id: str) -> Delivery:
+    """One delivery, by its message id."""
     row = (await tx.execute(_select(scope).where(deliveries.c.message_id == message_id))).one_or_none()
     if row is None:
         raise NotFound(f"no delivery has the message id {message_id!r}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -24,6 +24,7 @@ from penstock.operations.states import OPERATION
 from penstock.operations.tables import operations
 from penstock.operations.validating.without_rows import refuse_without_rows
 from penstock.operations.visibility import stored_tenant
+from penstock.outbox.storing import subscribe
 from penstock.pipeline import Definition
 from penstock.pipeline.secret_values import mask_texts
 from penstock.secret_keys import SecretKeys
@@ -49,8 +50,13 @@ async def create(
     entropy: Entropy,
     keys: SecretKeys,
     metadata_bytes_max: int,
+    told: Sequence[Mapping[str, Any]] = (),
+    tx: Connection | None = None,
 ) -> str:
     """Store the file, then the operation that runs over it; returns its id.
+
+    `told` are subscriptions to the operation's events, stored with it. In a `tx` of the caller's the operation
+    is there once that is committed.
 
     Unknown formats, metadata that does not fit, unknown options and files without rows are refused before anything is
     stored; of a stream that cannot be rewound, it is the reading that finds no row.
@@ -67,20 +73,19 @@ async def create(
             return files.put(stream)
 
     stored = await asyncio.to_thread(store)
-    return await db.transaction(
-        _insertion(
-            db,
-            operation_id(clock, entropy),
-            resolved,
-            stored,
-            file_name=name,
-            file_format=file_format,
-            created_by=created_by,
-            tenant=stored_tenant(tenant),
-            **columns,
-        ),
-        "create",
+    insertion = _insertion(
+        db,
+        operation_id(clock, entropy),
+        resolved,
+        stored,
+        file_name=name,
+        file_format=file_format,
+        created_by=created_by,
+        tenant=stored_tenant(tenant),
+        told=told,
+        **columns,
     )
+    return await (db.transaction(insertion, "create") if tx is None else insertion(tx))
 
 
 async def accept_metadata(definition: Definition, pipeline: object, metadata: Any, *, bytes_max: int) -> Any:
@@ -123,8 +128,9 @@ def _insertion(
     stored: Stored,
     *,
     created_by: str,
+    told: Sequence[Mapping[str, Any]],
     **columns: Any,
-) -> Any:
+) -> Callable[[Connection], Awaitable[str]]:
     async def insert_operation(tx: Connection) -> str:
         await tx.execute(
             insert(operations).values(
@@ -152,6 +158,8 @@ def _insertion(
             at=db.now(),
             actor=created_by,
         )
+        if told:
+            await subscribe(db, tx, told, subject=new_id, tenant=columns["tenant"] or "")
         await db.ring(tx)
         details = {"name": definition.name, "fileName": columns["file_name"], "sha256": stored.sha256}
         act = Act(columns["tenant"] or "", created_by, "operation.create", new_id, details)

@@ -15,6 +15,7 @@ from penstock.blobs.store import FileStore
 from penstock.clock import Clock, Entropy, micros, operation_id
 from penstock.db.connection import Connection
 from penstock.db.database import Database
+from penstock.db.unit import UnitOfWork, joined
 from penstock.errors import Conflict, Forbidden, InvalidInput, NotFound
 from penstock.formats import Limits
 from penstock.journal.numbering import number_new
@@ -45,12 +46,14 @@ from penstock.operations.quotas import require_room
 from penstock.operations.retrying import Eligibility, Retry
 from penstock.operations.rows.lifespans import Lifespans
 from penstock.operations.rows.stored_metadata import load_metadata
+from penstock.operations.telling import Notify, notify_types
 from penstock.operations.views import error_views, flow_views, operation_views, row_views, workload_views
 from penstock.operations.views.chunk_view import RowLayout, verdict_codes
 from penstock.operations.views.operation_views import OperationFilter
 from penstock.operations.visibility import EVERYTHING, Visible
 from penstock.operations.worker.background import LONG_DEAD_S
 from penstock.operations.worker_records import remove_dead_workers
+from penstock.outbox.subscribing import subscription_row
 from penstock.pipeline import Definition, definition_of
 from penstock.settings import Settings
 
@@ -97,8 +100,14 @@ class Operations:
         file_name: str | None = None,
         options: Mapping[str, Any] | None = None,
         created_by: str | None = None,
+        notify: Sequence[Notify] = (),
+        tx: UnitOfWork | None = None,
     ) -> Operation:
-        """Create an operation, given by name or declaration, for a file. When this returns, it is durable."""
+        """Create an operation, given by name or declaration, for a file. When this returns, it is durable.
+
+        `notify` names who is told of this operation: webhooks, chats, e-mail addresses. With the `tx` of
+        `penstock.transaction()` it is there once that is committed, and never if it is undone.
+        """
         definition = self.definition(operation)
         if self._visible.tenant is not None:
             await require_room(self._db, self._visible.tenant, self._settings)
@@ -118,8 +127,23 @@ class Operations:
             entropy=self._entropy,
             keys=self._settings.secret_keys,
             metadata_bytes_max=self._settings.metadata_bytes_max,
+            told=[self._told(each, created_by or self._actor) for each in notify],
+            tx=joined(tx),
         )
+        if tx is not None:
+            return await operation_views.get(tx.connection, new_id)
         return await self.get(new_id)
+
+    def _told(self, notify: Notify, created_by: str) -> Mapping[str, Any]:
+        return subscription_row(
+            operation_id(self._clock, self._entropy),
+            notify.url,
+            types=notify_types(notify.on),
+            secret=notify.secret,
+            keys=self._settings.secret_keys,
+            allowed=self._settings.webhook_networks_allowed,
+            created_by=created_by,
+        )
 
     def definition(self, operation: object) -> Definition:
         """The definition of an operation given by name or declaration; it must be one of those we were opened with."""
