@@ -100,7 +100,8 @@ chunks = table(
     Column("fence", BigInteger, nullable=False, default=0),
     Column("version", BigInteger, nullable=False, default=0),
     Column("due_at", BigInteger, nullable=False),
-    Column("mail", BigInteger, nullable=False, default=0),
+    # Workers of earlier releases, which may run beside this one, know the column by its first name.
+    Column("mail", BigInteger, key="message_count", nullable=False, default=0),
     Column("succeeded", Integer, nullable=False, default=0),
     Column("invalid", Integer, nullable=False, default=0),
     Column("failed", Integer, nullable=False, default=0),

@@ -28,7 +28,7 @@ from penstock.operations.counts import Counts
 from penstock.operations.model import Difference, VerifyReport
 from penstock.operations.moves import Head
 from penstock.operations.operation_ids import number_of
-from penstock.operations.proof.chunk_invariants import CHUNK_RULES, ChunkFacts, Finding, ledger_fits
+from penstock.operations.proof.chunk_invariants import CHUNK_RULES, ChunkFacts, Finding, ledger_matches_chunk
 from penstock.operations.proof.invariants import OPERATION_RULES, OperationFacts
 from penstock.operations.proof.message_invariants import MESSAGE_RULES
 from penstock.operations.proof.message_reading import OVERLOOKED_US, MessageReader, Messages
@@ -191,7 +191,7 @@ def _check_batch(
         except _Unreadable as error:
             report.add("chunk_is_readable", str(error), operation.id, chunk.id, None)
             continue
-        if report.add_all("ledger_fits", ledger_fits(known), operation.id, chunk.id):
+        if report.add_all("ledger_matches_chunk", ledger_matches_chunk(known), operation.id, chunk.id):
             continue
         facts.add_ledger(known.ledger)
         for rule in CHUNK_RULES:
