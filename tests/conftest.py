@@ -45,7 +45,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def share_compiled_statements() -> None:
-    """Let all engines of this process share what SQLAlchemy compiles: each test opens some, with the same statements."""
+    """Let all engines of this process share what SQLAlchemy compiles: every test opens some."""
     shared: LRUCache[Any, Any] = LRUCache(10_000)
     connect = Database.connect.__func__
 
