@@ -11,7 +11,7 @@ from dataverse_remote import Remote, executor, opened, outcomes
 
 from penstock.errors import SettingsInvalid
 from penstock.targets.dataverse import DataverseOptions, Lookup
-from penstock.targets.model import BulkOptions, Mode, TargetError, Trouble
+from penstock.targets.model import BulkOptions, ErrorKind, Mode, TargetError
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ async def test_the_keys_of_a_large_upsert_are_read_in_several_questions_of_legal
 async def test_a_standard_batch_with_one_bad_record_changes_nothing_and_names_the_field(remote: Remote):
     with pytest.raises(TargetError) as caught:
         await remote.create({"name": "good", "code": "1"}, {"name": "bad", "code": "x" * 30})
-    assert (caught.value.kind, caught.value.code, caught.value.field) == (Trouble.DATA, "0x80044331", "code")
+    assert (caught.value.kind, caught.value.code, caught.value.field) == (ErrorKind.DATA, "0x80044331", "code")
     assert not caught.value.maybe_applied
     assert remote.server.rows("account") == []
 
@@ -149,17 +149,17 @@ async def test_a_reference_set_to_nothing_is_cleared(remote: Remote):
 
 async def test_a_table_is_described_once_and_by_its_own_names(remote: Remote):
     for _ in range(3):
-        traits = await remote.target.describe("account", Mode.CREATE, BulkOptions(), "app-1")
+        capabilities = await remote.target.describe("account", Mode.CREATE, BulkOptions(), "app-1")
         await remote.create({"name": str(uuid4())})
-    assert (traits.id_field, traits.is_atomic, traits.records_max) == ("accountid", True, None)
-    assert traits.bytes_max == 4 * 2**20
+    assert (capabilities.id_field, capabilities.is_atomic, capabilities.records_max) == ("accountid", True, None)
+    assert capabilities.bytes_max == 4 * 2**20
     assert len([call for call in remote.server.ledger.calls() if "EntityDefinitions" in call.path]) == 1
 
 
 async def test_a_table_that_does_not_exist_is_named(remote: Remote):
     with pytest.raises(TargetError, match="no table 'accounts'") as caught:
         await remote.target.describe("accounts", Mode.CREATE, BulkOptions(), "app-1")
-    assert caught.value.kind is Trouble.UNSUPPORTED
+    assert caught.value.kind is ErrorKind.UNSUPPORTED
 
 
 @pytest.mark.covers("BX-088")
@@ -167,7 +167,7 @@ async def test_a_table_that_does_not_exist_is_named(remote: Remote):
 async def test_a_table_without_bulk_messages_is_refused_before_anything_is_sent(remote: Remote, mode: Mode):
     with pytest.raises(TargetError, match="does not take") as caught:
         await remote.target.describe("unlisted", mode, BulkOptions(), "app-1")
-    assert caught.value.kind is Trouble.UNSUPPORTED
+    assert caught.value.kind is ErrorKind.UNSUPPORTED
     for singly, options in ((Mode.DELETE, BulkOptions()), (Mode.UPSERT, DataverseOptions(exact_counts=True))):
         assert (await remote.target.describe("unlisted", singly, options, "app-1")).id_field == "unlistedid"
 

@@ -25,12 +25,12 @@ from dataverse import (
 )
 from dataverse_remote import Remote, executor, opened
 
-from penstock.targets import BulkResult, Mode, Outcome, Trouble
+from penstock.targets import BulkResult, ErrorKind, Mode, Outcome
 from penstock.targets.dataverse import DataverseOptions
 
 SEEDS = 240
 SEEDS_PER_TEST = 8
-PASSING = frozenset({Trouble.TOKEN, Trouble.CONNECTION, Trouble.DEADLOCK, Trouble.RACE})
+PASSING = frozenset({ErrorKind.TOKEN, ErrorKind.CONNECTION, ErrorKind.DEADLOCK, ErrorKind.RACE})
 TOO_EARLY = Problem(429, "", "request rate is large")
 
 LOSSES: Sequence[Callable[[random.Random], Any]] = (
@@ -171,7 +171,7 @@ def check(scene: Scene, remote: Remote, result: BulkResult, ids: Sequence[str], 
             case Outcome.FAILED | Outcome.NOT_RUN:
                 assert times == 0, f"record {n} is {outcome} but was applied"
             case Outcome.UNKNOWN:
-                assert errors[n].kind in {Trouble.CONNECTION, Trouble.OTHER}
+                assert errors[n].kind in {ErrorKind.CONNECTION, ErrorKind.OTHER}
         if outcome is Outcome.FAILED and n not in scene.bad:
             assert errors[n].kind in PASSING or result.stopped_reason, f"record {n} failed by {errors[n]}"
     if scene.mode is Mode.UPSERT and (result.counts_exact or not scene.can_lose):

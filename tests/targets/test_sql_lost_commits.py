@@ -9,9 +9,9 @@ import pytest
 from sql_places import Place, Wire, batch
 
 from penstock.targets import BulkExecutor, RetryPolicy
-from penstock.targets.model import Mode, Outcome, TargetError, Trouble, Verdict
+from penstock.targets.model import ErrorKind, Mode, Outcome, TargetError, Verdict
 from penstock.targets.sql.postgres.commits import ASKED_MAX, Commits, Pending
-from penstock.targets.sql.sheets import Sheet
+from penstock.targets.sql.row_groups import RowGroup
 from penstock.targets.sql.target import SqlTarget
 from penstock.targets.target import Batch
 
@@ -60,7 +60,7 @@ async def test_a_commit_that_arrived_is_recognised_by_what_it_did(place: Place, 
     await target.describe("products", mode, given.options, "default")
     wire.cut = "after"
     error = await lose(target, given, each=each)
-    assert (error.kind, error.maybe_applied) == (Trouble.CONNECTION, True)
+    assert (error.kind, error.maybe_applied) == (ErrorKind.CONNECTION, True)
     wire.cut = None
     told = await target.reconcile(given, "default")
     assert [verdict and verdict.outcome for verdict in told] == ANSWERS[mode]
@@ -90,7 +90,7 @@ async def test_a_connection_that_broke_before_the_commit_changed_nothing_for_sur
     await target.describe("products", Mode.UPDATE, batch(Mode.UPDATE, []).options, "default")
     wire.word, wire.cut = b"products", when
     error = await lose(target, batch(Mode.UPDATE, [product(1, note="x")]))
-    assert (error.kind, error.maybe_applied) == (Trouble.CONNECTION, False)
+    assert (error.kind, error.maybe_applied) == (ErrorKind.CONNECTION, False)
     wire.cut = None
     answer = await target.send(batch(Mode.UPDATE, [product(1, note="y")]), "default")
     assert answer.verdicts[0].outcome is Outcome.UPDATED
@@ -186,7 +186,7 @@ class Server:
 
 
 def pending() -> Pending:
-    return Pending("7", [Sheet(("id",), [(1,)], [0])], [[Verdict(Outcome.CREATED)]])
+    return Pending("7", [RowGroup(("id",), [(1,)], [0])], [[Verdict(Outcome.CREATED)]])
 
 
 @pytest.mark.databases("postgresql")

@@ -12,11 +12,13 @@ from penstock.targets.model import BulkOptions, Mode
 from penstock.targets.pool import Pool
 from penstock.targets.progress import Progress
 from penstock.targets.results import BulkResult
-from penstock.targets.rules.policy import RetryPolicy
-from penstock.targets.running.inputs import Records, checked_options, checked_records, checked_table
-from penstock.targets.running.job import Job
-from penstock.targets.running.run import Run
-from penstock.targets.target import Target
+from penstock.targets.rules.retry import RetryPolicy
+from penstock.targets.running.arguments import Records, checked_options, checked_records, checked_table
+from penstock.targets.running.batch import CallSpec
+from penstock.targets.running.bulk_run import BulkRun, described
+from penstock.targets.running.calls import SlotCaller
+from penstock.targets.running.waiters import CallQueue
+from penstock.targets.target import Capabilities, Target
 
 __all__ = ["BulkCall", "BulkCancelled", "BulkExecutor"]
 
@@ -42,7 +44,7 @@ class BulkCancelled(PenstockError):
 class BulkCall:
     """A bulk call under way. Await it for its result."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: BulkRun) -> None:
         self._run = run
         self._task = asyncio.ensure_future(run.run())
 
@@ -56,7 +58,7 @@ class BulkCall:
 
     async def cancel(self) -> BulkResult:
         """Begin no more batches, give those in flight a moment to finish, and return what was done."""
-        self._run.stopping.stop("cancelled")
+        self._run.stop_signal.stop("cancelled")
         return await self._result()
 
     async def _result(self) -> BulkResult:
@@ -65,7 +67,7 @@ class BulkCall:
         except asyncio.CancelledError as cancelled:
             if self._task.cancelled():
                 raise
-            self._run.stopping.stop("cancelled")
+            self._run.stop_signal.stop("cancelled")
             await self._ended()
             raise cancelled from self._cause()
 
@@ -144,6 +146,12 @@ class BulkExecutor:
         """Delete the records with these ids."""
         return await self.start(Mode.DELETE, table, ids, options, progress)
 
+    async def describe(self, mode: Mode, table: str, options: BulkOptions) -> Capabilities:
+        """How a table behaves, asked under the same limits and retries; raises what no retry could avoid."""
+        self.target.check_options(options)
+        spec = CallSpec(self.target, checked_table(table), mode, options, "")
+        return (await described(spec, SlotCaller(self.target, self.pool, CallQueue(None)))).capabilities
+
     def start(
         self,
         mode: Mode,
@@ -158,5 +166,5 @@ class BulkExecutor:
         self.target.check_options(chosen)
         chosen = checked_options(chosen)
         call_id = operation_id(self.pool.clock, self.pool.entropy)
-        job = Job(self.target, checked_table(table), mode, chosen, call_id)
-        return BulkCall(Run(job, checked_records(mode, records), self.pool, progress))
+        spec = CallSpec(self.target, checked_table(table), mode, chosen, call_id)
+        return BulkCall(BulkRun(spec, checked_records(mode, records), self.pool, progress))

@@ -12,13 +12,13 @@ from penstock.errors import InvalidInput, PenstockError
 __all__ = [
     "BadInput",
     "BulkOptions",
+    "ErrorKind",
     "Limit",
     "Mode",
     "Outcome",
     "Record",
     "RecordId",
     "TargetError",
-    "Trouble",
     "Verdict",
 ]
 
@@ -61,7 +61,7 @@ class Outcome(StrEnum):
 SUCCESSES = frozenset({Outcome.CREATED, Outcome.UPDATED, Outcome.UNCHANGED, Outcome.DELETED})
 
 
-class Trouble(StrEnum):
+class ErrorKind(StrEnum):
     """Why a remote refused: the classes of error that are treated differently."""
 
     THROTTLED = "throttled"  # wait as told, without limit
@@ -95,7 +95,7 @@ class TargetError(PenstockError):
         self,
         message: str,
         *,
-        kind: Trouble = Trouble.OTHER,
+        kind: ErrorKind = ErrorKind.OTHER,
         code: str | None = None,
         retry_after_s: float | None = None,
         limit: Limit | None = None,

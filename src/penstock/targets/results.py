@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, overload
 
-from penstock.targets.diagnostics import Diagnostic
+from penstock.targets.diagnostics.analysis import Diagnostic
 from penstock.targets.ids import PackedIds
-from penstock.targets.model import SUCCESSES, Mode, Outcome, RecordId, Trouble
+from penstock.targets.model import SUCCESSES, ErrorKind, Mode, Outcome, RecordId
 
 __all__ = ["BulkError", "BulkResult", "Outcomes", "Statistics", "StoppedReason"]
 
@@ -71,7 +71,7 @@ class BulkError:
 
     index: int
     message: str
-    kind: Trouble = Trouble.OTHER
+    kind: ErrorKind = ErrorKind.OTHER
     code: str | None = None
     id: RecordId = None
     field: str | None = None
@@ -88,7 +88,7 @@ class Statistics:
     throttles: int = 0
     waited_s: float = 0.0
     """Time in which nothing could be sent because every source was throttled."""
-    retries: Mapping[Trouble, int] = field(default_factory=dict)
+    retries: Mapping[ErrorKind, int] = field(default_factory=dict)
     batch_size_min: int = 0
     batch_size_max: int = 0
     batch_size_last: int = 0

@@ -9,7 +9,7 @@ from typing import Any, overload
 from penstock.errors import SettingsInvalid
 from penstock.targets.model import BulkOptions, Mode, RecordId, Verdict
 
-__all__ = ["Answer", "Batch", "Reference", "Same", "Target", "Traits"]
+__all__ = ["Answer", "Batch", "Capabilities", "Reference", "Target", "UniformVerdicts"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class Same(Sequence[Verdict]):
+class UniformVerdicts(Sequence[Verdict]):
     """One outcome for every record of a batch, told once; `ids` are the records' own, when they have any.
 
     A list of verdicts says the same; this costs nothing per record.
@@ -53,12 +53,12 @@ class Same(Sequence[Verdict]):
     @overload
     def __getitem__(self, position: int) -> Verdict: ...
     @overload
-    def __getitem__(self, position: slice) -> Same: ...
-    def __getitem__(self, position: int | slice) -> Verdict | Same:
+    def __getitem__(self, position: slice) -> UniformVerdicts: ...
+    def __getitem__(self, position: int | slice) -> Verdict | UniformVerdicts:
         found = range(self.length)[position]
         ids = self.ids[position] if self.ids is not None else None
         if isinstance(found, range):
-            return Same(self.verdict, len(found), ids)
+            return UniformVerdicts(self.verdict, len(found), ids)
         return self.verdict if ids is None else Verdict(self.verdict.outcome, ids, self.verdict.error)
 
 
@@ -74,7 +74,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Traits:
+class Capabilities:
     """How a table behaves under one mode."""
 
     is_atomic: bool = True
@@ -115,9 +115,9 @@ class Target:
         """Send one batch as one call; raise `TargetError` when it failed as a whole. Never retries."""
         raise NotImplementedError(f"{type(self).__name__} must say how a batch is sent")
 
-    async def describe(self, table: str, mode: Mode, options: BulkOptions, source: str) -> Traits:
+    async def describe(self, table: str, mode: Mode, options: BulkOptions, source: str) -> Capabilities:
         """How this table behaves; asked once per bulk call. Raise `TargetError` when the table cannot take it."""
-        return Traits()
+        return Capabilities()
 
     async def reconcile(self, batch: Batch, source: str) -> Sequence[Verdict | None]:
         """Ask what became of a batch whose answer was lost; None for a record that was not applied."""

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from penstock.errors import SettingsInvalid
-from penstock.targets.model import Mode, Outcome, Trouble
+from penstock.targets.model import ErrorKind, Mode, Outcome
 
 __all__ = ["Body", "Endpoint", "ItemResults"]
 
@@ -79,8 +79,8 @@ class Endpoint:
     lookup: str | None = None
     """A URL to GET one record by `{id}`, to find out what became of a create or delete whose answer was lost."""
     success: frozenset[int] = SUCCESSES
-    troubles: Mapping[int, Trouble] = field(default_factory=dict)
-    """What a status means here, where it differs from HTTP: `{409: Trouble.DEADLOCK}`."""
+    error_kinds: Mapping[int, ErrorKind] = field(default_factory=dict)
+    """What a status means here, where it differs from HTTP: `{409: ErrorKind.DEADLOCK}`."""
     gone_is_deleted: bool = False
     """A delete of a record that is not there counts as done."""
     width_header: str | None = None

@@ -8,7 +8,7 @@ from itertools import islice
 from operator import itemgetter, lt
 from typing import Any
 
-from penstock.targets.model import Mode, Record, TargetError, Trouble
+from penstock.targets.model import ErrorKind, Mode, Record, TargetError
 from penstock.targets.sql.folds import Fold
 from penstock.targets.sql.table import Table
 
@@ -124,4 +124,4 @@ def missing_key(key: tuple[str, ...]) -> TargetError:
 
 def fault(code: str, message: str, field: str | None = None) -> TargetError:
     """What is wrong with a record that is not worth sending."""
-    return TargetError(message, kind=Trouble.DATA, code=code, field=field)
+    return TargetError(message, kind=ErrorKind.DATA, code=code, field=field)

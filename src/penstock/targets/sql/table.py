@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from penstock.targets.model import BulkOptions, Mode, TargetError, Trouble
+from penstock.targets.model import BulkOptions, ErrorKind, Mode, TargetError
 from penstock.targets.sql.folds import Fold
 from penstock.targets.sql.names import Quote
 from penstock.targets.sql.options import SqlOptions
@@ -70,7 +70,7 @@ class Table:
 def no_such_table(name: str, found: str | None = None) -> TargetError:
     """The error for a name that is no table."""
     message = f"{name!r} is {found}, not a table" if found else f"there is no table {name!r}"
-    return TargetError(message, kind=Trouble.UNSUPPORTED, code="NO_SUCH_TABLE", details={"table": name})
+    return TargetError(message, kind=ErrorKind.UNSUPPORTED, code="NO_SUCH_TABLE", details={"table": name})
 
 
 def choose_key(table: Table, mode: Mode, options: BulkOptions) -> tuple[str, ...]:
@@ -88,7 +88,7 @@ def choose_key(table: Table, mode: Mode, options: BulkOptions) -> tuple[str, ...
 def _no_key(table: Table, problem: str) -> TargetError:
     keys = [f"({', '.join(key)})" for key in _distinct((table.primary_key, *table.unique_keys)) if key]
     known = f"its unique keys are: {', '.join(keys)}" if keys else "it has no unique key at all"
-    return TargetError(f"table {table} {problem}; {known}", kind=Trouble.UNSUPPORTED, code="NO_SUCH_KEY")
+    return TargetError(f"table {table} {problem}; {known}", kind=ErrorKind.UNSUPPORTED, code="NO_SUCH_KEY")
 
 
 def _distinct(keys: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:

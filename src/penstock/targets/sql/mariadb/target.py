@@ -15,21 +15,21 @@ from uuid import UUID
 
 import asyncmy
 
-from penstock.targets.model import BadInput, BulkOptions, Mode, TargetError, Trouble, Verdict
+from penstock.targets.model import BadInput, BulkOptions, ErrorKind, Mode, TargetError, Verdict
 from penstock.targets.sql.cancelling import committed
-from penstock.targets.sql.mariadb.catalog import look_up
+from penstock.targets.sql.connections import ConnectionPool
+from penstock.targets.sql.mariadb.catalog import read_table
 from penstock.targets.sql.mariadb.commits import Commits, Pending, is_done
-from penstock.targets.sql.mariadb.writing import DRIVER_ERRORS, told, write_each, write_sheet
-from penstock.targets.sql.pool import Pool
-from penstock.targets.sql.sheets import Sheet
+from penstock.targets.sql.mariadb.writing import DRIVER_ERRORS, told, write_each, write_group
+from penstock.targets.sql.row_groups import RowGroup
 from penstock.targets.sql.table import Table
-from penstock.targets.sql.target import SqlTarget, Work, Written
+from penstock.targets.sql.target import SqlTarget, TableBatch, Written
 from penstock.targets.sql.values import Converters, finite, to_json
-from penstock.targets.target import Batch, Traits
+from penstock.targets.target import Batch, Capabilities
 
 __all__ = ["MariaDbTarget"]
 
-WriteSheet: TypeAlias = Callable[[Any, Work, Sheet], Awaitable[list[Verdict]]]
+WriteGroup: TypeAlias = Callable[[Any, TableBatch, RowGroup], Awaitable[list[Verdict]]]
 GRACE_S = 30.0
 PLAIN_OPTIONS: dict[str, Callable[[str], Any]] = {
     "unix_socket": str,
@@ -86,7 +86,7 @@ class MariaDbTarget(SqlTarget):
             f"max_statement_time = {statement_timeout_s:f}, innodb_lock_wait_timeout = {lock_timeout_s:d}"
         )
         self._commits = Commits()
-        self._pool: Pool[Any] = Pool(
+        self._pool: ConnectionPool[Any] = ConnectionPool(
             connections,
             connect=self._connect,
             close=lambda connection: connection.ensure_closed(),
@@ -119,51 +119,51 @@ class MariaDbTarget(SqlTarget):
                 self._pool.discard(connection)
                 raise _may_have_been(error if isinstance(error, TargetError) else told(error)) from error
         if is_there:
-            for sheet, answers in zip(pending.sheets, pending.verdicts, strict=True):
-                for position, verdict in zip(sheet.positions, answers, strict=True):
+            for group, answers in zip(pending.groups, pending.verdicts, strict=True):
+                for position, verdict in zip(group.positions, answers, strict=True):
                     verdicts[position] = verdict
         self._commits.forget(batch.key)
         return verdicts
 
-    def _traits(self, mode: Mode, options: BulkOptions, key: tuple[str, ...]) -> Traits:
-        return Traits(can_reconcile=bool(key), id_field=key[0] if len(key) == 1 else None)
+    def _capabilities(self, mode: Mode, options: BulkOptions, key: tuple[str, ...]) -> Capabilities:
+        return Capabilities(can_reconcile=bool(key), id_field=key[0] if len(key) == 1 else None)
 
-    async def _look_up(self, name: str) -> Table:
+    async def _read_table(self, name: str) -> Table:
         async with self._pool.take() as connection:
             try:
                 async with connection.cursor() as cursor:
-                    return await look_up(cursor, name)
+                    return await read_table(cursor, name)
             except DRIVER_ERRORS as error:
                 self._pool.discard(connection)
                 raise told(error) from error
 
-    async def _write(self, work: Work) -> Written:
-        return await self._transact(work, write_sheet)
+    async def _write(self, work: TableBatch) -> Written:
+        return await self._transact(work, write_group)
 
-    async def _write_each(self, work: Work) -> Written:
+    async def _write_each(self, work: TableBatch) -> Written:
         return await self._transact(work, write_each)
 
-    async def _transact(self, work: Work, write: WriteSheet) -> Written:
-        """Write the sheets in one transaction. When this ends in any way, the transaction has ended or soon will."""
+    async def _transact(self, work: TableBatch, write: WriteGroup) -> Written:
+        """Write the groups in one transaction. When this ends in any way, the transaction has ended or soon will."""
         self._commits.forget(work.batch.key)
-        sheets = work.layout.sheets
+        groups = work.layout.groups
         async with self._pool.take() as connection:
             try:
                 await connection.begin()
                 async with connection.cursor() as cursor:
-                    verdicts = [await write(cursor, work, sheet) for sheet in sheets]
+                    verdicts = [await write(cursor, work, group) for group in groups]
             except (TargetError, *DRIVER_ERRORS) as error:
                 await self._undo(connection)
                 refused = error if isinstance(error, TargetError) else told(error)
-                if refused.kind is Trouble.RACE:
+                if refused.kind is ErrorKind.RACE:
                     self.forget(work.batch.table)
                 raise refused from error
-            self._commits.note(work.batch.key, Pending(work, sheets, verdicts))
+            self._commits.note(work.batch.key, Pending(work, groups, verdicts))
             await self._commit(connection, work)
         self._commits.forget(work.batch.key)
         return Written(verdicts)
 
-    async def _commit(self, connection: Any, work: Work) -> None:
+    async def _commit(self, connection: Any, work: TableBatch) -> None:
         try:
             await committed(connection.commit())
         except asyncio.CancelledError:
@@ -172,7 +172,7 @@ class MariaDbTarget(SqlTarget):
         except DRIVER_ERRORS as error:
             refused = told(error)
             self._pool.discard(connection)
-            if refused.kind is Trouble.CONNECTION:
+            if refused.kind is ErrorKind.CONNECTION:
                 raise _may_have_been(refused) from error
             self._commits.forget(work.batch.key)
             raise refused from error

@@ -10,7 +10,7 @@ from penstock.targets.sql.folds import Fold, as_uuid, lower, rounded, single, un
 from penstock.targets.sql.names import ansi, split_name
 from penstock.targets.sql.table import Column, Table, no_such_table
 
-__all__ = ["look_up"]
+__all__ = ["read_table"]
 
 KINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table", "i": "an index", "S": "a sequence"}
 
@@ -61,7 +61,7 @@ WHERE c.oid = to_regclass($1)
 """
 
 
-async def look_up(connection: Any, name: str) -> Table:
+async def read_table(connection: Any, name: str) -> Table:
     """The table of that name as the connection's search path finds it."""
     schema, plain = split_name(name)
     found = await connection.fetchrow(TABLE, ".".join(ansi(part) for part in (schema, plain) if part))

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.targets.model import TargetError, Trouble, Verdict
-from penstock.targets.sql.sheets import Sheet
+from penstock.targets.model import ErrorKind, TargetError, Verdict
+from penstock.targets.sql.row_groups import RowGroup
 
 __all__ = ["Commits", "Pending"]
 
@@ -23,7 +23,7 @@ class Pending:
     """What a transaction will have done if it committed."""
 
     xid: str
-    sheets: Sequence[Sheet]
+    groups: Sequence[RowGroup]
     verdicts: Sequence[Sequence[Verdict]]
 
 
@@ -59,8 +59,8 @@ class Commits:
         verdicts: list[Verdict | None] = [None] * count
         for pending in self._pending.get(batch_key, ()):
             if await self._is_committed(connection, pending.xid):
-                for sheet, told in zip(pending.sheets, pending.verdicts, strict=True):
-                    for position, verdict in zip(sheet.positions, told, strict=True):
+                for group, told in zip(pending.groups, pending.verdicts, strict=True):
+                    for position, verdict in zip(group.positions, told, strict=True):
                         verdicts[position] = verdict
         self.forget(batch_key)
         return verdicts
@@ -76,6 +76,6 @@ class Commits:
             await self._sleep(PAUSE_S)  # the server has not noticed yet that its client is gone
         raise TargetError(
             f"transaction {xid} is {status or 'too old to ask about'}; whether it committed is not known",
-            kind=Trouble.CONNECTION,
+            kind=ErrorKind.CONNECTION,
             maybe_applied=True,
         )

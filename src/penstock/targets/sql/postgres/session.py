@@ -8,7 +8,7 @@ from typing import Any
 
 import asyncpg  # type: ignore[import-untyped]
 
-from penstock.targets.sql.postgres.refusals import DRIVER_ERRORS, refusal
+from penstock.targets.sql.postgres.error_mapping import DRIVER_ERRORS, refusal
 
 __all__ = ["UNDO_S", "begin", "close", "connect_to", "drop", "undo"]
 

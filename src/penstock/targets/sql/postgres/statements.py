@@ -72,7 +72,7 @@ class Plan:
         return tuple(k for k in self.key if k not in self.columns and self.table.columns[k].default is not None)
 
     def write(self, mode: Mode, source: str) -> str:
-        """One statement for a whole sheet."""
+        """One statement for a whole group."""
         if mode is Mode.CREATE:
             return f"{self._create(source)} SELECT {XID}{self._written_count()}{self._created_keys()}"
         if mode is Mode.UPSERT and self.by_value:
