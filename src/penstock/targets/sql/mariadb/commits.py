@@ -3,48 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from penstock.targets.model import ErrorKind, Mode, Outcome, TargetError, Verdict
+from penstock.targets.sql.commits import Pending
 from penstock.targets.sql.mariadb.writing import found_in, parts
 from penstock.targets.sql.row_groups import RowGroup
 from penstock.targets.sql.target import TableBatch
 
-__all__ = ["Commits", "Pending", "is_done"]
-
-BATCHES_MAX = 1000
-"""Batches remembered: more are not in flight, so the oldest were given up by their caller."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pending:
-    """What a batch will have done if it committed."""
-
-    work: TableBatch
-    groups: Sequence[RowGroup]
-    verdicts: Sequence[Sequence[Verdict]]
-
-
-class Commits:
-    """What was asked to commit, by batch, until the answer is known."""
-
-    def __init__(self) -> None:
-        self._pending: dict[str, Pending] = {}
-
-    def note(self, batch_key: str, pending: Pending) -> None:
-        """A commit is about to be sent."""
-        self._pending[batch_key] = pending
-        while len(self._pending) > BATCHES_MAX:
-            del self._pending[next(iter(self._pending))]
-
-    def forget(self, batch_key: str) -> None:
-        """The batch was answered, or is sent anew."""
-        self._pending.pop(batch_key, None)
-
-    def get(self, batch_key: str) -> Pending | None:
-        """What may have been committed of this batch."""
-        return self._pending.get(batch_key)
+__all__ = ["is_done"]
 
 
 async def is_done(cursor: Any, pending: Pending) -> bool:

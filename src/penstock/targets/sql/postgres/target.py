@@ -6,32 +6,34 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from penstock.targets.model import BulkOptions, ErrorKind, Mode, Outcome, TargetError, Verdict
-from penstock.targets.sql.cancelling import CANCEL_S, committed
+from penstock.targets.model import ErrorKind, Mode, Outcome, TargetError, Verdict
+from penstock.targets.sql.commits import CANCEL_S, Pending
 from penstock.targets.sql.connections import ConnectionPool
 from penstock.targets.sql.postgres.catalog import read_table
-from penstock.targets.sql.postgres.commits import Commits, Pending
 from penstock.targets.sql.postgres.error_codes import STALE
 from penstock.targets.sql.postgres.error_mapping import DRIVER_ERRORS, refusal, refusal_of_rows
 from penstock.targets.sql.postgres.row_by_row import portions, without_wrong_types, write_rows
-from penstock.targets.sql.postgres.session import UNDO_S, begin, close, connect_to, drop, undo
+from penstock.targets.sql.postgres.session import UNDO_S, begin, close, connect_to, drop, is_committed, undo
 from penstock.targets.sql.postgres.writing import plan_for, write_group
 from penstock.targets.sql.row_groups import RowGroup
+from penstock.targets.sql.server import ServerTarget
 from penstock.targets.sql.table import Table
-from penstock.targets.sql.target import SqlTarget, TableBatch, Written
-from penstock.targets.target import Batch, Capabilities
+from penstock.targets.sql.target import TableBatch, Written
 
 __all__ = ["PostgresTarget"]
 
 WriteGroup: TypeAlias = Callable[[Any, TableBatch, RowGroup], Awaitable[tuple[str, Sequence[Verdict]]]]
 
 
-class PostgresTarget(SqlTarget):
+class PostgresTarget(ServerTarget):
     """A PostgreSQL database. Needs `pip install "penstock[postgres]"`.
 
     Timeouts hold for each batch's transaction and leave the session alone, so that poolers can be used. `connect` is
     passed on to `asyncpg.connect`. With `synchronous_commit=False` a crash of the server may lose batches it confirmed.
     """
+
+    _driver_errors = DRIVER_ERRORS
+    _stale_codes = STALE
 
     def __init__(
         self,
@@ -53,7 +55,6 @@ class PostgresTarget(SqlTarget):
             **(connect or {}),
         }
         self._begin = begin(statement_timeout_s, lock_timeout_s, idle_timeout_s, synchronous_commit)
-        self._commits = Commits()
         self._pool: ConnectionPool[Any] = ConnectionPool(
             connections,
             connect=lambda: connect_to(dsn, settings),
@@ -61,26 +62,6 @@ class PostgresTarget(SqlTarget):
             drop=drop,
             is_alive=lambda connection: not connection.is_closed(),
         )
-
-    async def refresh(self, source: str) -> None:
-        """Open new connections from now on, and look tables up again."""
-        self._changed.update(self._tables)
-        self._pool.drop_all()
-
-    async def aclose(self) -> None:
-        """Close the connections."""
-        await self._pool.aclose()
-
-    async def reconcile(self, batch: Batch, source: str) -> Sequence[Verdict | None]:
-        """Ask the server whether the batch's transaction was committed."""
-        async with self._pool.take() as connection:
-            try:
-                return await self._commits.settle(connection, batch.key, len(batch))
-            except DRIVER_ERRORS as error:
-                raise _may_have_been(refusal(error)) from error
-
-    def _capabilities(self, mode: Mode, options: BulkOptions, key: tuple[str, ...]) -> Capabilities:
-        return Capabilities(can_reconcile=True, id_field=key[0] if len(key) == 1 else None)
 
     async def _read_table(self, name: str) -> Table:
         async with self._pool.take() as connection:
@@ -112,7 +93,7 @@ class PostgresTarget(SqlTarget):
             told = await self._transact(connection, work, portion, write_rows)
         except TargetError as error:
             if error.kind is not ErrorKind.DATA:
-                error.maybe_applied |= self._commits.has(work.batch.key)
+                error.maybe_applied |= bool(self._commits.get(work.batch.key))
                 raise
             rows = [group.pick([n]) for group in portion for n in range(len(group))]
             if len(rows) == 1:
@@ -141,40 +122,21 @@ class PostgresTarget(SqlTarget):
             raise
         except DRIVER_ERRORS as error:
             await undo(connection)
-            raise self._refused(error, work, groups[len(verdicts) :][:1]) from error
+            raise self._refusal(error, work, groups[len(verdicts) :][:1]) from error
         except asyncio.CancelledError:
             await undo(connection, CANCEL_S)
             raise
-        self._commits.note(work.batch.key, Pending(xid, groups, verdicts))
-        await self._commit(connection, work, groups)
+        pending = Pending(work, groups, verdicts, xid)
+        await self._commit(connection, connection.execute("COMMIT", timeout=UNDO_S), pending)
         return verdicts
 
-    async def _commit(self, connection: Any, work: TableBatch, groups: Sequence[RowGroup]) -> None:
-        try:
-            await committed(connection.execute("COMMIT", timeout=UNDO_S))
-        except asyncio.CancelledError:
-            self._pool.discard(connection)
-            raise
-        except DRIVER_ERRORS as error:
-            refused = self._refused(error, work, groups)
-            if refused.kind is ErrorKind.CONNECTION:
-                self._pool.discard(connection)
-                raise _may_have_been(refused) from error
-            self._commits.drop_last(work.batch.key)
-            raise refused from error
+    def _mapped(self, error: BaseException, work: TableBatch | None, groups: Sequence[RowGroup]) -> TargetError:
+        return refusal(error) if work is None else refusal_of_rows(error, groups, work.table)
 
-    def _refused(self, error: BaseException, work: TableBatch, groups: Sequence[RowGroup]) -> TargetError:
-        refused = refusal_of_rows(error, groups, work.table)
-        if refused.code in STALE or refused.kind is ErrorKind.RACE:
-            self.forget(work.batch.table)
-        return refused
+    async def _is_committed(self, connection: Any, pending: Pending) -> bool:
+        return await is_committed(connection, pending.transaction_id)
 
 
 def _is_exact(connection: Any, work: TableBatch) -> bool:
     """Whether new rows were told from old ones by the server, not by a look before."""
     return work.mode is not Mode.UPSERT or not plan_for(connection, work, work.layout.groups[0]).reads_before
-
-
-def _may_have_been(error: TargetError) -> TargetError:
-    error.maybe_applied = True
-    return error
