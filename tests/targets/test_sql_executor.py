@@ -95,13 +95,13 @@ async def test_a_call_knows_its_keys_while_another_one_looks_the_table_up(
     looked_up = asyncio.Event()
     options = SqlOptions(duplicates="error")
     await target.describe("products", Mode.UPSERT, options, "default")
-    look_up = target._look_up
+    look_up = target._read_table
 
     async def slowly(name: str) -> Any:
         await looked_up.wait()
         return await look_up(name)
 
-    monkeypatch.setattr(target, "_look_up", slowly)
+    monkeypatch.setattr(target, "_read_table", slowly)
     other = asyncio.ensure_future(target.describe("products", Mode.UPSERT, options, "default"))
     await asyncio.sleep(0)
     identify = target.identifier("products", Mode.UPSERT, options)

@@ -97,7 +97,6 @@ PURE = (
     "lifecycles.rules.graph",
     "lifecycles.states",
     "targets.model",
-    "targets.target",
     "targets.rules.breaker",
     "targets.rules.pace",
     "targets.rules.retry",

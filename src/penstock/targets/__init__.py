@@ -4,12 +4,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from penstock.targets.blocking import create, delete, update, upsert
     from penstock.targets.composite.ordering import plan_records, plan_tables
     from penstock.targets.composite.prober import Prober
     from penstock.targets.composite.waves import WavesCancelled, in_waves, tables_in_waves
     from penstock.targets.dataverse import CustomLogicBypass, DataverseOptions, DataverseTarget
     from penstock.targets.diagnostics import Cause, Diagnostic, analyze_batch_failure, foresee_batch_failure
     from penstock.targets.executor import BulkCall, BulkCancelled, BulkExecutor
+    from penstock.targets.from_url import open_target
     from penstock.targets.http import Body, ClientCredentials, Endpoint, HttpTarget, ItemResults, StaticHeaders
     from penstock.targets.manifest import RetryManifest
     from penstock.targets.model import BadInput, BulkOptions, ErrorKind, Limit, Mode, Outcome, TargetError, Verdict
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from penstock.targets.progress import Phase, Progress, ProgressTracker
     from penstock.targets.progress_display import ProgressDisplay
     from penstock.targets.report import ErrorReport
+    from penstock.targets.request_count import count_request
     from penstock.targets.results import BulkError, BulkResult, Statistics
     from penstock.targets.rules.retry import RetryPolicy
     from penstock.targets.sql import MariaDbTarget, PostgresTarget, SqliteTarget, SqlOptions
@@ -71,21 +74,29 @@ __all__ = [
     "Verdict",
     "WavesCancelled",
     "analyze_batch_failure",
+    "count_request",
+    "create",
+    "delete",
     "foresee_batch_failure",
     "in_waves",
+    "open_target",
     "plan_records",
     "plan_tables",
     "tables_in_waves",
+    "update",
+    "upsert",
 ]
 
 # Imported when first asked for: a target's driver is loaded only by those who use it.
 _HOMES = {
+    "blocking": ("create", "delete", "update", "upsert"),
     "composite.ordering": ("plan_records", "plan_tables"),
     "composite.prober": ("Prober",),
     "composite.waves": ("WavesCancelled", "in_waves", "tables_in_waves"),
     "dataverse": ("CustomLogicBypass", "DataverseOptions", "DataverseTarget"),
     "diagnostics": ("Cause", "Diagnostic", "analyze_batch_failure", "foresee_batch_failure"),
     "executor": ("BulkCall", "BulkCancelled", "BulkExecutor"),
+    "from_url": ("open_target",),
     "http": ("Body", "ClientCredentials", "Endpoint", "HttpTarget", "ItemResults", "StaticHeaders"),
     "manifest": ("RetryManifest",),
     "model": ("BadInput", "BulkOptions", "ErrorKind", "Limit", "Mode", "Outcome", "TargetError", "Verdict"),
@@ -93,6 +104,7 @@ _HOMES = {
     "progress": ("Phase", "Progress", "ProgressTracker"),
     "progress_display": ("ProgressDisplay",),
     "report": ("ErrorReport",),
+    "request_count": ("count_request",),
     "results": ("BulkError", "BulkResult", "Statistics"),
     "rules.retry": ("RetryPolicy",),
     "sql": ("MariaDbTarget", "PostgresTarget", "SqlOptions", "SqliteTarget"),

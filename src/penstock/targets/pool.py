@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Self
 
 from penstock.clock import Clock, Entropy, SystemClock
@@ -97,6 +98,14 @@ class Pool:
             sleep=sleep,
             entropy=entropy,
         )
+
+    @classmethod
+    def shared(cls, target: Target) -> Pool:
+        """The pool of a target, the same for all who use it."""
+        pool = target.slot_pool or cls.of(target)
+        with suppress(AttributeError):  # a target may be frozen; then each executor has its own
+            target.slot_pool = pool
+        return pool
 
     def _breaker(self) -> Breaker:
         policy = self.policy

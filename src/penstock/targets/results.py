@@ -85,6 +85,8 @@ class Statistics:
 
     calls: int = 0
     """Requests that carried records, answered or not; questions about lost answers included."""
+    requests: int = 0
+    """Every request: those, and descriptions of tables, look-ups and tokens. For a database, its transactions."""
     throttles: int = 0
     waited_s: float = 0.0
     """Time in which nothing could be sent because every source was throttled."""
@@ -154,13 +156,17 @@ class BulkResult:
 
     @property
     def created_count(self) -> int | None:
-        """For an upsert, how many records are new."""
-        return self.outcomes.count(Outcome.CREATED) if self.mode is Mode.UPSERT else None
+        """For an upsert, how many records are new; None when the remote did not say."""
+        return self._upsert_count(Outcome.CREATED)
 
     @property
     def updated_count(self) -> int | None:
-        """For an upsert, how many records were changed."""
-        return self.outcomes.count(Outcome.UPDATED) if self.mode is Mode.UPSERT else None
+        """For an upsert, how many records were changed; None when the remote did not say."""
+        return self._upsert_count(Outcome.UPDATED)
+
+    def _upsert_count(self, outcome: Outcome) -> int | None:
+        is_told = self.mode is Mode.UPSERT and not self.outcomes.count(Outcome.UPSERTED)
+        return self.outcomes.count(outcome) if is_told else None
 
     @property
     def input_error(self) -> BaseException | None:

@@ -12,7 +12,7 @@ from uuid import UUID
 import pytest
 
 from penstock.errors import SettingsInvalid
-from penstock.targets.dataverse import CustomLogicBypass, DataverseOptions, Lookup
+from penstock.targets.dataverse import CustomLogicBypass, DataverseOptions, DataverseTarget, Lookup
 from penstock.targets.dataverse.calls import Call
 from penstock.targets.dataverse.entities import Spelling, encode
 from penstock.targets.dataverse.identity import identity, references
@@ -176,7 +176,8 @@ def test_an_update_of_its_own_never_creates():
 @pytest.mark.covers("BX-092", "BX-093", "BX-094", "BX-095", "BX-096", "BX-097", "BX-098")
 def test_the_defaults_are_those_of_the_document():
     options = DataverseOptions()
-    assert (options.batch_size, options.continue_on_error, options.max_parallel_batches) == (100, True, None)
+    assert (options.batch_size, options.continue_on_error, options.max_parallel_batches) == (None, True, None)
+    assert DataverseTarget.batch_size == 100
     assert (options.elastic_table, options.tag, options.bypass_custom_logic) == (None, None, CustomLogicBypass.NONE)
     assert not options.bypass_power_automate_flows
     assert not options.suppress_duplicate_detection

@@ -61,11 +61,17 @@ def test_the_public_names_are_these():
         "Verdict",
         "WavesCancelled",
         "analyze_batch_failure",
+        "count_request",
+        "create",
+        "delete",
         "foresee_batch_failure",
         "in_waves",
+        "open_target",
         "plan_records",
         "plan_tables",
         "tables_in_waves",
+        "update",
+        "upsert",
     ]
 
 

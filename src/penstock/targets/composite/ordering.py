@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from penstock.targets.diagnostics.error_parsing import spelled
-from penstock.targets.model import Record
-from penstock.targets.target import Reference
+from penstock.targets.model import Record, Reference
 
 __all__ = ["Place", "RecordPlan", "TablePlan", "plan_records", "plan_tables"]
 

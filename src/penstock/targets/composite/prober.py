@@ -63,7 +63,7 @@ class Prober:
         `fallback(table, record, source)` sends one record and returns its verdict or its id; it runs under the limits
         and retries of the executor, and raises `TargetError` as a target does.
         """
-        call = _Call(self._executor, Mode(mode), checked_table(table), options or self._executor.options, progress)
+        call = _Call(self._executor, Mode(mode), checked_table(table), self._executor.chosen(options), progress)
         checked_records(mode, records)
         if self.is_supported(table, mode) is None and not await self._is_described(call, records):
             self.mark(table, mode, is_supported=False)

@@ -8,14 +8,13 @@ from typing import Any, TypeAlias
 from penstock.targets.composite.ordering import Place, plan_records
 from penstock.targets.diagnostics.analysis import BIND, Diagnostic
 from penstock.targets.diagnostics.causes import Cause
-from penstock.targets.model import ErrorKind, Outcome, Record, RecordId
+from penstock.targets.model import ErrorKind, Outcome, Record, RecordId, Reference
 from penstock.targets.results import BulkError
-from penstock.targets.target import Reference
 
 __all__ = ["REFERENCE_NOT_SET", "ReferenceGraph"]
 
 REFERENCE_NOT_SET = "REFERENCE_NOT_SET"
-PRESENT = frozenset({Outcome.CREATED, Outcome.UPDATED, Outcome.UNCHANGED, Outcome.SKIPPED})
+PRESENT = frozenset({Outcome.CREATED, Outcome.UPDATED, Outcome.UPSERTED, Outcome.UNCHANGED, Outcome.SKIPPED})
 """A record that was skipped gave way to another of its key."""
 
 OutcomeOf: TypeAlias = Callable[[Place], Outcome]

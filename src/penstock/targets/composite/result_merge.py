@@ -102,6 +102,7 @@ def _summed(one: Statistics, other: Statistics) -> Statistics:
     smallest = [size for size in (one.batch_size_min, other.batch_size_min) if size]
     return Statistics(
         calls=one.calls + other.calls,
+        requests=one.requests + other.requests,
         throttles=one.throttles + other.throttles,
         waited_s=one.waited_s + other.waited_s,
         retries=dict(retries),

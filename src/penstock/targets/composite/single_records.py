@@ -16,7 +16,7 @@ Fallback: TypeAlias = Callable[[str, Any, str], Awaitable[Any]]
 DONE = {
     Mode.CREATE: Outcome.CREATED,
     Mode.UPDATE: Outcome.UPDATED,
-    Mode.UPSERT: Outcome.UPDATED,
+    Mode.UPSERT: Outcome.UPSERTED,
     Mode.DELETE: Outcome.DELETED,
 }
 
@@ -28,6 +28,7 @@ class SingleTarget(Target):
         self.name = f"{target.name}, one by one"
         self.sources = target.sources
         self.width, self.width_max = target.width, target.width_max
+        self.options_type = target.options_type
         self._target, self._send_one = target, send_one
 
     async def send(self, batch: Batch, source: str) -> Answer:
@@ -46,9 +47,6 @@ class SingleTarget(Target):
 
     async def refresh(self, source: str) -> None:
         await self._target.refresh(source)
-
-    def check_options(self, options: BulkOptions) -> None:
-        self._target.check_options(options)
 
     def identity(self, table: str, mode: Mode, record: Any) -> Hashable | None:
         return self._target.identity(table, mode, record)

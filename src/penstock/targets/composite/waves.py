@@ -107,7 +107,7 @@ class _Waves:
     ) -> None:
         self._executor, self._tables, self._mode = executor, tables, mode
         given = options if isinstance(options, Mapping) else dict.fromkeys(tables, options)
-        self._options = {table: given.get(table) or executor.options for table in tables}
+        self._options = {table: executor.chosen(given.get(table)) for table in tables}
         self._merged = {table: MergedResult(mode, len(records)) for table, records in tables.items()}
         self._clock = executor.pool.clock
         self._started_s = self._clock.monotonic()

@@ -85,7 +85,9 @@ def _created_ids(call: Call, reply: WebApiReply) -> Sequence[str]:
 def _success(call: Call, position: int, present: Found | None) -> Verdict:
     if call.mode is not Mode.UPSERT:
         return Verdict(single_requests.DONE[call.mode], call.id(position))
-    was_there = present[position] if present is not None else None
+    if present is None:
+        return Verdict(Outcome.UPSERTED, call.id(position))
+    was_there = present[position]
     return Verdict(Outcome.UPDATED if was_there else Outcome.CREATED, was_there or call.id(position))
 
 

@@ -119,7 +119,7 @@ class Sender:
 
     async def _before(self, call: Call, source: str, lost: LostBatch | None) -> Found | None:
         """Which records of an upsert are there before its first try."""
-        if call.mode is not Mode.UPSERT:
+        if call.mode is not Mode.UPSERT or not call.options.tell_created:
             return None
         if lost is not None and lost.present is not None:
             return lost.present

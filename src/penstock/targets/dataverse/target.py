@@ -34,6 +34,8 @@ class DataverseTarget(Target):
     when it is first needed; give your own for proxies, certificates or time limits.
     """
 
+    options_type = DataverseOptions
+
     def __init__(
         self,
         url: str,
@@ -59,10 +61,6 @@ class DataverseTarget(Target):
         )
         self._metadata = TableMetadata(self._api, clock, metadata_ttl_s)
         self._sender = Sender(self._api, self._metadata)
-
-    def check_options(self, options: BulkOptions) -> None:
-        if type(options) not in {BulkOptions, DataverseOptions}:
-            raise SettingsInvalid(f"{self.name} takes BulkOptions or DataverseOptions, not {type(options).__name__}")
 
     async def describe(self, table: str, mode: Mode, options: BulkOptions, source: str) -> Capabilities:
         asked = platform_options(options)

@@ -13,6 +13,7 @@ from penstock.targets.dataverse.error_mapping import WebApiReply, refusal
 from penstock.targets.dataverse.tokens import Tokens
 from penstock.targets.model import ErrorKind, TargetError
 from penstock.targets.per_loop import PerLoop
+from penstock.targets.request_count import count_request
 
 try:
     import httpx
@@ -111,6 +112,7 @@ class WebApi:
         request = client.build_request(method, self._base + path, headers=headers, content=body)
         # The platform's cookie pins every call to one web server, and its quota with it.
         request.headers.pop("cookie", None)
+        count_request()
         try:
             async with asyncio.timeout(self._timeout_s):
                 response = await client.send(request)

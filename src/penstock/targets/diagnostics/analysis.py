@@ -9,8 +9,7 @@ from typing import Any, TypeAlias
 
 from penstock.targets.diagnostics.causes import KINDS, SUGGESTIONS, Cause, cause_of
 from penstock.targets.diagnostics.error_parsing import ParsedError, spelled
-from penstock.targets.model import Mode, RecordId
-from penstock.targets.target import Batch, Reference
+from penstock.targets.model import Batch, Mode, RecordId, Reference
 
 __all__ = ["Diagnostic", "analyze_batch_failure", "foresee_batch_failure", "references_in"]
 

@@ -17,7 +17,7 @@ __all__ = ["at_path", "decoded", "read_answer"]
 DONE = {
     Mode.CREATE: Outcome.CREATED,
     Mode.UPDATE: Outcome.UPDATED,
-    Mode.UPSERT: Outcome.UPDATED,
+    Mode.UPSERT: Outcome.UPSERTED,
     Mode.DELETE: Outcome.DELETED,
 }
 GONE = frozenset({404, 410})
@@ -125,7 +125,9 @@ def _done(mode: Mode, status: int | None) -> tuple[Outcome, bool]:
     """The outcome of a success, and whether the status made it certain."""
     if mode is not Mode.UPSERT:
         return DONE[mode], True
-    return (Outcome.CREATED if status == 201 else Outcome.UPDATED), status is not None
+    if status is None:
+        return DONE[mode], False
+    return (Outcome.CREATED if status == 201 else Outcome.UPDATED), True
 
 
 def _number(status: Any) -> int | None:

@@ -16,6 +16,7 @@ from penstock.targets.http.answers import decoded
 from penstock.targets.http.rate_limits import retry_after_s
 from penstock.targets.model import ErrorKind, TargetError
 from penstock.targets.per_loop import PerLoop
+from penstock.targets.request_count import count_request
 
 if TYPE_CHECKING:
     import httpx
@@ -97,6 +98,7 @@ class ClientCredentials:
     async def _fetch(self, client: httpx.AsyncClient, clock: Clock) -> tuple[str, float]:
         import httpx
 
+        count_request()
         try:
             response = await client.post(self._token_url, data=self._form, follow_redirects=False)
         except httpx.HTTPError as error:

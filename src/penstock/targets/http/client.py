@@ -14,6 +14,7 @@ from penstock.targets.http.auth import LOCAL, Auth
 from penstock.targets.http.error_mapping import Reply
 from penstock.targets.model import ErrorKind, TargetError
 from penstock.targets.per_loop import PerLoop
+from penstock.targets.request_count import count_request
 
 if TYPE_CHECKING:
     import httpx
@@ -72,6 +73,7 @@ class HttpClient:
         client = self._clients.get()
         proof = await self._proof(source, client)
         request = client.build_request(method, self._base + path, content=content, headers={**headers, **proof})
+        count_request()
         try:
             async with asyncio.timeout(self._timeout_s):
                 response = await self._answered(client, request)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from penstock.targets.model import BulkOptions, Limit
-from penstock.targets.target import Capabilities
+from penstock.targets.model import BulkOptions, Capabilities, Limit
 
 __all__ = ["BatchSize"]
 
+SIZE = 100
+MAX_TIMES = 10
+"""How many times its first size a batch may reach, unless the options say."""
 SMOOTHING = 0.3
 GROWTH_MAX, SHRINK_MAX = 1.5, 0.5
 CAREFUL_GROWTH = 1.1
@@ -23,9 +25,11 @@ class BatchSize:
     def __init__(self, options: BulkOptions, capabilities: Capabilities) -> None:
         self._adapts = options.adapt_batch_size
         self._target_s = options.batch_seconds_target
-        ceiling = capabilities.records_max or options.batch_size_max
-        self._max = min(ceiling, options.batch_size_max) if self._adapts else ceiling
-        first = min(options.batch_size, capabilities.records_max or options.batch_size)
+        size = options.batch_size or SIZE
+        size_max = options.batch_size_max or MAX_TIMES * size
+        ceiling = capabilities.records_max or size_max
+        self._max = min(ceiling, size_max) if self._adapts else ceiling
+        first = min(size, capabilities.records_max or size)
         self._size = float(min(first, self._max) if self._adapts else first)
         self._seconds_per_record: float | None = None
         self._good_calls = 0

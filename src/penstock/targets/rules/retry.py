@@ -8,8 +8,7 @@ from enum import Enum, auto
 from math import isfinite
 from random import Random
 
-from penstock.targets.model import ErrorKind, TargetError
-from penstock.targets.target import Capabilities
+from penstock.targets.model import Capabilities, ErrorKind, TargetError
 
 __all__ = [
     "FINITE",

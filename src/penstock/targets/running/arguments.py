@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, TypeAlias, TypeVar
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from penstock.errors import Fault
 from penstock.targets.ids import EMPTY_GUID
 from penstock.targets.model import BadInput, BulkOptions, ErrorKind, Mode, TargetError
 
-__all__ = ["Records", "checked_options", "checked_records", "checked_table", "faults_in", "refuse_faults"]
+if TYPE_CHECKING:
+    from penstock.targets.target import Target
+
+__all__ = [
+    "Records",
+    "checked_options",
+    "checked_records",
+    "checked_table",
+    "faults_in",
+    "named_options",
+    "refuse_faults",
+]
 
 log = logging.getLogger("penstock.targets")
 
@@ -44,17 +55,23 @@ def checked_records(mode: Mode, records: Any) -> Records:
     return records
 
 
-def checked_options(options: Options) -> Options:
-    """Options that can be followed; a batch size below one becomes the default, with a warning."""
+def named_options(target: Target, given: Mapping[str, Any]) -> BulkOptions:
+    """Options that were given by name, as options of the target's own kind."""
+    known = [field.name for field in fields(target.options_type)]
+    unknown = sorted(set(given) - set(known))
+    if unknown:
+        raise BadInput(f"{target.name} has no option {', '.join(unknown)}; it has: {', '.join(known)}")
+    return target.options_type(**given)
+
+
+def checked_options(options: Options, batch_size: int = BATCH_SIZE) -> Options:
+    """Options that can be followed; a batch size below one becomes the target's, with a warning."""
     for name in ("batch_size", "batch_size_max", "max_parallel_batches"):
         value = getattr(options, name)
-        is_pool_width = value is None and name == "max_parallel_batches"
-        if not is_pool_width and (not isinstance(value, int) or isinstance(value, bool)):
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
             raise TypeError(f"{name} must be a whole number, not {value!r}")
-    if options.batch_size_max < 1:
-        raise BadInput(f"batch_size_max must be at least 1, not {options.batch_size_max}")
-    if options.max_parallel_batches is not None and options.max_parallel_batches < 1:
-        raise BadInput(f"max_parallel_batches must be at least 1 or None, not {options.max_parallel_batches}")
+        if value is not None and value < 1 and name != "batch_size":
+            raise BadInput(f"{name} must be at least 1 or None, not {value}")
     if options.batch_seconds_target <= 0:
         raise BadInput(f"batch_seconds_target must be more than 0, not {options.batch_seconds_target}")
     if options.deadline_s is not None and options.deadline_s <= 0:
@@ -63,10 +80,11 @@ def checked_options(options: Options) -> Options:
         raise BadInput(f"max_errors must be at least 0 or None, not {options.max_errors}")
     if options.duplicates not in POLICIES:
         raise BadInput(f"duplicates must be one of {', '.join(POLICIES)}, not {options.duplicates!r}")
-    if options.batch_size < 1:
-        log.warning("batch_size must be at least 1, not %d; %d is used", options.batch_size, BATCH_SIZE)
-        return replace(options, batch_size=BATCH_SIZE)
-    return options
+    if options.batch_size is not None and options.batch_size >= 1:
+        return options
+    if options.batch_size is not None:
+        log.warning("batch_size must be at least 1, not %d; %d is used", options.batch_size, batch_size)
+    return replace(options, batch_size=batch_size)
 
 
 def faults_in(mode: Mode, id_field: str | None, records: Sequence[Any]) -> dict[int, TargetError]:

@@ -13,6 +13,7 @@ from penstock.targets.model import ErrorKind, TargetError
 from penstock.targets.pool import Pool
 from penstock.targets.progress import Progress, ProgressTracker
 from penstock.targets.results import BulkResult
+from penstock.targets.rules.batch_size import BatchSize
 from penstock.targets.rules.duplicates import DuplicateKeys, find_duplicates
 from penstock.targets.rules.retry import Act, after_lost_question
 from penstock.targets.running.arguments import Records, faults_in, refuse_faults
@@ -90,6 +91,7 @@ class BulkRun:
     async def run(self) -> BulkResult:
         """Do the whole call; raises only when its arguments are wrong."""
         started_s = self._pool.clock.monotonic()
+        self._caller.count_requests()
         try:
             async with self._watched():
                 scheduler = await self._work()
@@ -104,7 +106,7 @@ class BulkRun:
             spec = await self.stop_signal.guard(described(self._spec, self._caller))
         except TargetError as error:
             scheduler = self._gathered(self._spec)
-            await self.stop_signal.guard(self._reader.read(self._spec.options.batch_size))
+            await self.stop_signal.guard(self._reader.read(BatchSize(self._spec.options, self._spec.capabilities).now))
             scheduler.refuse(error)
             return scheduler
         scheduler = self._gathered(spec or self._spec)

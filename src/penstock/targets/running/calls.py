@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from penstock.targets.model import ErrorKind, TargetError, Verdict
 from penstock.targets.pool import Pool, PoolExhausted
+from penstock.targets.request_count import RequestCounter
 from penstock.targets.rules.batch_size import BatchSize
 from penstock.targets.running.batch import CallSpec, PendingBatch, SendMode
 from penstock.targets.running.waiters import CallQueue, Priority
@@ -34,12 +35,24 @@ class SlotCaller:
 
     def __init__(self, target: Target, pool: Pool, queue: CallQueue) -> None:
         self._target, self.pool, self.queue = target, pool, queue
+        self._counter = RequestCounter()
+        self._calls = 0
         pool.enter()
+
+    @property
+    def requests(self) -> int:
+        """Requests so far; a target that does not count them makes one in each call."""
+        return max(self._counter.count, self._calls)
+
+    def count_requests(self) -> None:
+        """Count the requests of this task and of those it starts."""
+        self._counter.begin()
 
     async def call(self, ask: Callable[[str], Awaitable[Told]], priority: Priority = Priority.NEW) -> Told:
         """Ask when there is a slot, on its source; whatever goes wrong is raised as a `TargetError`."""
         source = await self._slot(priority)
         generation = self.pool.source_refresh.generation(source)
+        self._calls += 1
         try:
             told = await self._asked(ask, source)
             self.pool.answered(source, told.width_hint if isinstance(told, Answer) else None)

@@ -36,7 +36,7 @@ class BatchScheduler:
         stop_signal: StopSignal,
     ) -> None:
         self._spec, self._reader = spec, reader
-        self._pool, self._queue = caller.pool, caller.queue
+        self._caller, self._pool, self._queue = caller, caller.pool, caller.queue
         self._reporter, self._stop_signal = reporter, stop_signal
         self._recorder = OutcomeRecorder(spec.mode, spec.options, spec.own_id)
         self._size = BatchSize(spec.options, spec.capabilities)
@@ -224,6 +224,7 @@ class BatchScheduler:
         smallest, biggest = self._sizes or (0, 0)
         return Statistics(
             calls=self._lifecycle.calls,
+            requests=self._caller.requests,
             throttles=self._lifecycle.throttles,
             waited_s=self._queue.waited_s,
             retries=dict(self._lifecycle.retries),

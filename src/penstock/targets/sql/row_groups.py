@@ -27,6 +27,7 @@ from penstock.targets.sql.keys import (
     picker,
 )
 from penstock.targets.sql.table import Column, Table
+from penstock.targets.sql.text_values import FromText
 from penstock.targets.target import UniformVerdicts
 
 __all__ = ["Layout", "RowGroup", "assemble", "lay_out"]
@@ -67,7 +68,7 @@ def lay_out(records: Sequence[Any], mode: Mode, table: Table, key: tuple[str, ..
     for group in _by_id(records, key) if mode is Mode.DELETE else _by_columns(records):
         wrong = _column_fault(group.columns, mode, table, key)
         if wrong is None:
-            groups.append(group)
+            groups.append(_parse_texts(group, table, faults))
         else:
             faults.update(dict.fromkeys(group.positions, wrong))
     if mode is Mode.CREATE:
@@ -205,3 +206,34 @@ def _of_wrong_type(values: list[Any], column: Column) -> dict[int, TargetError]:
 
 def _comparable(values: list[Any], fold: Fold | None) -> list[Any]:
     return [folded(value, fold) for value in values] if fold else values
+
+
+def _parse_texts(group: RowGroup, table: Table, faults: dict[int, TargetError]) -> RowGroup:
+    """The rows with texts read where their columns take none; a row whose text means nothing there is at fault."""
+    changed: dict[int, list[Any]] = {}
+    wrong: set[int] = set()
+    for n, name in enumerate(group.columns):
+        column = table.columns[name]
+        if column.from_text is None or str not in set(map(type, map(itemgetter(n), group.rows))):
+            continue
+        changed[n] = [
+            _read(value, column.from_text, i, wrong) if type(value) is str else value
+            for i, value in enumerate(map(itemgetter(n), group.rows))
+        ]
+        for i in wrong:
+            if group.positions[i] not in faults:
+                message = f"column {name!r} takes {column.full_type}, not the text {group.rows[i][n]!r}"
+                faults[group.positions[i]] = fault("BAD_TYPE", message, name)
+    if not changed:
+        return group
+    columns = [changed.get(n) or [row[n] for row in group.rows] for n in range(len(group.columns))]
+    made = RowGroup(group.columns, list(zip(*columns, strict=True)), group.positions)
+    return made.pick([i for i in range(len(made)) if i not in wrong]) if wrong else made
+
+
+def _read(text: str, read: FromText, index: int, wrong: set[int]) -> Any:
+    try:
+        return read(text)
+    except ValueError:
+        wrong.add(index)
+        return text

@@ -10,6 +10,7 @@ from penstock.targets.model import BulkOptions, ErrorKind, Mode, TargetError
 from penstock.targets.sql.folds import Fold
 from penstock.targets.sql.names import Quote
 from penstock.targets.sql.options import SqlOptions
+from penstock.targets.sql.text_values import FromText
 
 __all__ = ["Column", "Table", "choose_key", "no_such_table"]
 
@@ -36,6 +37,12 @@ class Column:
     fold: Fold | None = None
     """Values that this makes equal are equal to the table, as far as we can tell; None when only equal ones are."""
     is_text: bool = False
+    from_text: FromText | None = None
+    """Reads a text as a value of this type; None where texts are taken as they are."""
+    is_read_by_server: bool = False
+    """Texts are for the server to read: it knows more ways to write them than we do."""
+    is_given_as_text: bool = False
+    """This batch gives texts for the server to read."""
     key_types: Classes = ()
     """What a key of this column must be, where the database would compare anything else in its own way."""
     length_max: int | None = None

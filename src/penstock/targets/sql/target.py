@@ -60,6 +60,8 @@ class SqlTarget(Target):
     Records that cannot be sent at all (an unknown column, no key) fail alone; the rest of their batch goes on.
     """
 
+    options_type = SqlOptions
+    batch_size = 5000
     _converters: Converters | None = None
 
     def __init__(self, name: str, connections: int) -> None:
@@ -69,11 +71,6 @@ class SqlTarget(Target):
         self.width = self.width_max = connections
         self._tables: dict[str, Table] = {}
         self._changed: set[str] = set()
-
-    def check_options(self, options: BulkOptions) -> None:
-        """Take the options of every target and those of tables."""
-        if type(options) not in (BulkOptions, SqlOptions):
-            raise SettingsInvalid(f"{self.name} takes BulkOptions or SqlOptions, not {type(options).__name__}")
 
     async def describe(self, table: str, mode: Mode, options: BulkOptions, source: str) -> Capabilities:
         """Look the table up and settle which columns identify its records."""
@@ -124,6 +121,7 @@ class SqlTarget(Target):
         layout = lay_out(batch.records, batch.mode, table, key)
         if self._converters is not None:
             layout = convert(layout, self._converters)
+        table, layout = self._as_texts(table, layout)
         if layout.faults and not batch.options.isolate:
             raise _as_one(layout)
         return TableBatch(batch, table, key, layout)
@@ -134,6 +132,10 @@ class SqlTarget(Target):
             self._changed.discard(name)
             self._tables[name] = found
         return self._tables[name]
+
+    def _as_texts(self, table: Table, layout: Layout) -> tuple[Table, Layout]:
+        """The same, with columns marked for which texts are given that the server must read."""
+        return table, layout
 
     @abstractmethod
     async def _read_table(self, name: str) -> Table:

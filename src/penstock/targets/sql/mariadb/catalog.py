@@ -10,6 +10,7 @@ from penstock.targets.model import ErrorKind, TargetError
 from penstock.targets.sql.folds import Fold, as_uuid, caseless, lower, rounded, single, then, unpadded
 from penstock.targets.sql.names import split_name
 from penstock.targets.sql.table import Column, Table, no_such_table
+from penstock.targets.sql.text_values import decimal, if_possible, number, whole
 
 __all__ = ["read_table"]
 
@@ -31,6 +32,11 @@ KEYS = (
 
 NUMERIC = ("tinyint", "smallint", "mediumint", "int", "bigint", "decimal", "float", "double", "bit", "year")
 NUMBERS = (int, float, Decimal)
+FROM_TEXT = {kind: if_possible(whole) for kind in NUMERIC} | {
+    "decimal": if_possible(decimal),
+    "float": if_possible(number),
+    "double": if_possible(number),
+}
 FOLDS: dict[str, Fold] = {"uuid": as_uuid, "float": single}
 SCALE = re.compile(r",(\d+)\)")
 
@@ -81,6 +87,7 @@ def _column(found: tuple[Any, ...]) -> Column:
         is_generated=bool(generation) or "GENERATED" in extra.upper(),
         # MariaDB would take any text as the number 0, and so find the wrong row.
         key_types=NUMBERS if kind in NUMERIC else (),
+        from_text=FROM_TEXT.get(kind),
         charset=charset,
         collation=collation,
         fold=_fold(kind, full, collation),

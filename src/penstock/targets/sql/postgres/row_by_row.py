@@ -15,6 +15,7 @@ from penstock.targets.model import Mode, Outcome, Verdict
 from penstock.targets.sql.names import ansi
 from penstock.targets.sql.postgres.error_mapping import described
 from penstock.targets.sql.postgres.statements import ORDINAL, Plan, from_stage
+from penstock.targets.sql.postgres.texts import in_column, quoted_texts
 from penstock.targets.sql.postgres.type_check import wrong_types
 from penstock.targets.sql.postgres.writing import plan_for, stage
 from penstock.targets.sql.row_groups import RowGroup
@@ -110,7 +111,9 @@ END
 def _verdict(work: TableBatch, group: RowGroup, index: int, row: Any) -> Verdict:
     facts = {fact: row[f"penstock_{fact}"] for fact in FACTS}
     if facts["code"]:
-        return Verdict(Outcome.FAILED, error=described(facts.pop("code"), facts.pop("message"), facts))
+        error = described(facts.pop("code"), facts.pop("message"), facts)
+        quoted = quoted_texts(group.pick([index]), work.table, error)
+        return Verdict(Outcome.FAILED, error=in_column(error, quoted[0][1]) if quoted else error)
     outcome = row["penstock_outcome"]
     if outcome == "left out":
         return Verdict(Outcome.FAILED, error=left_out(work))

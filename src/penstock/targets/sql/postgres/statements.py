@@ -210,7 +210,8 @@ def from_stage(name: str, columns: Sequence[Column], only: str | None = None) ->
 
 def stage_name(columns: Sequence[Column], more: str = "") -> str:
     """A name that no stage of other columns has: the driver remembers types by it."""
-    return f"penstock_stage_{crc32(repr([(c.name, c.type) for c in columns]).encode() + more.encode()):08x}"
+    shape = repr([(c.name, c.type, _staged_type(c)) for c in columns]) + more
+    return f"penstock_stage_{crc32(shape.encode()):08x}"
 
 
 def stage_table(name: str, columns: Sequence[Column], more: str = "") -> str:

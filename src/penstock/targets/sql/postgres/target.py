@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeAlias
+from urllib.parse import parse_qs, urlsplit
 
-from penstock.targets.model import ErrorKind, Mode, Outcome, TargetError, Verdict
+from penstock.targets.model import BadInput, ErrorKind, Mode, Outcome, TargetError, Verdict
 from penstock.targets.sql.commits import CANCEL_S, Pending
 from penstock.targets.sql.connections import ConnectionPool
 from penstock.targets.sql.postgres.catalog import read_table
@@ -14,8 +15,9 @@ from penstock.targets.sql.postgres.error_codes import STALE
 from penstock.targets.sql.postgres.error_mapping import DRIVER_ERRORS, refusal, refusal_of_rows
 from penstock.targets.sql.postgres.row_by_row import portions, without_wrong_types, write_rows
 from penstock.targets.sql.postgres.session import UNDO_S, begin, close, connect_to, drop, is_committed, undo
+from penstock.targets.sql.postgres.texts import as_texts
 from penstock.targets.sql.postgres.writing import plan_for, write_group
-from penstock.targets.sql.row_groups import RowGroup
+from penstock.targets.sql.row_groups import Layout, RowGroup
 from penstock.targets.sql.server import ServerTarget
 from penstock.targets.sql.table import Table
 from penstock.targets.sql.target import TableBatch, Written
@@ -48,6 +50,7 @@ class PostgresTarget(ServerTarget):
         connect: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__("PostgreSQL", connections)
+        dsn = checked_address(dsn)
         settings = {
             "server_settings": {"application_name": application_name},
             # Should the server vanish without a word, its own timeouts do not help.
@@ -130,11 +133,23 @@ class PostgresTarget(ServerTarget):
         await self._commit(connection, connection.execute("COMMIT", timeout=UNDO_S), pending)
         return verdicts
 
+    def _as_texts(self, table: Table, layout: Layout) -> tuple[Table, Layout]:
+        return as_texts(table, layout)
+
     def _mapped(self, error: BaseException, work: TableBatch | None, groups: Sequence[RowGroup]) -> TargetError:
         return refusal(error) if work is None else refusal_of_rows(error, groups, work.table)
 
     async def _is_committed(self, connection: Any, pending: Pending) -> bool:
         return await is_committed(connection, pending.transaction_id)
+
+
+def checked_address(url: str) -> str:
+    """An address as asyncpg takes it, or why it is none; SQLAlchemy's way to name a driver in it is taken too."""
+    parts = urlsplit(url)
+    has_place = bool(parts.netloc or "host" in parse_qs(parts.query) or "service" in parse_qs(parts.query))
+    if parts.scheme.partition("+")[0] not in ("postgresql", "postgres") or not has_place:
+        raise BadInput("the address of a PostgreSQL database is postgresql://user:password@host:5432/name")
+    return url.replace(parts.scheme, "postgresql", 1)
 
 
 def _is_exact(connection: Any, work: TableBatch) -> bool:

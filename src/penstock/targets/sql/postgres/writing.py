@@ -44,7 +44,7 @@ async def write_group(connection: Any, work: TableBatch, group: RowGroup) -> tup
     is_copied = not (is_special or any(column.is_copied_as_text for column in columns))
     if work.mode is Mode.CREATE and not plan.generated and is_copied:
         return await _copy(connection, work, group)
-    if len(group) >= STAGE_FROM or any(column.is_array for column in columns):
+    if len(group) >= STAGE_FROM or any(column.is_array or column.is_given_as_text for column in columns):
         is_numbered = not (work.mode is Mode.UPSERT and plan.by_value)
         name = await stage(connection, work, group, is_numbered=is_numbered)
         told = await connection.fetchrow(plan.write(work.mode, from_stage(name, columns)))

@@ -14,7 +14,7 @@ from types import NoneType
 from typing import TypeVar
 from uuid import UUID
 
-from penstock.targets.model import BulkOptions, ErrorKind, Mode, Outcome, TargetError, Verdict
+from penstock.targets.model import BadInput, BulkOptions, ErrorKind, Mode, Outcome, TargetError, Verdict
 from penstock.targets.sql.row_groups import RowGroup
 from penstock.targets.sql.sqlite.catalog import read_table
 from penstock.targets.sql.sqlite.error_codes import refusal
@@ -27,6 +27,7 @@ from penstock.targets.target import Capabilities
 __all__ = ["SqliteTarget"]
 
 T = TypeVar("T")
+MEMORY = ":memory:"
 ERRORS = (sqlite3.Error, OverflowError, UnicodeError)
 JUDGED = (ErrorKind.DATA, ErrorKind.BUSINESS)
 """Errors that are about a record."""
@@ -38,6 +39,23 @@ def _told(error: BaseException) -> TargetError:
 
 def _moment(value: datetime) -> str:
     return (value.astimezone(UTC) if value.tzinfo else value).isoformat(sep=" ")
+
+
+def checked_path(written: str | Path) -> str:
+    """The path of a file, also from `sqlite:///path`; its folder must be there."""
+    path = str(written)
+    if path.startswith("sqlite"):
+        scheme, separator, rest = path.partition("://")
+        if separator and scheme.partition("+")[0] == "sqlite":
+            path = rest.removeprefix("/").partition("?")[0]
+    if not path or "://" in path:
+        raise BadInput("a SQLite database is named by its file, shop.db or sqlite:///shop.db")
+    if path != MEMORY and (Path(path).is_dir() or not Path(path).parent.is_dir()):
+        raise BadInput(
+            f"{path} cannot be a SQLite file: "
+            + ("it is a folder" if Path(path).is_dir() else "its folder is not there")
+        )
+    return path
 
 
 class SqliteTarget(SqlTarget):
@@ -63,6 +81,7 @@ class SqliteTarget(SqlTarget):
 
     def __init__(self, path: str | Path, *, busy_timeout_s: float = 10.0, foreign_keys: bool = True) -> None:
         super().__init__("SQLite", connections=1)
+        path = checked_path(path)
         self._path, self._busy_timeout_s, self._foreign_keys = path, busy_timeout_s, foreign_keys
         self._thread: ThreadPoolExecutor | None = None
         self._connection: sqlite3.Connection | None = None
@@ -182,6 +201,8 @@ class SqliteTarget(SqlTarget):
 
     def _open(self) -> sqlite3.Connection:
         if self._connection is None:
+            if self._path != MEMORY and not Path(self._path).exists():
+                raise TargetError(f"there is no file {self._path}", kind=ErrorKind.UNSUPPORTED, code="NO_SUCH_DATABASE")
             self._connection = sqlite3.connect(
                 self._path, timeout=self._busy_timeout_s, isolation_level=None, check_same_thread=False
             )
