@@ -58,9 +58,13 @@ class BulkCall:
         """How far it has come."""
         return self._run.reporter.snapshot()
 
-    async def cancel(self) -> BulkResult:
-        """Begin no more batches, give those in flight a moment to finish, and return what was done."""
+    def stop(self) -> None:
+        """Begin no more batches, and give those in flight a moment; whoever awaits the call gets its result."""
         self._run.stop_signal.stop("cancelled")
+
+    async def cancel(self) -> BulkResult:
+        """Stop, and return what was done."""
+        self.stop()
         return await self._result()
 
     async def _result(self) -> BulkResult:

@@ -25,9 +25,11 @@ BAR_COLUMNS = 30
 class ProgressDisplay:
     """A progress callback that draws; writes to stderr unless given a console."""
 
-    def __init__(self, label: str = "", *, console: Console | None = None, every_s: float = PLAIN_EVERY_S) -> None:
+    def __init__(
+        self, label: str = "", *, console: Console | None = None, every_s: float = PLAIN_EVERY_S, is_quiet: bool = False
+    ) -> None:
         self._label = label
-        self._console = console or Console(stderr=True)
+        self._console = Console(quiet=True) if is_quiet else console or Console(stderr=True)
         self._every_s = every_s
         self._next_s = every_s
         self._live = Live(console=self._console, refresh_per_second=8) if self._console.is_terminal else None

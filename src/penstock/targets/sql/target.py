@@ -93,6 +93,10 @@ class SqlTarget(Target):
         except TargetError:
             return None  # `describe` has refused the call
 
+    async def table(self, name: str) -> Table:
+        """What the database says of a table; raises `TargetError` when there is none."""
+        return await self._table(name)
+
     async def send(self, batch: Batch, source: str) -> Answer:
         """Write the batch in one transaction."""
         return await self._sent(batch, self._write)
