@@ -87,6 +87,7 @@ async def test_records_of_a_partition_are_addressed_in_it(remote: Remote, is_exa
         [{**records[0], "value": 1}, {**records[1], "partitionid": "r", "name": "r"}],
         "reading",
         exact_counts=is_exact,
+        tell_created=True,
     )
     assert outcomes(answer) == ["updated", "created"]
     answer = await remote.send(Mode.DELETE, [{"readingid": same, "partitionid": "q"}], "reading")

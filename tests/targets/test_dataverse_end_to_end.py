@@ -77,7 +77,9 @@ async def test_update_multiple_updates_existing_records(remote: Remote):
 @pytest.mark.parametrize("is_exact", [False, True])
 async def test_upsert_multiple_handles_a_mix_and_tracks_created_and_updated(remote: Remote, is_exact: bool):
     await executor(remote).create_multiple("account", accounts(5))
-    options = DataverseOptions(alternate_key=["code"], exact_counts=is_exact, suppress_duplicate_detection=True)
+    options = DataverseOptions(
+        alternate_key=["code"], exact_counts=is_exact, tell_created=True, suppress_duplicate_detection=True
+    )
     result = await executor(remote).upsert_multiple("account", accounts(10), options)
     assert result.is_success
     assert (result.created_count, result.updated_count, result.counts_exact) == (5, 5, is_exact)
@@ -323,7 +325,9 @@ async def test_no_lost_answer_makes_anything_happen_twice(remote: Remote, mode: 
     }[mode]
     for action in ("CreateMultiple", "UpdateMultiple", "UpsertMultiple", "$batch"):
         remote.server.faults.add(Drop(is_applied=True), action=action, call={1, 3})
-    options = DataverseOptions(batch_size=20, alternate_key=["code"], suppress_duplicate_detection=True)
+    options = DataverseOptions(
+        batch_size=20, alternate_key=["code"], tell_created=True, suppress_duplicate_detection=True
+    )
     result = await executor(remote).start(mode, "account", inputs, options)
     assert result.is_success
     assert result.success_count == 50

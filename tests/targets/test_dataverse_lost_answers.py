@@ -81,7 +81,7 @@ async def test_an_unreachable_remote_leaves_no_doubt():
 async def test_a_question_whose_answer_was_lost_leaves_no_doubt(remote: Remote):
     remote.server.faults.add(AFTER, action="GET", table="account", times=1)
     with pytest.raises(TargetError) as caught:
-        await remote.send(Mode.UPSERT, [{"code": "a"}], alternate_key=["code"])
+        await remote.send(Mode.UPSERT, [{"code": "a"}], alternate_key=["code"], tell_created=True)
     assert not caught.value.maybe_applied
     assert remote.server.rows("account") == []
 
@@ -183,7 +183,10 @@ async def test_a_resent_upsert_is_labelled_by_what_was_there_before_its_first_tr
     await remote.create({"name": "old", "code": "old"})
     remote.server.faults.add(AFTER, action="UpsertMultiple", times=1)
     batch = remote.batch(
-        Mode.UPSERT, [{"name": "a", "code": "new"}, {"name": "b", "code": "old"}], alternate_key=["code"]
+        Mode.UPSERT,
+        [{"name": "a", "code": "new"}, {"name": "b", "code": "old"}],
+        alternate_key=["code"],
+        tell_created=True,
     )
     await lose(remote, batch)
     assert outcomes(await remote.target.send(batch, "app-1")) == ["created", "updated"]

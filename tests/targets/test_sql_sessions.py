@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -79,9 +80,16 @@ async def test_sqlite_checks_foreign_keys_unless_told_otherwise(place: Place, is
     assert outcomes(answer) == [outcome]
 
 
+def make_folder(path: str) -> None:
+    Path(path).unlink(missing_ok=True)
+    Path(path).mkdir()
+
+
 @pytest.mark.databases("sqlite")
 async def test_a_sqlite_file_that_cannot_be_opened_says_so(place: Place):
-    error = await refusal(SqliteTarget(f"{place.url}/nowhere/x.db"))
+    target = SqliteTarget(place.url)
+    make_folder(place.url)
+    error = await refusal(target)
     assert (error.kind, error.code) == (ErrorKind.CONNECTION, "SQLITE_CANTOPEN")
 
 
