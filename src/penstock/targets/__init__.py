@@ -12,7 +12,17 @@ if TYPE_CHECKING:
     from penstock.targets.diagnostics import Cause, Diagnostic, analyze_batch_failure, foresee_batch_failure
     from penstock.targets.executor import BulkCall, BulkCancelled, BulkExecutor
     from penstock.targets.from_url import open_target
-    from penstock.targets.http import Body, ClientCredentials, Endpoint, HttpTarget, ItemResults, StaticHeaders
+    from penstock.targets.http import (
+        Body,
+        ClientCredentials,
+        Endpoint,
+        File,
+        HttpTarget,
+        ItemResults,
+        PagedLookup,
+        StaticHeaders,
+        bearer,
+    )
     from penstock.targets.manifest import RetryManifest
     from penstock.targets.model import BadInput, BulkOptions, ErrorKind, Limit, Mode, Outcome, TargetError, Verdict
     from penstock.targets.pool import Pool
@@ -21,6 +31,7 @@ if TYPE_CHECKING:
     from penstock.targets.report import ErrorReport
     from penstock.targets.request_count import count_request
     from penstock.targets.results import BulkError, BulkResult, Statistics
+    from penstock.targets.rules.rate_limit import RateLimit
     from penstock.targets.rules.retry import RetryPolicy
     from penstock.targets.sql import MariaDbTarget, PostgresTarget, SqliteTarget, SqlOptions
     from penstock.targets.step import TargetStep
@@ -47,12 +58,14 @@ __all__ = [
     "Endpoint",
     "ErrorKind",
     "ErrorReport",
+    "File",
     "HttpTarget",
     "ItemResults",
     "Limit",
     "MariaDbTarget",
     "Mode",
     "Outcome",
+    "PagedLookup",
     "Phase",
     "Pool",
     "PostgresTarget",
@@ -60,6 +73,7 @@ __all__ = [
     "Progress",
     "ProgressDisplay",
     "ProgressTracker",
+    "RateLimit",
     "Reference",
     "RetryManifest",
     "RetryPolicy",
@@ -74,6 +88,7 @@ __all__ = [
     "Verdict",
     "WavesCancelled",
     "analyze_batch_failure",
+    "bearer",
     "count_request",
     "create",
     "delete",
@@ -97,7 +112,17 @@ _HOMES = {
     "diagnostics": ("Cause", "Diagnostic", "analyze_batch_failure", "foresee_batch_failure"),
     "executor": ("BulkCall", "BulkCancelled", "BulkExecutor"),
     "from_url": ("open_target",),
-    "http": ("Body", "ClientCredentials", "Endpoint", "HttpTarget", "ItemResults", "StaticHeaders"),
+    "http": (
+        "Body",
+        "ClientCredentials",
+        "Endpoint",
+        "File",
+        "HttpTarget",
+        "ItemResults",
+        "PagedLookup",
+        "StaticHeaders",
+        "bearer",
+    ),
     "manifest": ("RetryManifest",),
     "model": ("BadInput", "BulkOptions", "ErrorKind", "Limit", "Mode", "Outcome", "TargetError", "Verdict"),
     "pool": ("Pool",),
@@ -106,6 +131,7 @@ _HOMES = {
     "report": ("ErrorReport",),
     "request_count": ("count_request",),
     "results": ("BulkError", "BulkResult", "Statistics"),
+    "rules.rate_limit": ("RateLimit",),
     "rules.retry": ("RetryPolicy",),
     "sql": ("MariaDbTarget", "PostgresTarget", "SqlOptions", "SqliteTarget"),
     "step": ("TargetStep",),

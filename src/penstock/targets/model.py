@@ -74,6 +74,7 @@ class ErrorKind(StrEnum):
     TOKEN = "token"  # the credential is stale: refresh it, a few times
     PERMISSION = "permission"  # the credential may not do this: no retry
     CONNECTION = "connection"  # no answer, or none that can be trusted: a few times, after asking what happened
+    SERVER = "server"  # it failed by itself, and repeating does no harm: a few times, then look for guilty records
     DEADLOCK = "deadlock"  # rolled back in favour of another: a few times
     RACE = "race"  # the remote is still building what the call needs: a few times
     TOO_BIG = "too big"  # too slow or too large as one batch: split it

@@ -13,6 +13,7 @@ from penstock.clock import Clock, Entropy, SystemClock
 from penstock.errors import Unavailable
 from penstock.targets.model import ErrorKind, TargetError
 from penstock.targets.rules.breaker import Breaker
+from penstock.targets.rules.rate_limit import RateLimit, TokenBucket
 from penstock.targets.rules.retry import RetryPolicy
 from penstock.targets.rules.throttle import Throttles
 from penstock.targets.rules.width import Width
@@ -44,6 +45,7 @@ class Pool:
         *,
         width: int = 4,
         width_max: int = 52,
+        rate_limit: RateLimit | None = None,
         policy: RetryPolicy | None = None,
         clock: Clock | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -51,7 +53,12 @@ class Pool:
     ) -> None:
         self.policy = policy or RetryPolicy()
         self.clock, self.sleep, self.entropy = clock or SystemClock(), sleep, entropy or Entropy()
-        self._sources = {name: Source(name, Width(width, width_max), self._breaker()) for name in sources}
+        self._sources = {
+            name: Source(
+                name, Width(width, width_max), self._breaker(), TokenBucket(rate_limit) if rate_limit else None
+            )
+            for name in sources
+        }
         if not self._sources:
             raise ValueError("a pool needs at least one source")
         self._throttles = Throttles(self._sources)
@@ -93,6 +100,7 @@ class Pool:
             target.sources,
             width=target.width,
             width_max=target.width_max,
+            rate_limit=target.rate_limit,
             policy=policy,
             clock=clock,
             sleep=sleep,
@@ -249,7 +257,7 @@ class Pool:
         return any(self._blocked_until_s(source, now) is None for source in self._sources.values())
 
     def _blocked_until_s(self, source: Source, now: float) -> float | None:
-        ends = (self._throttles.until_s(source.name, now), source.breaker.until_s(now), source.pace.until_s(now))
+        ends = (self._throttles.until_s(source.name, now), source.breaker.until_s(now), source.paced_until_s(now))
         return max((end for end in ends if end is not None), default=None)
 
     def _serve(self) -> None:
@@ -278,10 +286,9 @@ class Pool:
     def _is_free(self, source: Source, now: float) -> bool:
         if source.in_flight >= source.width.now or self._throttles.until_s(source.name, now) is not None:
             return False
-        return source.pace.until_s(now) is None and source.breaker.admits(now, source.in_flight)
+        return source.paced_until_s(now) is None and source.breaker.admits(now, source.in_flight)
 
     def _take(self, queue: CallQueue, source: Source) -> None:
-        source.pace.began(self.clock.monotonic())
-        source.in_flight += 1
+        source.began(self.clock.monotonic())
         queue.in_flight += 1
         queue.in_flight_max = max(queue.in_flight_max, queue.in_flight)

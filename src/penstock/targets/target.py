@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from penstock.targets.executor import BulkCall
     from penstock.targets.pool import Pool
     from penstock.targets.progress import Progress
+    from penstock.targets.rules.rate_limit import RateLimit
     from penstock.targets.running.arguments import Records
 
 __all__ = ["Answer", "Batch", "Capabilities", "Reference", "Target", "UniformVerdicts"]
@@ -41,6 +42,8 @@ class Target(BulkMethods):
     width: int = 4
     """Calls at once per source while the remote has recommended nothing."""
     width_max: int = 52
+    rate_limit: RateLimit | None = None
+    """What the remote is known to permit each source; None learns it from throttles."""
     batch_size: int = 100
     """Records in a batch when a call does not say."""
     options_type: type[BulkOptions] = BulkOptions

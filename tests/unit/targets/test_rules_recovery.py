@@ -84,7 +84,7 @@ def noted(kind: ErrorKind, *codes: str | None) -> Isolation:
 
 @pytest.mark.parametrize("kind", list(ErrorKind))
 def test_seven_pieces_that_fail_alike_are_systemic_unless_the_error_is_about_records(kind: ErrorKind):
-    is_systemic = kind in (ErrorKind.OTHER, ErrorKind.PERMISSION)
+    is_systemic = kind in (ErrorKind.OTHER, ErrorKind.PERMISSION, ErrorKind.SERVER)
     assert noted(kind, *["42P01"] * 7).is_systemic is is_systemic
     assert not noted(kind, *["42P01"] * 6).is_systemic
 

@@ -21,7 +21,7 @@ __all__ = ["Prober"]
 Report: TypeAlias = Callable[[Progress], None]
 AFTER_FIRST = range(1, sys.maxsize)
 INCONCLUSIVE = frozenset(
-    {ErrorKind.THROTTLED, ErrorKind.TOKEN, ErrorKind.PERMISSION, ErrorKind.CONNECTION, ErrorKind.RACE}
+    {ErrorKind.THROTTLED, ErrorKind.TOKEN, ErrorKind.PERMISSION, ErrorKind.CONNECTION, ErrorKind.SERVER, ErrorKind.RACE}
 )
 """A first record that failed so says nothing about what its table takes."""
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from penstock.clock import Clock
 from penstock.errors import SettingsInvalid
@@ -72,7 +73,7 @@ class HttpClient:
         httpx = installed()
         client = self._clients.get()
         proof = await self._proof(source, client)
-        request = client.build_request(method, self._base + path, content=content, headers={**headers, **proof})
+        request = client.build_request(method, self.address(path), content=content, headers={**headers, **proof})
         count_request()
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -85,6 +86,17 @@ class HttpClient:
             raise _lost(request, error, maybe_applied=True) from error
         named = {name.lower(): value for name, value in response.headers.items()}
         return Reply(response.status_code, named, decoded(response.content))
+
+    def address(self, path: str) -> str:
+        """A path below the base; or what an answer named as an address, which must stay within the base's origin."""
+        if path.startswith(self._base):
+            return path
+        if not path.startswith(("http:", "https:")):
+            return self._base + path
+        told, own = urlsplit(path), urlsplit(self._base)
+        if (told.scheme, told.netloc) != (own.scheme, own.netloc):
+            raise TargetError(f"an answer leads to another origin, {told.scheme}://{told.netloc}, and is not followed")
+        return path
 
     async def _proof(self, source: str, client: httpx.AsyncClient) -> Mapping[str, str]:
         try:

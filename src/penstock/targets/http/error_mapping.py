@@ -48,6 +48,8 @@ def refusal(reply: Reply, endpoint: Endpoint, *, call: str, now: datetime) -> Ta
     """The error for a call that was answered with something else than success."""
     status, headers, body = reply
     kind = endpoint.error_kinds.get(status) or _kind(status, headers, is_single=endpoint.is_single)
+    if kind is ErrorKind.OTHER and status >= 500 and endpoint.is_repeatable:
+        kind = ErrorKind.SERVER
     message, code = said(body)
     is_throttle = kind is ErrorKind.THROTTLED
     text = message or f"no reason given{_whither(status, headers)}"

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from hashlib import sha256
 from math import isfinite
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import msgspec
 
-from penstock.targets.http.endpoint import Body, Endpoint
+from penstock.targets.http.endpoint import SINGLE_BODIES, Body, Endpoint, File
 from penstock.targets.model import ErrorKind, Mode, TargetError
 from penstock.targets.target import Batch
 
@@ -46,22 +47,83 @@ def _has_nan(value: Any) -> bool:
 
 
 def _encoded(batch: Batch, endpoint: Endpoint) -> bytes | None:
+    if endpoint.body in SINGLE_BODIES:
+        return None if endpoint.body is Body.NONE else _single(batch, endpoint.body)
     match endpoint.body:
-        case Body.NONE:
-            return None
-        case Body.SINGLE:
-            return ENCODER.encode(batch.records[0])
         case Body.WRAPPER:
             return ENCODER.encode({endpoint.wrapper: list(batch.records)})
         case Body.NDJSON:
             return ENCODER.encode_lines(batch.records)
-        case Body.ARRAY:
-            return ENCODER.encode(list(batch.records))
+    return ENCODER.encode(list(batch.records))
 
 
-def content_type(endpoint: Endpoint) -> str:
+def _single(batch: Batch, body: Body) -> bytes:
+    record = batch.records[0]
+    match body:
+        case Body.FORM:
+            return urlencode(list(_form_fields(record))).encode()
+        case Body.MULTIPART:
+            return _multipart(record, _boundary(batch))
+    return ENCODER.encode(record)
+
+
+def content_type(batch: Batch, endpoint: Endpoint) -> str:
     """The media type of a body."""
-    return "application/x-ndjson" if endpoint.body is Body.NDJSON else "application/json"
+    match endpoint.body:
+        case Body.NDJSON:
+            return "application/x-ndjson"
+        case Body.FORM:
+            return "application/x-www-form-urlencoded"
+        case Body.MULTIPART:
+            return f"multipart/form-data; boundary={_boundary(batch)}"
+    return "application/json"
+
+
+def _form_fields(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """A record as flat fields: members of members are `address[city]`, those of lists `tags[]`; None is left out."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _form_fields(inner, f"{name}[{key}]" if name else str(key))
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _form_fields(inner, f"{name}[]")
+    elif value is not None:
+        yield name, _text(value)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ENCODER.encode(value).decode().strip('"')
+
+
+def _multipart(record: Mapping[str, Any], boundary: str) -> bytes:
+    body = bytearray()
+    for name, value in record.items():
+        if value is None:
+            continue
+        media_type, file, content = None, "", b""
+        if isinstance(value, File):
+            media_type, file, content = value.media_type, value.name, value.content
+        elif isinstance(value, bytes | bytearray):
+            media_type, file, content = "application/octet-stream", name, bytes(value)
+        elif isinstance(value, Mapping | list | tuple):
+            media_type, content = "application/json", ENCODER.encode(value)
+        else:
+            content = _text(value).encode()
+        body += f'--{boundary}\r\nContent-Disposition: form-data; name="{_quoted(name)}"'.encode()
+        body += f'; filename="{_quoted(file)}"'.encode() if file else b""
+        body += f"\r\nContent-Type: {media_type}".encode() if media_type else b""
+        body += b"\r\n\r\n" + content + b"\r\n"
+    return bytes(body + f"--{boundary}--\r\n".encode())
+
+
+def _quoted(name: str) -> str:
+    """A name as HTML forms write it."""
+    return name.replace('"', "%22").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _boundary(batch: Batch) -> str:
+    """The same for every try of a batch, so that a remote sees the same request under the same key."""
+    return sha256(batch.key.encode()).hexdigest()[:32]
 
 
 def filled(template: str, table: str, identifier: Any = None) -> str:

@@ -19,7 +19,7 @@ MANY = 0.1
 ENOUGH_NODES = 8
 SYSTEMIC_NODES = 7
 """A batch, its halves and its quarters: with one code and no exception, the records are not the cause."""
-BLAMELESS = frozenset({ErrorKind.OTHER, ErrorKind.PERMISSION})
+BLAMELESS = frozenset({ErrorKind.OTHER, ErrorKind.PERMISSION, ErrorKind.SERVER})
 """Errors that may be about the table or the caller; bad data and business rules are about records by definition."""
 
 

@@ -22,7 +22,7 @@ __all__ = [
     "not_applied",
 ]
 
-FINITE = frozenset({ErrorKind.TOKEN, ErrorKind.CONNECTION, ErrorKind.DEADLOCK, ErrorKind.RACE})
+FINITE = frozenset({ErrorKind.TOKEN, ErrorKind.CONNECTION, ErrorKind.SERVER, ErrorKind.DEADLOCK, ErrorKind.RACE})
 """Worth a few tries, counted for each class on its own."""
 RETRYABLE = FINITE | {ErrorKind.THROTTLED, ErrorKind.TOO_BIG}
 """Says nothing about the records themselves."""
@@ -127,7 +127,8 @@ def after_refusal(
             return Move(Act.STOP)
         case kind if kind in FINITE:
             is_smaller_better = kind is ErrorKind.DEADLOCK and size > 1
-            return _few_times(tries[kind], policy, Act.SPLIT if is_smaller_better else Act.FAIL)
+            used_up = Act.SPLIT if is_smaller_better else Act.ISOLATE if kind is ErrorKind.SERVER else Act.FAIL
+            return _few_times(tries[kind], policy, used_up)
         case _:
             return Move(Act.ISOLATE)
 

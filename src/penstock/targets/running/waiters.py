@@ -10,6 +10,7 @@ from enum import Enum, auto
 
 from penstock.targets.rules.breaker import Breaker
 from penstock.targets.rules.pace import Pace
+from penstock.targets.rules.rate_limit import TokenBucket
 from penstock.targets.rules.width import Width
 
 __all__ = ["CallQueue", "Priority", "Source", "SourceRefresh", "TableGate"]
@@ -18,12 +19,24 @@ __all__ = ["CallQueue", "Priority", "Source", "SourceRefresh", "TableGate"]
 class Source:
     """One owner of a quota."""
 
-    __slots__ = ("breaker", "in_flight", "name", "pace", "width")
+    __slots__ = ("breaker", "bucket", "in_flight", "name", "pace", "width")
 
-    def __init__(self, name: str, width: Width, breaker: Breaker) -> None:
-        self.name, self.width, self.breaker = name, width, breaker
+    def __init__(self, name: str, width: Width, breaker: Breaker, bucket: TokenBucket | None = None) -> None:
+        self.name, self.width, self.breaker, self.bucket = name, width, breaker, bucket
         self.pace = Pace()
         self.in_flight = 0
+
+    def paced_until_s(self, now_s: float) -> float | None:
+        """When the next call may begin, by what the user declared and by what was learned; None when it may now."""
+        ends = (self.pace.until_s(now_s), self.bucket.until_s(now_s) if self.bucket else None)
+        return max((end for end in ends if end is not None), default=None)
+
+    def began(self, now_s: float) -> None:
+        """A call begins."""
+        self.in_flight += 1
+        self.pace.began(now_s)
+        if self.bucket:
+            self.bucket.began(now_s)
 
     @property
     def load(self) -> float:
