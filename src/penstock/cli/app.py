@@ -19,6 +19,7 @@ from penstock.cli import (
     doctor,
     idempotency,
     lifecycle,
+    load,
     machines,
     ops,
     run,
@@ -44,6 +45,7 @@ app = typer.Typer(
 )
 run.add_to(app)
 submit.add_to(app)
+load.add_to(app)
 worker.add_to(app)
 ops.add_to(app)
 waits.add_to(app)
