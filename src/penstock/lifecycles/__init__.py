@@ -7,6 +7,7 @@ from penstock.lifecycles.guards import Deny, Guard, GuardContext
 from penstock.lifecycles.model import Instance, LogEntry, Outcome, Start, Trigger
 from penstock.lifecycles.service import Lifecycles
 from penstock.lifecycles.states import InstanceFlag, LogFlag
+from penstock.lifecycles.step import LifecycleStep
 
 __all__ = [
     "Delivery",
@@ -15,6 +16,7 @@ __all__ = [
     "GuardContext",
     "Instance",
     "InstanceFlag",
+    "LifecycleStep",
     "Lifecycles",
     "LogEntry",
     "LogFlag",

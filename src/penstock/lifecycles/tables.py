@@ -28,6 +28,7 @@ __all__ = [
 ]
 
 TENANT_CHARS = 64
+REFERENCE_CHARS = 200
 
 
 def _tenant(*, primary_key: bool = False) -> Column[str]:
@@ -125,7 +126,7 @@ instances = table(
     Column("state", BigInteger, nullable=False),
     Column("last_event", BigInteger),
     Column("flags", Integer, nullable=False),
-    Column("reference", Key(200)),
+    Column("reference", Key(REFERENCE_CHARS)),
     Column("revision", BigInteger, nullable=False),  # the number of its last log entry
     Column("data", Json),
     Column("created_at", BigInteger, nullable=False),
