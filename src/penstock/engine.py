@@ -106,7 +106,7 @@ class Penstock:
         definitions = by_name(operations)
         _require_callable(guards)
         clock = clock or SystemClock()
-        db = await Database.open(settings.database_url, clock=clock)
+        db = await Database.open(settings.database_address, clock=clock)
         try:
             clock = await _database_clock(db, clock, settings)
             penstock = cls(db, settings, definitions, clock=clock, entropy=entropy or Entropy(), guards=guards)

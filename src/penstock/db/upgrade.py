@@ -111,6 +111,8 @@ async def _upgrade_server(database: Database) -> str | None:
     async with database.connection() as connection:
         try:
             await _lock(database, connection)
+            if database.schema is not None:
+                await connection.exec_driver_sql(f"CREATE SCHEMA IF NOT EXISTS {database.schema}")
             return await _upgrade(connection)
         finally:
             await connection.invalidate()  # with it end the lock and what it was told
