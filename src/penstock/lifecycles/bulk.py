@@ -86,7 +86,7 @@ async def _try(scope: Scope, todo: Numbered, stamp: Stamp) -> dict[int, Outcome]
             outcomes[place] = found
             continue
         change = move_of(record, graph, found, _stamped(stamp, each))
-        if found.guard is not None or found.condition is not None:
+        if found.is_guarded:
             guarded.append((place, change, found, graph))
         planned[place] = (change, found)
     denied = await _denials(scope, guarded)

@@ -88,6 +88,8 @@ states = table(
     Column("timeout_us", BigInteger),
     Column("timeout_event", Key(200)),
     Column("timeout_repeats", SmallInteger),
+    Column("on_entry", Json),
+    Column("on_exit", Json),
     UniqueConstraint("tenant", "version", "name_key", name="uq_penstock_lifecycle_state_name"),
 )
 

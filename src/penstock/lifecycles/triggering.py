@@ -162,7 +162,7 @@ async def guard_denial(
     scope: Scope, record: Record, graph: Graph, transition: LifecycleTransition, stamp: Stamp
 ) -> Outcome | None:
     """The outcome of a denied transition; None when nothing stands in its way."""
-    if transition.guard is None and transition.condition is None:
+    if not transition.is_guarded:
         return None
     context = GuardContext(
         named(record, graph),
