@@ -19,6 +19,7 @@ from penstock.errors import DeclarationError, Unavailable
 from penstock.idempotency.service import Idempotency
 from penstock.idempotency.sql import SqlStore
 from penstock.lifecycles.guards import Guard
+from penstock.lifecycles.model import Handler
 from penstock.lifecycles.scope import Scope
 from penstock.lifecycles.service import Lifecycles
 from penstock.operations.intake import Source
@@ -56,6 +57,7 @@ class Penstock:
         clock: Clock,
         entropy: Entropy,
         guards: Mapping[str, Guard] = MappingProxyType({}),
+        effects: Mapping[str, Handler] = MappingProxyType({}),
     ) -> None:
         self.db, self.settings, self.definitions = db, settings, definitions
         self.clock, self.entropy = clock, entropy
@@ -77,7 +79,15 @@ class Penstock:
         self.idempotency = Idempotency(SqlStore(db), entropy=entropy)
         self.signals = Signals(db, definitions, clock=clock, entropy=entropy, actor=actor, hint=self.hint)
         self.lifecycles = Lifecycles(
-            Scope(db, clock=clock, entropy=entropy, actor=actor, guards=guards, page_max=settings.page_max)
+            Scope(
+                db,
+                clock=clock,
+                entropy=entropy,
+                actor=actor,
+                guards=guards,
+                effects=effects,
+                page_max=settings.page_max,
+            )
         )
         self.deliveries = self.lifecycles.deliveries
 
@@ -92,10 +102,12 @@ class Penstock:
         clock: Clock | None = None,
         entropy: Entropy | None = None,
         guards: Mapping[str, Guard] = MappingProxyType({}),
+        effects: Mapping[str, Handler] = MappingProxyType({}),
     ) -> AsyncIterator[Penstock]:
         """Connect to a database with these operations: classes or functions marked by `@operation`.
 
-        `guards` are what lifecycles' transitions name as theirs: functions, sync or async, that allow or deny them.
+        `guards` are what lifecycles' transitions and states name as guards and gates: functions, sync or async, that
+        allow or deny a move. `effects` are what states name as such: functions that are called after the move.
 
         A SQLite database is made and upgraded when needed; a server refuses until `penstock db upgrade` was run.
         """
@@ -104,12 +116,14 @@ class Penstock:
         elif url is not None:
             settings = settings.model_copy(update={"database_url": url})
         definitions = by_name(operations)
-        _require_callable(guards)
+        _require_callable("guards", guards)
+        _require_callable("effects", effects)
         clock = clock or SystemClock()
-        db = await Database.open(settings.database_url, clock=clock)
+        db = await Database.open(settings.database_address, clock=clock)
         try:
             clock = await _database_clock(db, clock, settings)
-            penstock = cls(db, settings, definitions, clock=clock, entropy=entropy or Entropy(), guards=guards)
+            entropy = entropy or Entropy()
+            penstock = cls(db, settings, definitions, clock=clock, entropy=entropy, guards=guards, effects=effects)
             try:
                 yield penstock
             finally:
@@ -136,6 +150,7 @@ class Penstock:
             entropy=self.entropy,
             owns_process=owns_process,
             services=self._services(),
+            capabilities={Lifecycles: self.lifecycles},
         )
         async with worker:
             self._workers.add(worker)
@@ -263,10 +278,10 @@ def _loop_runs() -> bool:
     return True
 
 
-def _require_callable(guards: Mapping[str, object]) -> None:
-    wrong = [name for name, guard in guards.items() if not callable(guard)]
+def _require_callable(what: str, given: Mapping[str, object]) -> None:
+    wrong = [name for name, function in given.items() if not callable(function)]
     if wrong:
-        raise DeclarationError(f"guards are functions; these are not: {', '.join(map(repr, wrong))}")
+        raise DeclarationError(f"{what} are functions; these are not: {', '.join(map(repr, wrong))}")
 
 
 def by_name(operations: Iterable[object]) -> dict[str, Definition]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
 
@@ -38,6 +38,9 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     database_url: str = Field(default="sqlite:///penstock.db", description="where operations live")
+    database_schema: str | None = Field(
+        default=None, min_length=1, description="the schema of a PostgreSQL database, such as one for each tenant"
+    )
     storage_url: str | None = Field(
         default=None, description="where files live; beside a SQLite database unless set; a server needs it"
     )
@@ -100,6 +103,13 @@ class Settings(BaseModel):
         given = None if self.secret_key is None else self.secret_key.get_secret_value()
         file = self.database_file
         return SecretKeys(given, None if file is None else file.with_name(f"{file.name}.key"))
+
+    @property
+    def database_address(self) -> str:
+        """The URL of the database, with the schema in it if there is one."""
+        if self.database_schema is None:
+            return self.database_url
+        return f"{self.database_url}{'&' if '?' in self.database_url else '?'}schema={quote(self.database_schema)}"
 
     @property
     def database_file(self) -> Path | None:

@@ -16,7 +16,7 @@ from penstock.cli.session import Place
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from penstock.lifecycles.delivering import Delivery
+    from penstock.lifecycles.model import Delivery
     from penstock.lifecycles.service import Lifecycles
     from penstock.listing import Page
 

@@ -16,8 +16,7 @@ from penstock.cli.tables import FittedTable, table
 from penstock.graphs.conditions import describe
 from penstock.graphs.durations import format_duration
 from penstock.graphs.flags import StateFlag, words_of
-from penstock.lifecycles.delivering import Delivery
-from penstock.lifecycles.model import Available, Count, Instance, LogEntry, Version
+from penstock.lifecycles.model import Available, Count, Delivery, Instance, LogEntry, Version
 from penstock.lifecycles.rules.graph import Graph, LifecycleState, LifecycleTransition
 from penstock.lifecycles.states import InstanceFlag
 
@@ -71,6 +70,10 @@ def graph(found: Graph, counts: Sequence[Count]) -> Iterator[RenderableType]:
         yield _state_line(state, width, there[state.name], most)
         arrows = found.outgoing(state.name)
         wide = max((len(line.event.name) for line in arrows), default=0)
+        for when, plan in (("entry", state.on_entry), ("exit", state.on_exit)):
+            if plan:
+                told = ", ".join(f"{each.kind} {printable(each.name)}" for each in plan)
+                yield Text(f"    on {when}: {told}", style="dim")
         yield from (_arrow(line, wide) for line in arrows)
     total = sum(there.values())
     if total:

@@ -50,7 +50,7 @@ async def collect(settings: Settings, clock: Clock) -> Facts:
         crowded=await asyncio.to_thread(_crowded, (storage, settings.database_file)),
     )
     try:
-        report = await check(settings.database_url, clock)
+        report = await check(settings.database_address, clock)
         facts = replace(
             facts,
             database=report.database,
@@ -68,7 +68,7 @@ async def collect(settings: Settings, clock: Clock) -> Facts:
 
 
 async def _with_records(facts: Facts, settings: Settings, clock: Clock) -> Facts:
-    db = Database.connect(settings.database_url, clock=clock, pool_size=1)
+    db = Database.connect(settings.database_address, clock=clock, pool_size=1)
     try:
         async with db.read() as tx:
             before = clock.now_us()
