@@ -16,6 +16,7 @@ from penstock.db.database import Database
 from penstock.db.shared_clock import share_clock
 from penstock.db.unit import UnitOfWork
 from penstock.errors import DeclarationError, Unavailable
+from penstock.event_sources import EventSources
 from penstock.idempotency.service import Idempotency
 from penstock.idempotency.sql import SqlStore
 from penstock.lifecycles.guards import Guard
@@ -43,6 +44,7 @@ REST_LOOK_S = 0.01
 
 KEYS_SWEEP_S = 60.0
 LIFECYCLES_TICK_S = 2.0
+DELIVERIES_TICK_S = 1.0
 
 
 class Penstock:
@@ -58,6 +60,7 @@ class Penstock:
         entropy: Entropy,
         guards: Mapping[str, Guard] = MappingProxyType({}),
         effects: Mapping[str, Handler] = MappingProxyType({}),
+        handlers: Mapping[str, object] = MappingProxyType({}),
     ) -> None:
         self.db, self.settings, self.definitions = db, settings, definitions
         self.clock, self.entropy = clock, entropy
@@ -90,6 +93,19 @@ class Penstock:
             )
         )
         self.deliveries = self.lifecycles.deliveries
+        self.events = EventSources(
+            db,
+            settings,
+            definitions,
+            handlers,
+            operations=self.operations,
+            lifecycles=self.lifecycles,
+            lifespans=self.lifespans,
+            clock=clock,
+            entropy=entropy,
+            actor=actor,
+        )
+        self.webhooks = self.events.webhooks
 
     @classmethod
     @asynccontextmanager
@@ -103,11 +119,14 @@ class Penstock:
         entropy: Entropy | None = None,
         guards: Mapping[str, Guard] = MappingProxyType({}),
         effects: Mapping[str, Handler] = MappingProxyType({}),
+        handlers: Mapping[str, object] = MappingProxyType({}),
     ) -> AsyncIterator[Penstock]:
         """Connect to a database with these operations: classes or functions marked by `@operation`.
 
         `guards` are what lifecycles' transitions and states name as guards and gates: functions, sync or async, that
         allow or deny a move. `effects` are what states name as such: functions that are called after the move.
+        `handlers` are objects with methods such as `on_completed`, by names that stay the same: each is told of every
+        operation, at least once, by whichever worker has a handler of that name.
 
         A SQLite database is made and upgraded when needed; a server refuses until `penstock db upgrade` was run.
         """
@@ -122,11 +141,21 @@ class Penstock:
         db = await Database.open(settings.database_address, clock=clock)
         try:
             clock = await _database_clock(db, clock, settings)
-            entropy = entropy or Entropy()
-            penstock = cls(db, settings, definitions, clock=clock, entropy=entropy, guards=guards, effects=effects)
+            penstock = cls(
+                db,
+                settings,
+                definitions,
+                clock=clock,
+                entropy=entropy or Entropy(),
+                guards=guards,
+                effects=effects,
+                handlers=handlers,
+            )
             try:
+                await penstock.events.begin()
                 yield penstock
             finally:
+                await penstock.events.close()
                 await penstock.lifespans.close()
         finally:
             await db.close()
@@ -158,12 +187,15 @@ class Penstock:
                 yield worker
             finally:
                 self._workers.discard(worker)
+                if not self._workers:
+                    await self.events.stop()
 
     def _services(self) -> tuple[Service, ...]:
         """What capabilities have their workers do in the background."""
         return (
             Service("idempotency keys", KEYS_SWEEP_S, self._sweep_keys),
             Service("lifecycles", LIFECYCLES_TICK_S, self._tick_lifecycles),
+            Service("deliveries", DELIVERIES_TICK_S, self.events.tick),
         )
 
     async def _sweep_keys(self) -> None:
@@ -210,7 +242,11 @@ class Penstock:
                     follower.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await follower
-        return await self.operations.get(operation)
+        ended = await self.operations.get(operation)
+        if ended.is_settled and self.clock.is_real:
+            # Nobody else may come to tell of its end.
+            await self.events.tell_within(self.settings.handler_timeout_s)
+        return ended
 
     async def _follow(
         self, operation: str, worker: Worker, stop: asyncio.Event, watch: BackgroundDuties | None, every_s: float

@@ -26,6 +26,7 @@ from penstock.cli import (
     submit,
     verify,
     waits,
+    webhooks,
     worker,
 )
 from penstock.cli.documents import stdout_for_documents
@@ -51,6 +52,7 @@ ops.add_to(app)
 waits.add_to(app)
 lifecycle.add_to(app)
 deliveries.add_to(app)
+webhooks.add_to(app)
 machines.add_to(app)
 verify.add_to(app)
 doctor.add_to(app)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -22,6 +22,7 @@ from penstock.journal import queries as journal
 from penstock.operations.states import OPERATION
 from penstock.operations.tables import operations
 from penstock.operations.validating.without_rows import refuse_without_rows
+from penstock.outbox.storing import subscribe
 from penstock.pipeline import Definition
 from penstock.pipeline.secret_values import mask_texts
 from penstock.secret_keys import SecretKeys
@@ -46,8 +47,11 @@ async def create(
     entropy: Entropy,
     keys: SecretKeys,
     metadata_bytes_max: int,
+    told: Sequence[Mapping[str, Any]] = (),
 ) -> str:
     """Store the file, then the operation that runs over it; returns its id.
+
+    `told` are subscriptions to the operation's events, stored with it.
 
     Unknown formats, metadata that does not fit, unknown options and files without rows are refused before anything is
     stored; of a stream that cannot be rewound, it is the reading that finds no row.
@@ -73,6 +77,7 @@ async def create(
             file_name=name,
             file_format=file_format,
             created_by=created_by,
+            told=told,
             **columns,
         ),
         "create",
@@ -119,6 +124,7 @@ def _insertion(
     stored: Stored,
     *,
     created_by: str,
+    told: Sequence[Mapping[str, Any]],
     **columns: Any,
 ) -> Any:
     async def insert_operation(tx: Connection) -> str:
@@ -148,6 +154,8 @@ def _insertion(
             at=db.now(),
             actor=created_by,
         )
+        if told:
+            await subscribe(db, tx, told, subject=new_id)
         await db.ring(tx)
         return new_id
 

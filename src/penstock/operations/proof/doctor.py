@@ -25,6 +25,7 @@ from penstock.operations.proof.symptoms import Diagnosis, Facts, Health, OpenOpe
 from penstock.operations.states import OPERATION
 from penstock.operations.tables import chunks, operations, row_records, signals, workers
 from penstock.operations.worker_records import host_name, is_process_alive
+from penstock.outbox.proving import health
 from penstock.settings import Settings
 
 __all__ = ["diagnose"]
@@ -78,6 +79,7 @@ async def _with_records(facts: Facts, settings: Settings, clock: Clock) -> Facts
             found = await _open_operations(db, tx, now)
             busy = await _busy_workers(db, tx)
             encrypted = await _encrypted(tx)
+            outbox = await health(tx, now, settings.secret_keys)
     finally:
         await db.close()
     files = None if settings.storage_folder is None else FileStore(settings.storage_folder)
@@ -89,6 +91,7 @@ async def _with_records(facts: Facts, settings: Settings, clock: Clock) -> Facts
         workers=tuple(known),
         busy_workers=busy,
         operations=seen,
+        outbox=outbox,
         locked=locked,
         locked_why=why,
     )

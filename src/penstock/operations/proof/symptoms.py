@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
+
+from penstock.outbox.model import OutboxHealth
 
 if TYPE_CHECKING:
     from penstock.db.safety import Finding
@@ -16,6 +18,10 @@ WAL_RESET_FIXED = (3, 51, 3)
 WAL_RESET_FIXED_EARLIER = ((3, 44, 6), (3, 50, 7))  # older branches that were mended too
 SKEW_MAX_S = 2.0
 NAMED_MAX = 5
+STUCK = {
+    "email": "those that run have no smtp_url",
+    "handler": "those that run do not have the handler; remove its subscription if the code is gone for good",
+}
 
 Health = Literal["live", "lagging", "dead"]
 
@@ -64,6 +70,7 @@ class Facts:
     locked_why: str = ""
     busy_workers: int = 0
     operations: tuple[OpenOperation, ...] = ()
+    outbox: OutboxHealth = field(default_factory=OutboxHealth)
     storage: str = ""
     crowded: tuple[tuple[str, int], ...] = ()  # folders with little room, and the bytes that are free
     storage_fault: str | None = None  # why there is none
@@ -300,6 +307,39 @@ def secrets_are_readable(facts: Facts) -> Iterator[Symptom]:
         )
 
 
+def events_are_told(facts: Facts) -> Iterator[Symptom]:
+    """Webhooks, handlers and e-mails reach who they are for."""
+    outbox = facts.outbox
+    if outbox.failed:
+        yield Symptom(
+            "events_are_told",
+            f"{outbox.failed:,} {'delivery was' if outbox.failed == 1 else 'deliveries were'} given up",
+            "their receivers were not told of these events",
+            "`penstock deliveries list --state Failed` says why; `penstock deliveries resend --failed` tries again",
+        )  # fmt: skip
+    for channel, number in outbox.stuck:
+        yield Symptom(
+            "events_are_told",
+            f"{number:,} {'delivery' if number == 1 else 'deliveries'} by {channel} should be sent, and nobody does it",
+            "no live worker sends them: " + STUCK.get(channel, "none runs, or httpx is not installed there"),
+            "start a worker that can",
+        )
+    if outbox.disabled:
+        yield Symptom(
+            "events_are_told", f"{_count(outbox.disabled, 'webhook')} disabled: {_named(outbox.disabled)}",
+            "it is told of nothing",
+            "`penstock webhooks enable ID` when its receiver is there again, or `penstock webhooks remove ID`",
+            is_problem=False,
+        )  # fmt: skip
+    if outbox.locked:
+        yield Symptom(
+            "events_are_told", f"the secrets of {_count(outbox.locked, 'webhook')} cannot be decrypted here: "
+            f"{_named(outbox.locked)}",
+            "a worker with these settings cannot send to it",
+            "set PENSTOCK_SECRET_KEY to the key of the process that added it",
+        )  # fmt: skip
+
+
 def storage_is_named(facts: Facts) -> Iterator[Symptom]:
     """All processes look for files in the same folder."""
     if facts.storage_fault is not None:
@@ -365,6 +405,7 @@ CHECKS: tuple[Check, ...] = (
     signals_are_applied,
     waits_end_at_their_deadlines,
     secrets_are_readable,
+    events_are_told,
     storage_is_named,
     storage_is_writable,
     disks_have_space,
