@@ -10,7 +10,10 @@ from contextlib import asynccontextmanager
 from types import MappingProxyType
 from typing import Any
 
-from penstock.blobs.store import FileStore
+from penstock.blobs.checks.policy import BlobPolicy
+from penstock.blobs.opening import open_storage
+from penstock.blobs.service import Blobs
+from penstock.blobs.sweeping import Sweeper
 from penstock.clock import Clock, Entropy, FollowingClock, SystemClock
 from penstock.db.database import Database
 from penstock.db.shared_clock import share_clock
@@ -45,6 +48,7 @@ REST_LOOK_S = 0.01
 KEYS_SWEEP_S = 60.0
 LIFECYCLES_TICK_S = 2.0
 DELIVERIES_TICK_S = 1.0
+BLOBS_SWEEP_S = 60.0
 
 
 class Penstock:
@@ -61,16 +65,26 @@ class Penstock:
         guards: Mapping[str, Guard] = MappingProxyType({}),
         effects: Mapping[str, Handler] = MappingProxyType({}),
         handlers: Mapping[str, object] = MappingProxyType({}),
+        blob_policy: BlobPolicy | None = None,
     ) -> None:
         self.db, self.settings, self.definitions = db, settings, definitions
         self.clock, self.entropy = clock, entropy
-        self.files = FileStore(settings.storage_folder, fault=settings.storage_fault)
+        self.files = open_storage(settings)
         self.lifespans = Lifespans()
         self._workers: set[Worker] = set()
         actor = _user()
-        self.operations = Operations(
+        self.blobs = Blobs(
             db,
             self.files,
+            blob_policy or BlobPolicy(bytes_max=settings.upload_bytes_max or None),
+            clock=clock,
+            entropy=entropy,
+            actor=actor,
+            page_max=settings.page_max,
+        )
+        self.operations = Operations(
+            db,
+            self.blobs,
             settings,
             definitions,
             self.lifespans,
@@ -120,6 +134,7 @@ class Penstock:
         guards: Mapping[str, Guard] = MappingProxyType({}),
         effects: Mapping[str, Handler] = MappingProxyType({}),
         handlers: Mapping[str, object] = MappingProxyType({}),
+        blob_policy: BlobPolicy | None = None,
     ) -> AsyncIterator[Penstock]:
         """Connect to a database with these operations: classes or functions marked by `@operation`.
 
@@ -127,6 +142,7 @@ class Penstock:
         allow or deny a move. `effects` are what states name as such: functions that are called after the move.
         `handlers` are objects with methods such as `on_completed`, by names that stay the same: each is told of every
         operation, at least once, by whichever worker has a handler of that name.
+        `blob_policy` says which uploads are taken.
 
         A SQLite database is made and upgraded when needed; a server refuses until `penstock db upgrade` was run.
         """
@@ -150,6 +166,7 @@ class Penstock:
                 guards=guards,
                 effects=effects,
                 handlers=handlers,
+                blob_policy=blob_policy,
             )
             try:
                 await penstock.events.begin()
@@ -168,7 +185,7 @@ class Penstock:
         to other workers until the loop runs again. One that `owns_process` ends it (exit 75), and tunes its garbage
         collector.
         """
-        self.files.require_folder()
+        self.files.require()
         worker = Worker(
             self.db,
             self.files,
@@ -196,6 +213,7 @@ class Penstock:
             Service("idempotency keys", KEYS_SWEEP_S, self._sweep_keys),
             Service("lifecycles", LIFECYCLES_TICK_S, self._tick_lifecycles),
             Service("deliveries", DELIVERIES_TICK_S, self.events.tick),
+            Service("blobs", BLOBS_SWEEP_S, Sweeper(self.db, self.files, self.clock).tick),
         )
 
     async def _sweep_keys(self) -> None:
@@ -207,9 +225,9 @@ class Penstock:
     def transaction(self) -> UnitOfWork:
         """A transaction for your own statements: `async with penstock.transaction() as tx: await tx.execute(…)`.
 
-        It commits when the block ends well. `lifecycles.start`, `trigger`, `force`, `change_data` and
-        `deliveries.acknowledge` take it as `tx` and commit with it; nothing else of this `Penstock` that writes is
-        called inside it.
+        It commits when the block ends well. `lifecycles.start`, `trigger`, `force`, `change_data`,
+        `deliveries.acknowledge` and `blobs.reference`, `unreference`, `hold`, `release` and `delete` take it as `tx`
+        and commit with it; nothing else of this `Penstock` that writes is called inside it.
         """
         return self.db.unit()
 

@@ -228,4 +228,5 @@ def _operation(row: RowMapping, tallied: Tallied) -> Operation:
         steps_done=tallied.rows_over * len(plan["steps"]) + tallied.steps_done,
         options=plan["options"],
         trouble=None if OPERATION.is_settled(row["state"]) else row["trouble"],
+        blob_id=row["blob"],
     )
