@@ -26,7 +26,7 @@ LINES: tuple[tuple[str, ...], ...] = (
     ("idempotency", "lifecycles"),
     ("operations",),
     ("engine",),
-    ("resources", "lifecycle_resources", "worker", "api", "dashboard", "client"),
+    ("resources", "blob_resources", "lifecycle_resources", "worker", "api", "dashboard", "client"),
     ("cli",),
     ("testing", "pytest_plugin"),
 )
@@ -82,6 +82,7 @@ PURE = (
     "operations.running.planning",
     "operations.worker.shares",
     "blobs.states",
+    "blobs.model",
     "outbox.states",
     "idempotency.states",
     "idempotency.model",
