@@ -12,6 +12,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Row, func, select
 
 from penstock.blobs.opening import open_storage
+from penstock.blobs.queries import unswept
 from penstock.blobs.storage import Storage
 from penstock.clock import Clock
 from penstock.db.connection import Connection
@@ -31,6 +32,7 @@ from penstock.settings import Settings
 __all__ = ["diagnose"]
 
 OVERDUE_S = 10.0  # workers look every second and sweep every five: what is due for longer is stuck
+UNSWEPT_S = 3600.0  # workers sweep every minute
 OPEN_OPERATIONS_MAX = 1000
 ENCRYPTED_MAX = 1000
 ROOM_BYTES = 16 * 1024 * 1024  # less than this is as good as full
@@ -80,6 +82,7 @@ async def _with_records(facts: Facts, settings: Settings, clock: Clock) -> Facts
             busy = await _busy_workers(db, tx)
             encrypted = await _encrypted(tx)
             outbox = await health(tx, now, settings.secret_keys)
+            late, left = await unswept(db, tx, since_us=round(UNSWEPT_S * 1e6))
     finally:
         await db.close()
     files = None if settings.storage_fault else open_storage(settings)
@@ -94,6 +97,8 @@ async def _with_records(facts: Facts, settings: Settings, clock: Clock) -> Facts
         outbox=outbox,
         locked=locked,
         locked_why=why,
+        late_uploads=late,
+        left_bytes=left,
     )
 
 
