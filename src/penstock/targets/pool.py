@@ -24,7 +24,7 @@ __all__ = ["Pool", "PoolExhausted"]
 
 log = logging.getLogger("penstock.targets")
 
-WAKE_JITTER = 0.1
+WAKE_JITTER = 0.02
 WAKE_JITTER_MAX_S = 1.0
 
 
