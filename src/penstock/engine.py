@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from penstock.blobs.store import FileStore
-from penstock.clock import Clock, Entropy, FollowingClock, SystemClock
+from penstock.clock import Clock, Entropy, FollowingClock, SystemClock, operation_id
 from penstock.db.database import Database
 from penstock.db.shared_clock import share_clock
 from penstock.db.unit import UnitOfWork
@@ -31,6 +31,8 @@ from penstock.operations.worker.worker import Worker
 from penstock.pipeline import Definition, definition_of
 from penstock.services import Service
 from penstock.settings import Settings, load_settings
+from penstock.targets.quotas import use_quotas
+from penstock.targets.sql_quotas import SqlQuotas
 
 __all__ = ["Penstock", "run"]
 
@@ -80,6 +82,7 @@ class Penstock:
             Scope(db, clock=clock, entropy=entropy, actor=actor, guards=guards, page_max=settings.page_max)
         )
         self.deliveries = self.lifecycles.deliveries
+        self.quotas = SqlQuotas(db, lambda: operation_id(clock, entropy))
 
     @classmethod
     @asynccontextmanager
@@ -110,9 +113,11 @@ class Penstock:
         try:
             clock = await _database_clock(db, clock, settings)
             penstock = cls(db, settings, definitions, clock=clock, entropy=entropy or Entropy(), guards=guards)
+            use_quotas(penstock.quotas)  # targets that are used from here on share them with other processes
             try:
                 yield penstock
             finally:
+                penstock.quotas.close()
                 await penstock.lifespans.close()
         finally:
             await db.close()
