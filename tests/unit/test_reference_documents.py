@@ -16,7 +16,7 @@ from typer.main import get_command
 
 from penstock import errors
 from penstock.cli.app import app
-from penstock.cli.machines import built_in
+from penstock.cli.built_in import built_in
 from penstock.cli.problems import EXIT_CODES as ERROR_CODES
 from penstock.cli.problems import EXIT_MEANINGS, INTERRUPTED, ONLY_SIGNALS_AWAITED
 from penstock.cli.run import EXIT_CODES as RUN_CODES

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
     from penstock.machine import Machine
 
-__all__ = ["add_to", "built_in", "machines"]
+__all__ = ["add_to", "machines"]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -36,6 +35,7 @@ def machines(
     as_json: Json = False,
 ) -> None:
     """Print the built-in state machines as tables."""
+    from penstock.cli.built_in import built_in
     from penstock.cli.screen import Screen
 
     if mermaid and as_json:
@@ -50,28 +50,17 @@ def machines(
     )
 
 
-def built_in() -> dict[str, Machine]:
-    """The machines of this release, by name."""
-    from penstock.blobs.states import BLOB
-    from penstock.idempotency.states import IDEMPOTENCY_KEY
-    from penstock.operations.states import OPERATION, ROW_STEP
-    from penstock.outbox.states import DELIVERY
-
-    return {machine.name: machine for machine in (OPERATION, ROW_STEP, IDEMPOTENCY_KEY, BLOB, DELIVERY)}
-
-
 def _find(name: str) -> Machine:
-    """The machine meant by "row step", "row-step", "RowStep", "row_step"…"""
-    known = {_letters(machine.name): machine for machine in built_in().values()}
-    if _letters(name) in known:
-        return known[_letters(name)]
-    near = get_close_matches(_letters(name), known, 1)
+    """The machine of this name, or `NotFound` with what may have been meant."""
+    from penstock.cli.built_in import built_in, letters, machine_named
+
+    found = machine_named(name)
+    if found is not None:
+        return found
+    known = {letters(machine.name): machine for machine in built_in().values()}
+    near = get_close_matches(letters(name), known, 1)
     hint = f"did you mean {known[near[0]].name!r}? " if near else ""
     raise NotFound(f"unknown machine {name!r}; {hint}known: {', '.join(built_in())}")
-
-
-def _letters(name: str) -> str:
-    return re.sub(r"[^a-z]", "", name.lower())
 
 
 def _tables(found: Sequence[Machine]) -> Iterator[RenderableType]:
