@@ -19,6 +19,7 @@ from penstock.cli import (
     deliveries,
     doctor,
     idempotency,
+    keys,
     lifecycle,
     load,
     machines,
@@ -60,6 +61,7 @@ verify.add_to(app)
 doctor.add_to(app)
 db.add_to(app)
 idempotency.add_to(app)
+keys.add_to(app)
 config.add_to(app)
 
 

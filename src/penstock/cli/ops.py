@@ -14,12 +14,12 @@ import typer
 from penstock.cli import control, purge, waits, watch
 from penstock.cli.inputs import InputFile, Meta, MetaFile, OperationName, Set, existing_file, metadata, overrides
 from penstock.cli.options import App, Cursor, Db, Json, Limit, OperationId, OperationIdOrAll, command, group
-from penstock.cli.pages import Part, answer_page
+from penstock.cli.pages import answer_page
 from penstock.cli.session import Place, about, ask, opened
 
 if TYPE_CHECKING:
     from penstock.engine import Penstock
-    from penstock.operations.model import ErrorGroup, Event, FileCheck, Operation, Page
+    from penstock.operations.model import ErrorGroup, FileCheck, Operation
 
 __all__ = ["add_to"]
 
@@ -283,20 +283,12 @@ def events(
     """List state changes of operations, oldest first."""
     from penstock import resources
     from penstock.cli import views
-    from penstock.cli.problems import WrongUsage
-    from penstock.operations.model import Page
-
-    if cursor is not None and not cursor.isdigit():
-        raise WrongUsage(f"{cursor!r} is not a cursor of this list")
-
-    async def moves(penstock: Penstock, part: Part) -> Page[Event]:
-        exact = (await penstock.operations.get(part.operation)).id if part.operation else None
-        found = await penstock.operations.events(exact, since=int(cursor or 0), limit=limit + 1)
-        return Page(found[:limit], str(found[limit - 1].sequence) if len(found) > limit else None)
 
     answer_page(
         Place(db),
-        moves,
+        lambda penstock, part: penstock.operations.events_page(
+            part.operation or None, cursor=part.cursor, limit=part.limit
+        ),
         resources.event,
         views.events,
         operation=operation,

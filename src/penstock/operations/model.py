@@ -287,3 +287,4 @@ class Event:
     at: datetime
     actor: str
     cause: str | None
+    operation_name: str = ""

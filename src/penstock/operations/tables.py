@@ -82,11 +82,13 @@ operations = table(
     Column("encrypted_metadata", LongText),  # the whole of it, if there are secrets in it
     Column("blob", Key(36)),  # its file; null when it was stored before there were blobs
     Column("file_version", Key(200)),  # what the storage said of these very bytes
+    Column("tenant", Key(64)),  # null for the one without a name
     _one_of("state", OPERATION),
     CheckConstraint("reading IN ('open', 'complete', 'abandoned')", name="reading_known"),
     CheckConstraint("open_chunks >= 0", name="open_chunks_counted"),
     Index("ix_penstock_operation_state", "state", "number"),
     Index("ix_penstock_operation_name", "name", "number"),
+    Index("ix_penstock_operation_tenant", "tenant", "number"),
 )
 
 chunks = table(
