@@ -14,8 +14,11 @@ from typing import Any
 from penstock.access.audit import Audit
 from penstock.access.keys import ApiKeys
 from penstock.access.model import Principal
-from penstock.blobs.store import FileStore
-from penstock.clock import Clock, Entropy, FollowingClock, SystemClock
+from penstock.blobs.checks.policy import BlobPolicy
+from penstock.blobs.opening import open_storage
+from penstock.blobs.service import Blobs
+from penstock.blobs.sweeping import Sweeper
+from penstock.clock import Clock, Entropy, FollowingClock, SystemClock, operation_id
 from penstock.db.database import Database
 from penstock.db.shared_clock import share_clock
 from penstock.db.unit import UnitOfWork
@@ -24,6 +27,7 @@ from penstock.event_sources import EventSources
 from penstock.idempotency.service import Idempotency
 from penstock.idempotency.sql import SqlStore
 from penstock.lifecycles.guards import Guard
+from penstock.lifecycles.model import Handler
 from penstock.lifecycles.scope import Scope
 from penstock.lifecycles.service import Lifecycles
 from penstock.operations.intake import Source
@@ -39,6 +43,8 @@ from penstock.operations.worker.worker import Worker
 from penstock.pipeline import Definition, definition_of
 from penstock.services import Service
 from penstock.settings import Settings, load_settings
+from penstock.targets.quotas import use_quotas
+from penstock.targets.sql_quotas import SqlQuotas
 
 __all__ = ["Penstock", "run"]
 
@@ -51,6 +57,7 @@ REST_LOOK_S = 0.01
 KEYS_SWEEP_S = 60.0
 LIFECYCLES_TICK_S = 2.0
 DELIVERIES_TICK_S = 1.0
+BLOBS_SWEEP_S = 60.0
 DELIVERIES_GRACE_S = 5.0  # for what is being sent when the last worker stops
 
 
@@ -66,17 +73,28 @@ class Penstock:
         clock: Clock,
         entropy: Entropy,
         guards: Mapping[str, Guard] = MappingProxyType({}),
+        effects: Mapping[str, Handler] = MappingProxyType({}),
         handlers: Mapping[str, object] = MappingProxyType({}),
+        blob_policy: BlobPolicy | None = None,
     ) -> None:
         self.db, self.settings, self.definitions = db, settings, definitions
         self.clock, self.entropy = clock, entropy
-        self.files = FileStore(settings.storage_folder, fault=settings.storage_fault)
+        self.files = open_storage(settings)
         self.lifespans = Lifespans()
         self._workers: set[Worker] = set()
         actor = _user()
-        self.operations = Operations(
+        self.blobs = Blobs(
             db,
             self.files,
+            blob_policy or BlobPolicy(bytes_max=settings.upload_bytes_max or None),
+            clock=clock,
+            entropy=entropy,
+            actor=actor,
+            page_max=settings.page_max,
+        )
+        self.operations = Operations(
+            db,
+            self.blobs,
             settings,
             definitions,
             self.lifespans,
@@ -96,7 +114,15 @@ class Penstock:
             secret_keys=settings.secret_keys,
         )
         self.lifecycles = Lifecycles(
-            Scope(db, clock=clock, entropy=entropy, actor=actor, guards=guards, page_max=settings.page_max)
+            Scope(
+                db,
+                clock=clock,
+                entropy=entropy,
+                actor=actor,
+                guards=guards,
+                effects=effects,
+                page_max=settings.page_max,
+            )
         )
         self.deliveries = self.lifecycles.deliveries
         self.events = EventSources(
@@ -112,6 +138,7 @@ class Penstock:
             actor=actor,
         )
         self.webhooks = self.events.webhooks
+        self.quotas = SqlQuotas(db, lambda: operation_id(clock, entropy))
         self.audit = Audit(db, page_max=settings.page_max)
         self.keys = ApiKeys(db, clock=clock, entropy=entropy, actor=actor)
 
@@ -126,13 +153,17 @@ class Penstock:
         clock: Clock | None = None,
         entropy: Entropy | None = None,
         guards: Mapping[str, Guard] = MappingProxyType({}),
+        effects: Mapping[str, Handler] = MappingProxyType({}),
         handlers: Mapping[str, object] = MappingProxyType({}),
+        blob_policy: BlobPolicy | None = None,
     ) -> AsyncIterator[Penstock]:
         """Connect to a database with these operations: classes or functions marked by `@operation`.
 
-        `guards` are what lifecycles' transitions name as theirs: functions, sync or async, that allow or deny them.
+        `guards` are what lifecycles' transitions and states name as guards and gates: functions, sync or async, that
+        allow or deny a move. `effects` are what states name as such: functions that are called after the move.
         `handlers` are objects with methods such as `on_completed`, by names that stay the same: each is told of every
         operation, at least once, by whichever worker has a handler of that name.
+        `blob_policy` says which uploads are taken.
 
         A SQLite database is made and upgraded when needed; a server refuses until `penstock db upgrade` was run.
         """
@@ -141,19 +172,30 @@ class Penstock:
         elif url is not None:
             settings = settings.model_copy(update={"database_url": url})
         definitions = by_name(operations)
-        _require_callable(guards)
+        _require_callable("guards", guards)
+        _require_callable("effects", effects)
         clock = clock or SystemClock()
-        db = await Database.open(settings.database_url, clock=clock)
+        db = await Database.open(settings.database_address, clock=clock)
         try:
             clock = await _database_clock(db, clock, settings)
             penstock = cls(
-                db, settings, definitions, clock=clock, entropy=entropy or Entropy(), guards=guards, handlers=handlers
+                db,
+                settings,
+                definitions,
+                clock=clock,
+                entropy=entropy or Entropy(),
+                guards=guards,
+                effects=effects,
+                handlers=handlers,
+                blob_policy=blob_policy,
             )
+            use_quotas(penstock.quotas)  # targets that are used from here on share them with other processes
             try:
                 await penstock.events.begin()
                 yield penstock
             finally:
                 await penstock.events.close()
+                penstock.quotas.close()
                 await penstock.lifespans.close()
         finally:
             await db.close()
@@ -166,7 +208,7 @@ class Penstock:
         to other workers until the loop runs again. One that `owns_process` ends it (exit 75), and tunes its garbage
         collector.
         """
-        self.files.require_folder()
+        self.files.require()
         worker = Worker(
             self.db,
             self.files,
@@ -177,6 +219,7 @@ class Penstock:
             entropy=self.entropy,
             owns_process=owns_process,
             services=self._services(),
+            capabilities={Lifecycles: self.lifecycles},
         )
         async with worker:
             self._workers.add(worker)
@@ -207,6 +250,7 @@ class Penstock:
             Service("idempotency keys", KEYS_SWEEP_S, self._sweep_keys),
             Service("lifecycles", LIFECYCLES_TICK_S, self._tick_lifecycles),
             Service("deliveries", DELIVERIES_TICK_S, self.events.tick),
+            Service("blobs", BLOBS_SWEEP_S, Sweeper(self.db, self.files, self.clock).tick),
         )
 
     async def _sweep_keys(self) -> None:
@@ -236,8 +280,9 @@ class Penstock:
         """A transaction for your own statements: `async with penstock.transaction() as tx: await tx.execute(…)`.
 
         It commits when the block ends well. `operations.create`, `signals.complete` and `fail`, `lifecycles.start`,
-        `trigger`, `force`, `change_data` and `deliveries.acknowledge` take it as `tx` and commit with it; nothing else
-        of this `Penstock` that writes is called inside it.
+        `trigger`, `force`, `change_data`, `deliveries.acknowledge` and `blobs.reference`, `unreference`, `hold`,
+        `release` and `delete` take it as `tx` and commit with it; nothing else of this `Penstock` that writes is called
+        inside it.
         """
         return self.db.unit()
 
@@ -346,10 +391,10 @@ def _loop_runs() -> bool:
     return True
 
 
-def _require_callable(guards: Mapping[str, object]) -> None:
-    wrong = [name for name, guard in guards.items() if not callable(guard)]
+def _require_callable(what: str, given: Mapping[str, object]) -> None:
+    wrong = [name for name, function in given.items() if not callable(function)]
     if wrong:
-        raise DeclarationError(f"guards are functions; these are not: {', '.join(map(repr, wrong))}")
+        raise DeclarationError(f"{what} are functions; these are not: {', '.join(map(repr, wrong))}")
 
 
 def by_name(operations: Iterable[object]) -> dict[str, Definition]:

@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli import (
+    blobs,
     config,
     db,
     deliveries,
@@ -20,6 +21,7 @@ from penstock.cli import (
     idempotency,
     keys,
     lifecycle,
+    load,
     machines,
     ops,
     run,
@@ -47,6 +49,7 @@ app = typer.Typer(
 )
 run.add_to(app)
 submit.add_to(app)
+load.add_to(app)
 worker.add_to(app)
 serve.add_to(app)
 ops.add_to(app)
@@ -54,6 +57,7 @@ waits.add_to(app)
 lifecycle.add_to(app)
 deliveries.add_to(app)
 webhooks.add_to(app)
+blobs.add_to(app)
 machines.add_to(app)
 verify.add_to(app)
 doctor.add_to(app)

@@ -20,6 +20,7 @@ from penstock.errors import DeclarationError, NotFound
 if TYPE_CHECKING:
     from penstock.engine import Penstock
     from penstock.lifecycles.guards import Guard
+    from penstock.lifecycles.model import Handler
     from penstock.pipeline import Definition
     from penstock.settings import Settings
 
@@ -81,8 +82,12 @@ class Place:
         return load_app(app)
 
     def guards(self) -> dict[str, Guard]:
-        """The guards of the application's lifecycles, if one is named: its mapping `guards`."""
+        """The guards and gates of the application's lifecycles, if one is named: its mapping `guards`."""
         return self._mapping("guards", "functions")
+
+    def effects(self) -> dict[str, Handler]:
+        """The effects of the application's lifecycles, if one is named: its mapping `effects`."""
+        return self._mapping("effects", "functions")
 
     def handlers(self) -> dict[str, object]:
         """The handlers of events of the application, if one is named: its mapping `handlers`."""
@@ -135,9 +140,12 @@ async def opened(
     if not makes:
         require_database(settings.database_url)
     log_to_stderr(settings.log_level, as_json=settings.log_format == "json")
-    guards = place.guards() if makes else {}  # only they have workers, who fire timers
+    # Only they have workers, who fire timers and carry out effects.
+    guards, effects = (place.guards(), place.effects()) if makes else ({}, {})
     handlers = place.handlers() if makes else {}
-    async with Penstock.open(settings=settings, operations=definitions, guards=guards, handlers=handlers) as penstock:
+    async with Penstock.open(
+        settings=settings, operations=definitions, guards=guards, effects=effects, handlers=handlers
+    ) as penstock:
         yield penstock
 
 

@@ -9,10 +9,11 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, RowMapping, case, exists, func, or_, select, tuple_
 
+from penstock.blobs.model import StoredBytes
 from penstock.clock import from_micros, micros
 from penstock.db.connection import Connection
 from penstock.db.database import Database
-from penstock.errors import InvalidInput
+from penstock.errors import InvalidInput, NotFound
 from penstock.journal import queries as journal
 from penstock.journal.tables import transitions
 from penstock.operations.counts import Counts
@@ -30,7 +31,7 @@ __all__ = [
     "count_by_status",
     "count_operations",
     "events",
-    "file_key",
+    "file_of",
     "get",
     "is_time_counted",
     "latest_instant",
@@ -134,10 +135,13 @@ async def count_operations(tx: Connection, filters: OperationFilter) -> int:
     return int((await tx.execute(query)).scalar_one())
 
 
-async def file_key(tx: Connection, operation: str, visible: Visible = EVERYTHING) -> str:
-    """The key of the file in the storage."""
+async def file_of(tx: Connection, operation: str, visible: Visible = EVERYTHING) -> tuple[str, StoredBytes]:
+    """The name of the file, and where its bytes are; `NotFound` once they were removed."""
     number = await number_of(tx, operation, visible)
-    return str((await tx.execute(select(operations.c.file_key).where(operations.c.number == number))).scalar_one())
+    row = (await tx.execute(select(operations).where(operations.c.number == number))).one()
+    if "files" in (row.pruned or {}):
+        raise NotFound(f"the file of operation {row.id} was removed")
+    return row.file_name, StoredBytes(row.file_key, row.file_bytes, row.file_sha256, row.file_version)
 
 
 async def list_operations(
@@ -316,4 +320,5 @@ def _operation(row: RowMapping, tallied: Tallied) -> Operation:
         steps_done=tallied.rows_over * len(plan["steps"]) + tallied.steps_done,
         options=plan["options"],
         trouble=None if OPERATION.is_settled(row["state"]) else row["trouble"],
+        blob_id=row["blob"],
     )

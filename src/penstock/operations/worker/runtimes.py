@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from sqlalchemy import Row, select
 
+from penstock.blobs.model import StoredBytes
 from penstock.clock import Clock, Entropy
 from penstock.db.database import Database
 from penstock.errors import InvalidInput, OperationUnready, PenstockError
@@ -41,8 +42,9 @@ class OperationRuntimes:
         spawn: Spawn,
         start_limit: StartLimit,
         beat: Callable[[], None],
+        capabilities: Mapping[type, object],
     ) -> None:
-        self._beat = beat
+        self._beat, self._capabilities = beat, capabilities
         self._db, self.definitions, self._settings, self._lifespans = db, definitions, settings, lifespans
         self._clock, self._entropy, self._spawn, self._start_limit = clock, entropy, spawn, start_limit
         self._made: dict[int, OperationRuntime] = {}
@@ -88,7 +90,7 @@ class OperationRuntimes:
         return OperationRuntime(
             number=row.number,
             file_format=row.file_format,
-            file_key=row.file_key,
+            file=StoredBytes(row.file_key, row.file_bytes, row.file_sha256, row.file_version),
             definition=definition,
             pipeline=await self._pipeline(declared),
             run=Run(
@@ -98,6 +100,7 @@ class OperationRuntimes:
                 definition,
                 beat=self._beat,
                 public_url=self._settings.public_url,
+                capabilities=self._capabilities,
                 secret_keys=keys,
             ),
             columns=row.columns,

@@ -8,9 +8,10 @@ import gc
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Self
 
-from penstock.blobs.store import FileStore
+from penstock.blobs.storage import Storage
 from penstock.clock import Clock, Entropy, FollowingClock
 from penstock.db.database import Database
 from penstock.errors import FileRejected, FileUnreadable, NotFound, Unavailable
@@ -77,7 +78,7 @@ class Worker:
     def __init__(
         self,
         db: Database,
-        files: FileStore,
+        files: Storage,
         definitions: Mapping[str, Definition],
         settings: Settings,
         lifespans: Lifespans,
@@ -86,6 +87,7 @@ class Worker:
         entropy: Entropy,
         owns_process: bool = False,
         services: Sequence[Service] = (),
+        capabilities: Mapping[type, object] = MappingProxyType({}),
     ) -> None:
         self.db, self.files, self.settings = db, files, settings
         self._owns_process = owns_process
@@ -112,6 +114,7 @@ class Worker:
             spawn=self.tasks.spawn,
             start_limit=self.lease.start_limit,
             beat=self._is_alive,
+            capabilities=capabilities,
         )
         self.limit_shares = LimitShares(db, worker=self.lease.id, clock=clock, look_s=settings.control_poll_s)
         self.limits = Limits(row_bytes_max=settings.row_bytes_max)
