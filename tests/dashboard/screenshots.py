@@ -73,6 +73,7 @@ def paths(address: str) -> dict[str, str]:
         "instance": instance,
         "blobs": "/dashboard/blobs",
         "deliveries": "/dashboard/deliveries?state=Failed",
+        "webhooks": "/dashboard/webhooks",
         "system": "/dashboard/system",
         "machines": "/dashboard/machines",
     }

@@ -147,6 +147,8 @@ def sample(server: Server) -> dict[str, str]:
             "lifecycle": f"/dashboard/lifecycles/{imported.definition_id}",
             "instance": f"/dashboard/instances/{instance.guid}",
             "blobs": "/dashboard/blobs",
+            "blob": f"/dashboard/blobs/{(await penstock.blobs.list()).items[0].id}",
+            "webhooks": "/dashboard/webhooks",
             "deliveries": "/dashboard/deliveries",
             "system": "/dashboard/system",
             "machines": "/dashboard/machines",
@@ -212,7 +214,8 @@ def test_from_a_file_to_its_results(page: Page, server: Server):
     "name",
     [
         "operations", "operation", "failed row", "invalid row", "waiting row", "upload", "upload form", "waits",
-        "lifecycles", "lifecycle", "instance", "blobs", "deliveries", "system", "machines", "missing",
+        "lifecycles", "lifecycle", "instance",
+        "blobs", "blob", "deliveries", "webhooks", "system", "machines", "missing",
     ],
 )  # fmt: skip
 def test_a_page_is_accessible_in_light_and_dark_and_runs_nothing_of_what_it_shows(

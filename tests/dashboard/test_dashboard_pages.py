@@ -62,7 +62,7 @@ def text_of(page: httpx.Response) -> str:
 async def test_every_page_of_the_menu_is_there_before_anything_was_done(pages: httpx.AsyncClient):
     front = await pages.get("/dashboard")
     menu = re.findall(r'<li><a href="([^"]+)"', front.text)
-    assert len(menu) == 8
+    assert len(menu) == 9
     for path in menu:
         page = await pages.get(path)
         assert page.status_code == 200, path
@@ -358,3 +358,34 @@ async def test_hostile_text_stays_text(works: Engine, pages: httpx.AsyncClient):
         assert "window.pwned" in page.text, path
         assert "<img src=x" not in page.text, path
         assert "<script>" not in page.text, path
+
+
+# --- files and webhooks
+
+
+async def test_files_are_listed_downloaded_and_deleted_for_a_reason(works: Engine, pages: httpx.AsyncClient):
+    id = await started(works)
+    listed = await pages.get("/dashboard/blobs")
+    (at,) = set(re.findall(r'href="(/dashboard/blobs/[\w-]+)"', listed.text))
+    page = await pages.get(at)
+    assert f'href="/dashboard/operations/{id}"' in page.text
+    file = await pages.get(f"{at}/file")
+    assert (file.content, file.headers["content-disposition"]) == (CSV, "attachment; filename*=UTF-8''march.csv")
+    assert (await pages.post(f"{at}/delete", data={"reason": "GDPR"})).status_code == 409
+    free = await works.penstock.blobs.upload(b"a,b\n1,2\n", file_name="free.csv")
+    assert (await pages.post(f"/dashboard/blobs/{free.id}/delete", data={})).status_code == 422
+    done = await pages.post(f"/dashboard/blobs/{free.id}/delete", data={"reason": "GDPR"})
+    assert done.status_code == 303
+    assert "Deleted: GDPR" in text_of(await pages.get(f"/dashboard/blobs/{free.id}"))
+    bound = Principal("ben", frozenset({"admin"}), operations=frozenset({"other"}))
+    async with client_of(works, access=Trusted(bound)) as other:
+        assert "march.csv" not in (await other.get("/dashboard/blobs")).text
+        assert (await other.get(f"{at}/file")).status_code == 404
+
+
+async def test_webhooks_show_their_deliveries(works: Engine, pages: httpx.AsyncClient):
+    await works.penstock.webhooks.add("mailto:ops@example.com")
+    page = await pages.get("/dashboard/webhooks")
+    assert "ops@example.com" in page.text
+    assert (await pages.post("/dashboard/webhooks/resend", data={"do": "failed"})).status_code == 303
+    assert (await pages.post("/dashboard/webhooks/resend", data={})).status_code == 422

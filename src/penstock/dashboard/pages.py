@@ -33,6 +33,7 @@ NAV: tuple[tuple[str, str, Needs], ...] = (
     ("lifecycles_page", "Lifecycles", "read"),
     ("blobs_page", "Blobs", "read"),
     ("deliveries_page", "Deliveries", "read"),
+    ("webhooks_page", "Webhooks", "tenant"),
     ("system_page", "System", "system"),
     ("machines_page", "Machines", "read"),
 )

@@ -15,6 +15,7 @@ from penstock.dashboard import (
     system,
     upload,
     waits,
+    webhooks,
 )
 
 __all__ = ["ROUTES"]
@@ -30,5 +31,6 @@ ROUTES: tuple[Route, ...] = (
     *lifecycles.ROUTES,
     *blobs.ROUTES,
     *deliveries.ROUTES,
+    *webhooks.ROUTES,
     *system.ROUTES,
 )

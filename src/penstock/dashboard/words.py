@@ -18,6 +18,7 @@ _TONES = {
     "Valid": "ok",
     "Processed": "ok",
     "live": "ok",
+    "Active": "ok",
     "Published": "ok",
     "CompletedWithErrors": "warn",
     "lagging": "warn",
