@@ -34,7 +34,7 @@ from penstock.settings import Settings, load_settings
 
 __all__ = ["Penstock", "run"]
 
-BackgroundDuties = Callable[[Operation], None]
+OnProgress = Callable[[Operation], None]
 
 # Another worker may be about to end the operation; each look that finds it has not doubles the pause.
 REST_LOOK_S = 0.01
@@ -175,7 +175,7 @@ class Penstock:
         self,
         operation: str,
         *,
-        watch: BackgroundDuties | None = None,
+        watch: OnProgress | None = None,
         every_s: float = 0.25,
         stop: asyncio.Event | None = None,
         owns_process: bool = False,
@@ -198,7 +198,7 @@ class Penstock:
         return await self.operations.get(operation)
 
     async def _follow(
-        self, operation: str, worker: Worker, stop: asyncio.Event, watch: BackgroundDuties | None, every_s: float
+        self, operation: str, worker: Worker, stop: asyncio.Event, watch: OnProgress | None, every_s: float
     ) -> None:
         """Look at the operation now and then, and more often when the worker has nothing left to do."""
         pause_s, is_due, rests = every_s, True, worker.rests

@@ -139,6 +139,8 @@ def operation(found: Operation) -> Document:
         "retryCount": found.retry_count,
         "errorMessage": found.error,
         "trouble": found.trouble,
+        "version": found.version,
+        "misfits": [{"worker": each.worker, "differences": list(each.differences)} for each in found.misfits],
         "metadata": found.metadata,
         "fileName": found.file_name,
         "fileSize": found.file_bytes,

@@ -50,7 +50,7 @@ OPERATIONS: tuple[tuple[str, ...], ...] = (
     ("views",),
     ("proof",),
     ("worker",),
-    ("intake", "control", "editing", "retrying", "signals"),
+    ("intake", "control", "editing", "migrating", "retrying", "signals"),
     ("checking",),
     ("service",),
 )
@@ -71,6 +71,7 @@ PURE = (
     "operations.thresholds",
     "operations.model",
     "operations.chunk.ledger",
+    "operations.chunk.step_map",
     "operations.chunk.records",
     "operations.chunk.owned",
     "operations.chunk.packing",

@@ -139,6 +139,8 @@ def operation(found: Operation) -> Table:
             "Status": state(found.status),
             "Error": found.error,
             "Trouble": Text(printable(found.trouble), style="red") if found.trouble else None,
+            "Version": found.version,
+            "Other code": Text("\n".join(printable(str(each)) for each in found.misfits)) if found.misfits else None,
             "Rows": f"{found.total_rows or found.rows_read:,}",
             "Successful": f"{found.successful_rows:,}",
             "Failed": f"{found.failed_rows:,}" + (f"  ({failed})" if failed else ""),

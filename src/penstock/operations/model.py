@@ -18,6 +18,7 @@ __all__ = [
     "FileCheck",
     "FileFault",
     "HistoryEntry",
+    "Misfit",
     "Operation",
     "Page",
     "Purged",
@@ -40,6 +41,17 @@ StepState = Literal[
 RowState = Literal[
     "Pending", "Running", "WaitingForCompletion", "Completed", "Invalid", "Failed", "TimedOut", "Cancelled"
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class Misfit:
+    """A live worker that leaves an operation alone, because its code is not what the operation was planned for."""
+
+    worker: str
+    differences: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"worker {self.worker}: {'; '.join(self.differences)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +84,8 @@ class Operation:
     options: Mapping[str, Any] = field(repr=False)
     steps_done: int = 0  # over all rows; a row that has failed counts as done with all
     trouble: str | None = None  # why the worker that tried last could not go on with it; None once one does
+    version: str | None = None  # of the code it was created for, or moved to
+    misfits: tuple[Misfit, ...] = ()  # live workers that have other code; of a settled operation none
 
     @property
     def processed_rows(self) -> int:

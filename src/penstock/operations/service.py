@@ -15,7 +15,7 @@ from penstock.db.database import Database
 from penstock.errors import InvalidInput, NotFound
 from penstock.formats import Limits
 from penstock.journal.numbering import number_new
-from penstock.operations import control, intake, purging, retrying
+from penstock.operations import control, intake, migrating, purging, retrying
 from penstock.operations.checking import check_file, check_row
 from penstock.operations.editing import edited
 from penstock.operations.intake import Source
@@ -110,7 +110,7 @@ class Operations:
     async def get(self, operation: str) -> Operation:
         """The operation with this id."""
         async with self._db.read() as tx:
-            return await operation_views.get(tx, operation)
+            return await operation_views.get(self._db, tx, operation)
 
     async def list(
         self,
@@ -128,6 +128,7 @@ class Operations:
         """Operations that match, newest first unless told otherwise."""
         async with self._db.read() as tx:
             return await operation_views.list_operations(
+                self._db,
                 tx,
                 name=name,
                 status=status,
@@ -273,6 +274,25 @@ class Operations:
     async def resume(self, operation: str, *, cause: str | None = None, actor: str | None = None) -> Operation:
         """Go on where a paused operation stopped."""
         await control.resume(self._db, await self._number(operation), actor=actor or self._actor, cause=cause)
+        self._hint()
+        return await self.get(operation)
+
+    async def migrate(
+        self,
+        operation: str,
+        renamed: Mapping[str, str] | None = None,
+        *,
+        cause: str | None = None,
+        actor: str | None = None,
+    ) -> Operation:
+        """Let an operation go on with the code of this process, whose steps are others than when it was created.
+
+        A step is the one of the same name, or the one that `renamed` names for it; rows go on where they are.
+        `Conflict` where one would lose a step or run one again, or while a worker is at it (pause it first).
+        """
+        number = await self._number(operation)
+        definition = self.definition((await self.get(operation)).name)
+        await migrating.migrate(self._db, number, definition, renamed or {}, actor=actor or self._actor, cause=cause)
         self._hint()
         return await self.get(operation)
 

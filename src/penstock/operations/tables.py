@@ -41,6 +41,7 @@ workers = table(
     Column("started_at", BigInteger, nullable=False),
     Column("host", Key(255), nullable=False),
     Column("process", Integer, nullable=False),
+    Column("code", Json),  # of each operation it has the code of: version and steps; null if it does not say
 )
 
 operations = table(
@@ -80,6 +81,9 @@ operations = table(
     Column("finished_at", BigInteger),
     Column("trouble", LongText),  # why the worker that tried last could not go on; others may
     Column("encrypted_metadata", LongText),  # the whole of it, if there are secrets in it
+    Column("keep", Json),  # how long what is kept of it, in seconds, where it has a policy of its own
+    Column("pruned", Json),  # what was removed of it
+    Column("hold", LongText),  # why nothing of it is removed
     _one_of("state", OPERATION),
     CheckConstraint("reading IN ('open', 'complete', 'abandoned')", name="reading_known"),
     CheckConstraint("open_chunks >= 0", name="open_chunks_counted"),

@@ -23,6 +23,7 @@ class OperationSettings(TypedDict, total=False):
     """What may be said about an operation."""
 
     description: str
+    version: str | int | None
     row_key: str | None
     validators: Iterable[Validator]
     retryable: bool

@@ -24,7 +24,7 @@ from penstock.operations.inbox.settling import AT_WORK
 from penstock.operations.proof.symptoms import Diagnosis, Facts, Health, OpenOperation, WorkerFacts, examine
 from penstock.operations.states import OPERATION
 from penstock.operations.tables import chunks, operations, row_records, signals, workers
-from penstock.operations.worker_records import host_name, is_process_alive
+from penstock.operations.worker_records import code_of_live_workers, host_name, is_process_alive, misfits
 from penstock.settings import Settings
 
 __all__ = ["diagnose"]
@@ -149,8 +149,10 @@ async def _open_operations(db: Database, tx: Connection, now: int) -> list[tuple
         .order_by(operations.c.number)
         .limit(OPEN_OPERATIONS_MAX)
     )
+    live = await code_of_live_workers(db, tx)
     found = []
     for row in await tx.execute(query):
+        others, is_fitted = misfits(row.name, row.plan, live)
         is_at_work = row.state in AT_WORK  # nothing of a paused operation is due
         is_unread = (
             row.state in ("Pending", "Validating")
@@ -167,6 +169,8 @@ async def _open_operations(db: Database, tx: Connection, now: int) -> list[tuple
             overdue_signals=signalled.get(row.number, 0) * is_at_work,
             overdue_waits=late.get(row.number, 0) * is_at_work,
             trouble=row.trouble,
+            misfits=tuple(map(str, others)),
+            is_fitted=is_fitted,
         )
         found.append((opened, row.file_key))
     return found

@@ -22,6 +22,7 @@ from penstock.operations.row_keys import key_names
 from penstock.operations.states import OPERATION
 from penstock.operations.tables import chunks, operations, workers
 from penstock.operations.views.chunk_view import RowLayout
+from penstock.operations.worker_records import WorkerCode, code_of_live_workers, misfits
 from penstock.pipeline import Definition
 
 __all__ = [
@@ -57,11 +58,12 @@ async def is_time_counted(tx: Connection, db: Database) -> bool:
     return bool((await tx.execute(select(or_(has_workers, has_operations)))).scalar())
 
 
-async def get(tx: Connection, operation: str) -> Operation:
+async def get(db: Database, tx: Connection, operation: str) -> Operation:
     """The operation with this id."""
     number = await number_of(tx, operation)
     row = (await tx.execute(select(operations).where(operations.c.number == number))).one()
-    return _operation(row._mapping, (await _counts(tx, [number])).get(number, Tallied()))
+    tallied = (await _counts(tx, [number])).get(number, Tallied())
+    return _operation(row._mapping, tallied, await _live_code(db, tx, [row._mapping]))
 
 
 async def layout(tx: Connection, operation: str, definitions: Mapping[str, Definition]) -> RowLayout:
@@ -92,6 +94,7 @@ async def stored_metadata(tx: Connection, number: int) -> tuple[Any, str | None]
 
 
 async def list_operations(
+    db: Database,
     tx: Connection,
     *,
     name: str | None = None,
@@ -131,7 +134,8 @@ async def list_operations(
         next_cursor = f"{last['number']}:{last[by.name]}"
     shown = rows[:limit]
     counts = await _counts(tx, [row["number"] for row in shown])
-    return Page([_operation(row, counts.get(row["number"], Tallied())) for row in shown], next_cursor)
+    live = await _live_code(db, tx, shown)
+    return Page([_operation(row, counts.get(row["number"], Tallied()), live) for row in shown], next_cursor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,11 +199,17 @@ async def events(tx: Connection, *, operation: str | None = None, since: int = 0
     ]
 
 
-def _operation(row: RowMapping, tallied: Tallied) -> Operation:
+async def _live_code(db: Database, tx: Connection, rows: Sequence[RowMapping]) -> Sequence[WorkerCode]:
+    """What live workers say of their code, where one of these operations is still to be worked on."""
+    is_open = any(not OPERATION.is_settled(row["state"]) for row in rows)
+    return await code_of_live_workers(db, tx) if is_open else ()
+
+
+def _operation(row: RowMapping, tallied: Tallied, live: Sequence[WorkerCode]) -> Operation:
     def instant(name: str) -> datetime | None:
         return None if row[name] is None else from_micros(row[name])
 
-    plan, counts = row["plan"], tallied.counts
+    plan, counts, is_settled = row["plan"], tallied.counts, OPERATION.is_settled(row["state"])
     return Operation(
         id=row["id"],
         name=row["name"],
@@ -226,5 +236,7 @@ def _operation(row: RowMapping, tallied: Tallied) -> Operation:
         steps=tuple(step["name"] for step in plan["steps"]),
         steps_done=tallied.rows_over * len(plan["steps"]) + tallied.steps_done,
         options=plan["options"],
-        trouble=None if OPERATION.is_settled(row["state"]) else row["trouble"],
+        trouble=None if is_settled else row["trouble"],
+        version=plan.get("version"),
+        misfits=() if is_settled else misfits(row["name"], plan, live)[0],
     )
