@@ -86,6 +86,7 @@ class Operation:
     trouble: str | None = None  # why the worker that tried last could not go on with it; None once one does
     version: str | None = None  # of the code it was created for, or moved to
     misfits: tuple[Misfit, ...] = ()  # live workers that have other code; of a settled operation none
+    blob_id: str | None = None  # its file; None when it was stored before there were blobs
 
     @property
     def processed_rows(self) -> int:

@@ -9,7 +9,8 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from penstock.blobs.store import FileStore
+from penstock.blobs.model import BlobDescriptor
+from penstock.blobs.service import Blobs
 from penstock.clock import Clock, Entropy, micros, operation_id
 from penstock.db.database import Database
 from penstock.errors import InvalidInput, NotFound
@@ -54,7 +55,7 @@ class Operations:
     def __init__(
         self,
         db: Database,
-        files: FileStore,
+        blobs: Blobs,
         settings: Settings,
         definitions: Mapping[str, Definition],
         lifespans: Lifespans,
@@ -64,7 +65,7 @@ class Operations:
         actor: str,
         hint: Callable[[], None],
     ) -> None:
-        self._db, self._files, self._settings, self._definitions = db, files, settings, definitions
+        self._db, self._blobs, self._settings, self._definitions = db, blobs, settings, definitions
         self._clock, self._entropy, self._actor, self._hint = clock, entropy, actor, hint
         self._pipeline = lifespans.pipeline
 
@@ -72,21 +73,25 @@ class Operations:
         self,
         operation: object,
         *,
-        file: Source,
+        file: Source | None = None,
+        blob: str | None = None,
         metadata: Any = None,
         file_name: str | None = None,
         options: Mapping[str, Any] | None = None,
         created_by: str | None = None,
     ) -> Operation:
-        """Create an operation, given by name or declaration, for a file. When this returns, it is durable."""
+        """Create an operation, given by name or declaration, for a file or a Valid blob. Durable when this returns.
+
+        `file` is stored as a blob of its own, which goes when the operation is purged.
+        """
         definition = self.definition(operation)
         deployed = self._settings.operations.get(definition.name, {})
         new_id = await intake.create(
             self._db,
-            self._files,
+            self._blobs,
             definition,
             await self._pipeline(definition),
-            source=file,
+            source=await self._source(file, blob),
             file_name=file_name,
             metadata=metadata,
             overrides={**deployed, **(options or {})},
@@ -97,6 +102,13 @@ class Operations:
             metadata_bytes_max=self._settings.metadata_bytes_max,
         )
         return await self.get(new_id)
+
+    async def _source(self, file: Source | None, blob: str | None) -> Source | BlobDescriptor:
+        if file is not None and blob is None:
+            return file
+        if blob is not None and file is None:
+            return await self._blobs.get(blob)
+        raise InvalidInput("an operation needs a file or a blob, and only one of them")
 
     def definition(self, operation: object) -> Definition:
         """The definition of an operation given by name or declaration; it must be one of those we were opened with."""
@@ -374,9 +386,9 @@ class Operations:
             raise InvalidInput("purge takes an instant with its time zone, such as datetime.now(UTC)")
         if dry_run:
             return await purging.purgeable(self._db, micros(before))
-        self._files.require_folder()
+        self._blobs.storage.require()
         await remove_dead_workers(self._db, long_dead_s=LONG_DEAD_S)
-        return await purging.purge(self._db, self._files, micros(before))
+        return await purging.purge(self._db, self._blobs.storage, micros(before))
 
     async def _number(self, operation: str) -> int:
         async with self._db.read() as tx:
@@ -416,7 +428,7 @@ class Operations:
 
         Work may go on meanwhile. `deep` also reads the stored files.
         """
-        return await verify(self._db, self._files, operation, deep=deep)
+        return await verify(self._db, self._blobs.storage, operation, deep=deep)
 
     def _page(self, limit: int) -> int:
         if limit < 1:

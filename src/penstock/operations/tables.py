@@ -84,6 +84,8 @@ operations = table(
     Column("keep", Json),  # how long what is kept of it, in seconds, where it has a policy of its own
     Column("pruned", Json),  # what was removed of it
     Column("hold", LongText),  # why nothing of it is removed
+    Column("blob", Key(36)),  # its file; null when it was stored before there were blobs
+    Column("file_version", Key(200)),  # what the storage said of these very bytes
     _one_of("state", OPERATION),
     CheckConstraint("reading IN ('open', 'complete', 'abandoned')", name="reading_known"),
     CheckConstraint("open_chunks >= 0", name="open_chunks_counted"),

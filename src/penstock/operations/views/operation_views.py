@@ -239,4 +239,5 @@ def _operation(row: RowMapping, tallied: Tallied, live: Sequence[WorkerCode]) ->
         trouble=None if is_settled else row["trouble"],
         version=plan.get("version"),
         misfits=() if is_settled else misfits(row["name"], plan, live)[0],
+        blob_id=row["blob"],
     )
