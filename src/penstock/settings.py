@@ -19,6 +19,7 @@ from urllib.parse import unquote
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
 
 from penstock.errors import Fault, SettingsInvalid
+from penstock.retention import parse_keep
 from penstock.secret_keys import SecretKeys, is_key
 
 __all__ = ["FILE", "LISTED", "Layer", "Settings", "effective", "layers", "load_settings", "masked", "origins"]
@@ -73,8 +74,9 @@ class Settings(BaseModel):
     output_bytes_max: int = Field(default=64 * 1024, ge=1, description="the largest output a step may return")
     upload_bytes_max: int = Field(default=1024 * MIB, ge=0, description="the largest file an upload may have; any if 0")
     metadata_bytes_max: int = Field(default=MIB, ge=1, description="the largest metadata an operation may have")
-    retention_days: float = Field(
-        default=0, ge=0, description="how long workers keep operations that have ended; for ever if 0"
+    keep: dict[str, float | None] = Field(
+        default_factory=dict,
+        description="how long what is kept of operations that have ended, such as 90d; for ever unless set",
     )
     page_max: int = Field(default=1000, ge=1, description="the longest page a query returns")
     log_level: LogLevel = Field(default="info", description="how much is logged")
@@ -88,6 +90,11 @@ class Settings(BaseModel):
             known = ", ".join(f"{each}://" for each in STORES)
             raise ValueError(f"files can be stored in a folder (file:…) or in {known}; {scheme}:// is not known")
         return url
+
+    @field_validator("keep", mode="before")
+    @classmethod
+    def _is_a_policy(cls, given: Any) -> Any:
+        return parse_keep(given)
 
     @field_validator("secret_key")
     @classmethod

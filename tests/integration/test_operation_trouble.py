@@ -270,7 +270,7 @@ async def test_a_server_database_without_a_shared_folder_takes_no_file_and_start
             async with penstock.worker():
                 raise AssertionError("it must not start")
         with pytest.raises(SettingsInvalid, match="must be an absolute folder"):
-            await penstock.operations.purge(datetime.now(UTC))
+            await penstock.operations.prune(datetime.now(UTC))
     found = await diagnose(settings, clock)
     assert "storage_is_named" in [symptom.check for symptom in found.symptoms]
     assert not found.is_healthy

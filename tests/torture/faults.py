@@ -18,11 +18,11 @@ WORKER_POINTS = (
 )  # fmt: skip
 CLIENT_POINTS = ("cancel_requested", "create", "paused", "resumed", "retry", "retry_rows", "signal", "wake")
 # Only where the answer to a COMMIT was lost or the schema is made: seen now and then, never asked for.
-# A log is folded only when it is long; events are numbered when the oracle reads them; nothing is purged there. No step
+# A log is folded only when it is long; events are numbered when the oracle reads them; nothing is pruned there. No step
 # has a limit (see `limits`), and trouble comes by chance.
 UNKILLED = frozenset(
     {
-        "clock", "fold", "give_up", "late_result", "limit_shares", "number_events", "purge", "purge_begin", "purge_end",
+        "clock", "fold", "give_up", "late_result", "limit_shares", "number_events", "prune", "prune_begin", "prune_end",
         "transaction", "trouble",
     }
 )  # fmt: skip

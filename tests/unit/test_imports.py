@@ -17,7 +17,7 @@ ROOT = Path(penstock.__file__).parent
 # except that everything may raise our errors.
 LINES: tuple[tuple[str, ...], ...] = (
     ("errors",),
-    ("secret_keys", "graphs"),
+    ("secret_keys", "graphs", "retention"),
     ("machine", "clock", "schema", "settings", "failpoints", "listing", "services"),
     ("pipeline",),
     ("db",),
@@ -44,7 +44,7 @@ OPERATIONS: tuple[tuple[str, ...], ...] = (
     ("chunk",),
     ("rows",),
     ("inbox",),
-    ("draining", "purging"),
+    ("draining", "pruning"),
     ("validating",),
     ("running",),
     ("views",),
@@ -64,6 +64,7 @@ PURE = (
     "graphs.document",
     "graphs.writing",
     "schema",
+    "retention",
     "operations.states",
     "operations.messages",
     "operations.counts",

@@ -140,6 +140,8 @@ def operation(found: Operation) -> Table:
             "Error": found.error,
             "Trouble": Text(printable(found.trouble), style="red") if found.trouble else None,
             "Version": found.version,
+            "Hold": printable(found.hold) if found.hold else None,
+            "Removed": ", ".join(found.pruned) or None,
             "Other code": Text("\n".join(printable(str(each)) for each in found.misfits)) if found.misfits else None,
             "Rows": f"{found.total_rows or found.rows_read:,}",
             "Successful": f"{found.successful_rows:,}",

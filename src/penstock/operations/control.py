@@ -7,15 +7,16 @@ from collections.abc import Awaitable, Callable, Mapping
 from penstock.clock import Clock
 from penstock.db.connection import Connection
 from penstock.db.database import Database
-from penstock.errors import IllegalMove
+from penstock.errors import IllegalMove, NotFound
 from penstock.operations.chunk import store
 from penstock.operations.draining import abandon_readings, drain_chunk
-from penstock.operations.moves import Head, head_of, move
+from penstock.operations.moves import Head, head_of, move, note, touch
+from penstock.operations.operation_ids import IS_THERE
 from penstock.operations.states import OPERATION
 from penstock.operations.tables import operations
 from penstock.pipeline import Definition
 
-__all__ = ["cancel", "drain", "pause", "resume"]
+__all__ = ["cancel", "drain", "hold", "pause", "release", "resume"]
 
 
 async def cancel(db: Database, number: int, *, actor: str, cause: str | None = None) -> Head:
@@ -53,6 +54,29 @@ async def resume(db: Database, number: int, *, actor: str, cause: str | None = N
 
     running = ("Pending", "Validating", "Running", "Retrying")
     return await _moved(db, number, go_on, "resumed", is_done=running)
+
+
+async def hold(db: Database, number: int, reason: str, *, actor: str) -> None:
+    """Let nothing of an operation be removed; `NotFound` when its removal has begun."""
+
+    async def place(tx: Connection) -> None:
+        head = await touch(tx, number, IS_THERE, hold=reason)
+        if head is None:
+            raise NotFound("the operation has been removed")
+        await note(db, tx, head, "held", actor=actor, cause=reason)
+
+    await db.transaction(place, "hold")
+
+
+async def release(db: Database, number: int, *, actor: str, cause: str | None) -> None:
+    """End a hold; releasing twice is releasing once."""
+
+    async def end(tx: Connection) -> None:
+        head = await touch(tx, number, operations.c.hold.is_not(None), hold=None)
+        if head is not None:
+            await note(db, tx, head, "released", actor=actor, cause=cause)
+
+    await db.transaction(end, "hold")
 
 
 async def _moved(

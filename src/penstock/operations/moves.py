@@ -235,5 +235,5 @@ async def head_of(tx: Connection, number: int) -> Head:
     """The head as this transaction sees it; for a decision, update the row first."""
     found = (await tx.send(_HEAD_OF, {"number": number})).rows
     if not found:
-        raise NotFound("the operation has been purged")
+        raise NotFound("the operation has been removed")
     return Head(*found[0])

@@ -77,13 +77,20 @@ async def can_retry(db: Database, number: int) -> Eligibility:
 async def _operation(tx: Connection, number: int) -> RowMapping:
     row = (await tx.execute(select(operations).where(operations.c.number == number))).one_or_none()
     if row is None or row.stop_outcome == REMOVED:
-        raise NotFound("the operation has been purged")
+        raise NotFound("the operation has been removed")
     return row._mapping
+
+
+def _missing(row: RowMapping) -> list[str]:
+    """What of an operation its rows would need to run again, and was removed."""
+    pruned = row["pruned"] or {}
+    needed = ("rows", "outputs") if row["plan"]["options"]["track_row_data"] else ("files", "outputs")
+    return [part for part in needed if part in pruned]
 
 
 def _objections(row: RowMapping) -> list[str]:
     options = row["plan"]["options"]
-    reasons = []
+    reasons = [f"its {' and '.join(gone)} were removed (see `keep`)"] if (gone := _missing(row)) else []
     if row["state"] not in _ENDED:
         reasons.append(f"the operation is {row['state']}; all rows can be retried once it is {', '.join(_ENDED)}")
     elif row["reading"] != "complete":
@@ -229,6 +236,8 @@ async def _open_for_rows(db: Database, tx: Connection, number: int, *, actor: st
     row = await _operation(tx, number)
     if head is None:
         raise Conflict(f"rows of an operation that is {row['state']} cannot be retried")
+    if gone := _missing(row):
+        raise Conflict(f"rows of operation {head.id} cannot be retried: its {' and '.join(gone)} were removed")
     options = row["plan"]["options"]
     if not options["retryable"]:
         raise Conflict(f"operation {head.id} is declared as not retryable")

@@ -16,7 +16,7 @@ from penstock.db.database import Database
 from penstock.errors import InvalidInput, NotFound
 from penstock.formats import Limits
 from penstock.journal.numbering import number_new
-from penstock.operations import control, intake, migrating, purging, retrying
+from penstock.operations import control, intake, migrating, retrying
 from penstock.operations.checking import check_file, check_row
 from penstock.operations.editing import edited
 from penstock.operations.intake import Source
@@ -27,13 +27,15 @@ from penstock.operations.model import (
     HistoryEntry,
     Operation,
     Page,
-    Purged,
+    Pruned,
     RowError,
     RowView,
     VerifyReport,
 )
 from penstock.operations.operation_ids import number_of
 from penstock.operations.proof.verify import verify
+from penstock.operations.pruning import applying as pruning
+from penstock.operations.pruning.applying import Policy
 from penstock.operations.retrying import Eligibility, Retry
 from penstock.operations.rows.lifespans import Lifespans
 from penstock.operations.rows.stored_metadata import load_metadata
@@ -82,7 +84,7 @@ class Operations:
     ) -> Operation:
         """Create an operation, given by name or declaration, for a file or a Valid blob. Durable when this returns.
 
-        `file` is stored as a blob of its own, which goes when the operation is purged.
+        `file` is stored as a blob of its own, which goes when the operation is removed.
         """
         definition = self.definition(operation)
         deployed = self._settings.operations.get(definition.name, {})
@@ -377,18 +379,41 @@ class Operations:
         self._hint()
         return retry
 
-    async def purge(self, before: datetime, *, dry_run: bool = False) -> Purged:
-        """Remove operations that settled before an instant for good: records, events, files. Or only say what would go.
+    # --- what is kept
 
-        Transactions are short, so that work goes on meanwhile; what a crash leaves half done, the next purge finishes.
+    async def prune(self, before: datetime | None = None, *, dry_run: bool = False) -> Pruned:
+        """Remove for good what policies (`keep`) say is old enough; or only say what would go.
+
+        With `before`, remove instead every operation that ended before that instant: records, events, files. What is
+        held stays. Transactions are short, so that work goes on meanwhile; what a crash leaves half done, the next one
+        finishes.
         """
-        if before.tzinfo is None:
-            raise InvalidInput("purge takes an instant with its time zone, such as datetime.now(UTC)")
+        if before is not None and before.tzinfo is None:
+            raise InvalidInput("prune takes an instant with its time zone, such as datetime.now(UTC)")
+        policy = Policy(self._settings.keep, all_before=None if before is None else micros(before))
         if dry_run:
-            return await purging.purgeable(self._db, micros(before))
+            return await pruning.would_prune(self._db, policy, self._clock.now_us())
         self._blobs.storage.require()
         await remove_dead_workers(self._db, long_dead_s=LONG_DEAD_S)
-        return await purging.purge(self._db, self._blobs.storage, micros(before))
+        return await pruning.prune(self._db, self._blobs.storage, policy, self._clock.now_us())
+
+    async def delete(self, operation: str) -> Pruned:
+        """Remove one operation that has ended, for good; `Conflict` while it is held or under way."""
+        number = await self._number(operation)
+        self._blobs.storage.require()
+        return await pruning.delete(self._db, self._blobs.storage, number)
+
+    async def hold(self, operation: str, reason: str, *, actor: str | None = None) -> Operation:
+        """Let nothing of an operation be removed, whatever any policy says, until `release`. The last reason counts."""
+        if not reason.strip():
+            raise InvalidInput("a hold needs a reason, for whoever meets it later")
+        await control.hold(self._db, await self._number(operation), reason, actor=actor or self._actor)
+        return await self.get(operation)
+
+    async def release(self, operation: str, *, cause: str | None = None, actor: str | None = None) -> Operation:
+        """End the hold of an operation; policies apply again."""
+        await control.release(self._db, await self._number(operation), actor=actor or self._actor, cause=cause)
+        return await self.get(operation)
 
     async def _number(self, operation: str) -> int:
         async with self._db.read() as tx:

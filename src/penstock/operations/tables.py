@@ -26,7 +26,7 @@ __all__ = [
     "workers",
 ]
 
-REMOVED = "Removed"  # the `stop_outcome` of an operation whose purge has begun
+REMOVED = "Removed"  # the `stop_outcome` of an operation whose removal has begun
 
 
 def _one_of(column: str, machine: Machine) -> CheckConstraint:

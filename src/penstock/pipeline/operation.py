@@ -33,6 +33,7 @@ class OperationSettings(TypedDict, total=False):
     max_error_rate: float | None
     max_retry_attempts: int
     allow_empty: bool
+    keep: str | Mapping[str, Any] | None
     tags: Iterable[str]
 
 

@@ -22,9 +22,11 @@ from penstock.operations.chunk.store import is_dead, is_free
 from penstock.operations.inbox.matching import has_signal
 from penstock.operations.inbox.settling import AT_WORK
 from penstock.operations.proof.symptoms import Diagnosis, Facts, Health, OpenOperation, WorkerFacts, examine
+from penstock.operations.pruning.applying import LOOK_AGAIN_S, Policy, due_operations
 from penstock.operations.states import OPERATION
 from penstock.operations.tables import chunks, operations, row_records, signals, workers
 from penstock.operations.worker_records import code_of_live_workers, host_name, is_process_alive, misfits
+from penstock.retention import keep_text
 from penstock.settings import Settings
 
 __all__ = ["diagnose"]
@@ -32,6 +34,7 @@ __all__ = ["diagnose"]
 OVERDUE_S = 10.0  # workers look every second and sweep every five: what is due for longer is stuck
 OPEN_OPERATIONS_MAX = 1000
 ENCRYPTED_MAX = 1000
+REMOVAL_OVERDUE_S = 3 * LOOK_AGAIN_S  # workers look for what is due once in that time
 ROOM_BYTES = 16 * 1024 * 1024  # less than this is as good as full
 
 
@@ -78,6 +81,12 @@ async def _with_records(facts: Facts, settings: Settings, clock: Clock) -> Facts
             found = await _open_operations(db, tx, now)
             busy = await _busy_workers(db, tx)
             encrypted = await _encrypted(tx)
+            held = (await tx.execute(select(func.count()).where(operations.c.hold.is_not(None)))).scalar_one()
+        overdue = 0
+        async for _ in due_operations(db, Policy(settings.keep), now - round(REMOVAL_OVERDUE_S * 1e6)):
+            overdue += 1
+            if overdue == OPEN_OPERATIONS_MAX:
+                break
     finally:
         await db.close()
     files = None if settings.storage_fault else open_storage(settings)
@@ -88,6 +97,9 @@ async def _with_records(facts: Facts, settings: Settings, clock: Clock) -> Facts
         clock_ahead_us=ahead_us,
         workers=tuple(known),
         busy_workers=busy,
+        keep=keep_text(settings.keep),
+        held=held,
+        overdue_removals=overdue,
         operations=seen,
         locked=locked,
         locked_why=why,

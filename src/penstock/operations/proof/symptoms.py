@@ -65,6 +65,9 @@ class Facts:
     locked: tuple[str, ...] = ()  # operations whose secrets this process cannot decrypt
     locked_why: str = ""
     busy_workers: int = 0
+    keep: str = ""  # how long what is kept, by the deployment's policy
+    held: int = 0  # operations of which nothing may be removed
+    overdue_removals: int = 0  # operations of which more is stored than policies say
     operations: tuple[OpenOperation, ...] = ()
     storage: str = ""
     crowded: tuple[tuple[str, int], ...] = ()  # folders with little room, and the bytes that are free
@@ -308,6 +311,18 @@ def waits_end_at_their_deadlines(facts: Facts) -> Iterator[Symptom]:
         )
 
 
+def policies_are_applied(facts: Facts) -> Iterator[Symptom]:
+    """Nothing is stored for longer than policies say."""
+    if facts.overdue_removals:
+        many = facts.overdue_removals
+        yield Symptom(
+            "policies_are_applied",
+            f"{many:,} {'operation is' if many == 1 else 'operations are'} kept for longer than the policies say",
+            "workers remove what is due, a little every few seconds; none does, or more is due than they can remove",
+            "start a worker, look in its log for why it fails, or run `penstock ops prune`",
+        )
+
+
 def secrets_are_readable(facts: Facts) -> Iterator[Symptom]:
     """This process has the keys to the secrets that are stored."""
     if facts.locked:
@@ -384,6 +399,7 @@ CHECKS: tuple[Check, ...] = (
     chunks_have_live_owners,
     signals_are_applied,
     waits_end_at_their_deadlines,
+    policies_are_applied,
     secrets_are_readable,
     storage_is_named,
     storage_is_writable,

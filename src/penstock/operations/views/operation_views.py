@@ -239,5 +239,8 @@ def _operation(row: RowMapping, tallied: Tallied, live: Sequence[WorkerCode]) ->
         trouble=None if is_settled else row["trouble"],
         version=plan.get("version"),
         misfits=() if is_settled else misfits(row["name"], plan, live)[0],
+        keep=row["keep"] or {},
+        pruned=tuple(row["pruned"] or ()),
+        hold=row["hold"],
         blob_id=row["blob"],
     )

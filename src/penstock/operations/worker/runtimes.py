@@ -124,7 +124,7 @@ class OperationRuntimes:
             ) from None
 
     async def forget_settled(self, working: Collection[int]) -> None:
-        """Drop the runtimes of operations that have ended or were purged."""
+        """Drop the runtimes of operations that have ended or were removed."""
         idle = set(self._made) - set(working)
         if not idle:
             return
