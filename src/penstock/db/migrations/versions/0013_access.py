@@ -10,7 +10,7 @@ from penstock.db.schema import table_options
 from penstock.db.types import Json, Key
 
 revision = "0013"
-down_revision = "0008"
+down_revision = "0011"
 
 
 def upgrade() -> None:
