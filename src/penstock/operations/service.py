@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from penstock.access.audit import Audit
+from penstock.access.audit import Act, Audit, record
 from penstock.blobs.model import BlobDescriptor
 from penstock.blobs.service import Blobs
 from penstock.clock import Clock, Entropy, micros, operation_id
@@ -40,6 +40,7 @@ from penstock.operations.model import (
 from penstock.operations.operation_ids import number_of
 from penstock.operations.proof.verify import verify
 from penstock.operations.pruning import applying as pruning
+from penstock.operations.pruning import erasing
 from penstock.operations.pruning.applying import Policy
 from penstock.operations.quotas import require_room
 from penstock.operations.retrying import Eligibility, Retry
@@ -502,7 +503,27 @@ class Operations:
         """Remove one operation that has ended, for good; `Conflict` while it is held or under way."""
         number = await self._number(operation)
         self._blobs.storage.require()
-        return await pruning.delete(self._db, self._blobs.storage, number)
+        found = await self.get(operation)
+        removed = await pruning.delete(self._db, self._blobs.storage, number)
+        tenant = "" if self._visible.tenant is None else self._visible.tenant
+        act = Act(tenant, self._actor, "operation.delete", found.id)
+        await self._db.transaction(lambda tx: record(self._db, tx, act), "audit")
+        return removed
+
+    async def erase(self, operation: str, *, rows: Iterable[int] | None = None, actor: str | None = None) -> Pruned:
+        """Erase what is personal about an operation that has ended, or some of its rows; counters and states stay.
+
+        Of rows that go data, outputs, history and error texts, and the file, because they stand in it; of a whole
+        operation its metadata and all texts as well. `Conflict` while it is held or under way.
+        """
+        number, actor = await self._number(operation), actor or self._actor
+        self._blobs.storage.require()
+        if rows is None:
+            return await erasing.erase(self._db, self._blobs.storage, number, actor=actor)
+        named = list(rows)
+        if not named:
+            raise InvalidInput("name at least one row, or give no rows to erase the whole operation")
+        return await erasing.erase_rows(self._db, self._blobs.storage, number, named, actor=actor)
 
     async def hold(self, operation: str, reason: str, *, actor: str | None = None) -> Operation:
         """Let nothing of an operation be removed, whatever any policy says, until `release`. The last reason counts."""
