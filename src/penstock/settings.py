@@ -52,6 +52,8 @@ class Settings(BaseModel):
     )
     app: str | None = Field(default=None, description="the module that holds the operations")
     public_url: str | None = Field(default=None, description="how the outside reaches this service, for callbacks")
+    url: str | None = Field(default=None, description="the server that commands ask, instead of a database")
+    api_key: SecretStr | None = Field(default=None, description="the key or token with which commands ask a server")
     chunk_rows: int = Field(
         default=1000, ge=1, le=10_000, description="rows to a chunk; to four times as many in a large file"
     )

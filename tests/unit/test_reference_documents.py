@@ -30,7 +30,7 @@ from penstock.settings import Settings
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 REFERENCE = DOCS / "reference"
-SHARED_OPTIONS = {"--db", "--app", "--json", "--limit", "--cursor"}
+SHARED_OPTIONS = {"--db", "--url", "--app", "--json", "--limit", "--cursor"}
 LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)#\s]+)(?:#[^)]*)?\)")
 COVERED = re.compile(r"(?:SM|SG|GR|LC)-\d{3}")
 

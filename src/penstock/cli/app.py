@@ -24,6 +24,7 @@ from penstock.cli import (
     machines,
     ops,
     run,
+    serve,
     submit,
     verify,
     waits,
@@ -47,6 +48,7 @@ app = typer.Typer(
 run.add_to(app)
 submit.add_to(app)
 worker.add_to(app)
+serve.add_to(app)
 ops.add_to(app)
 waits.add_to(app)
 lifecycle.add_to(app)
