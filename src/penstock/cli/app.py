@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli import (
+    audit,
     blobs,
     config,
     db,
@@ -25,6 +26,7 @@ from penstock.cli import (
     machines,
     ops,
     run,
+    serve,
     submit,
     verify,
     waits,
@@ -50,6 +52,7 @@ run.add_to(app)
 submit.add_to(app)
 load.add_to(app)
 worker.add_to(app)
+serve.add_to(app)
 ops.add_to(app)
 waits.add_to(app)
 lifecycle.add_to(app)
@@ -62,6 +65,7 @@ doctor.add_to(app)
 db.add_to(app)
 idempotency.add_to(app)
 keys.add_to(app)
+audit.add_to(app)
 config.add_to(app)
 
 
