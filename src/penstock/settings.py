@@ -20,6 +20,7 @@ from urllib.parse import quote, unquote, urlsplit
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
 
 from penstock.errors import Fault, SettingsInvalid
+from penstock.retention import parse_keep
 from penstock.secret_keys import SecretKeys, is_key
 
 __all__ = ["FILE", "LISTED", "Layer", "Settings", "effective", "layers", "load_settings", "masked", "origins"]
@@ -83,12 +84,11 @@ class Settings(BaseModel):
     sync_threads: int = Field(default=16, ge=1, description="threads for steps and validators declared with plain def")
     row_bytes_max: int = Field(default=MIB, ge=1, description="the largest row a reader accepts")
     output_bytes_max: int = Field(default=64 * 1024, ge=1, description="the largest output a step may return")
+    upload_bytes_max: int = Field(default=1024 * MIB, ge=0, description="the largest file an upload may have; any if 0")
     metadata_bytes_max: int = Field(default=MIB, ge=1, description="the largest metadata an operation may have")
-    upload_bytes_max: int = Field(
-        default=1024 * MIB, ge=0, description="the largest file that the API takes; of any size if 0"
-    )
-    retention_days: float = Field(
-        default=0, ge=0, description="how long workers keep operations that have ended; for ever if 0"
+    keep: dict[str, float | None] = Field(
+        default_factory=dict,
+        description="how long what is kept of operations that have ended, such as 90d; for ever unless set",
     )
     webhook_networks: str = Field(
         default="", description="private networks that webhooks may be sent to, such as 10.1.0.0/16; none unless set"
@@ -171,6 +171,11 @@ class Settings(BaseModel):
     def webhook_networks_allowed(self) -> tuple[IPv4Network | IPv6Network, ...]:
         """The setting `webhook_networks`, parsed."""
         return _networks(self.webhook_networks)
+
+    @field_validator("keep", mode="before")
+    @classmethod
+    def _is_a_policy(cls, given: Any) -> Any:
+        return parse_keep(given)
 
     @field_validator("secret_key")
     @classmethod

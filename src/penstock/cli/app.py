@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli import (
+    audit,
     blobs,
     config,
     db,
@@ -64,6 +65,7 @@ doctor.add_to(app)
 db.add_to(app)
 idempotency.add_to(app)
 keys.add_to(app)
+audit.add_to(app)
 config.add_to(app)
 
 

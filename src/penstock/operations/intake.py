@@ -25,7 +25,7 @@ from penstock.db.database import Database
 from penstock.errors import Fault, FileRejected, MetadataInvalid, SettingsInvalid
 from penstock.formats import format_of
 from penstock.journal import queries as journal
-from penstock.operations.purging import reference_of
+from penstock.operations.pruning.removal import reference_of
 from penstock.operations.states import OPERATION
 from penstock.operations.tables import operations
 from penstock.operations.validating.without_rows import refuse_without_rows
@@ -204,6 +204,7 @@ def _insertion(
                 file_version=stored.version,
                 blob=blob.id,
                 plan=definition.plan_document(),
+                keep=definition.options.keep,
                 created_by=created_by,
                 created_at=db.now(),
                 **columns,

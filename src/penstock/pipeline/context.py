@@ -163,7 +163,7 @@ class Context(Generic[MetaT]):
     @property
     def effect_key(self) -> str:
         """Send this to the other side as its idempotency key: it is the same in every attempt of this step."""
-        key = f"{self.run.operation_id}:{self.row_number}:{self.step.attribute}"
+        key = f"{self.run.operation_id}:{self.row_number}:{self.step.effect_name or self.step.attribute}"
         return f"{key}:{self.generation}" if self.step.options.effect_key == "generation" else key
 
     @property
