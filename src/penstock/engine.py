@@ -10,12 +10,16 @@ from contextlib import asynccontextmanager
 from types import MappingProxyType
 from typing import Any
 
-from penstock.blobs.store import FileStore
-from penstock.clock import Clock, Entropy, FollowingClock, SystemClock
+from penstock.blobs.checks.policy import BlobPolicy
+from penstock.blobs.opening import open_storage
+from penstock.blobs.service import Blobs
+from penstock.blobs.sweeping import Sweeper
+from penstock.clock import Clock, Entropy, FollowingClock, SystemClock, operation_id
 from penstock.db.database import Database
 from penstock.db.shared_clock import share_clock
 from penstock.db.unit import UnitOfWork
 from penstock.errors import DeclarationError, Unavailable
+from penstock.event_sources import EventSources
 from penstock.idempotency.service import Idempotency
 from penstock.idempotency.sql import SqlStore
 from penstock.lifecycles.guards import Guard
@@ -32,6 +36,8 @@ from penstock.operations.worker.worker import Worker
 from penstock.pipeline import Definition, definition_of
 from penstock.services import Service
 from penstock.settings import Settings, load_settings
+from penstock.targets.quotas import use_quotas
+from penstock.targets.sql_quotas import SqlQuotas
 
 __all__ = ["Penstock", "run"]
 
@@ -43,6 +49,8 @@ REST_LOOK_S = 0.01
 
 KEYS_SWEEP_S = 60.0
 LIFECYCLES_TICK_S = 2.0
+DELIVERIES_TICK_S = 1.0
+BLOBS_SWEEP_S = 60.0
 
 
 class Penstock:
@@ -58,16 +66,27 @@ class Penstock:
         entropy: Entropy,
         guards: Mapping[str, Guard] = MappingProxyType({}),
         effects: Mapping[str, Handler] = MappingProxyType({}),
+        handlers: Mapping[str, object] = MappingProxyType({}),
+        blob_policy: BlobPolicy | None = None,
     ) -> None:
         self.db, self.settings, self.definitions = db, settings, definitions
         self.clock, self.entropy = clock, entropy
-        self.files = FileStore(settings.storage_folder, fault=settings.storage_fault)
+        self.files = open_storage(settings)
         self.lifespans = Lifespans()
         self._workers: set[Worker] = set()
         actor = _user()
-        self.operations = Operations(
+        self.blobs = Blobs(
             db,
             self.files,
+            blob_policy or BlobPolicy(bytes_max=settings.upload_bytes_max or None),
+            clock=clock,
+            entropy=entropy,
+            actor=actor,
+            page_max=settings.page_max,
+        )
+        self.operations = Operations(
+            db,
+            self.blobs,
             settings,
             definitions,
             self.lifespans,
@@ -90,6 +109,20 @@ class Penstock:
             )
         )
         self.deliveries = self.lifecycles.deliveries
+        self.events = EventSources(
+            db,
+            settings,
+            definitions,
+            handlers,
+            operations=self.operations,
+            lifecycles=self.lifecycles,
+            lifespans=self.lifespans,
+            clock=clock,
+            entropy=entropy,
+            actor=actor,
+        )
+        self.webhooks = self.events.webhooks
+        self.quotas = SqlQuotas(db, lambda: operation_id(clock, entropy))
 
     @classmethod
     @asynccontextmanager
@@ -103,11 +136,16 @@ class Penstock:
         entropy: Entropy | None = None,
         guards: Mapping[str, Guard] = MappingProxyType({}),
         effects: Mapping[str, Handler] = MappingProxyType({}),
+        handlers: Mapping[str, object] = MappingProxyType({}),
+        blob_policy: BlobPolicy | None = None,
     ) -> AsyncIterator[Penstock]:
         """Connect to a database with these operations: classes or functions marked by `@operation`.
 
         `guards` are what lifecycles' transitions and states name as guards and gates: functions, sync or async, that
         allow or deny a move. `effects` are what states name as such: functions that are called after the move.
+        `handlers` are objects with methods such as `on_completed`, by names that stay the same: each is told of every
+        operation, at least once, by whichever worker has a handler of that name.
+        `blob_policy` says which uploads are taken.
 
         A SQLite database is made and upgraded when needed; a server refuses until `penstock db upgrade` was run.
         """
@@ -122,11 +160,24 @@ class Penstock:
         db = await Database.open(settings.database_address, clock=clock)
         try:
             clock = await _database_clock(db, clock, settings)
-            entropy = entropy or Entropy()
-            penstock = cls(db, settings, definitions, clock=clock, entropy=entropy, guards=guards, effects=effects)
+            penstock = cls(
+                db,
+                settings,
+                definitions,
+                clock=clock,
+                entropy=entropy or Entropy(),
+                guards=guards,
+                effects=effects,
+                handlers=handlers,
+                blob_policy=blob_policy,
+            )
+            use_quotas(penstock.quotas)  # targets that are used from here on share them with other processes
             try:
+                await penstock.events.begin()
                 yield penstock
             finally:
+                await penstock.events.close()
+                penstock.quotas.close()
                 await penstock.lifespans.close()
         finally:
             await db.close()
@@ -139,7 +190,7 @@ class Penstock:
         to other workers until the loop runs again. One that `owns_process` ends it (exit 75), and tunes its garbage
         collector.
         """
-        self.files.require_folder()
+        self.files.require()
         worker = Worker(
             self.db,
             self.files,
@@ -158,12 +209,16 @@ class Penstock:
                 yield worker
             finally:
                 self._workers.discard(worker)
+                if not self._workers:
+                    await self.events.stop()
 
     def _services(self) -> tuple[Service, ...]:
         """What capabilities have their workers do in the background."""
         return (
             Service("idempotency keys", KEYS_SWEEP_S, self._sweep_keys),
             Service("lifecycles", LIFECYCLES_TICK_S, self._tick_lifecycles),
+            Service("deliveries", DELIVERIES_TICK_S, self.events.tick),
+            Service("blobs", BLOBS_SWEEP_S, Sweeper(self.db, self.files, self.clock).tick),
         )
 
     async def _sweep_keys(self) -> None:
@@ -175,9 +230,9 @@ class Penstock:
     def transaction(self) -> UnitOfWork:
         """A transaction for your own statements: `async with penstock.transaction() as tx: await tx.execute(…)`.
 
-        It commits when the block ends well. `lifecycles.start`, `trigger`, `force`, `change_data` and
-        `deliveries.acknowledge` take it as `tx` and commit with it; nothing else of this `Penstock` that writes is
-        called inside it.
+        It commits when the block ends well. `lifecycles.start`, `trigger`, `force`, `change_data`,
+        `deliveries.acknowledge` and `blobs.reference`, `unreference`, `hold`, `release` and `delete` take it as `tx`
+        and commit with it; nothing else of this `Penstock` that writes is called inside it.
         """
         return self.db.unit()
 
@@ -210,7 +265,11 @@ class Penstock:
                     follower.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await follower
-        return await self.operations.get(operation)
+        ended = await self.operations.get(operation)
+        if ended.is_settled and self.clock.is_real:
+            # Nobody else may come to tell of its end.
+            await self.events.tell_within(self.settings.handler_timeout_s)
+        return ended
 
     async def _follow(
         self, operation: str, worker: Worker, stop: asyncio.Event, watch: BackgroundDuties | None, every_s: float

@@ -9,6 +9,7 @@ PenstockError
 │   ├── SettingsInvalid     a setting or option is unknown or out of range
 │   └── RowInvalid          raised by your validators: this row is wrong
 ├── NotFound                look elsewhere
+│   ├── FileChanged         a stored file is not the one that was checked
 │   └── NoSuchWait          no row could ever wait for that signal
 ├── Conflict                the record is not in a state for that
 │   ├── IllegalMove         a machine's table does not list that move
@@ -40,6 +41,7 @@ __all__ = [
     "DefinitionInvalid",
     "DiskFull",
     "Fault",
+    "FileChanged",
     "FileRejected",
     "FileUnreadable",
     "IllegalMove",
@@ -123,6 +125,10 @@ class RowInvalid(InvalidInput):
 
 class NotFound(PenstockError):
     """No record has that id or name."""
+
+
+class FileChanged(NotFound):
+    """The bytes of a stored file were replaced after they had been checked; those that were checked are gone."""
 
 
 class NoSuchWait(NotFound):

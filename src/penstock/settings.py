@@ -12,9 +12,10 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import quote, unquote
+from urllib.parse import quote, unquote, urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
 
@@ -25,9 +26,12 @@ __all__ = ["FILE", "LISTED", "Layer", "Settings", "effective", "layers", "load_s
 
 MIB = 1024 * 1024
 PREFIX = "PENSTOCK_"
+STORES = ("s3", "gs", "az", "abfs", "abfss", "memory")  # what storage_url may begin with, beside file
 FILE = Path("penstock.toml")
 LISTED = "; `penstock config` lists them all"
+SMTP_SCHEMES = ("smtp", "smtps", "smtp+starttls")
 LogLevel = Literal["debug", "info", "warning", "error", "critical"]
+SECRET = ("secret_key", "smtp_url")  # what was found is not repeated
 # Variables of the test suite and of the command's own shell completion are no settings.
 FOREIGN = (f"{PREFIX}TEST_", f"_{PREFIX}")
 
@@ -74,8 +78,25 @@ class Settings(BaseModel):
     row_bytes_max: int = Field(default=MIB, ge=1, description="the largest row a reader accepts")
     output_bytes_max: int = Field(default=64 * 1024, ge=1, description="the largest output a step may return")
     metadata_bytes_max: int = Field(default=MIB, ge=1, description="the largest metadata an operation may have")
+    upload_bytes_max: int = Field(
+        default=1024 * MIB, ge=0, description="the largest file that the API takes; of any size if 0"
+    )
     retention_days: float = Field(
         default=0, ge=0, description="how long workers keep operations that have ended; for ever if 0"
+    )
+    webhook_networks: str = Field(
+        default="", description="private networks that webhooks may be sent to, such as 10.1.0.0/16; none unless set"
+    )
+    webhook_timeout_s: float = Field(default=20.0, gt=0, description="how long a webhook's receiver may take to answer")
+    handler_timeout_s: float = Field(
+        default=30.0, gt=0, description="how long a handler of events, or the server for e-mail, may take"
+    )
+    smtp_url: SecretStr | None = Field(
+        default=None, description="the server that e-mails are sent by: smtp+starttls://user:password@host:587"
+    )
+    smtp_from: str = Field(default="penstock@localhost", description="the sender of e-mails")
+    delivery_days: float = Field(
+        default=30, ge=0, description="how long workers keep deliveries that are settled; for ever if 0"
     )
     page_max: int = Field(default=1000, ge=1, description="the longest page a query returns")
     log_level: LogLevel = Field(default="info", description="how much is logged")
@@ -83,11 +104,34 @@ class Settings(BaseModel):
 
     @field_validator("storage_url")
     @classmethod
-    def _is_a_folder(cls, url: str | None) -> str | None:
+    def _is_a_place(cls, url: str | None) -> str | None:
         scheme, separator, _ = (url or "").partition("://")
-        if separator and scheme != "file":
-            raise ValueError(f"files can be stored in a folder (file:…); {scheme}:// is not known")
+        if separator and scheme not in ("file", *STORES):
+            known = ", ".join(f"{each}://" for each in STORES)
+            raise ValueError(f"files can be stored in a folder (file:…) or in {known}; {scheme}:// is not known")
         return url
+
+    @field_validator("webhook_networks")
+    @classmethod
+    def _are_networks(cls, given: str) -> str:
+        try:
+            _networks(given)
+        except ValueError as error:
+            raise ValueError(f"takes networks such as 10.1.0.0/16, separated by commas; {error}") from None
+        return given
+
+    @field_validator("smtp_url")
+    @classmethod
+    def _is_a_mail_server(cls, given: SecretStr | None) -> SecretStr | None:
+        parts = urlsplit("" if given is None else given.get_secret_value())
+        if given is not None and (parts.scheme not in SMTP_SCHEMES or not parts.hostname):
+            raise ValueError("takes smtp+starttls://user:password@host:587, smtps://host or smtp://host")
+        return given
+
+    @property
+    def webhook_networks_allowed(self) -> tuple[IPv4Network | IPv6Network, ...]:
+        """The setting `webhook_networks`, parsed."""
+        return _networks(self.webhook_networks)
 
     @field_validator("secret_key")
     @classmethod
@@ -120,9 +164,17 @@ class Settings(BaseModel):
         return Path(unquote(path.removeprefix("file:")) if path.startswith("file:") else path)
 
     @property
+    def is_storage_remote(self) -> bool:
+        """Whether files are stored by `obstore`, not in a folder."""
+        return (self.storage_url or "").partition("://")[0] in STORES
+
+    @property
     def storage_folder(self) -> Path | None:
-        """The folder that holds files, beside a SQLite database unless named; None where `storage_fault` says why."""
-        if self.storage_fault is not None:
+        """The folder that holds files, beside a SQLite database unless named.
+
+        None where files lie in an object store, or `storage_fault` says why there is none.
+        """
+        if self.storage_fault is not None or self.is_storage_remote:
             return None
         if self.storage_url is not None:
             return _folder(self.storage_url)
@@ -132,14 +184,16 @@ class Settings(BaseModel):
     @property
     def storage_fault(self) -> str | None:
         """Why no file can be stored: the processes of a server database would each look in a folder of their own."""
-        if self.database_file is not None or (self.storage_url and _folder(self.storage_url).is_absolute()):
+        if self.database_file is not None or self.is_storage_remote:
+            return None
+        if self.storage_url and _folder(self.storage_url).is_absolute():
             return None
         found = (
             f"is {self.storage_url!r}, below each process's own working folder" if self.storage_url else "is not set"
         )
         return (
             f"storage_url (PENSTOCK_STORAGE_URL) {found}; with a server database it must be an absolute folder that "
-            "all processes share, such as file:///srv/penstock/files"
+            "all processes share, such as file:///srv/penstock/files, or an object store such as s3://bucket/prefix"
         )
 
 
@@ -153,6 +207,10 @@ class Layer:
     def written(self, name: str) -> str:
         """The setting's name as the user wrote it there."""
         return f"{PREFIX}{name.upper()}" if self.origin == "environment" else name
+
+
+def _networks(text: str) -> tuple[IPv4Network | IPv6Network, ...]:
+    return tuple(ip_network(each, strict=False) for each in text.replace(",", " ").split())
 
 
 def _folder(url: str) -> Path:
@@ -239,5 +297,5 @@ def _unknown(layer: Layer) -> Iterator[Fault]:
 
 def _fault(wrong: Any, by_origin: Mapping[str, str]) -> Fault:
     name, *path = map(str, wrong["loc"])
-    found = "" if name == "secret_key" else f"; found {masked(wrong['input'])!r}"
+    found = "" if name in SECRET else f"; found {masked(wrong['input'])!r}"
     return Fault(wrong["msg"].removeprefix("Value error, ") + found, ".".join([by_origin.get(name, name), *path]))

@@ -143,6 +143,10 @@ class Engine:
         self.clock.advance(seconds)
         await self.worker.lease.beat()
 
+    async def deliver(self) -> int:
+        """Call handlers and send webhooks for all that has happened, as far as they are due; how many attempts."""
+        return await self.penstock.events.deliver()
+
     async def run(self, operation: object, rows: Rows, **given: Any) -> Operation:
         """Create an operation and work until it is settled, skipping the time in which it only waits."""
         made = await self.create(operation, rows, **given)
@@ -195,11 +199,12 @@ async def engine(
     clock: ManualClock | None = None,
     guards: Mapping[str, Guard] = MappingProxyType({}),
     effects: Mapping[str, Handler] = MappingProxyType({}),
+    handlers: Mapping[str, object] = MappingProxyType({}),
 ) -> AsyncIterator[Engine]:
     """An engine with these operations; its database and files are in `tmp_path`, or in a folder that goes with it.
 
     Chance is the same in every run. Give `url` to use a database of your own, `settings` for other sizes, `guards` and
-    `effects` for lifecycles, which are at `engine.penstock.lifecycles`.
+    `effects` for lifecycles, which are at `engine.penstock.lifecycles`, and `handlers` of events.
     """
     with ExitStack() as stack:
         folder = tmp_path or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-")))
@@ -207,7 +212,13 @@ async def engine(
         clock = clock or ManualClock()
         entropy = Entropy(jitter=random.Random(0))
         opened = Penstock.open(
-            operations=operations, settings=settings, clock=clock, entropy=entropy, guards=guards, effects=effects
+            operations=operations,
+            settings=settings,
+            clock=clock,
+            entropy=entropy,
+            guards=guards,
+            effects=effects,
+            handlers=handlers,
         )
         async with opened as penstock, Engine(penstock, clock) as made:
             yield made

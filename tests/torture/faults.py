@@ -22,9 +22,10 @@ __all__ = [
 
 # Every transaction of the engine, by who makes it.
 WORKER_POINTS = (
-    "abandon", "announce", "append", "beat", "broke", "bury", "claim", "close", "drain", "flush", "give_back",
-    "give_back_reading", "give_up", "hand_over", "intent", "late_result", "leave", "pass_on", "reject", "release",
-    "resumed", "seal", "settle", "share", "suspect", "sweep", "take", "trouble",
+    "abandon", "append", "beat", "broke", "claim", "claim_reading", "close", "drain", "flush", "give_back",
+    "give_back_reading", "give_up", "hand_over", "intent", "late_result", "limit_shares", "pass_on",
+    "register_worker", "reject", "release", "remove_dead_workers", "resumed", "seal", "settle", "suspect", "sweep",
+    "trouble", "unregister_worker",
 )  # fmt: skip
 CLIENT_POINTS = ("cancel_requested", "create", "paused", "resumed", "retry", "retry_rows", "signal", "wake")
 # Those of lifecycles, whose callers take part in campaigns and not in schedules.
@@ -36,7 +37,7 @@ LIFECYCLE_CLIENT_POINTS = ("lifecycle_change", "lifecycle_migrate", "lifecycle_t
 UNKILLED = frozenset(
     {
         "clock", "fold", "give_up", "late_result", "lifecycle_consumer", "lifecycle_import", "lifecycle_start",
-        "lifecycle_timer", "number_events", "purge", "purge_begin", "purge_end", "share",
+        "lifecycle_timer", "limit_shares", "number_events", "purge", "purge_begin", "purge_end",
         "transaction", "trouble",
     }
 )  # fmt: skip

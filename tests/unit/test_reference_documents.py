@@ -72,7 +72,7 @@ def commands(group: Any, path: tuple[str, ...] = ("penstock",)) -> Iterator[tupl
     for name, command in group.commands.items():
         if hasattr(command, "commands"):
             yield from commands(command, (*path, name))
-        else:
+        elif not command.hidden:
             given = [p for p in command.params if p.param_type_name == "argument"]
             arguments = [p.metavar if p.required else f"[{p.metavar}]" for p in given]
             yield " ".join([*path, name, *arguments]), command

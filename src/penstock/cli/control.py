@@ -1,4 +1,4 @@
-"""`penstock ops cancel|pause|resume|retry|fix`: control operations, whichever process runs them."""
+"""`penstock ops cancel|pause|resume|retry|edit`: control operations, whichever process runs them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from penstock.operations.retrying import Eligibility, Retry
     from penstock.pipeline import Definition
 
-__all__ = ["add_to", "cancel", "fix", "pause", "resume", "retry"]
+__all__ = ["add_to", "cancel", "edit", "pause", "resume", "retry"]
 
 ROWS_NAMED_MAX = 100_000
 SKIPPED_SHOWN = 20
@@ -34,7 +34,8 @@ def add_to(ops: typer.Typer) -> None:
     command(ops, "pause", pause, example="ops pause 0199a3c2-1b2f --cause 'the shop is closed'")
     command(ops, "resume", resume, example="ops resume 0199a3c2-1b2f")
     command(ops, "retry", retry, example="ops retry 0199a3c2-1b2f --rows 3,7-9")
-    command(ops, "fix", fix, example="ops fix 0199a3c2-1b2f 17 price=9.90 currency=EUR")
+    command(ops, "edit", edit, example="ops edit 0199a3c2-1b2f 17 price=9.90 currency=EUR")
+    command(ops, "fix", edit, example="ops edit 0199a3c2-1b2f 17 price=9.90", is_hidden=True)  # its first name
 
 
 def cancel(operation: OperationId, *, cause: Cause = None, db: Db = None, as_json: Json = False) -> None:
@@ -92,7 +93,7 @@ def retry(
     )
 
 
-def fix(
+def edit(
     operation: OperationId,
     row: Annotated[int, typer.Argument(min=1, metavar="ROW", help="The row's number.")],
     changes: Annotated[

@@ -19,11 +19,11 @@ from penstock.cli.tables import FittedTable, table
 from penstock.graphs.conditions import describe
 from penstock.graphs.durations import format_duration
 from penstock.graphs.flags import StateFlag, words_of
-from penstock.lifecycles.model import Available, Count, Delivery, Instance, LogEntry, Version
+from penstock.lifecycles.model import Available, Count, Instance, LogEntry, Version
 from penstock.lifecycles.rules.graph import Graph, LifecycleState, LifecycleTransition
 from penstock.lifecycles.states import InstanceFlag
 
-__all__ = ["definitions", "deliveries", "graph", "instance", "instances", "moves", "timeline", "versions"]
+__all__ = ["definitions", "graph", "instance", "instances", "moves", "timeline", "versions"]
 
 BAR_CHARS = 24
 DETAIL_CHARS = 100
@@ -218,21 +218,6 @@ def _entry_details(entry: LogEntry) -> str:
     details += [cut(entry.correlation, 40)] if entry.correlation else []
     details += [cut(compact(entry.metadata), DETAIL_CHARS)] if entry.metadata else []
     return f"  {' · '.join(details)}" if details else ""
-
-
-def deliveries(found: Sequence[Delivery]) -> FittedTable:
-    """Deliveries, one to a line."""
-    return table(
-        "MESSAGE", "STATE", "ATTEMPTS", "MOVE", "DUE", "ERROR",
-        rows=[
-            (
-                d.message_id, d.state, f"{d.attempts}/{d.attempts_max}", f"{d.entry.source} → {d.entry.target}",
-                "" if d.due_at is None else short_moment(d.due_at), cut(d.error or "", DETAIL_CHARS),
-            )
-            for d in found
-        ],
-        may_go=("DUE", "MOVE"),
-    )  # fmt: skip
 
 
 def _flags(flags: IntFlag) -> str:

@@ -69,19 +69,23 @@ class Place:
 
     def guards(self) -> dict[str, Guard]:
         """The guards and gates of the application's lifecycles, if one is named: its mapping `guards`."""
-        return self._functions("guards")
+        return self._mapping("guards", "functions")
 
     def effects(self) -> dict[str, Handler]:
         """The effects of the application's lifecycles, if one is named: its mapping `effects`."""
-        return self._functions("effects")
+        return self._mapping("effects", "functions")
 
-    def _functions(self, name: str) -> dict[str, Any]:
+    def handlers(self) -> dict[str, object]:
+        """The handlers of events of the application, if one is named: its mapping `handlers`."""
+        return self._mapping("handlers", "objects")
+
+    def _mapping(self, name: str, of: str) -> dict[str, Any]:
         from penstock.pipeline.discovery import load_module
 
         app = self.settings().app
         found = {} if app is None else getattr(load_module(app), name, {})
         if not isinstance(found, dict):
-            raise DeclarationError(f"`{name}` in {app!r} maps names to functions; found {type(found).__name__}")
+            raise DeclarationError(f"`{name}` in {app!r} maps names to {of}; found {type(found).__name__}")
         return found
 
     def definitions_if_named(self) -> tuple[Definition, ...]:
@@ -119,7 +123,10 @@ async def opened(
     log_to_stderr(settings.log_level)
     # Only they have workers, who fire timers and carry out effects.
     guards, effects = (place.guards(), place.effects()) if makes else ({}, {})
-    async with Penstock.open(settings=settings, operations=definitions, guards=guards, effects=effects) as penstock:
+    handlers = place.handlers() if makes else {}
+    async with Penstock.open(
+        settings=settings, operations=definitions, guards=guards, effects=effects, handlers=handlers
+    ) as penstock:
         yield penstock
 
 

@@ -179,6 +179,11 @@ class Deliveries:
             self._scope, message_id=message_id, consumer=consumer, older_than_us=age, failed=failed
         )
 
+    async def get(self, message_id: str) -> Delivery:
+        """One delivery, by its message id."""
+        async with self._scope.db.read() as tx:
+            return await delivering.require(tx, self._scope, message_id)
+
     async def list(
         self,
         *,

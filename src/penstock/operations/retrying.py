@@ -278,7 +278,9 @@ async def _open(db: Database, tx: Connection, found: Sequence[int]) -> None:
         mine = chunks.c.id.in_(found[start : start + CHUNKS_OPENED_EACH])
         # An UPDATE of many would lock them in an order of its own.
         await tx.execute(select(chunks.c.id).where(mine).order_by(chunks.c.id).with_for_update())
-        await tx.execute(update(chunks).where(mine).values(is_open=1, mail=chunks.c.mail + 1, due_at=db.now()))
+        await tx.execute(
+            update(chunks).where(mine).values(is_open=1, message_count=chunks.c.message_count + 1, due_at=db.now())
+        )
 
 
 async def _judge(tx: Connection, number: int) -> tuple[Retry, list[int]]:

@@ -9,7 +9,8 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from penstock.blobs.store import FileStore
+from penstock.blobs.model import BlobDescriptor
+from penstock.blobs.service import Blobs
 from penstock.clock import Clock, Entropy, micros, operation_id
 from penstock.db.database import Database
 from penstock.errors import InvalidInput, NotFound
@@ -36,10 +37,12 @@ from penstock.operations.proof.verify import verify
 from penstock.operations.retrying import Eligibility, Retry
 from penstock.operations.rows.lifespans import Lifespans
 from penstock.operations.rows.stored_metadata import load_metadata
+from penstock.operations.telling import Notify, notify_types
 from penstock.operations.views import error_views, operation_views, row_views
 from penstock.operations.views.chunk_view import verdict_codes
 from penstock.operations.worker.background import LONG_DEAD_S
 from penstock.operations.worker_records import remove_dead_workers
+from penstock.outbox.subscribing import subscription_row
 from penstock.pipeline import Definition, definition_of
 from penstock.settings import Settings
 
@@ -54,7 +57,7 @@ class Operations:
     def __init__(
         self,
         db: Database,
-        files: FileStore,
+        blobs: Blobs,
         settings: Settings,
         definitions: Mapping[str, Definition],
         lifespans: Lifespans,
@@ -64,7 +67,7 @@ class Operations:
         actor: str,
         hint: Callable[[], None],
     ) -> None:
-        self._db, self._files, self._settings, self._definitions = db, files, settings, definitions
+        self._db, self._blobs, self._settings, self._definitions = db, blobs, settings, definitions
         self._clock, self._entropy, self._actor, self._hint = clock, entropy, actor, hint
         self._pipeline = lifespans.pipeline
 
@@ -72,21 +75,27 @@ class Operations:
         self,
         operation: object,
         *,
-        file: Source,
+        file: Source | None = None,
+        blob: str | None = None,
         metadata: Any = None,
         file_name: str | None = None,
         options: Mapping[str, Any] | None = None,
         created_by: str | None = None,
+        notify: Sequence[Notify] = (),
     ) -> Operation:
-        """Create an operation, given by name or declaration, for a file. When this returns, it is durable."""
+        """Create an operation, given by name or declaration, for a file or a Valid blob. Durable when this returns.
+
+        `file` is stored as a blob of its own, which goes when the operation is purged. `notify` names who is told of
+        this operation: webhooks, chats, e-mail addresses.
+        """
         definition = self.definition(operation)
         deployed = self._settings.operations.get(definition.name, {})
         new_id = await intake.create(
             self._db,
-            self._files,
+            self._blobs,
             definition,
             await self._pipeline(definition),
-            source=file,
+            source=await self._source(file, blob),
             file_name=file_name,
             metadata=metadata,
             overrides={**deployed, **(options or {})},
@@ -95,8 +104,27 @@ class Operations:
             entropy=self._entropy,
             keys=self._settings.secret_keys,
             metadata_bytes_max=self._settings.metadata_bytes_max,
+            told=[self._told(each, created_by or self._actor) for each in notify],
         )
         return await self.get(new_id)
+
+    def _told(self, notify: Notify, created_by: str) -> Mapping[str, Any]:
+        return subscription_row(
+            operation_id(self._clock, self._entropy),
+            notify.url,
+            types=notify_types(notify.on),
+            secret=notify.secret,
+            keys=self._settings.secret_keys,
+            allowed=self._settings.webhook_networks_allowed,
+            created_by=created_by,
+        )
+
+    async def _source(self, file: Source | None, blob: str | None) -> Source | BlobDescriptor:
+        if file is not None and blob is None:
+            return file
+        if blob is not None and file is None:
+            return await self._blobs.get(blob)
+        raise InvalidInput("an operation needs a file or a blob, and only one of them")
 
     def definition(self, operation: object) -> Definition:
         """The definition of an operation given by name or declaration; it must be one of those we were opened with."""
@@ -354,9 +382,9 @@ class Operations:
             raise InvalidInput("purge takes an instant with its time zone, such as datetime.now(UTC)")
         if dry_run:
             return await purging.purgeable(self._db, micros(before))
-        self._files.require_folder()
+        self._blobs.storage.require()
         await remove_dead_workers(self._db, long_dead_s=LONG_DEAD_S)
-        return await purging.purge(self._db, self._files, micros(before))
+        return await purging.purge(self._db, self._blobs.storage, micros(before))
 
     async def _number(self, operation: str) -> int:
         async with self._db.read() as tx:
@@ -396,7 +424,7 @@ class Operations:
 
         Work may go on meanwhile. `deep` also reads the stored files.
         """
-        return await verify(self._db, self._files, operation, deep=deep)
+        return await verify(self._db, self._blobs.storage, operation, deep=deep)
 
     def _page(self, limit: int) -> int:
         if limit < 1:

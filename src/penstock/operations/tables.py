@@ -80,6 +80,8 @@ operations = table(
     Column("finished_at", BigInteger),
     Column("trouble", LongText),  # why the worker that tried last could not go on; others may
     Column("encrypted_metadata", LongText),  # the whole of it, if there are secrets in it
+    Column("blob", Key(36)),  # its file; null when it was stored before there were blobs
+    Column("file_version", Key(200)),  # what the storage said of these very bytes
     _one_of("state", OPERATION),
     CheckConstraint("reading IN ('open', 'complete', 'abandoned')", name="reading_known"),
     CheckConstraint("open_chunks >= 0", name="open_chunks_counted"),
@@ -100,7 +102,8 @@ chunks = table(
     Column("fence", BigInteger, nullable=False, default=0),
     Column("version", BigInteger, nullable=False, default=0),
     Column("due_at", BigInteger, nullable=False),
-    Column("mail", BigInteger, nullable=False, default=0),
+    # Workers of earlier releases, which may run beside this one, know the column by its first name.
+    Column("mail", BigInteger, key="message_count", nullable=False, default=0),
     Column("succeeded", Integer, nullable=False, default=0),
     Column("invalid", Integer, nullable=False, default=0),
     Column("failed", Integer, nullable=False, default=0),

@@ -51,5 +51,5 @@ async def remove_dead_workers(db: Database, *, long_dead_s: float) -> int:
             await tx.execute(delete(workers).where(workers.c.id.in_(gone)))
         await tx.execute(delete(workers).where(workers.c.lease_until < db.now() - round(long_dead_s * 1e6)))
 
-    await db.transaction(remove, "bury")
+    await db.transaction(remove, "remove_dead_workers")
     return len(gone)

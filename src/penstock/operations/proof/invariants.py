@@ -58,7 +58,7 @@ def open_chunks_are_counted(facts: OperationFacts) -> Iterator[Finding]:
         yield None, f"raw_chunks is {facts.head.raw_chunks}, expected {facts.raw_chunks}"
 
 
-def settled_is_over(facts: OperationFacts) -> Iterator[Finding]:
+def settled_operations_have_ended(facts: OperationFacts) -> Iterator[Finding]:
     """A settled operation has nothing open, nothing unfinished and no owner; any other has something open."""
     head = facts.head
     if facts.is_settled != (facts.finished_at is not None):
@@ -87,7 +87,7 @@ def rows_are_counted(facts: OperationFacts) -> Iterator[Finding]:
         yield None, f"total_rows is {facts.total_rows}, expected {total} (reading is {head.reading})"
 
 
-def reading_fields_are_sane(facts: OperationFacts) -> Iterator[Finding]:
+def reading_fields_are_consistent(facts: OperationFacts) -> Iterator[Finding]:
     """What belongs to the reading of the file is there while it is read, and points behind what was stored."""
     head = facts.head
     if facts.suspect_row is not None:
@@ -115,7 +115,7 @@ def state_follows_from_rows(facts: OperationFacts) -> Iterator[Finding]:
         yield None, f"it is {head.state}, its rows lead to {right}"
 
 
-def log_is_a_path(facts: OperationFacts) -> Iterator[Finding]:
+def transition_log_is_consistent(facts: OperationFacts) -> Iterator[Finding]:
     """The transition log leads from creation to the present state by moves that the table lists."""
     if not facts.log:
         yield None, "its transition log is empty"
@@ -137,9 +137,9 @@ OperationRule = Callable[[OperationFacts], Iterator[Finding]]
 
 OPERATION_RULES: Sequence[OperationRule] = (
     open_chunks_are_counted,
-    settled_is_over,
+    settled_operations_have_ended,
     rows_are_counted,
-    reading_fields_are_sane,
+    reading_fields_are_consistent,
     state_follows_from_rows,
-    log_is_a_path,
+    transition_log_is_consistent,
 )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
+
+from penstock.outbox.model import OutboxHealth
 
 if TYPE_CHECKING:
     from penstock.db.safety import Finding
@@ -16,6 +18,10 @@ WAL_RESET_FIXED = (3, 51, 3)
 WAL_RESET_FIXED_EARLIER = ((3, 44, 6), (3, 50, 7))  # older branches that were mended too
 SKEW_MAX_S = 2.0
 NAMED_MAX = 5
+STUCK = {
+    "email": "those that run have no smtp_url",
+    "handler": "those that run do not have the handler; remove its subscription if the code is gone for good",
+}
 
 Health = Literal["live", "lagging", "dead"]
 
@@ -64,10 +70,13 @@ class Facts:
     locked_why: str = ""
     busy_workers: int = 0
     operations: tuple[OpenOperation, ...] = ()
+    outbox: OutboxHealth = field(default_factory=OutboxHealth)
     storage: str = ""
     crowded: tuple[tuple[str, int], ...] = ()  # folders with little room, and the bytes that are free
     storage_fault: str | None = None  # why there is none
     storage_trouble: str | None = None
+    late_uploads: int = 0  # not finished in time, and not expired for a while
+    left_bytes: int = 0  # blobs that are over for a while, and whose bytes may still be there
 
     @property
     def has_workers(self) -> bool:
@@ -107,41 +116,42 @@ def examine(facts: Facts) -> Diagnosis:
 # --- the checks
 
 
-def reachable(facts: Facts) -> Iterator[Symptom]:
+def database_is_reachable(facts: Facts) -> Iterator[Symptom]:
     """The database answers."""
     if facts.trouble is not None:
         yield Symptom(
-            "reachable", facts.trouble, "nothing works without the database",
+            "database_is_reachable", facts.trouble, "nothing works without the database",
             "start it, or name another with --db or PENSTOCK_DATABASE_URL",
         )  # fmt: skip
 
 
-def intact(facts: Facts) -> Iterator[Symptom]:
+def database_is_intact(facts: Facts) -> Iterator[Symptom]:
     """The database can be read."""
     if facts.damage is not None:
         yield Symptom(
-            "intact", facts.damage, "nothing can be trusted that is read from it, and writing makes it worse",
+            "database_is_intact",
+            facts.damage, "nothing can be trusted that is read from it, and writing makes it worse",
             "do what the message says; `penstock db check` lists the damage, `penstock verify` judges what was saved",
         )  # fmt: skip
 
 
-def durable(facts: Facts) -> Iterator[Symptom]:
+def database_is_durable(facts: Facts) -> Iterator[Symptom]:
     """The database's version and settings keep what it has confirmed."""
     for finding in facts.settings:
         if not finding.is_ok:
             yield Symptom(
-                "durable", str(finding), "the database could lose data that it has committed",
+                "database_is_durable", str(finding), "the database could lose data that it has committed",
                 f"upgrade the database to {finding.right}" if finding.setting == "version"
                 else f"set {finding.setting} to {finding.right}",
             )  # fmt: skip
 
 
-def schema_fits(facts: Facts) -> Iterator[Symptom]:
+def schema_is_current(facts: Facts) -> Iterator[Symptom]:
     """The schema is this release's."""
     if facts.revision != facts.revision_needed:
         found = "missing" if facts.revision is None else f"at {facts.revision}"
         yield Symptom(
-            "schema_fits", f"the schema is {found}; this release needs {facts.revision_needed}",
+            "schema_is_current", f"the schema is {found}; this release needs {facts.revision_needed}",
             "workers and services of this release refuse to start",
             "upgrade Penstock on this machine" if facts.is_newer else "run `penstock db upgrade`",
         )  # fmt: skip
@@ -154,12 +164,12 @@ def has_wal_reset_fault(version: str) -> bool:
     return bool(release) and release < WAL_RESET_FIXED and not is_mended
 
 
-def sqlite_is_fixed(facts: Facts) -> Iterator[Symptom]:
+def sqlite_has_no_known_fault(facts: Facts) -> Iterator[Symptom]:
     """SQLite has no known fault that several processes could meet."""
     if facts.database == "sqlite" and has_wal_reset_fault(facts.version):
         fixed = ".".join(map(str, WAL_RESET_FIXED))
         yield Symptom(
-            "sqlite_is_fixed",
+            "sqlite_has_no_known_fault",
             f"this is SQLite {facts.version}, which has the WAL-reset bug (fixed in {fixed})",
             "another program that writes to this file could, very rarely, corrupt it; Penstock's own processes cannot, "
             "because they checkpoint only while they hold the write lock",
@@ -183,52 +193,56 @@ def clocks_agree(facts: Facts) -> Iterator[Symptom]:
         )
 
 
-def workers_beat(facts: Facts) -> Iterator[Symptom]:
+def workers_renew_their_leases(facts: Facts) -> Iterator[Symptom]:
     """Workers renew their leases in time."""
     lagging = [worker for worker in facts.workers if worker.state == "lagging"]
     if lagging:
         yield Symptom(
-            "workers_beat", f"{_count(lagging, 'worker')} missed heartbeats: {_named(w.id for w in lagging)}",
+            "workers_renew_their_leases",
+            f"{_count(lagging, 'worker')} missed heartbeats: {_named(w.id for w in lagging)}",
             "a worker whose lease runs out loses its rows to another",
             "look at its machine and its connection to the database: overloaded, suspended or cut off",
         )  # fmt: skip
     dead = [worker for worker in facts.workers if worker.state == "dead"]
     if dead:
         yield Symptom(
-            "workers_beat", f"{_count(dead, 'worker')} ended without signing off: {_named(w.id for w in dead)}",
+            "workers_renew_their_leases",
+            f"{_count(dead, 'worker')} ended without signing off: {_named(w.id for w in dead)}",
             "it was killed, or its machine was; what it held is taken over by any live worker",
             "nothing, if this was expected; live workers remove its record", is_problem=False,
         )  # fmt: skip
 
 
-def work_has_workers(facts: Facts) -> Iterator[Symptom]:
+def open_operations_have_workers(facts: Facts) -> Iterator[Symptom]:
     """Where there is work, there is a live worker."""
     waiting = [operation for operation in facts.operations if operation.state != "Paused"]
     if waiting and not facts.has_workers:
         yield Symptom(
-            "work_has_workers", f"{_count(waiting, 'operation')} with open work, and no live worker: {_ids(waiting)}",
+            "open_operations_have_workers",
+            f"{_count(waiting, 'operation')} with open work, and no live worker: {_ids(waiting)}",
             "these operations make no progress, and their deadlines are not enforced",
             "start one: `penstock worker --app MODULE`",
         )  # fmt: skip
 
 
-def work_is_known(facts: Facts) -> Iterator[Symptom]:
+def workers_have_the_code(facts: Facts) -> Iterator[Symptom]:
     """Live workers know the operations there are."""
     unknown = [each for each in facts.operations if each.overdue_chunks and each.trouble is None]
     if unknown and facts.has_workers and not facts.busy_workers:
         names = ", ".join(sorted({operation.name for operation in unknown}))
         yield Symptom(
-            "work_is_known", f"work of {names} is due, but the live workers are idle: {_ids(unknown)}",
+            "workers_have_the_code", f"work of {names} is due, but the live workers are idle: {_ids(unknown)}",
             "no live worker has the code of these operations, so they do not go on",
             "start a worker whose --app holds them",
         )  # fmt: skip
 
 
-def work_goes_on(facts: Facts) -> Iterator[Symptom]:
+def no_operation_is_set_aside(facts: Facts) -> Iterator[Symptom]:
     """Workers can go on with the operations they know."""
     for trouble, found in _grouped(facts.operations, lambda each: each.trouble).items():
         yield Symptom(
-            "work_goes_on", f"{_count(found, 'operation')} set aside by a worker: {trouble}: {_ids(found)}",
+            "no_operation_is_set_aside",
+            f"{_count(found, 'operation')} set aside by a worker: {trouble}: {_ids(found)}",
             "that worker cannot go on with it and tries again within a minute; no other has gone on with it since",
             "fix what the message names; nothing has to be restarted, unless a worker needs other code",
         )  # fmt: skip
@@ -245,39 +259,39 @@ def _grouped(
     return groups
 
 
-def nothing_is_lost(facts: Facts) -> Iterator[Symptom]:
+def chunks_have_live_owners(facts: Facts) -> Iterator[Symptom]:
     """No chunk is owned by a dead worker."""
     lost = [operation for operation in facts.operations if operation.lost_chunks and operation.state != "Paused"]
     if lost:
         number = sum(operation.lost_chunks for operation in lost)
         yield Symptom(
-            "nothing_is_lost",
+            "chunks_have_live_owners",
             f"{number:,} {'chunk is' if number == 1 else 'chunks are'} held by workers that are dead: {_ids(lost)}",
             "their rows make no progress until a live worker takes them over, which takes seconds",
             "run this again in a moment" if facts.has_workers else "start a worker: `penstock worker --app MODULE`",
         )
 
 
-def signals_are_heard(facts: Facts) -> Iterator[Symptom]:
+def signals_are_applied(facts: Facts) -> Iterator[Symptom]:
     """No row waits for a signal that is here."""
     overdue = [operation for operation in facts.operations if operation.overdue_signals]
     if overdue:
         number = sum(operation.overdue_signals for operation in overdue)
         yield Symptom(
-            "signals_are_heard",
+            "signals_are_applied",
             f"{number:,} {'row waits' if number == 1 else 'rows wait'} beside a stored signal: {_ids(overdue)}",
             "the signal was accepted but its row does not go on",
             "start a worker that has these operations; it looks for such rows every few seconds",
         )
 
 
-def deadlines_are_kept(facts: Facts) -> Iterator[Symptom]:
+def waits_end_at_their_deadlines(facts: Facts) -> Iterator[Symptom]:
     """No row waits past its deadline."""
     late = [operation for operation in facts.operations if operation.overdue_waits]
     if late:
         number = sum(operation.overdue_waits for operation in late)
         yield Symptom(
-            "deadlines_are_kept",
+            "waits_end_at_their_deadlines",
             f"{number:,} {'row waits' if number == 1 else 'rows wait'} past the deadline: {_ids(late)}",
             "these rows should have timed out, and their operations cannot end",
             "start a worker that has these operations",
@@ -295,6 +309,39 @@ def secrets_are_readable(facts: Facts) -> Iterator[Symptom]:
         )
 
 
+def events_are_told(facts: Facts) -> Iterator[Symptom]:
+    """Webhooks, handlers and e-mails reach who they are for."""
+    outbox = facts.outbox
+    if outbox.failed:
+        yield Symptom(
+            "events_are_told",
+            f"{outbox.failed:,} {'delivery was' if outbox.failed == 1 else 'deliveries were'} given up",
+            "their receivers were not told of these events",
+            "`penstock deliveries list --state Failed` says why; `penstock deliveries resend --failed` tries again",
+        )  # fmt: skip
+    for channel, number in outbox.stuck:
+        yield Symptom(
+            "events_are_told",
+            f"{number:,} {'delivery' if number == 1 else 'deliveries'} by {channel} should be sent, and nobody does it",
+            "no live worker sends them: " + STUCK.get(channel, "none runs, or httpx is not installed there"),
+            "start a worker that can",
+        )
+    if outbox.disabled:
+        yield Symptom(
+            "events_are_told", f"{_count(outbox.disabled, 'webhook')} disabled: {_named(outbox.disabled)}",
+            "it is told of nothing",
+            "`penstock webhooks enable ID` when its receiver is there again, or `penstock webhooks remove ID`",
+            is_problem=False,
+        )  # fmt: skip
+    if outbox.locked:
+        yield Symptom(
+            "events_are_told", f"the secrets of {_count(outbox.locked, 'webhook')} cannot be decrypted here: "
+            f"{_named(outbox.locked)}",
+            "a worker with these settings cannot send to it",
+            "set PENSTOCK_SECRET_KEY to the key of the process that added it",
+        )  # fmt: skip
+
+
 def storage_is_named(facts: Facts) -> Iterator[Symptom]:
     """All processes look for files in the same folder."""
     if facts.storage_fault is not None:
@@ -309,17 +356,17 @@ def storage_is_writable(facts: Facts) -> Iterator[Symptom]:
     """New files can be stored."""
     if facts.storage_trouble is not None:
         yield Symptom(
-            "storage_is_writable", f"the storage folder {facts.storage} cannot be written: {facts.storage_trouble}",
+            "storage_is_writable", f"the storage {facts.storage} cannot be written: {facts.storage_trouble}",
             "new files cannot be stored on this machine",
             "make it writable, or name another with PENSTOCK_STORAGE_URL",
         )  # fmt: skip
 
 
-def disks_have_room(facts: Facts) -> Iterator[Symptom]:
+def disks_have_space(facts: Facts) -> Iterator[Symptom]:
     """What is written finds room."""
     for folder, free in facts.crowded:
         yield Symptom(
-            "disks_have_room", f"the disk of {folder} is full, or nearly so: {free:,} bytes are free",
+            "disks_have_space", f"the disk of {folder} is full, or nearly so: {free:,} bytes are free",
             "nothing is lost, but nothing goes on while it is full",
             "make room; workers go on by themselves",
         )  # fmt: skip
@@ -345,30 +392,56 @@ def files_are_there(facts: Facts) -> Iterator[Symptom]:
 
 
 Check = Callable[[Facts], Iterable[Symptom]]
+
+
+def blobs_are_swept(facts: Facts) -> Iterator[Symptom]:
+    """Uploads that nobody finishes expire, and what is over leaves no bytes."""
+    if facts.late_uploads:
+        yield Symptom(
+            "blobs_are_swept",
+            f"{_number(facts.late_uploads, 'upload')} should have expired, and did not",
+            "workers expire what nobody finishes; so none has been there for a while",
+            "start a worker, or run `penstock blobs sweep`", is_problem=False,
+        )  # fmt: skip
+    if facts.left_bytes:
+        yield Symptom(
+            "blobs_are_swept",
+            f"the bytes of {_number(facts.left_bytes, 'rejected or deleted file')} may still be stored",
+            "what was deleted must be gone, and could not be removed when that was tried",
+            "run `penstock blobs sweep`, and look at what it says",
+        )  # fmt: skip
+
+
 CHECKS: tuple[Check, ...] = (
-    reachable,
-    intact,
-    durable,
-    schema_fits,
-    sqlite_is_fixed,
+    database_is_reachable,
+    database_is_intact,
+    database_is_durable,
+    schema_is_current,
+    sqlite_has_no_known_fault,
     clocks_agree,
-    workers_beat,
-    work_has_workers,
-    work_is_known,
-    work_goes_on,
-    nothing_is_lost,
-    signals_are_heard,
-    deadlines_are_kept,
+    workers_renew_their_leases,
+    open_operations_have_workers,
+    workers_have_the_code,
+    no_operation_is_set_aside,
+    chunks_have_live_owners,
+    signals_are_applied,
+    waits_end_at_their_deadlines,
     secrets_are_readable,
+    events_are_told,
     storage_is_named,
     storage_is_writable,
-    disks_have_room,
+    disks_have_space,
     files_are_there,
+    blobs_are_swept,
 )
 
 
 def _count(found: Sequence[object], noun: str) -> str:
-    return f"{len(found):,} {noun}" if len(found) == 1 else f"{len(found):,} {noun}s"
+    return _number(len(found), noun)
+
+
+def _number(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def _ids(found: Sequence[OpenOperation]) -> str:

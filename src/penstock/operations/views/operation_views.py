@@ -32,6 +32,7 @@ __all__ = [
     "layout",
     "list_operations",
     "stored_metadata",
+    "tallies",
 ]
 
 _SORT_COLUMNS = {
@@ -61,7 +62,7 @@ async def get(tx: Connection, operation: str) -> Operation:
     """The operation with this id."""
     number = await number_of(tx, operation)
     row = (await tx.execute(select(operations).where(operations.c.number == number))).one()
-    return _operation(row._mapping, (await _counts(tx, [number])).get(number, Tallied()))
+    return _operation(row._mapping, (await tallies(tx, [number])).get(number, Tallied()))
 
 
 async def layout(tx: Connection, operation: str, definitions: Mapping[str, Definition]) -> RowLayout:
@@ -130,7 +131,7 @@ async def list_operations(
         last = rows[limit - 1]
         next_cursor = f"{last['number']}:{last[by.name]}"
     shown = rows[:limit]
-    counts = await _counts(tx, [row["number"] for row in shown])
+    counts = await tallies(tx, [row["number"] for row in shown])
     return Page([_operation(row, counts.get(row["number"], Tallied())) for row in shown], next_cursor)
 
 
@@ -143,7 +144,7 @@ class Tallied:
     steps_done: int = 0  # of rows of open chunks
 
 
-async def _counts(tx: Connection, numbers: Sequence[int]) -> dict[int, Tallied]:
+async def tallies(tx: Connection, numbers: Sequence[int]) -> dict[int, Tallied]:
     """The counters of several operations; one without chunks is missing."""
     names = [counter.name for counter in fields(Counts)]
     is_over = chunks.c.is_open == 0
@@ -227,4 +228,5 @@ def _operation(row: RowMapping, tallied: Tallied) -> Operation:
         steps_done=tallied.rows_over * len(plan["steps"]) + tallied.steps_done,
         options=plan["options"],
         trouble=None if OPERATION.is_settled(row["state"]) else row["trouble"],
+        blob_id=row["blob"],
     )

@@ -52,7 +52,7 @@ class Lease:
             )
 
         sent = self._clock.ticks_ns()
-        await db.transaction(announce, "announce")
+        await db.transaction(announce, "register_worker")
         self.start_limit.until_ns = self._renewed_until_ns = sent + self._start_ns
 
     async def beat(self, over: Database | None = None) -> bool:
@@ -98,4 +98,4 @@ class Lease:
             await tx.execute(delete(workers).where(workers.c.id == self.id))
 
         self.start_limit.until_ns = self._renewed_until_ns = 0
-        await self._db.transaction(leave, "leave")
+        await self._db.transaction(leave, "unregister_worker")
