@@ -7,9 +7,13 @@ import contextlib
 import getpass
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
+from copy import copy
 from types import MappingProxyType
 from typing import Any
 
+from penstock.access.audit import Audit
+from penstock.access.keys import ApiKeys
+from penstock.access.model import Principal
 from penstock.blobs.checks.policy import BlobPolicy
 from penstock.blobs.opening import open_storage
 from penstock.blobs.service import Blobs
@@ -28,10 +32,13 @@ from penstock.lifecycles.scope import Scope
 from penstock.lifecycles.service import Lifecycles
 from penstock.operations.intake import Source
 from penstock.operations.model import Operation
+from penstock.operations.proof.doctor import diagnose
+from penstock.operations.proof.symptoms import Diagnosis
 from penstock.operations.rows.lifespans import Lifespans
 from penstock.operations.service import Operations
 from penstock.operations.signals import Signals
 from penstock.operations.views.operation_views import is_time_counted, latest_instant
+from penstock.operations.visibility import Visible
 from penstock.operations.worker.worker import Worker
 from penstock.pipeline import Definition, definition_of
 from penstock.services import Service
@@ -41,7 +48,7 @@ from penstock.targets.sql_quotas import SqlQuotas
 
 __all__ = ["Penstock", "run"]
 
-BackgroundDuties = Callable[[Operation], None]
+OnProgress = Callable[[Operation], None]
 
 # Another worker may be about to end the operation; each look that finds it has not doubles the pause.
 REST_LOOK_S = 0.01
@@ -51,6 +58,7 @@ KEYS_SWEEP_S = 60.0
 LIFECYCLES_TICK_S = 2.0
 DELIVERIES_TICK_S = 1.0
 BLOBS_SWEEP_S = 60.0
+DELIVERIES_GRACE_S = 5.0  # for what is being sent when the last worker stops
 
 
 class Penstock:
@@ -96,7 +104,15 @@ class Penstock:
             hint=self.hint,
         )
         self.idempotency = Idempotency(SqlStore(db), entropy=entropy)
-        self.signals = Signals(db, definitions, clock=clock, entropy=entropy, actor=actor, hint=self.hint)
+        self.signals = Signals(
+            db,
+            definitions,
+            clock=clock,
+            entropy=entropy,
+            actor=actor,
+            hint=self.hint,
+            secret_keys=settings.secret_keys,
+        )
         self.lifecycles = Lifecycles(
             Scope(
                 db,
@@ -123,6 +139,8 @@ class Penstock:
         )
         self.webhooks = self.events.webhooks
         self.quotas = SqlQuotas(db, lambda: operation_id(clock, entropy))
+        self.audit = Audit(db, page_max=settings.page_max)
+        self.keys = ApiKeys(db, clock=clock, entropy=entropy, actor=actor)
 
     @classmethod
     @asynccontextmanager
@@ -210,7 +228,21 @@ class Penstock:
             finally:
                 self._workers.discard(worker)
                 if not self._workers:
-                    await self.events.stop()
+                    await self.events.stop(min(self.settings.shutdown_s, DELIVERIES_GRACE_S))
+
+    @asynccontextmanager
+    async def working(self) -> AsyncIterator[Worker]:
+        """A worker that runs in the background while the block lasts, as in the lifespan of a web application.
+
+        The block's end stops it as SIGTERM would stop `penstock worker`. What ends the worker ends the block.
+        """
+        stop = asyncio.Event()
+        async with self.worker() as worker, asyncio.TaskGroup() as group:
+            group.create_task(worker.run(stop), name="worker")
+            try:
+                yield worker
+            finally:
+                stop.set()
 
     def _services(self) -> tuple[Service, ...]:
         """What capabilities have their workers do in the background."""
@@ -227,14 +259,37 @@ class Penstock:
     async def _tick_lifecycles(self) -> None:
         await self.lifecycles.tick_all()
 
+    def seen_by(self, principal: Principal) -> Penstock:
+        """The same for one caller: their tenant's operations and lifecycles, of the operations that they may use.
+
+        For them nothing else exists: it is not found, not listed and not touched. What they do is done in their name.
+        """
+        scoped = copy(self)
+        visible = Visible.of(principal.tenant, principal.operations, self.definitions)
+        scoped.operations = self.operations.seen_by(visible, actor=principal.name)
+        scoped.signals = self.signals.seen_by(visible, actor=principal.name)
+        scoped.lifecycles = self.lifecycles.tenant(principal.tenant)
+        scoped.deliveries = scoped.lifecycles.deliveries
+        whole = principal.operations is None
+        scoped.webhooks = self.webhooks.seen_by(principal.tenant, actor=principal.name, is_whole=whole)
+        scoped.blobs = self.blobs.tenant(principal.tenant)
+        scoped.audit = self.audit.seen_by(principal.tenant)
+        scoped.definitions = {key: found for key, found in self.definitions.items() if visible.includes(key)}
+        return scoped
+
     def transaction(self) -> UnitOfWork:
         """A transaction for your own statements: `async with penstock.transaction() as tx: await tx.execute(…)`.
 
-        It commits when the block ends well. `lifecycles.start`, `trigger`, `force`, `change_data`,
-        `deliveries.acknowledge` and `blobs.reference`, `unreference`, `hold`, `release` and `delete` take it as `tx`
-        and commit with it; nothing else of this `Penstock` that writes is called inside it.
+        It commits when the block ends well. `operations.create`, `signals.complete` and `fail`, `lifecycles.start`,
+        `trigger`, `force`, `change_data`, `deliveries.acknowledge` and `blobs.reference`, `unreference`, `hold`,
+        `release` and `delete` take it as `tx` and commit with it; nothing else of this `Penstock` that writes is called
+        inside it.
         """
         return self.db.unit()
+
+    async def diagnose(self) -> Diagnosis:
+        """What `penstock doctor` finds: checks of the database, workers, open operations and file storage."""
+        return await diagnose(self.settings, self.clock)
 
     def hint(self) -> None:
         """Tell the workers of this process that there may be something to do."""
@@ -245,7 +300,7 @@ class Penstock:
         self,
         operation: str,
         *,
-        watch: BackgroundDuties | None = None,
+        watch: OnProgress | None = None,
         every_s: float = 0.25,
         stop: asyncio.Event | None = None,
         owns_process: bool = False,
@@ -272,7 +327,7 @@ class Penstock:
         return ended
 
     async def _follow(
-        self, operation: str, worker: Worker, stop: asyncio.Event, watch: BackgroundDuties | None, every_s: float
+        self, operation: str, worker: Worker, stop: asyncio.Event, watch: OnProgress | None, every_s: float
     ) -> None:
         """Look at the operation now and then, and more often when the worker has nothing left to do."""
         pause_s, is_due, rests = every_s, True, worker.rests

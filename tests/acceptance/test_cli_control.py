@@ -170,9 +170,8 @@ def test_signals_that_nobody_could_wait_for_are_refused(town: Town):
         ("ops", "edit", "00000000", "3", "name"),
         ("ops", "edit", "00000000", "3", "age:=thirty"),
         ("ops", "edit", "00000000", "3", "age=30", "--generation", "-1"),
-        ("ops", "purge"),
-        ("ops", "purge", "--older-than", "90"),
-        ("ops", "purge", "--older-than", "tomorrow"),
+        ("ops", "prune", "--older-than", "90"),
+        ("ops", "prune", "--older-than", "tomorrow"),
     ],
 )
 def test_wrong_usage_is_exit_2_and_says_what_would_be_right(town: Town, words: tuple[str, ...]):
@@ -347,22 +346,22 @@ def test_an_edit_of_a_row_that_was_changed_since_it_was_seen_is_refused(town: To
     assert town.call("ops", "edit", operation, "1", "age=30", "--generation", "0")[0] == 0
 
 
-# --- purge
+# --- prune
 
 
 @on_both
-def test_a_purge_removes_what_ended_long_ago_and_says_how_much(town: Town):
+def test_pruning_removes_what_ended_long_ago_and_says_how_much(town: Town):
     (town.folder / "citizens.csv").write_text("name,age\nAnn,30\nBea,31\n")
     town.call("run", "visit", "citizens.csv", "--app", APP)
     waiting = town.create("permit")
-    assert town.call("ops", "purge", "--older-than", "1d")[:2] == (
+    assert town.call("ops", "prune", "--older-than", "1d")[:2] == (
         0, "Deleted 0 operations with 0 rows and 0 bytes of files.\n",
     )  # fmt: skip
-    would = town.ask("ops", "purge", "--older-than", "0s", "--dry-run")
+    would = town.ask("ops", "prune", "--older-than", "0s", "--dry-run")
     assert would == {"isDryRun": True, "operations": 1, "rows": 2, "fileBytes": 23, "filesLeft": 0}
-    code, out, _ = town.call("ops", "purge", "--older-than", "0s")
+    code, out, _ = town.call("ops", "prune", "--older-than", "0s")
     assert (code, out.splitlines()[0]) == (0, "Deleted 1 operation with 2 rows and 0 bytes of files.")
-    assert "1 file kept for a later purge: " in out
+    assert "1 file kept for later: " in out
     assert [found["id"] for found in town.ask("ops", "list")["items"]] == [waiting]
     assert town.call("verify")[0] == 0
 

@@ -16,7 +16,7 @@ import pytest
 from patience import HANG_S, UNHURRIED
 from test_cli_processes import APP, PENSTOCK
 
-from penstock.cli.hands import QUICK_ENDS_MAX, QUICK_S, Restarts
+from penstock.cli.worker_processes import QUICK_ENDS_MAX, QUICK_S, Restarts
 
 ROWS = 60
 LOOK_S = 0.02

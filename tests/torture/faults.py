@@ -32,7 +32,7 @@ CLIENT_POINTS = ("cancel_requested", "create", "paused", "resumed", "retry", "re
 LIFECYCLE_WORKER_POINTS = ("lifecycle_acknowledge", "lifecycle_claim", "lifecycle_fail", "lifecycle_trigger")
 LIFECYCLE_CLIENT_POINTS = ("lifecycle_change", "lifecycle_migrate", "lifecycle_trigger", "lifecycle_trigger_many")
 # Only where the answer to a COMMIT was lost or the schema is made: seen now and then, never asked for.
-# A log is folded only when it is long; events are numbered when the oracle reads them; nothing is purged there. No step
+# A log is folded only when it is long; events are numbered when the oracle reads them; nothing is pruned there. No step
 # has a limit (see `limits`), and trouble comes by chance.
 # Those of files, webhooks and quotas have campaigns and tests of their own.
 OF_OTHERS = (
@@ -44,7 +44,7 @@ UNKILLED = frozenset(
     {
         *OF_OTHERS,
         "clock", "fold", "give_up", "late_result", "lifecycle_consumer", "lifecycle_import", "lifecycle_start",
-        "lifecycle_timer", "limit_shares", "number_events", "purge", "purge_begin", "purge_end",
+        "lifecycle_timer", "limit_shares", "number_events", "prune", "prune_begin", "prune_end",
         "transaction", "trouble",
     }
 )  # fmt: skip

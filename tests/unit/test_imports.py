@@ -17,23 +17,27 @@ ROOT = Path(penstock.__file__).parent
 # except that everything may raise our errors.
 LINES: tuple[tuple[str, ...], ...] = (
     ("errors",),
-    ("secret_keys", "graphs"),
+    ("secret_keys", "graphs", "retention"),
     ("machine", "clock", "schema", "settings", "failpoints", "listing", "services"),
     ("pipeline",),
     ("db",),
     ("journal", "formats", "targets"),
     ("outbox",),
     ("blobs",),
-    ("idempotency", "lifecycles"),
+    ("idempotency", "lifecycles", "access"),
     ("operations",),
     ("event_sources",),
-    ("engine",),
+    ("machines", "engine"),
     ("resources",),
-    ("blob_resources", "lifecycle_resources", "webhook_resources", "worker", "api", "dashboard", "client"),
+    ("blob_resources", "lifecycle_resources", "access_resources", "webhook_resources", "telemetry"),
+    ("api",),
+    ("dashboard", "client"),
+    ("api.app",),  # puts the API and the dashboard together
     ("cli",),
     ("testing", "pytest_plugin"),
 )
 LEVEL = {part: level for level, line in enumerate(LINES) for part in line}
+APART = tuple(part for part in LEVEL if "." in part)  # modules that stand elsewhere than their folders
 FACADES = ("__init__", "__main__")  # they only re-export or start
 
 # The package root exports what users write, so it stands with the engine; modules below may not use it.
@@ -43,24 +47,29 @@ ROOT_LEVEL = LEVEL["engine"]
 OPERATIONS: tuple[tuple[str, ...], ...] = (
     ("states", "messages", "counts", "row_keys", "thresholds"),
     ("model", "tables"),
+    ("visibility", "auditing"),
     ("moves", "operation_ids", "worker_records"),
+    ("quotas",),
     ("chunk",),
     ("rows",),
     ("inbox",),
-    ("draining", "purging"),
+    ("draining", "pruning"),
     ("validating",),
     ("running",),
     ("views",),
     ("telling",),
     ("proof",),
     ("worker",),
-    ("intake", "control", "editing", "retrying", "signals"),
+    ("intake", "control", "editing", "exporting", "migrating", "retrying", "signal_urls"),
+    ("signals",),
     ("checking",),
     ("service",),
 )
 LEVEL_IN_OPERATIONS = {part: level for level, line in enumerate(OPERATIONS) for part in line}
 
 PURE = (
+    "access.chain",
+    "access.model",
     "machine",
     "errors",
     "graphs.checks",
@@ -68,6 +77,7 @@ PURE = (
     "graphs.document",
     "graphs.writing",
     "schema",
+    "retention",
     "operations.states",
     "operations.messages",
     "operations.counts",
@@ -75,6 +85,7 @@ PURE = (
     "operations.thresholds",
     "operations.model",
     "operations.chunk.ledger",
+    "operations.chunk.step_map",
     "operations.chunk.records",
     "operations.chunk.owned",
     "operations.chunk.packing",
@@ -167,6 +178,9 @@ def _is_function(node: ast.AST) -> bool:
 
 def part_of(name: str) -> str:
     """The folder or top module a dotted name below the package belongs to."""
+    for part in APART:
+        if name == part or name.startswith(f"{part}."):
+            return part
     return name.partition(".")[0]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -13,13 +12,14 @@ from penstock.graphs.document import check_document
 from penstock.lifecycles.model import Definition, DeliveryMove, LogEntry, Version
 from penstock.lifecycles.rules.graph import Graph, LifecycleEvent, LifecycleState, LifecycleTransition
 from penstock.lifecycles.states import InstanceFlag, LogFlag
+from penstock.machines import built_in
 
 if TYPE_CHECKING:
     from penstock.engine import Penstock
     from penstock.machine import Machine
     from penstock.operations.model import Event
 
-__all__ = ["Moves", "built_in", "graph_of", "machine_named", "moves_of"]
+__all__ = ["Moves", "graph_of", "moves_of"]
 
 MOVES_SHOWN = 1000
 _NEVER = datetime.fromtimestamp(0, UTC)
@@ -38,26 +38,6 @@ class Moves:
     def state(self) -> str:
         """Where it is now."""
         return self.entries[-1].target if self.entries else built_in()[self.machine].initial
-
-
-def built_in() -> dict[str, Machine]:
-    """The machines of this release, by name."""
-    from penstock.blobs.states import BLOB
-    from penstock.idempotency.states import IDEMPOTENCY_KEY
-    from penstock.operations.states import OPERATION, ROW_STEP
-    from penstock.outbox.states import DELIVERY
-
-    return {machine.name: machine for machine in (OPERATION, ROW_STEP, IDEMPOTENCY_KEY, BLOB, DELIVERY)}
-
-
-def machine_named(name: str) -> Machine | None:
-    """The machine meant by "row step", "row-step", "RowStep", "row_step"…"""
-    return {letters(machine.name): machine for machine in built_in().values()}.get(letters(name))
-
-
-def letters(name: str) -> str:
-    """A name without what its spellings differ in."""
-    return re.sub(r"[^a-z]", "", name.lower())
 
 
 def graph_of(machine: Machine) -> Graph:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from penstock.cli.options import Json, command
 from penstock.cli.problems import WrongUsage
-from penstock.errors import NotFound
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -35,12 +33,12 @@ def machines(
     as_json: Json = False,
 ) -> None:
     """Print the built-in state machines as tables."""
-    from penstock.cli.built_in import built_in
     from penstock.cli.screen import Screen
+    from penstock.machines import built_in, machine_named
 
     if mermaid and as_json:
         raise WrongUsage("--mermaid and --json cannot be used together")
-    found = list(built_in().values()) if name is None else [_find(name)]
+    found = list(built_in().values()) if name is None else [machine_named(name)]
     if mermaid:
         typer.echo("\n".join(machine.to_mermaid() for machine in found), nl=False)
         return
@@ -48,19 +46,6 @@ def machines(
     Screen(as_json=as_json).answer(
         lambda: {"items": documents, "nextCursor": None} if name is None else documents[0], lambda: _tables(found)
     )
-
-
-def _find(name: str) -> Machine:
-    """The machine of this name, or `NotFound` with what may have been meant."""
-    from penstock.cli.built_in import built_in, letters, machine_named
-
-    found = machine_named(name)
-    if found is not None:
-        return found
-    known = {letters(machine.name): machine for machine in built_in().values()}
-    near = get_close_matches(letters(name), known, 1)
-    hint = f"did you mean {known[near[0]].name!r}? " if near else ""
-    raise NotFound(f"unknown machine {name!r}; {hint}known: {', '.join(built_in())}")
 
 
 def _tables(found: Sequence[Machine]) -> Iterator[RenderableType]:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli.completion import complete_operation_id
-from penstock.cli.hands import worker_processes
 from penstock.cli.inputs import (
     FILE_ARGUMENT,
     NAME_ARGUMENT,
@@ -29,6 +28,7 @@ from penstock.cli.printable import counted, short_id
 from penstock.cli.problems import INTERRUPTED, ONLY_SIGNALS_AWAITED, WrongUsage
 from penstock.cli.session import Place, exact_id, opened
 from penstock.cli.stopping import stop_on_signals
+from penstock.cli.worker_processes import worker_processes
 from penstock.errors import NotFound, Unavailable
 
 if TYPE_CHECKING:

@@ -48,6 +48,7 @@ class ChunkFacts:
     steps: int
     tracks_rows: bool
     stored_rows: int | None
+    are_rows_pruned: bool = False  # their removal is under way
 
     def row(self, i: int) -> int:
         """The number of row i."""
@@ -184,7 +185,7 @@ def waits_have_deadlines(chunk: ChunkFacts) -> Iterator[Finding]:
 def rows_are_stored(chunk: ChunkFacts) -> Iterator[Finding]:
     """Tracked rows are there, all of them, once they were validated; others are not."""
     if not chunk.tracks_rows:
-        if chunk.stored_rows is not None:
+        if chunk.stored_rows is not None and not chunk.are_rows_pruned:
             yield None, f"it stores {chunk.stored_rows} rows, but the operation does not track row data"
     elif chunk.stored_rows is None:
         if not (chunk.is_raw or {PENDING, CANCELLED} & {*chunk.ledger.tracks[0].state}):

@@ -10,7 +10,7 @@ from penstock.operations.chunk.ledger import Ledger
 from penstock.operations.counts import Counts
 from penstock.operations.moves import Head, ending
 from penstock.operations.proof.chunk_invariants import Finding
-from penstock.operations.states import OPERATION
+from penstock.operations.states import NOTES, OPERATION
 
 __all__ = ["OPERATION_RULES", "OperationFacts"]
 
@@ -101,7 +101,8 @@ def reading_fields_are_consistent(facts: OperationFacts) -> Iterator[Finding]:
 
 def state_follows_from_rows(facts: OperationFacts) -> Iterator[Finding]:
     """The last move is the one that the verdicts and the stop outcome lead to."""
-    head, last = facts.head, facts.log[-1] if facts.log else None
+    head = facts.head
+    last = next((entry for entry in reversed(facts.log) if entry.event not in NOTES), None)
     if head.state == "Stopping" and head.stop_outcome not in ("Cancelled", "Failed"):
         yield None, f"it is Stopping, but stop_outcome is {head.stop_outcome}, expected Cancelled or Failed"
     if last is None or not facts.is_settled or last.source is None:
@@ -126,6 +127,7 @@ def transition_log_is_consistent(facts: OperationFacts) -> Iterator[Finding]:
         if entry.source != state:
             yield None, f"{move} does not follow {state}"
         right = OPERATION.initial if entry.event == "created" else OPERATION.moves.get((str(entry.source), entry.event))
+        right = state if entry.event in NOTES else right
         if (entry.event == "created") != (entry is facts.log[0]) or entry.target != right:
             yield None, f"{move} is not a move of the operation machine"
         state = entry.target

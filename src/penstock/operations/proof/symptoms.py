@@ -49,6 +49,8 @@ class OpenOperation:
     overdue_signals: int = 0  # rows that wait although their signal is here
     overdue_waits: int = 0  # rows that wait although their deadline has passed
     trouble: str | None = None  # why the worker that tried last could not go on
+    misfits: tuple[str, ...] = ()  # live workers with other code, and what differs
+    is_fitted: bool = False  # a live worker has the code it was planned for
     file_trouble: str | None = None  # why a file that may be there cannot be read here
 
 
@@ -69,6 +71,9 @@ class Facts:
     locked: tuple[str, ...] = ()  # operations whose secrets this process cannot decrypt
     locked_why: str = ""
     busy_workers: int = 0
+    keep: str = ""  # how long what is kept, by the deployment's policy
+    held: int = 0  # operations of which nothing may be removed
+    overdue_removals: int = 0  # operations of which more is stored than policies say
     operations: tuple[OpenOperation, ...] = ()
     outbox: OutboxHealth = field(default_factory=OutboxHealth)
     storage: str = ""
@@ -227,7 +232,7 @@ def open_operations_have_workers(facts: Facts) -> Iterator[Symptom]:
 
 def workers_have_the_code(facts: Facts) -> Iterator[Symptom]:
     """Live workers know the operations there are."""
-    unknown = [each for each in facts.operations if each.overdue_chunks and each.trouble is None]
+    unknown = [each for each in facts.operations if each.overdue_chunks and each.trouble is None and not each.misfits]
     if unknown and facts.has_workers and not facts.busy_workers:
         names = ", ".join(sorted({operation.name for operation in unknown}))
         yield Symptom(
@@ -237,9 +242,26 @@ def workers_have_the_code(facts: Facts) -> Iterator[Symptom]:
         )  # fmt: skip
 
 
+def code_fits_operations(facts: Facts) -> Iterator[Symptom]:
+    """Live workers have the code that operations were planned for."""
+    found = [operation for operation in facts.operations if operation.misfits]
+    for is_fitted in (False, True):
+        if some := [operation for operation in found if operation.is_fitted is is_fitted]:
+            listed = _named(dict.fromkeys(text for operation in some for text in operation.misfits))
+            yield Symptom(
+                "code_fits_operations",
+                f"{_count(some, 'operation')} left alone by workers with other code: {_ids(some)}: {listed}",
+                "other live workers have the code that fits, and go on with it; so it is during a deployment"
+                if is_fitted else "no live worker has the code that fits, so nothing of it goes on",
+                "keep a worker with the code that fits until these operations have ended, or migrate them: "
+                "`penstock ops migrate ID --app MODULE`",
+                is_problem=not is_fitted,
+            )  # fmt: skip
+
+
 def no_operation_is_set_aside(facts: Facts) -> Iterator[Symptom]:
     """Workers can go on with the operations they know."""
-    for trouble, found in _grouped(facts.operations, lambda each: each.trouble).items():
+    for trouble, found in _grouped(facts.operations, lambda each: None if each.misfits else each.trouble).items():
         yield Symptom(
             "no_operation_is_set_aside",
             f"{_count(found, 'operation')} set aside by a worker: {trouble}: {_ids(found)}",
@@ -295,6 +317,18 @@ def waits_end_at_their_deadlines(facts: Facts) -> Iterator[Symptom]:
             f"{number:,} {'row waits' if number == 1 else 'rows wait'} past the deadline: {_ids(late)}",
             "these rows should have timed out, and their operations cannot end",
             "start a worker that has these operations",
+        )
+
+
+def policies_are_applied(facts: Facts) -> Iterator[Symptom]:
+    """Nothing is stored for longer than policies say."""
+    if facts.overdue_removals:
+        many = facts.overdue_removals
+        yield Symptom(
+            "policies_are_applied",
+            f"{many:,} {'operation is' if many == 1 else 'operations are'} kept for longer than the policies say",
+            "workers remove what is due, a little every few seconds; none does, or more is due than they can remove",
+            "start a worker, look in its log for why it fails, or run `penstock ops prune`",
         )
 
 
@@ -422,10 +456,12 @@ CHECKS: tuple[Check, ...] = (
     workers_renew_their_leases,
     open_operations_have_workers,
     workers_have_the_code,
+    code_fits_operations,
     no_operation_is_set_aside,
     chunks_have_live_owners,
     signals_are_applied,
     waits_end_at_their_deadlines,
+    policies_are_applied,
     secrets_are_readable,
     events_are_told,
     storage_is_named,

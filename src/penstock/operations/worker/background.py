@@ -19,7 +19,7 @@ from penstock.db.connection import Connection
 from penstock.errors import Unavailable
 from penstock.operations.inbox import settling
 from penstock.operations.moves import touch
-from penstock.operations.purging import Retention
+from penstock.operations.pruning.applying import Retention
 from penstock.operations.running.actor import Halt
 from penstock.operations.tables import chunks, operations, workers
 from penstock.operations.worker.limit_shares import remove_dead_shares
@@ -42,7 +42,7 @@ class BackgroundDuties:
 
     def __init__(self, worker: Worker, services: Sequence[Service] = ()) -> None:
         self._worker, self._db = worker, worker.db
-        retention = Retention(worker.db, worker.files, worker.clock, days=worker.settings.retention_days)
+        retention = Retention(worker.db, worker.files, worker.clock, keep=worker.settings.keep)
         self.services = (
             Service("clock", SWEEP_S, self.follow_clock),
             Service("retention", SWEEP_S, retention.tick),

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Mapping
+from typing import Any
 
 from sqlalchemy import delete, insert, update
 
@@ -24,9 +26,11 @@ __all__ = ["Lease"]
 class Lease:
     """One worker's right to own chunks. The id is new at each start, so a restarted worker owns nothing."""
 
-    def __init__(self, db: Database, clock: Clock, entropy: Entropy, *, lease_s: float, margin_s: float) -> None:
+    def __init__(
+        self, db: Database, clock: Clock, entropy: Entropy, *, lease_s: float, margin_s: float, code: Mapping[str, Any]
+    ) -> None:
         self._db, self._clock = db, clock
-        self._lease_s = lease_s
+        self._lease_s, self._code = lease_s, code
         self._start_ns = round((lease_s - margin_s) * 1e9)
         self.id = f"{socket.gethostname()[:20]}-{entropy.bits(64):016x}"
         self.start_limit = StartLimit(clock)  # not in the last seconds of a lease
@@ -48,6 +52,7 @@ class Lease:
                     started_at=db.now(),
                     host=host_name(),
                     process=os.getpid(),
+                    code=self._code,
                 )
             )
 

@@ -102,7 +102,8 @@ class Worker:
         self.peers = Peers()
         self.set_aside = SetAside(clock.monotonic)
         self.outage = Outage(clock.monotonic)
-        self.lease = Lease(db, clock, entropy, lease_s=settings.lease_s, margin_s=settings.lease_margin_s)
+        code = {definition.name: definition.code_document() for definition in definitions.values()}
+        self.lease = Lease(db, clock, entropy, lease_s=settings.lease_s, margin_s=settings.lease_margin_s, code=code)
         self.troubles = Troubles(db, self.set_aside, owner=self.lease.id)
         self.runtimes = OperationRuntimes(
             db,
@@ -344,7 +345,7 @@ class Worker:
                 clock=self.clock,
                 definitions=self.runtimes.definitions,
             )
-        runtime = await self.runtimes.get(owned.operation)
+        runtime = await self.runtimes.get(owned.operation, owned.plan)
         if not owned.is_raw and not await self.limit_shares.take_part(runtime):
             self.set_aside.for_a_moment(owned.operation, self.settings.control_poll_s)
             return None

@@ -8,7 +8,7 @@ from penstock.db.changes import add_column, create_index
 from penstock.db.types import Json
 
 revision = "0012"
-down_revision = "0010"
+down_revision = "0011"
 
 
 def upgrade() -> None:
