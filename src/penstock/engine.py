@@ -14,7 +14,10 @@ from typing import Any
 from penstock.access.audit import Audit
 from penstock.access.keys import ApiKeys
 from penstock.access.model import Principal
-from penstock.blobs.store import FileStore
+from penstock.blobs.checks.policy import BlobPolicy
+from penstock.blobs.opening import open_storage
+from penstock.blobs.service import Blobs
+from penstock.blobs.sweeping import Sweeper
 from penstock.clock import Clock, Entropy, FollowingClock, SystemClock
 from penstock.db.database import Database
 from penstock.db.shared_clock import share_clock
@@ -52,6 +55,7 @@ KEYS_SWEEP_S = 60.0
 LIFECYCLES_TICK_S = 2.0
 DELIVERIES_TICK_S = 1.0
 DELIVERIES_GRACE_S = 5.0  # for what is being sent when the last worker stops
+BLOBS_SWEEP_S = 60.0
 
 
 class Penstock:
@@ -67,16 +71,26 @@ class Penstock:
         entropy: Entropy,
         guards: Mapping[str, Guard] = MappingProxyType({}),
         handlers: Mapping[str, object] = MappingProxyType({}),
+        blob_policy: BlobPolicy | None = None,
     ) -> None:
         self.db, self.settings, self.definitions = db, settings, definitions
         self.clock, self.entropy = clock, entropy
-        self.files = FileStore(settings.storage_folder, fault=settings.storage_fault)
+        self.files = open_storage(settings)
         self.lifespans = Lifespans()
         self._workers: set[Worker] = set()
         actor = _user()
-        self.operations = Operations(
+        self.blobs = Blobs(
             db,
             self.files,
+            blob_policy or BlobPolicy(bytes_max=settings.upload_bytes_max or None),
+            clock=clock,
+            entropy=entropy,
+            actor=actor,
+            page_max=settings.page_max,
+        )
+        self.operations = Operations(
+            db,
+            self.blobs,
             settings,
             definitions,
             self.lifespans,
@@ -127,12 +141,14 @@ class Penstock:
         entropy: Entropy | None = None,
         guards: Mapping[str, Guard] = MappingProxyType({}),
         handlers: Mapping[str, object] = MappingProxyType({}),
+        blob_policy: BlobPolicy | None = None,
     ) -> AsyncIterator[Penstock]:
         """Connect to a database with these operations: classes or functions marked by `@operation`.
 
         `guards` are what lifecycles' transitions name as theirs: functions, sync or async, that allow or deny them.
         `handlers` are objects with methods such as `on_completed`, by names that stay the same: each is told of every
         operation, at least once, by whichever worker has a handler of that name.
+        `blob_policy` says which uploads are taken.
 
         A SQLite database is made and upgraded when needed; a server refuses until `penstock db upgrade` was run.
         """
@@ -147,7 +163,14 @@ class Penstock:
         try:
             clock = await _database_clock(db, clock, settings)
             penstock = cls(
-                db, settings, definitions, clock=clock, entropy=entropy or Entropy(), guards=guards, handlers=handlers
+                db,
+                settings,
+                definitions,
+                clock=clock,
+                entropy=entropy or Entropy(),
+                guards=guards,
+                handlers=handlers,
+                blob_policy=blob_policy,
             )
             try:
                 await penstock.events.begin()
@@ -166,7 +189,7 @@ class Penstock:
         to other workers until the loop runs again. One that `owns_process` ends it (exit 75), and tunes its garbage
         collector.
         """
-        self.files.require_folder()
+        self.files.require()
         worker = Worker(
             self.db,
             self.files,
@@ -207,6 +230,7 @@ class Penstock:
             Service("idempotency keys", KEYS_SWEEP_S, self._sweep_keys),
             Service("lifecycles", LIFECYCLES_TICK_S, self._tick_lifecycles),
             Service("deliveries", DELIVERIES_TICK_S, self.events.tick),
+            Service("blobs", BLOBS_SWEEP_S, Sweeper(self.db, self.files, self.clock).tick),
         )
 
     async def _sweep_keys(self) -> None:
@@ -226,6 +250,7 @@ class Penstock:
         scoped.signals = self.signals.seen_by(visible, actor=principal.name)
         scoped.lifecycles = self.lifecycles.tenant(principal.tenant)
         scoped.deliveries = scoped.lifecycles.deliveries
+        scoped.blobs = self.blobs.tenant(principal.tenant)
         whole = principal.operations is None
         scoped.webhooks = self.webhooks.seen_by(principal.tenant, actor=principal.name, is_whole=whole)
         scoped.audit = self.audit.seen_by(principal.tenant)
@@ -236,8 +261,9 @@ class Penstock:
         """A transaction for your own statements: `async with penstock.transaction() as tx: await tx.execute(…)`.
 
         It commits when the block ends well. `operations.create`, `signals.complete` and `fail`, `lifecycles.start`,
-        `trigger`, `force`, `change_data` and `deliveries.acknowledge` take it as `tx` and commit with it; nothing else
-        of this `Penstock` that writes is called inside it.
+        `trigger`, `force`, `change_data`, `deliveries.acknowledge` and `blobs.reference`, `unreference`, `hold`,
+        `release` and `delete` take it as `tx` and commit with it; nothing else of this `Penstock` that writes is called
+        inside it.
         """
         return self.db.unit()
 

@@ -155,6 +155,7 @@ def operation(found: Operation) -> Document:
         "fileName": found.file_name,
         "fileSize": found.file_bytes,
         "fileSha256": found.file_sha256,
+        "blobId": found.blob_id,
         "createdBy": found.created_by,
         "createdAt": instant(found.created_at),
         "startedAt": instant(found.started_at),

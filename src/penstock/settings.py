@@ -26,6 +26,7 @@ __all__ = ["FILE", "LISTED", "Layer", "Settings", "effective", "layers", "load_s
 
 MIB = 1024 * 1024
 PREFIX = "PENSTOCK_"
+STORES = ("s3", "gs", "az", "abfs", "abfss", "memory")  # what storage_url may begin with, beside file
 FILE = Path("penstock.toml")
 # Signed with a private key that we have not: with a shared secret, whoever checks tokens could make them.
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
@@ -137,10 +138,11 @@ class Settings(BaseModel):
 
     @field_validator("storage_url")
     @classmethod
-    def _is_a_folder(cls, url: str | None) -> str | None:
+    def _is_a_place(cls, url: str | None) -> str | None:
         scheme, separator, _ = (url or "").partition("://")
-        if separator and scheme != "file":
-            raise ValueError(f"files can be stored in a folder (file:…); {scheme}:// is not known")
+        if separator and scheme not in ("file", *STORES):
+            known = ", ".join(f"{each}://" for each in STORES)
+            raise ValueError(f"files can be stored in a folder (file:…) or in {known}; {scheme}:// is not known")
         return url
 
     @field_validator("webhook_networks")
@@ -206,9 +208,17 @@ class Settings(BaseModel):
         return Path(unquote(path.removeprefix("file:")) if path.startswith("file:") else path)
 
     @property
+    def is_storage_remote(self) -> bool:
+        """Whether files are stored by `obstore`, not in a folder."""
+        return (self.storage_url or "").partition("://")[0] in STORES
+
+    @property
     def storage_folder(self) -> Path | None:
-        """The folder that holds files, beside a SQLite database unless named; None where `storage_fault` says why."""
-        if self.storage_fault is not None:
+        """The folder that holds files, beside a SQLite database unless named.
+
+        None where files lie in an object store, or `storage_fault` says why there is none.
+        """
+        if self.storage_fault is not None or self.is_storage_remote:
             return None
         if self.storage_url is not None:
             return _folder(self.storage_url)
@@ -218,14 +228,16 @@ class Settings(BaseModel):
     @property
     def storage_fault(self) -> str | None:
         """Why no file can be stored: the processes of a server database would each look in a folder of their own."""
-        if self.database_file is not None or (self.storage_url and _folder(self.storage_url).is_absolute()):
+        if self.database_file is not None or self.is_storage_remote:
+            return None
+        if self.storage_url and _folder(self.storage_url).is_absolute():
             return None
         found = (
             f"is {self.storage_url!r}, below each process's own working folder" if self.storage_url else "is not set"
         )
         return (
             f"storage_url (PENSTOCK_STORAGE_URL) {found}; with a server database it must be an absolute folder that "
-            "all processes share, such as file:///srv/penstock/files"
+            "all processes share, such as file:///srv/penstock/files, or an object store such as s3://bucket/prefix"
         )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import io
 import logging
 import os
 from pathlib import Path
@@ -92,8 +91,9 @@ def test_a_storage_folder_without_room_says_so_and_keeps_nothing(tmp_path: Path,
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(DiskFull, match=r"the storage folder .* is full: No space left on device") as caught:
-        FileStore(tmp_path).put(io.BytesIO(b"rows"))
+    refused = pytest.raises(DiskFull, match=r"the storage folder .* is full: No space left on device")
+    with refused as caught, FileStore(tmp_path).stage("b1") as target:
+        target.write(b"rows")
     assert isinstance(caught.value, Unavailable)
     assert [path for path in tmp_path.iterdir() if not path.name.startswith("storage-")] == []
 

@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 from approvals import Calls, Paper, Wall, a_moment, approvals, at_wall, clean, papers, states, two_engines
 from patience import HANG_S
-from sqlalchemy import func, insert, select
+from sqlalchemy import delete, func, insert, select, update
 from stored import stored_files
 
 from penstock import Context, Penstock, Pipeline, StepFailed, failpoints, operation, step
+from penstock.blobs.tables import references
+from penstock.blobs.tables import rows as blobs
 from penstock.clock import from_micros
 from penstock.db.database import Database
 from penstock.errors import InvalidInput, NotFound
@@ -42,7 +44,19 @@ from penstock.testing import Engine, engine, json_lines
 SMALL = Settings(chunk_rows=3)
 DAY_S, LEASE_S = 86_400, 10
 DAY = timedelta(days=1)
-TABLES = (operations, chunks, chunk_rows, row_records, history, signals, requests, limit_shares, transitions)
+TABLES = (
+    operations,
+    chunks,
+    chunk_rows,
+    row_records,
+    history,
+    signals,
+    requests,
+    limit_shares,
+    transitions,
+    blobs,
+    references,
+)
 
 
 @operation("file-papers")
@@ -98,7 +112,8 @@ async def counts(e: Engine) -> dict[str, int]:
 
 
 def stored(folder: Path) -> list[str]:
-    return [path.name for path in stored_files(folder)]
+    """The digests of the files that are stored."""
+    return sorted(path.suffix.removeprefix(".") or path.name for path in stored_files(folder))
 
 
 def age_files(folder: Path, hours: float = 2) -> None:
@@ -143,7 +158,7 @@ async def test_a_dry_run_says_what_a_purge_would_remove_and_removes_nothing(e, t
     age_files(tmp_path)
     there = await counts(e)
     would = await e.operations.purge(now(e), dry_run=True)
-    assert would == Purged(operations=2, rows=14, file_bytes=made.file_bytes)
+    assert would == Purged(operations=2, rows=14, file_bytes=2 * made.file_bytes)
     assert await counts(e) == there
     assert await e.operations.purge(now(e)) == would
     assert await e.operations.purge(now(e), dry_run=True) == Purged()
@@ -185,7 +200,8 @@ async def test_a_purge_that_dies_anywhere_leaves_all_in_order_and_the_next_one_f
     assert await clean(e) == []
     assert (await e.operations.get(made.id)).status == "CompletedWithErrors", "nothing has begun"
     left = [sum((await counts(e)).values())]
-    for point in ("purge_begin:after", "purge:before", *["purge:after"] * 3, "purge_end:before", "purge_end:after"):
+    points = ("purge_begin:after", "purge:before", *["purge:after"] * 3)
+    for point in (*points, "purge_blob:after", "blob_clear:after", "purge_end:before", "purge_end:after"):
         await purge_and_die(e, point)
         assert await clean(e) == []
         assert (await e.operations.list()).items == []
@@ -193,10 +209,10 @@ async def test_a_purge_that_dies_anywhere_leaves_all_in_order_and_the_next_one_f
             with pytest.raises(NotFound):
                 await late
         left.append(sum((await counts(e)).values()))
-    assert left[0] == left[1] == left[2] > left[3] > left[4] > left[5] > left[6] == 2, (
-        "its row goes last, with its share"
+    assert left[0] == left[1] == left[2] > left[3] > left[4] > left[5] >= left[6] == left[7] == left[8] == 7, (
+        "its row goes last, with its share and the record of its file"
     )
-    assert left[7] == 0
+    assert left[9] == 0
     assert stored(tmp_path) == []
     assert await e.operations.purge(now(e)) == Purged()
 
@@ -271,13 +287,54 @@ async def test_a_file_stays_for_as_long_as_an_operation_uses_it(e, tmp_path):
     first = await finished(e, "p1")
     await e.advance(DAY_S)
     between = now(e)
-    second = await finished(e, "p1")
-    assert first.file_sha256 == second.file_sha256
+    second = await e.operations.create("file-papers", blob=first.blob_id)
+    await e.work_until_idle()
+    assert second.blob_id == first.blob_id
     await e.advance(1)
-    age_files(tmp_path)
     assert await e.operations.purge(between) == Purged(operations=1, rows=1)
     assert await clean(e) == []
     assert await e.operations.purge(now(e)) == Purged(operations=1, rows=1, file_bytes=first.file_bytes)
+    assert stored(tmp_path) == []
+
+
+async def test_a_file_that_was_uploaded_before_stays_when_its_operation_is_purged(e, tmp_path):
+    blob = await e.penstock.blobs.upload(b'{"code": "p1"}\n', file_name="papers.jsonl")
+    await e.operations.create("file-papers", blob=blob.id)
+    await e.work_until_idle()
+    await e.advance(1)
+    assert await e.operations.purge(now(e), dry_run=True) == Purged(operations=1, rows=1)
+    assert await e.operations.purge(now(e)) == Purged(operations=1, rows=1)
+    assert await e.penstock.blobs.references(blob.id) == []
+    assert (await e.penstock.blobs.get(blob.id)).status == "Valid"
+    assert stored(tmp_path) == [blob.sha256]
+
+
+async def without_blobs(e: Engine, folder: Path) -> None:
+    """Make the operations those of a release before blobs, whose files are shared by their digest."""
+    async with e.penstock.db.write() as tx:
+        found = (await tx.execute(select(operations))).all()
+        for row in found:
+            name, _, mark = row.file_key.partition("@")
+            (folder / "files" / name).replace(folder / "files" / row.file_sha256)
+            shared = {"blob": None, "file_version": None, "file_key": f"{row.file_sha256}@{mark}"}
+            await tx.execute(update(operations).where(operations.c.id == row.id).values(shared))
+        await tx.execute(delete(blobs))
+
+
+async def test_a_file_of_a_release_before_blobs_stays_for_as_long_as_an_operation_uses_it(e, tmp_path):
+    first = await finished(e, "p1", "bad")
+    await e.advance(DAY_S)
+    between = now(e)
+    await finished(e, "p1", "bad")
+    await without_blobs(e, tmp_path)
+    await e.operations.retry(first.id)
+    await e.work_until_idle()
+    assert stored(tmp_path) == [first.file_sha256]
+    await e.advance(1)
+    assert await clean(e) == []
+    assert await e.operations.purge(now(e)) == Purged(operations=2, rows=4, files_left=1), "it was stored just now"
+    age_files(tmp_path)
+    assert await e.operations.purge(between) == Purged(file_bytes=first.file_bytes)
     assert stored(tmp_path) == []
 
 
@@ -285,7 +342,6 @@ async def test_a_file_that_was_just_stored_stays_for_the_operation_that_is_about
     """The same bytes are handed in while their last operation is purged: stored, but their operation not yet."""
     made = await finished(e, "p1")
     await e.advance(1)
-    age_files(tmp_path)
     meanwhile(monkeypatch, "create", lambda: e.operations.purge(now(e)))
     again = await e.create("file-papers", [{"code": "p1"}])
     assert again.file_sha256 == made.file_sha256
@@ -293,17 +349,6 @@ async def test_a_file_that_was_just_stored_stays_for_the_operation_that_is_about
     assert await clean(e) == []
     await e.work_until_idle()
     assert (await e.operations.get(again.id)).status == "Completed"
-
-
-async def test_an_operation_whose_file_was_just_stored_leaves_it_to_a_later_purge(e, tmp_path):
-    made = await finished(e, "p1", "p2")
-    await e.advance(1)
-    assert await e.operations.purge(now(e)) == Purged(operations=1, rows=2, files_left=1)
-    assert (await e.operations.list()).items == []
-    assert await clean(e) == []
-    age_files(tmp_path)
-    assert await e.operations.purge(now(e)) == Purged(file_bytes=made.file_bytes)
-    assert not any((await counts(e)).values())
 
 
 async def test_purges_at_once_remove_everything_once_while_others_look_and_work(database_url, tmp_path, small_slices):
@@ -427,13 +472,13 @@ async def test_a_file_that_cannot_be_removed_holds_up_no_other(e, tmp_path, monk
     stuck, other = await finished(e, "p1"), await finished(e, "p2")
     await e.advance(2 * DAY_S)
     age_files(tmp_path)
-    (tmp_path / "files" / stuck.file_sha256).unlink()
-    (tmp_path / "files" / stuck.file_sha256 / "kept").mkdir(parents=True)
-    age_files(tmp_path)
+    (file,) = [path for path in stored_files(tmp_path) if path.name.endswith(stuck.file_sha256)]
+    file.unlink()
+    (file / "kept").mkdir(parents=True)
     retention = Retention(e.penstock.db, e.penstock.files, e.clock, days=1)
     for _ in range(3):
         await retention.tick()
-    assert stored(tmp_path) != [], "it is still there"
+    assert file.exists(), "it is still there"
     assert other.file_sha256 not in stored(tmp_path)
     assert (await counts(e))["penstock_operation"] == 1
 

@@ -299,7 +299,7 @@ async def test_a_running_row_may_be_ahead_of_its_record(penstock, done):
 
 @pytest.mark.parametrize("harm", ["gone", "longer", "other"])
 async def test_a_file_that_was_changed_is_noticed(penstock, done, tmp_path, harm):
-    file = tmp_path / "files" / done.file_sha256
+    (file,) = (tmp_path / "files").glob(f"sealed/shared/*.{done.file_sha256}")
     content = file.read_bytes()
     match harm:
         case "gone":

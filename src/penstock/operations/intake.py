@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -13,13 +14,18 @@ import msgspec
 from sqlalchemy import insert
 
 from penstock.access.audit import Act, record
-from penstock.blobs.store import FileStore, Stored
+from penstock.blobs import queries as blob_queries
+from penstock.blobs.checks.upload import Rejection
+from penstock.blobs.model import BlobDescriptor
+from penstock.blobs.service import Blobs
+from penstock.blobs.uploading import check_and_seal, stage_stream
 from penstock.clock import Clock, Entropy, operation_id
 from penstock.db.connection import Connection
 from penstock.db.database import Database
 from penstock.errors import Fault, FileRejected, MetadataInvalid, SettingsInvalid
 from penstock.formats import format_of
 from penstock.journal import queries as journal
+from penstock.operations.purging import reference_of
 from penstock.operations.states import OPERATION
 from penstock.operations.tables import operations
 from penstock.operations.validating.without_rows import refuse_without_rows
@@ -32,15 +38,16 @@ from penstock.secret_keys import SecretKeys
 __all__ = ["Source", "accept_metadata", "create", "name_of", "open_source"]
 
 Source = str | Path | bytes | BinaryIO
+Link = Callable[[Connection], Awaitable[BlobDescriptor]]
 
 
 async def create(
     db: Database,
-    files: FileStore,
+    blobs: Blobs,
     definition: Definition,
     pipeline: object,
     *,
-    source: Source,
+    source: Source | BlobDescriptor,
     file_name: str | None,
     metadata: Any,
     overrides: Mapping[str, Any],
@@ -53,7 +60,7 @@ async def create(
     told: Sequence[Mapping[str, Any]] = (),
     tx: Connection | None = None,
 ) -> str:
-    """Store the file, then the operation that runs over it; returns its id.
+    """Store the file as a blob, then the operation that runs over it; or use a blob that is Valid. Returns its id.
 
     `told` are subscriptions to the operation's events, stored with it. In a `tx` of the caller's the operation
     is there once that is committed.
@@ -64,20 +71,24 @@ async def create(
     resolved = definition.for_run(overrides)
     meta = await accept_metadata(resolved, pipeline, metadata, bytes_max=metadata_bytes_max)
     columns = _metadata_columns(resolved, meta, keys)
-    name = file_name or name_of(source)
+    new_id = operation_id(clock, entropy)
+    name = file_name or (source.file_name if isinstance(source, BlobDescriptor) else name_of(source))
     file_format = format_of(name)
 
-    def store() -> Stored:
-        with open_source(source) as stream:
+    def look() -> None:
+        with _opened(blobs, source) as stream:
             refuse_without_rows(resolved, stream, file_name=name, file_format=file_format)
-            return files.put(stream)
 
-    stored = await asyncio.to_thread(store)
+    await asyncio.to_thread(look)
+    if isinstance(source, BlobDescriptor):
+        link: Link = partial(_use, blobs, source.id, reference_of(new_id))
+    else:
+        link = await _stored(db, blobs, source, name, owner=reference_of(new_id), actor=created_by, tx=tx)
     insertion = _insertion(
         db,
-        operation_id(clock, entropy),
+        new_id,
         resolved,
-        stored,
+        link,
         file_name=name,
         file_format=file_format,
         created_by=created_by,
@@ -86,6 +97,59 @@ async def create(
         **columns,
     )
     return await (db.transaction(insertion, "create") if tx is None else insertion(tx))
+
+
+async def _use(blobs: Blobs, blob: str, owner: str, tx: Connection) -> BlobDescriptor:
+    return await blobs.refer(tx, blob, owner)
+
+
+async def _stored(
+    db: Database,
+    blobs: Blobs,
+    source: Source,
+    file_name: str,
+    *,
+    owner: str,
+    actor: str,
+    tx: Connection | None,
+) -> Link:
+    """Store a file as a blob that belongs to the operation; it becomes Valid together with the operation.
+
+    In a transaction of the caller's the blob's record is part of it: what is undone leaves bytes for the sweep.
+    """
+    blobs.storage.require()
+    made = blobs.new(file_name, actor=actor, is_temporary=True, limit=False)
+    begin = partial(blobs.begin, made)
+    begun = await (db.transaction(begin, "blob_create") if tx is None else begin(tx))
+
+    def store() -> Any:
+        with open_source(source) as stream:
+            return stage_stream(blobs.storage, begun, stream)
+
+    try:
+        staged = await asyncio.to_thread(store)
+        sealed = await check_and_seal(blobs.storage, begun, staged, blobs.policy, looks_inside=False)
+        if isinstance(sealed, Rejection):
+            raise FileRejected(f"{file_name}: {sealed.reason}", code=sealed.code)
+    except BaseException as error:
+        if tx is None:
+            await asyncio.shield(blobs.give_up(begun, error))
+        raise
+    after = begun.mark_as_valid(blobs.now(), sealed)
+
+    async def link(tx: Connection) -> BlobDescriptor:
+        valid = await blob_queries.move(db, tx, begun, after, "validated", actor=actor)
+        await blob_queries.add_reference(db, tx, valid.id, owner)
+        return valid
+
+    return link
+
+
+@contextmanager
+def _opened(blobs: Blobs, source: Source | BlobDescriptor) -> Iterator[BinaryIO]:
+    opening = blobs.storage.open(source.stored) if isinstance(source, BlobDescriptor) else open_source(source)
+    with opening as stream:
+        yield stream
 
 
 async def accept_metadata(definition: Definition, pipeline: object, metadata: Any, *, bytes_max: int) -> Any:
@@ -125,13 +189,15 @@ def _insertion(
     db: Database,
     new_id: str,
     definition: Definition,
-    stored: Stored,
+    link: Link,
     *,
     created_by: str,
     told: Sequence[Mapping[str, Any]],
     **columns: Any,
 ) -> Callable[[Connection], Awaitable[str]]:
     async def insert_operation(tx: Connection) -> str:
+        blob = await link(tx)
+        stored = blob.stored
         await tx.execute(
             insert(operations).values(
                 id=new_id,
@@ -142,6 +208,8 @@ def _insertion(
                 file_key=stored.key,
                 file_bytes=stored.size_bytes,
                 file_sha256=stored.sha256,
+                file_version=stored.version,
+                blob=blob.id,
                 plan=definition.plan_document(),
                 created_by=created_by,
                 created_at=db.now(),

@@ -72,6 +72,7 @@ class Operation:
     options: Mapping[str, Any] = field(repr=False)
     steps_done: int = 0  # over all rows; a row that has failed counts as done with all
     trouble: str | None = None  # why the worker that tried last could not go on with it; None once one does
+    blob_id: str | None = None  # its file; None when it was stored before there were blobs
 
     @property
     def processed_rows(self) -> int:

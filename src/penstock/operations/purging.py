@@ -15,11 +15,15 @@ from itertools import accumulate, repeat
 
 from sqlalchemy import ColumnElement, case, delete, func, or_, select
 
-from penstock.blobs.store import FileStore
-from penstock.clock import Clock
+from penstock.blobs import queries as blob_queries
+from penstock.blobs.model import BlobDescriptor
+from penstock.blobs.storage import Storage
+from penstock.blobs.sweeping import clear
+from penstock.blobs.tables import rows as blobs
+from penstock.clock import Clock, from_micros
 from penstock.db.connection import Connection
 from penstock.db.database import Database
-from penstock.errors import FileUnreadable
+from penstock.errors import FileUnreadable, NotFound
 from penstock.journal.numbering import start_counter
 from penstock.journal.tables import transitions
 from penstock.operations.model import Purged
@@ -39,7 +43,7 @@ from penstock.operations.tables import (
 from penstock.outbox.states import DELIVERY
 from penstock.outbox.tables import deliveries, subscriptions
 
-__all__ = ["Retention", "purge", "purgeable"]
+__all__ = ["Retention", "purge", "purgeable", "reference_of"]
 
 log = logging.getLogger("penstock")
 
@@ -63,10 +67,16 @@ class _Due:
     id: str
     file_key: str
     file_sha256: str
+    blob: str | None
     is_begun: bool
 
 
-async def purge(db: Database, files: FileStore, before: int) -> Purged:
+def reference_of(operation: str) -> str:
+    """How the blob of an operation names what uses it."""
+    return f"operation:{operation}"
+
+
+async def purge(db: Database, files: Storage, before: int) -> Purged:
     """Remove every operation that settled before an instant with all that is stored about it, the oldest first.
 
     A retry that comes before its removal has begun wins.
@@ -81,9 +91,12 @@ async def purge(db: Database, files: FileStore, before: int) -> Purged:
 async def purgeable(db: Database, before: int) -> Purged:
     """What `purge` would remove now."""
     due = _is_due(before)
+    file = func.coalesce(operations.c.blob, operations.c.file_sha256)
     freed = (
         select(func.max(operations.c.file_bytes).label("size"))
-        .group_by(operations.c.file_sha256)
+        .outerjoin(blobs, blobs.c.id == operations.c.blob)
+        .where(operations.c.blob.is_(None) | (blobs.c.is_temporary == 1))
+        .group_by(file)
         .having(func.sum(case((due, 0), else_=1)) == 0)
         .subquery()
     )
@@ -97,7 +110,7 @@ async def purgeable(db: Database, before: int) -> Purged:
 class Retention:
     """Purges by a worker: small passes, one after the other, if a setting says how long operations are kept."""
 
-    def __init__(self, db: Database, files: FileStore, clock: Clock, *, days: float) -> None:
+    def __init__(self, db: Database, files: Storage, clock: Clock, *, days: float) -> None:
         self._db, self._files, self._clock, self._days = db, files, clock, days
         self._last, self._next_look = 0, 0.0
 
@@ -123,18 +136,21 @@ class _Purge:
     """A purge of what settled before an instant, and what it has removed so far."""
 
     db: Database
-    files: FileStore
+    files: Storage
     before: int
     done: Purged = field(default_factory=Purged)
 
     async def due(self, *, after: int, limit: int) -> list[_Due]:
         """The next operations to be removed, by number."""
-        names = ("number", "id", "file_key", "file_sha256")
+        names = ("number", "id", "file_key", "file_sha256", "blob")
         columns = (*(operations.c[name] for name in names), operations.c.stop_outcome)
         is_due = (_is_due(self.before), operations.c.number > after)
         async with self.db.read() as tx:
             found = await tx.execute(select(*columns).where(*is_due).order_by(operations.c.number).limit(limit))
-            return [_Due(number, id_, key, digest, outcome == REMOVED) for number, id_, key, digest, outcome in found]
+            return [
+                _Due(row.number, row.id, row.file_key, row.file_sha256, row.blob, row.stop_outcome == REMOVED)
+                for row in found
+            ]
 
     async def remove(self, found: Sequence[_Due], budget: Iterator[None]) -> int:
         """Remove operations while the budget of transactions lasts; the number of the last one dealt with, or 0."""
@@ -173,14 +189,31 @@ class _Purge:
         if not emptied:
             return
         async with self.db.read() as tx:
-            keepers = await _keepers(tx, {due.file_sha256 for due in emptied})
+            keepers = await _keepers(tx, {due.file_sha256 for due in emptied if due.blob is None})
         gone = []
         for due in emptied:
-            # Of several operations with one file that are being removed, the last one removes the file.
-            if keepers.get(due.file_sha256, 0) > due.number or await self._remove_file(due):
-                gone.append(due.number)
+            if due.blob is not None:
+                is_ready = await self._let_go_of_blob(due, due.blob)
+            else:
+                # Of several operations with one file that are being removed, the last one removes the file.
+                is_ready = keepers.get(due.file_sha256, 0) > due.number or await self._remove_file(due)
+            if is_ready:
+                gone.append(due)
         if gone:
             await self.db.transaction(partial(_remove_rows, gone), "purge_end")
+
+    async def _let_go_of_blob(self, due: _Due, blob: str) -> bool:
+        """Use a blob no more, and remove its bytes if it was made for the operation and nobody else needs it."""
+        try:
+            over = await self.db.transaction(partial(_release_blob, self.db, due, blob), "purge_blob")
+            if over is not None and over.has_bytes:
+                await clear(self.db, self.files, over)
+                self.done.file_bytes += over.size_bytes or 0
+        except (OSError, FileUnreadable) as error:
+            log.warning("the file of operation %s cannot be removed: %s", due.id, error)
+            self.done.files_left += 1
+            return False
+        return True
 
     async def _remove_file(self, due: _Due) -> bool:
         """Remove an operation's file; False when it must wait for a later purge."""
@@ -236,11 +269,31 @@ async def _remove_chunks(due: _Due, tx: Connection) -> tuple[int, bool]:
 async def _keepers(tx: Connection, digests: set[str]) -> dict[str, float]:
     """By file: the highest number of an operation that uses it; of one that stays, beyond all numbers."""
     stays = func.sum(case((_IS_BEGUN, 0), else_=1))
+    shares = operations.c.blob.is_(None), operations.c.file_sha256.in_(digests)
     query = select(operations.c.file_sha256, func.max(operations.c.number), stays)
-    found = await tx.execute(query.where(operations.c.file_sha256.in_(digests)).group_by(operations.c.file_sha256))
+    found = await tx.execute(query.where(*shares).group_by(operations.c.file_sha256))
     return {digest: float("inf") if staying else highest for digest, highest, staying in found}
 
 
-async def _remove_rows(numbers: Sequence[int], tx: Connection) -> None:
+async def _release_blob(db: Database, due: _Due, blob: str, tx: Connection) -> BlobDescriptor | None:
+    """Note that the operation uses its blob no more; the blob, if it was made for operations and is over with that."""
+    await blob_queries.lock(tx, blob)
+    await blob_queries.drop_reference(tx, blob, reference_of(due.id))
+    try:
+        found = await blob_queries.find(tx, blob)
+    except NotFound:
+        return None
+    if not found.is_temporary:
+        return None
+    if found.status == "Valid" and not await blob_queries.is_used(tx, blob):
+        now = (await tx.execute(select(db.now()))).scalar_one()
+        after = found.mark_as_deleted(from_micros(now), "its operation was purged")
+        return await blob_queries.move(db, tx, found, after, "deleted", actor="purge", cause=after.deletion_reason)
+    return found if found.status == "Deleted" else None
+
+
+async def _remove_rows(gone: Sequence[_Due], tx: Connection) -> None:
+    numbers = [due.number for due in gone]
+    await blob_queries.forget_purged(tx, [due.blob for due in gone if due.blob is not None])
     await tx.execute(delete(operations).where(operations.c.number.in_(numbers), _IS_BEGUN))
     await tx.execute(delete(limit_shares).where(limit_shares.c.operation.in_(numbers)))

@@ -11,7 +11,8 @@ from datetime import datetime
 from typing import Any
 
 from penstock.access.audit import Audit
-from penstock.blobs.store import FileStore
+from penstock.blobs.model import BlobDescriptor
+from penstock.blobs.service import Blobs
 from penstock.clock import Clock, Entropy, micros, operation_id
 from penstock.db.connection import Connection
 from penstock.db.database import Database
@@ -66,7 +67,7 @@ class Operations:
     def __init__(
         self,
         db: Database,
-        files: FileStore,
+        blobs: Blobs,
         settings: Settings,
         definitions: Mapping[str, Definition],
         lifespans: Lifespans,
@@ -76,7 +77,7 @@ class Operations:
         actor: str,
         hint: Callable[[], None],
     ) -> None:
-        self._db, self._files, self._settings, self._definitions = db, files, settings, definitions
+        self._db, self._blobs, self._settings, self._definitions = db, blobs, settings, definitions
         self._clock, self._entropy, self._actor, self._hint = clock, entropy, actor, hint
         self._pipeline = lifespans.pipeline
         self._visible = EVERYTHING
@@ -85,6 +86,8 @@ class Operations:
         """The same for somebody who knows of these operations only; for them the others do not exist."""
         scoped = copy(self)
         scoped._visible, scoped._actor = visible, actor
+        if visible.tenant is not None:
+            scoped._blobs = self._blobs.tenant(visible.tenant)
         scoped._definitions = {key: found for key, found in self._definitions.items() if visible.includes(key)}
         return scoped
 
@@ -92,7 +95,8 @@ class Operations:
         self,
         operation: object,
         *,
-        file: Source,
+        file: Source | None = None,
+        blob: str | None = None,
         metadata: Any = None,
         file_name: str | None = None,
         options: Mapping[str, Any] | None = None,
@@ -100,10 +104,11 @@ class Operations:
         notify: Sequence[Notify] = (),
         tx: UnitOfWork | None = None,
     ) -> Operation:
-        """Create an operation, given by name or declaration, for a file. When this returns, it is durable.
+        """Create an operation, given by name or declaration, for a file or a Valid blob. Durable when this returns.
 
-        `notify` names who is told of this operation: webhooks, chats, e-mail addresses. With the `tx` of
-        `penstock.transaction()` it is there once that is committed, and never if it is undone.
+        `file` is stored as a blob of its own, which goes when the operation is purged. `notify` names who is told of
+        this operation: webhooks, chats, e-mail addresses. With the `tx` of `penstock.transaction()` it is there once
+        that is committed, and never if it is undone.
         """
         definition = self.definition(operation)
         if self._visible.tenant is not None:
@@ -111,10 +116,10 @@ class Operations:
         deployed = self._settings.operations.get(definition.name, {})
         new_id = await intake.create(
             self._db,
-            self._files,
+            self._blobs,
             definition,
             await self._pipeline(definition),
-            source=file,
+            source=await self._source(file, blob),
             file_name=file_name,
             metadata=metadata,
             overrides={**deployed, **(options or {})},
@@ -141,6 +146,13 @@ class Operations:
             allowed=self._settings.webhook_networks_allowed,
             created_by=created_by,
         )
+
+    async def _source(self, file: Source | None, blob: str | None) -> Source | BlobDescriptor:
+        if file is not None and blob is None:
+            return file
+        if blob is not None and file is None:
+            return await self._blobs.get(blob)
+        raise InvalidInput("an operation needs a file or a blob, and only one of them")
 
     def definition(self, operation: object) -> Definition:
         """The definition of an operation given by name or declaration; it must be one of those we were opened with."""
@@ -317,9 +329,9 @@ class Operations:
     async def source_file(self, operation: str) -> SourceFile:
         """The file as it was uploaded; close its stream."""
         async with self._db.read() as tx:
-            key = await operation_views.file_key(tx, operation, self._visible)
+            stored = await operation_views.stored_file(tx, operation, self._visible)
             found = await operation_views.get(tx, operation, self._visible)
-        stream = await asyncio.to_thread(self._files.open, key)
+        stream = await asyncio.to_thread(self._blobs.storage.opened, stored)
         return SourceFile(found.file_name, found.file_bytes, found.file_sha256, stream)
 
     async def export(
@@ -473,9 +485,9 @@ class Operations:
             raise InvalidInput("purge takes an instant with its time zone, such as datetime.now(UTC)")
         if dry_run:
             return await purging.purgeable(self._db, micros(before))
-        self._files.require_folder()
+        self._blobs.storage.require()
         await remove_dead_workers(self._db, long_dead_s=LONG_DEAD_S)
-        return await purging.purge(self._db, self._files, micros(before))
+        return await purging.purge(self._db, self._blobs.storage, micros(before))
 
     async def _layout(self, tx: Connection, operation: str) -> RowLayout:
         return await operation_views.layout(tx, operation, self._definitions, self._visible)
@@ -521,7 +533,7 @@ class Operations:
 
         Work may go on meanwhile. `deep` also reads the stored files.
         """
-        found = await verify(self._db, self._files, operation, deep=deep, visible=self._visible)
+        found = await verify(self._db, self._blobs.storage, operation, deep=deep, visible=self._visible)
         if operation is not None:
             return found
         audit = Audit(self._db, tenant=self._visible.tenant, page_max=self._settings.page_max)

@@ -81,6 +81,8 @@ operations = table(
     Column("trouble", LongText),  # why the worker that tried last could not go on; others may
     Column("encrypted_metadata", LongText),  # the whole of it, if there are secrets in it
     Column("tenant", Key(64)),  # null for the one without a name
+    Column("blob", Key(36)),  # its file; null when it was stored before there were blobs
+    Column("file_version", Key(200)),  # what the storage said of these very bytes
     _one_of("state", OPERATION),
     CheckConstraint("reading IN ('open', 'complete', 'abandoned')", name="reading_known"),
     CheckConstraint("open_chunks >= 0", name="open_chunks_counted"),

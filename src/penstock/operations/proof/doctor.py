@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import tempfile
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -12,12 +11,14 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Row, func, select
 
-from penstock.blobs.store import FileStore
+from penstock.blobs.opening import open_storage
+from penstock.blobs.queries import unswept
+from penstock.blobs.storage import Storage
 from penstock.clock import Clock
 from penstock.db.connection import Connection
 from penstock.db.database import Database
 from penstock.db.upgrade import HEAD, REVISIONS, check
-from penstock.errors import DatabaseDamaged, FileUnreadable, NotFound, PenstockError, SecretsUnreadable
+from penstock.errors import DatabaseDamaged, FileUnreadable, NotFound, PenstockError, SecretsUnreadable, SettingsInvalid
 from penstock.operations.chunk.store import is_dead, is_free
 from penstock.operations.inbox.matching import has_signal
 from penstock.operations.inbox.settling import AT_WORK
@@ -31,6 +32,7 @@ from penstock.settings import Settings
 __all__ = ["diagnose"]
 
 OVERDUE_S = 10.0  # workers look every second and sweep every five: what is due for longer is stuck
+UNSWEPT_S = 3600.0  # workers sweep every minute
 OPEN_OPERATIONS_MAX = 1000
 ENCRYPTED_MAX = 1000
 ROOM_BYTES = 16 * 1024 * 1024  # less than this is as good as full
@@ -43,12 +45,12 @@ async def diagnose(settings: Settings, clock: Clock) -> Diagnosis:
 
 async def collect(settings: Settings, clock: Clock) -> Facts:
     """Everything the checks look at, as far as it can be seen."""
-    storage = settings.storage_folder
+    storage = open_storage(settings)
     facts = Facts(
-        storage="not named" if storage is None else str(storage),
+        storage=storage.place,
         storage_fault=settings.storage_fault,
-        storage_trouble=None if storage is None else await asyncio.to_thread(_storage_trouble, storage),
-        crowded=await asyncio.to_thread(_crowded, (storage, settings.database_file)),
+        storage_trouble=None if settings.storage_fault else await asyncio.to_thread(_storage_trouble, storage),
+        crowded=await asyncio.to_thread(_crowded, (settings.storage_folder, settings.database_file)),
     )
     try:
         report = await check(settings.database_url, clock)
@@ -80,9 +82,10 @@ async def _with_records(facts: Facts, settings: Settings, clock: Clock) -> Facts
             busy = await _busy_workers(db, tx)
             encrypted = await _encrypted(tx)
             outbox = await health(tx, now, settings.secret_keys)
+            late, left = await unswept(db, tx, since_us=round(UNSWEPT_S * 1e6))
     finally:
         await db.close()
-    files = None if settings.storage_folder is None else FileStore(settings.storage_folder)
+    files = None if settings.storage_fault else open_storage(settings)
     seen = await asyncio.to_thread(lambda: tuple(_with_file(opened, files, key) for opened, key in found))
     locked, why = _locked(encrypted, settings)
     return replace(
@@ -94,6 +97,8 @@ async def _with_records(facts: Facts, settings: Settings, clock: Clock) -> Facts
         outbox=outbox,
         locked=locked,
         locked_why=why,
+        late_uploads=late,
+        left_bytes=left,
     )
 
 
@@ -182,14 +187,14 @@ async def _by_operation(
     return {number: int(count) for number, count in found}
 
 
-def _with_file(operation: OpenOperation, files: FileStore | None, key: str) -> OpenOperation:
+def _with_file(operation: OpenOperation, files: Storage | None, key: str) -> OpenOperation:
     """The operation, and whether its file is there and can be read."""
     try:
         if files is not None:
-            files.open(key).close()
+            files.peek(key).stream.close()
     except NotFound:
         return replace(operation, has_file=False)
-    except FileUnreadable as error:
+    except (FileUnreadable, SettingsInvalid) as error:
         return replace(operation, file_trouble=str(error))
     return operation
 
@@ -206,11 +211,9 @@ def _nearest(path: Path) -> Path:
     return next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())
 
 
-def _storage_trouble(folder: Path) -> str | None:
-    """Why nothing could be stored in a folder; it is made when the first file comes, so its parent counts as well."""
-    place = _nearest(folder)
+def _storage_trouble(storage: Storage) -> str | None:
+    """Why nothing could be stored."""
     try:
-        with tempfile.TemporaryFile(dir=place):
-            return None
-    except OSError as error:
+        return storage.trouble()
+    except PenstockError as error:
         return str(error)

@@ -8,7 +8,6 @@ takes does not depend on the operation's size. The facts are read here; the rule
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 import msgspec
 from sqlalchemy import ColumnElement, Row, Select, exists, select
 
-from penstock.blobs.store import FileStore
+from penstock.blobs.storage import Storage, digest_of
 from penstock.db.connection import Connection
 from penstock.db.database import Database
 from penstock.errors import DatabaseDamaged, FileUnreadable, NotFound
@@ -42,7 +41,6 @@ BATCH_CHUNKS = 16
 OPERATIONS_READ = 100
 LOG_READ = 1000
 LISTED_MAX = 10_000
-HASH_BYTES = 1024 * 1024
 
 _UNREADABLE = (DatabaseDamaged, msgspec.DecodeError, ValueError, TypeError, KeyError, IndexError, AttributeError)
 
@@ -76,7 +74,7 @@ class _Report:
 
 
 async def verify(
-    db: Database, files: FileStore, operation: str | None, *, deep: bool, visible: Visible = EVERYTHING
+    db: Database, files: Storage, operation: str | None, *, deep: bool, visible: Visible = EVERYTHING
 ) -> VerifyReport:
     """Check one operation or all of them; `deep` also reads every stored file and compares its digest."""
     report = _Report()
@@ -105,7 +103,7 @@ async def _numbers(db: Database, visible: Visible) -> AsyncIterator[int]:
         last = found[-1]
 
 
-async def _verify_operation(db: Database, files: FileStore, number: int, report: _Report, *, deep: bool) -> None:
+async def _verify_operation(db: Database, files: Storage, number: int, report: _Report, *, deep: bool) -> None:
     async with db.read() as tx:
         row = (await tx.execute(select(operations).where(operations.c.number == number))).one_or_none()
         if row is None or row.stop_outcome == REMOVED:
@@ -275,20 +273,17 @@ def _orphans(name: ColumnElement[Any], belongs: ColumnElement[Any], to: ColumnEl
     return select(name, belongs).where(~exists().where(to == belongs)).limit(LISTED_MAX)
 
 
-def _file_findings(files: FileStore, operation: Row[Any], deep: bool) -> list[Finding]:
+def _file_findings(files: Storage, operation: Row[Any], deep: bool) -> list[Finding]:
     """The operation's file is there with its recorded size, and its digest where that is wanted."""
-    digest, size = hashlib.sha256(), 0
     try:
-        with files.open(operation.file_key) as stream:
-            if deep:
-                while block := stream.read(HASH_BYTES):
-                    digest.update(block)
-            size = stream.seek(0, 2)
+        opened = files.peek(operation.file_key)
+        with opened.stream as stream:
+            digest, size = digest_of(stream) if deep else "", opened.size_bytes
     except (NotFound, FileUnreadable) as error:
         return [(None, str(error))]
     found: list[Finding] = []
     if size != operation.file_bytes:
         found.append((None, f"its file has {size} bytes, expected {operation.file_bytes}"))
-    if deep and digest.hexdigest() != operation.file_sha256:
-        found.append((None, f"its file has the digest {digest.hexdigest()}, expected {operation.file_sha256}"))
+    if deep and digest != operation.file_sha256:
+        found.append((None, f"its file has the digest {digest}, expected {operation.file_sha256}"))
     return found

@@ -75,7 +75,7 @@ class Claims:
         """The chunk with its rows; `is_whole` when the first group has all rows, so that its job can read them."""
         if owned.data is not None:
             return ChunkProgress(runtime, owned, unpack_rows(owned.data))
-        if owned.is_raw and is_whole:
+        if owned.is_raw and is_whole and self._sources.is_local:
             progress = ChunkProgress(runtime, owned, StoredRows.of([]))
             progress.unread = pieces(self._sources.kept(runtime), owned)
             return progress

@@ -9,6 +9,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, RowMapping, case, exists, func, or_, select, tuple_
 
+from penstock.blobs.model import StoredBytes
 from penstock.clock import from_micros, micros
 from penstock.db.connection import Connection
 from penstock.db.database import Database
@@ -29,12 +30,12 @@ __all__ = [
     "OperationFilter",
     "count_operations",
     "events",
-    "file_key",
     "get",
     "is_time_counted",
     "latest_instant",
     "layout",
     "list_operations",
+    "stored_file",
     "stored_metadata",
     "tallies",
 ]
@@ -133,10 +134,12 @@ async def count_operations(tx: Connection, filters: OperationFilter) -> int:
     return int((await tx.execute(query)).scalar_one())
 
 
-async def file_key(tx: Connection, operation: str, visible: Visible = EVERYTHING) -> str:
-    """The key of the file in the storage."""
+async def stored_file(tx: Connection, operation: str, visible: Visible = EVERYTHING) -> StoredBytes:
+    """The file in the storage."""
     number = await number_of(tx, operation, visible)
-    return str((await tx.execute(select(operations.c.file_key).where(operations.c.number == number))).scalar_one())
+    names = ("file_key", "file_bytes", "file_sha256", "file_version")
+    query = select(*(operations.c[name] for name in names)).where(operations.c.number == number)
+    return StoredBytes(*(await tx.execute(query)).one())
 
 
 async def list_operations(
@@ -308,4 +311,5 @@ def _operation(row: RowMapping, tallied: Tallied) -> Operation:
         steps_done=tallied.rows_over * len(plan["steps"]) + tallied.steps_done,
         options=plan["options"],
         trouble=None if OPERATION.is_settled(row["state"]) else row["trouble"],
+        blob_id=row["blob"],
     )

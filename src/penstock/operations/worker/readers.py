@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from sqlalchemy import select
@@ -86,7 +87,7 @@ class Readers:
     async def _read(self, head: Head, runtime: OperationRuntime, *, had_trouble: bool) -> None:
         worker = self._worker
         try:
-            with worker.files.open(runtime.file_key) as source:
+            with await asyncio.to_thread(worker.files.opened, runtime.file) as source:
                 reading = worker.readings[head.number] = Reading(
                     self._db,
                     runtime,
@@ -97,6 +98,7 @@ class Readers:
                     patience_s=worker.settings.lease_s,
                     turn=worker.shared_lock.turn,
                     helpers=lambda: worker.peers.workers - 1,
+                    is_local=worker.files.is_local,
                 )
                 if worker.is_stopping:
                     reading.halt()

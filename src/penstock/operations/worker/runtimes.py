@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from sqlalchemy import Row, select
 
+from penstock.blobs.model import StoredBytes
 from penstock.clock import Clock, Entropy
 from penstock.db.database import Database
 from penstock.errors import InvalidInput, OperationUnready, PenstockError
@@ -88,7 +89,7 @@ class OperationRuntimes:
         return OperationRuntime(
             number=row.number,
             file_format=row.file_format,
-            file_key=row.file_key,
+            file=StoredBytes(row.file_key, row.file_bytes, row.file_sha256, row.file_version),
             definition=definition,
             pipeline=await self._pipeline(declared),
             run=Run(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Self
 
-from penstock.blobs.store import FileStore
+from penstock.blobs.storage import Storage
 from penstock.clock import Clock, Entropy, FollowingClock
 from penstock.db.database import Database
 from penstock.errors import FileRejected, FileUnreadable, NotFound, Unavailable
@@ -77,7 +77,7 @@ class Worker:
     def __init__(
         self,
         db: Database,
-        files: FileStore,
+        files: Storage,
         definitions: Mapping[str, Definition],
         settings: Settings,
         lifespans: Lifespans,

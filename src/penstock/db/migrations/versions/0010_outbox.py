@@ -9,7 +9,7 @@ from penstock.db.schema import table_options
 from penstock.db.types import Json, Key, LongText
 
 revision = "0010"
-down_revision = "0008"
+down_revision = "0009"
 
 
 def upgrade() -> None:
