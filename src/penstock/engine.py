@@ -18,7 +18,7 @@ from penstock.blobs.checks.policy import BlobPolicy
 from penstock.blobs.opening import open_storage
 from penstock.blobs.service import Blobs
 from penstock.blobs.sweeping import Sweeper
-from penstock.clock import Clock, Entropy, FollowingClock, SystemClock
+from penstock.clock import Clock, Entropy, FollowingClock, SystemClock, operation_id
 from penstock.db.database import Database
 from penstock.db.shared_clock import share_clock
 from penstock.db.unit import UnitOfWork
@@ -27,6 +27,7 @@ from penstock.event_sources import EventSources
 from penstock.idempotency.service import Idempotency
 from penstock.idempotency.sql import SqlStore
 from penstock.lifecycles.guards import Guard
+from penstock.lifecycles.model import Handler
 from penstock.lifecycles.scope import Scope
 from penstock.lifecycles.service import Lifecycles
 from penstock.operations.intake import Source
@@ -42,10 +43,12 @@ from penstock.operations.worker.worker import Worker
 from penstock.pipeline import Definition, definition_of
 from penstock.services import Service
 from penstock.settings import Settings, load_settings
+from penstock.targets.quotas import use_quotas
+from penstock.targets.sql_quotas import SqlQuotas
 
 __all__ = ["Penstock", "run"]
 
-BackgroundDuties = Callable[[Operation], None]
+OnProgress = Callable[[Operation], None]
 
 # Another worker may be about to end the operation; each look that finds it has not doubles the pause.
 REST_LOOK_S = 0.01
@@ -54,8 +57,8 @@ REST_LOOK_S = 0.01
 KEYS_SWEEP_S = 60.0
 LIFECYCLES_TICK_S = 2.0
 DELIVERIES_TICK_S = 1.0
-DELIVERIES_GRACE_S = 5.0  # for what is being sent when the last worker stops
 BLOBS_SWEEP_S = 60.0
+DELIVERIES_GRACE_S = 5.0  # for what is being sent when the last worker stops
 
 
 class Penstock:
@@ -70,6 +73,7 @@ class Penstock:
         clock: Clock,
         entropy: Entropy,
         guards: Mapping[str, Guard] = MappingProxyType({}),
+        effects: Mapping[str, Handler] = MappingProxyType({}),
         handlers: Mapping[str, object] = MappingProxyType({}),
         blob_policy: BlobPolicy | None = None,
     ) -> None:
@@ -110,7 +114,15 @@ class Penstock:
             secret_keys=settings.secret_keys,
         )
         self.lifecycles = Lifecycles(
-            Scope(db, clock=clock, entropy=entropy, actor=actor, guards=guards, page_max=settings.page_max)
+            Scope(
+                db,
+                clock=clock,
+                entropy=entropy,
+                actor=actor,
+                guards=guards,
+                effects=effects,
+                page_max=settings.page_max,
+            )
         )
         self.deliveries = self.lifecycles.deliveries
         self.events = EventSources(
@@ -126,6 +138,7 @@ class Penstock:
             actor=actor,
         )
         self.webhooks = self.events.webhooks
+        self.quotas = SqlQuotas(db, lambda: operation_id(clock, entropy))
         self.audit = Audit(db, page_max=settings.page_max)
         self.keys = ApiKeys(db, clock=clock, entropy=entropy, actor=actor)
 
@@ -140,12 +153,14 @@ class Penstock:
         clock: Clock | None = None,
         entropy: Entropy | None = None,
         guards: Mapping[str, Guard] = MappingProxyType({}),
+        effects: Mapping[str, Handler] = MappingProxyType({}),
         handlers: Mapping[str, object] = MappingProxyType({}),
         blob_policy: BlobPolicy | None = None,
     ) -> AsyncIterator[Penstock]:
         """Connect to a database with these operations: classes or functions marked by `@operation`.
 
-        `guards` are what lifecycles' transitions name as theirs: functions, sync or async, that allow or deny them.
+        `guards` are what lifecycles' transitions and states name as guards and gates: functions, sync or async, that
+        allow or deny a move. `effects` are what states name as such: functions that are called after the move.
         `handlers` are objects with methods such as `on_completed`, by names that stay the same: each is told of every
         operation, at least once, by whichever worker has a handler of that name.
         `blob_policy` says which uploads are taken.
@@ -157,9 +172,10 @@ class Penstock:
         elif url is not None:
             settings = settings.model_copy(update={"database_url": url})
         definitions = by_name(operations)
-        _require_callable(guards)
+        _require_callable("guards", guards)
+        _require_callable("effects", effects)
         clock = clock or SystemClock()
-        db = await Database.open(settings.database_url, clock=clock)
+        db = await Database.open(settings.database_address, clock=clock)
         try:
             clock = await _database_clock(db, clock, settings)
             penstock = cls(
@@ -169,14 +185,17 @@ class Penstock:
                 clock=clock,
                 entropy=entropy or Entropy(),
                 guards=guards,
+                effects=effects,
                 handlers=handlers,
                 blob_policy=blob_policy,
             )
+            use_quotas(penstock.quotas)  # targets that are used from here on share them with other processes
             try:
                 await penstock.events.begin()
                 yield penstock
             finally:
                 await penstock.events.close()
+                penstock.quotas.close()
                 await penstock.lifespans.close()
         finally:
             await db.close()
@@ -200,6 +219,7 @@ class Penstock:
             entropy=self.entropy,
             owns_process=owns_process,
             services=self._services(),
+            capabilities={Lifecycles: self.lifecycles},
         )
         async with worker:
             self._workers.add(worker)
@@ -250,9 +270,9 @@ class Penstock:
         scoped.signals = self.signals.seen_by(visible, actor=principal.name)
         scoped.lifecycles = self.lifecycles.tenant(principal.tenant)
         scoped.deliveries = scoped.lifecycles.deliveries
-        scoped.blobs = self.blobs.tenant(principal.tenant)
         whole = principal.operations is None
         scoped.webhooks = self.webhooks.seen_by(principal.tenant, actor=principal.name, is_whole=whole)
+        scoped.blobs = self.blobs.tenant(principal.tenant)
         scoped.audit = self.audit.seen_by(principal.tenant)
         scoped.definitions = {key: found for key, found in self.definitions.items() if visible.includes(key)}
         return scoped
@@ -280,7 +300,7 @@ class Penstock:
         self,
         operation: str,
         *,
-        watch: BackgroundDuties | None = None,
+        watch: OnProgress | None = None,
         every_s: float = 0.25,
         stop: asyncio.Event | None = None,
         owns_process: bool = False,
@@ -307,7 +327,7 @@ class Penstock:
         return ended
 
     async def _follow(
-        self, operation: str, worker: Worker, stop: asyncio.Event, watch: BackgroundDuties | None, every_s: float
+        self, operation: str, worker: Worker, stop: asyncio.Event, watch: OnProgress | None, every_s: float
     ) -> None:
         """Look at the operation now and then, and more often when the worker has nothing left to do."""
         pause_s, is_due, rests = every_s, True, worker.rests
@@ -372,10 +392,10 @@ def _loop_runs() -> bool:
     return True
 
 
-def _require_callable(guards: Mapping[str, object]) -> None:
-    wrong = [name for name, guard in guards.items() if not callable(guard)]
+def _require_callable(what: str, given: Mapping[str, object]) -> None:
+    wrong = [name for name, function in given.items() if not callable(function)]
     if wrong:
-        raise DeclarationError(f"guards are functions; these are not: {', '.join(map(repr, wrong))}")
+        raise DeclarationError(f"{what} are functions; these are not: {', '.join(map(repr, wrong))}")
 
 
 def by_name(operations: Iterable[object]) -> dict[str, Definition]:

@@ -21,7 +21,7 @@ from penstock.clock import Clock, Entropy
 from penstock.db.connection import Connection
 from penstock.db.database import Database
 from penstock.errors import Conflict
-from penstock.lifecycles.delivering import Delivery as LifecycleDelivery
+from penstock.lifecycles.model import Delivery as LifecycleDelivery
 from penstock.lifecycles.service import Lifecycles
 from penstock.lifecycles.tables import consumers, definitions, instances, versions
 from penstock.operations import telling

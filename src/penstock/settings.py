@@ -15,11 +15,12 @@ from difflib import get_close_matches
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
 
 from penstock.errors import Fault, SettingsInvalid
+from penstock.retention import parse_keep
 from penstock.secret_keys import SecretKeys, is_key
 
 __all__ = ["FILE", "LISTED", "Layer", "Settings", "effective", "layers", "load_settings", "masked", "origins"]
@@ -46,6 +47,9 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     database_url: str = Field(default="sqlite:///penstock.db", description="where operations live")
+    database_schema: str | None = Field(
+        default=None, min_length=1, description="the schema of a PostgreSQL database, such as one for each tenant"
+    )
     storage_url: str | None = Field(
         default=None, description="where files live; beside a SQLite database unless set; a server needs it"
     )
@@ -54,6 +58,8 @@ class Settings(BaseModel):
     )
     app: str | None = Field(default=None, description="the module that holds the operations")
     public_url: str | None = Field(default=None, description="how the outside reaches this service, for callbacks")
+    url: str | None = Field(default=None, description="the server that commands ask, instead of a database")
+    api_key: SecretStr | None = Field(default=None, description="the key or token with which commands ask a server")
     chunk_rows: int = Field(
         default=1000, ge=1, le=10_000, description="rows to a chunk; to four times as many in a large file"
     )
@@ -78,12 +84,11 @@ class Settings(BaseModel):
     sync_threads: int = Field(default=16, ge=1, description="threads for steps and validators declared with plain def")
     row_bytes_max: int = Field(default=MIB, ge=1, description="the largest row a reader accepts")
     output_bytes_max: int = Field(default=64 * 1024, ge=1, description="the largest output a step may return")
+    upload_bytes_max: int = Field(default=1024 * MIB, ge=0, description="the largest file an upload may have; any if 0")
     metadata_bytes_max: int = Field(default=MIB, ge=1, description="the largest metadata an operation may have")
-    upload_bytes_max: int = Field(
-        default=1024 * MIB, ge=0, description="the largest file that the API takes; of any size if 0"
-    )
-    retention_days: float = Field(
-        default=0, ge=0, description="how long workers keep operations that have ended; for ever if 0"
+    keep: dict[str, float | None] = Field(
+        default_factory=dict,
+        description="how long what is kept of operations that have ended, such as 90d; for ever unless set",
     )
     webhook_networks: str = Field(
         default="", description="private networks that webhooks may be sent to, such as 10.1.0.0/16; none unless set"
@@ -167,6 +172,11 @@ class Settings(BaseModel):
         """The setting `webhook_networks`, parsed."""
         return _networks(self.webhook_networks)
 
+    @field_validator("keep", mode="before")
+    @classmethod
+    def _is_a_policy(cls, given: Any) -> Any:
+        return parse_keep(given)
+
     @field_validator("secret_key")
     @classmethod
     def _are_keys(cls, given: SecretStr | None) -> SecretStr | None:
@@ -198,6 +208,13 @@ class Settings(BaseModel):
         given = None if self.secret_key is None else self.secret_key.get_secret_value()
         file = self.database_file
         return SecretKeys(given, None if file is None else file.with_name(f"{file.name}.key"))
+
+    @property
+    def database_address(self) -> str:
+        """The URL of the database, with the schema in it if there is one."""
+        if self.database_schema is None:
+            return self.database_url
+        return f"{self.database_url}{'&' if '?' in self.database_url else '?'}schema={quote(self.database_schema)}"
 
     @property
     def database_file(self) -> Path | None:

@@ -26,6 +26,7 @@ from sqlalchemy import func, select
 from penstock.clock import Entropy, ManualClock
 from penstock.engine import Penstock
 from penstock.lifecycles.guards import Guard
+from penstock.lifecycles.model import Handler
 from penstock.operations.intake import Source
 from penstock.operations.model import Operation
 from penstock.operations.operation_ids import number_of
@@ -200,12 +201,13 @@ async def engine(
     settings: Settings | None = None,
     clock: ManualClock | None = None,
     guards: Mapping[str, Guard] = MappingProxyType({}),
+    effects: Mapping[str, Handler] = MappingProxyType({}),
     handlers: Mapping[str, object] = MappingProxyType({}),
 ) -> AsyncIterator[Engine]:
     """An engine with these operations; its database and files are in `tmp_path`, or in a folder that goes with it.
 
-    Chance is the same in every run. Give `url` to use a database of your own, `settings` for other sizes, `guards` for
-    lifecycles, which are at `engine.penstock.lifecycles`, and `handlers` of events.
+    Chance is the same in every run. Give `url` to use a database of your own, `settings` for other sizes, `guards` and
+    `effects` for lifecycles, which are at `engine.penstock.lifecycles`, and `handlers` of events.
     """
     with ExitStack() as stack:
         folder = tmp_path or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-")))
@@ -213,7 +215,13 @@ async def engine(
         clock = clock or ManualClock()
         entropy = Entropy(jitter=random.Random(0))
         opened = Penstock.open(
-            operations=operations, settings=settings, clock=clock, entropy=entropy, guards=guards, handlers=handlers
+            operations=operations,
+            settings=settings,
+            clock=clock,
+            entropy=entropy,
+            guards=guards,
+            effects=effects,
+            handlers=handlers,
         )
         async with opened as penstock, Engine(penstock, clock) as made:
             yield made

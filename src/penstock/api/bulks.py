@@ -107,7 +107,7 @@ def _instant(given: datetime | None) -> datetime | None:
     role="operate",
     status_code=202,
     response_model=BulkCreated,
-    responses=problems(404, 409, 413, 415, 422),
+    responses=problems(409, 413, 415, 422),
     openapi_extra=UPLOAD_BODY,
 )
 async def create_bulk(request: Request, ask: Ask) -> Response:
@@ -131,7 +131,7 @@ async def create_bulk(request: Request, ask: Ask) -> Response:
     "/api/bulks/validate",
     role="operate",
     response_model=CheckReport,
-    responses=problems(404, 413, 415, 422),
+    responses=problems(413, 415, 422),
     openapi_extra=CHECK_BODY,
 )
 async def validate_bulk(request: Request, ask: Ask) -> Response:
@@ -156,13 +156,13 @@ def _check(found: FileCheck) -> Document:
     return names | resources.file_check(found)
 
 
-@ROUTES.get("/api/bulks/{id}", role="read", response_model=BulkBody, responses=problems(404))
+@ROUTES.get("/api/bulks/{id}", role="read", response_model=BulkBody)
 async def get_bulk(request: Request, ask: Ask, id: str) -> Response:
     """One operation with its counters."""
     return tagged(request, resources.operation(await ask.penstock.operations.get(id)))
 
 
-@ROUTES.get("/api/bulks/{id}/status", role="read", response_model=BulkStatus, responses=problems(404))
+@ROUTES.get("/api/bulks/{id}/status", role="read", response_model=BulkStatus)
 async def get_bulk_status(request: Request, ask: Ask, id: str) -> Response:
     """How far an operation is."""
     found = await ask.penstock.operations.get(id)
@@ -177,21 +177,21 @@ async def get_bulk_status(request: Request, ask: Ask, id: str) -> Response:
     return tagged(request, document)
 
 
-@ROUTES.post("/api/bulks/{id}/cancel", role="operate", response_model=BulkBody, responses=problems(404, 409, 422))
+@ROUTES.post("/api/bulks/{id}/cancel", role="operate", response_model=BulkBody, responses=problems(409, 422))
 async def cancel_bulk(ask: Ask, id: str, body: Cause = None) -> Response:
     """Stop an operation for good: no more rows start, and unfinished rows end as Cancelled."""
     cancel = ask.penstock.operations.cancel
     return _answer(await cancel(id, cause=body.cause if body else None))
 
 
-@ROUTES.post("/api/bulks/{id}/pause", role="operate", response_model=BulkBody, responses=problems(404, 409, 422))
+@ROUTES.post("/api/bulks/{id}/pause", role="operate", response_model=BulkBody, responses=problems(409, 422))
 async def pause_bulk(ask: Ask, id: str, body: Cause = None) -> Response:
     """Start no more steps until it is resumed; deadlines go on."""
     pause = ask.penstock.operations.pause
     return _answer(await pause(id, cause=body.cause if body else None))
 
 
-@ROUTES.post("/api/bulks/{id}/resume", role="operate", response_model=BulkBody, responses=problems(404, 409, 422))
+@ROUTES.post("/api/bulks/{id}/resume", role="operate", response_model=BulkBody, responses=problems(409, 422))
 async def resume_bulk(ask: Ask, id: str, body: Cause = None) -> Response:
     """Go on where a paused operation stopped."""
     resume = ask.penstock.operations.resume

@@ -23,14 +23,14 @@ ROUTES = RouteTable("operations")
 TEMPLATES = {"csv": ("text/csv; charset=utf-8", ","), "tsv": ("text/tab-separated-values; charset=utf-8", "\t")}
 
 
-@ROUTES.get("/api/operations", role="read", response_model=list[OperationInfo], responses=problems())
+@ROUTES.get("/api/operations", role="read", response_model=list[OperationInfo])
 async def list_operations(ask: Ask) -> Response:
     """The operations that files can be submitted to."""
     known = sorted(ask.penstock.definitions.values(), key=lambda definition: definition.name.casefold())
     return JsonResponse([operation_info(each) for each in known])
 
 
-@ROUTES.get("/api/operations/{name}", role="read", response_model=OperationInfo, responses=problems(404))
+@ROUTES.get("/api/operations/{name}", role="read", response_model=OperationInfo)
 async def get_operation(request: Request, ask: Ask, name: str) -> Response:
     """One operation."""
     return tagged(request, operation_info(ask.penstock.operations.definition(name)))
@@ -40,7 +40,7 @@ async def get_operation(request: Request, ask: Ask, name: str) -> Response:
     "/api/operations/{name}/template",
     role="read",
     response_class=Response,
-    responses=problems(404, 422)
+    responses=problems(422)
     | produces("text/csv", "text/tab-separated-values", description="A file with the header and no rows."),
 )
 async def get_template(

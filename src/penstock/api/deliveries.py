@@ -62,7 +62,7 @@ async def resend_deliveries(ask: Ask, body: ResendBody) -> Response:
     return JsonResponse({"deliveries": found})
 
 
-@ROUTES.post("/api/deliveries/{id}/resend", role="operate", response_model=dict[str, int], responses=problems(404, 409))
+@ROUTES.post("/api/deliveries/{id}/resend", role="operate", response_model=dict[str, int], responses=problems(409))
 async def resend_delivery(ask: Ask, id: MessageId) -> Response:
     """Make one delivery due now."""
     return JsonResponse({"deliveries": await ask.penstock.deliveries.resend(id)})
@@ -72,7 +72,7 @@ async def resend_delivery(ask: Ask, id: MessageId) -> Response:
     "/api/deliveries/{id}/acknowledge",
     role="operate",
     response_model=dict[str, Any],
-    responses=problems(404, 409, 413, 422),
+    responses=problems(409, 413, 422),
 )
 async def acknowledge_delivery(
     ask: Ask, id: MessageId, body: Annotated[AcknowledgeBody | None, BodyOf()] = None

@@ -6,7 +6,7 @@ from typing import Any
 
 from penstock.api.problems import MEDIA_TYPE
 
-__all__ = ["EXAMPLE_ID", "problems", "produces"]
+__all__ = ["ALWAYS", "EXAMPLE_ID", "WITH_KEY", "problem", "problems", "produces"]
 
 EXAMPLE_ID = "0199a3c2-1b2f-7d4e-9c51-3f2a8b7c6d5e"
 
@@ -25,16 +25,23 @@ _MEANINGS = {
     429: "Too many requests.",
     503: "Temporarily unavailable.",
 }
-_ALWAYS = (400, 401, 403, 429, 503)
+ALWAYS = (400, 401, 403, 404, 429, 503)
+WITH_KEY = (409, 410, 413, 422)  # what a request may come to that has an idempotency key
 _PROBLEM = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
 
 
+def problem(status: int) -> dict[str, Any]:
+    """An error, as OpenAPI describes it."""
+    return {"description": _MEANINGS[status], "content": _PROBLEM}
+
+
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """The errors of a route: these, and those that every route has."""
-    return {status: {"description": _MEANINGS[status], "content": _PROBLEM} for status in sorted({*statuses, *_ALWAYS})}
+    """The errors of a route, beside those that every route has."""
+    return {status: problem(status) for status in statuses}
 
 
 def produces(*media_types: str, description: str) -> dict[int | str, dict[str, Any]]:
     """An answer that is a file."""
     binary = {"schema": {"type": "string", "format": "binary"}}
-    return {200: {"description": description, "content": dict.fromkeys(media_types, binary)}}
+    content: dict[str, Any] = {kind: {} if "json" in kind else binary for kind in media_types}
+    return {200: {"description": description, "content": content}}

@@ -26,9 +26,7 @@ ROUTES = RouteTable("events")
 
 LIMIT_MAX = 500
 RECONNECT_MS = 2000
-_STREAM = {
-    200: {"description": "Server-sent events.", "content": {"text/event-stream": {"schema": {"type": "string"}}}}
-}
+_STREAM = {200: {"description": "Server-sent events.", "content": {"text/event-stream": {}}}}
 
 Since = Annotated[
     int | None,
@@ -45,7 +43,7 @@ async def list_events(ask: Ask, since: Since = None, limit: Limit = 100) -> Resp
     )
 
 
-@ROUTES.get("/api/bulks/{id}/events", role="read", response_model=list[EventShape], responses=problems(404, 422))
+@ROUTES.get("/api/bulks/{id}/events", role="read", response_model=list[EventShape], responses=problems(422))
 async def list_bulk_events(ask: Ask, id: str, since: Since = None, limit: Limit = 100) -> Response:
     """Moves of one operation."""
     found = await ask.penstock.operations.get(id)
@@ -76,7 +74,7 @@ _SEVERITIES = {"Failed": "Error", "CompletedWithErrors": "Warning", "Cancelled":
     "/api/bulks/{id}/stream",
     role="read",
     response_class=Response,
-    responses=problems(404, 422) | _STREAM | {204: {"description": "It has ended, and the caller has seen all of it."}},
+    responses=problems(422) | _STREAM | {204: {"description": "It has ended, and the caller has seen all of it."}},
 )
 async def stream_bulk(
     request: Request,

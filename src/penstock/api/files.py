@@ -29,7 +29,7 @@ Raw = Annotated[bool, Query(description="Write cells as they are, also those tha
     "/api/bulks/{id}/file",
     role="read",
     response_class=Response,
-    responses=problems(404) | produces("application/octet-stream", description="The file as it was uploaded."),
+    responses=produces("application/octet-stream", description="The file as it was uploaded."),
 )
 async def get_file(request: Request, ask: Ask, id: str) -> Response:
     """The file as it was uploaded."""
@@ -59,7 +59,7 @@ async def _pieces(file: SourceFile) -> AsyncIterator[bytes]:
     "/api/bulks/{id}/export",
     role="read",
     response_class=Response,
-    responses=problems(404, 409, 422) | produces(*_TYPES, description="The rows that fit."),
+    responses=problems(409, 422) | produces(*_TYPES, description="The rows that fit."),
 )
 async def export_bulk(
     ask: Ask,
@@ -90,7 +90,7 @@ async def export_bulk(
     "/api/bulks/{id}/results/{result}",
     role="read",
     response_class=Response,
-    responses=problems(404, 422) | produces(*_TYPES, description="The rows with this result."),
+    responses=problems(422) | produces(*_TYPES, description="The rows with this result."),
 )
 async def get_results(
     ask: Ask,

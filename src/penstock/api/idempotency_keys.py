@@ -30,7 +30,7 @@ async def list_unsettled_keys(ask: Ask, limit: Annotated[int, Query(ge=1, le=100
     return JsonResponse(resources.listing(await ask.penstock.idempotency.unsettled(limit), resources.idempotency_key))
 
 
-@ROUTES.get("/api/idempotency/{key}", role="tenant", response_model=dict[str, Any], responses=problems(404, 422))
+@ROUTES.get("/api/idempotency/{key}", role="tenant", response_model=dict[str, Any], responses=problems(422))
 async def get_idempotency_key(ask: Ask, key: Key, caller: Callers = None) -> Response:
     """The state of a key and how long it is kept."""
     found = await ask.penstock.idempotency.get(key, scope=_scope(ask, caller))
@@ -39,9 +39,7 @@ async def get_idempotency_key(ask: Ask, key: Key, caller: Callers = None) -> Res
     return JsonResponse(resources.idempotency_key(found))
 
 
-@ROUTES.delete(
-    "/api/idempotency/{key}", role="tenant", response_model=dict[str, Any], responses=problems(404, 409, 422)
-)
+@ROUTES.delete("/api/idempotency/{key}", role="tenant", response_model=dict[str, Any], responses=problems(409, 422))
 async def forget_idempotency_key(ask: Ask, key: Key, caller: Callers = None) -> Response:
     """Make a key free, so that its request can be carried out again; refused while one with it runs."""
     is_forgotten = await ask.penstock.idempotency.forget(key, scope=_scope(ask, caller))

@@ -74,7 +74,7 @@ class ForceBody(Body):
 # --- definitions
 
 
-@ROUTES.get("/api/lifecycles", role="read", response_model=ListOf[Json], responses=problems())
+@ROUTES.get("/api/lifecycles", role="read", response_model=ListOf[Json])
 async def list_lifecycles(ask: Ask) -> Response:
     """The definitions with their latest versions, and how many instances each has."""
     found = await overview(ask.penstock.lifecycles)
@@ -99,7 +99,7 @@ async def import_lifecycle(
     return JsonResponse(lifecycle_resources.imported(found), status_code=200 if found.unchanged else 201)
 
 
-@ROUTES.get("/api/lifecycles/{name}", role="read", response_model=Json, responses=problems(404, 422))
+@ROUTES.get("/api/lifecycles/{name}", role="read", response_model=Json, responses=problems(422))
 async def get_lifecycle(
     request: Request, ask: Ask, name: Name, version: VersionName = None, environment: Environment = None
 ) -> Response:
@@ -111,7 +111,7 @@ async def get_lifecycle(
     return tagged(request, {**document, "counts": [lifecycle_resources.count(each) for each in counts]})
 
 
-@ROUTES.get("/api/lifecycles/{name}/versions", role="read", response_model=ListOf[Json], responses=problems(404, 422))
+@ROUTES.get("/api/lifecycles/{name}/versions", role="read", response_model=ListOf[Json], responses=problems(422))
 async def list_lifecycle_versions(ask: Ask, name: Name, environment: Environment = None) -> Response:
     """The versions of a definition, newest first."""
     found = await ask.penstock.lifecycles.versions(name, environment=environment)
@@ -122,7 +122,7 @@ async def list_lifecycle_versions(ask: Ask, name: Name, environment: Environment
     "/api/lifecycles/{name}/document",
     role="read",
     response_class=Response,
-    responses=problems(404, 422) | produces("application/json", description="The document."),
+    responses=problems(422) | produces("application/json", description="The document."),
 )
 async def get_lifecycle_document(
     ask: Ask, name: Name, version: VersionName = None, environment: Environment = None
@@ -136,7 +136,7 @@ async def get_lifecycle_document(
     "/api/lifecycles/{name}/diagram",
     role="read",
     response_class=Response,
-    responses=problems(404, 422) | produces("image/svg+xml", "text/plain", description="The picture."),
+    responses=problems(422) | produces("image/svg+xml", "text/plain", description="The picture."),
 )
 async def get_lifecycle_diagram(
     ask: Ask,
@@ -150,7 +150,7 @@ async def get_lifecycle_diagram(
     return Response(found, media_type="image/svg+xml" if form == "svg" else "text/plain; charset=utf-8")
 
 
-@ROUTES.get("/api/lifecycles/{name}/diff", role="read", response_model=ListOf[Json], responses=problems(404, 422))
+@ROUTES.get("/api/lifecycles/{name}/diff", role="read", response_model=ListOf[Json], responses=problems(422))
 async def diff_lifecycle(
     ask: Ask,
     name: Name,
@@ -171,7 +171,7 @@ async def diff_lifecycle(
     role="operate",
     status_code=201,
     response_model=Json,
-    responses=problems(404, 409, 413, 422),
+    responses=problems(409, 413, 422),
 )
 async def start_instance(
     request: Request, ask: Ask, name: Name, body: Annotated[StartBody | None, BodyOf()] = None
@@ -192,7 +192,7 @@ async def start_instance(
     return JsonResponse(lifecycle_resources.instance(found), status_code=201, headers={"location": location})
 
 
-@ROUTES.get("/api/lifecycle-instances", role="read", response_model=ListOf[Json], responses=problems(404, 422))
+@ROUTES.get("/api/lifecycle-instances", role="read", response_model=ListOf[Json], responses=problems(422))
 async def list_instances(
     ask: Ask,
     *,
@@ -245,24 +245,20 @@ async def trigger_instances(ask: Ask, body: TriggerManyBody) -> Response:
     return JsonResponse(resources.listing(found, lifecycle_resources.outcome))
 
 
-@ROUTES.get("/api/lifecycle-instances/{guid}", role="read", response_model=Json, responses=problems(404, 422))
+@ROUTES.get("/api/lifecycle-instances/{guid}", role="read", response_model=Json, responses=problems(422))
 async def get_instance(request: Request, ask: Ask, guid: Guid) -> Response:
     """One instance."""
     return tagged(request, lifecycle_resources.instance(await ask.penstock.lifecycles.get(guid)))
 
 
-@ROUTES.get(
-    "/api/lifecycle-instances/{guid}/log", role="read", response_model=ListOf[Json], responses=problems(404, 422)
-)
+@ROUTES.get("/api/lifecycle-instances/{guid}/log", role="read", response_model=ListOf[Json], responses=problems(422))
 async def list_instance_log(ask: Ask, guid: Guid, cursor: Cursor = None, limit: Limit = 100) -> Response:
     """Every change of an instance."""
     page = await ask.penstock.lifecycles.log(guid, cursor=cursor, limit=limit)
     return JsonResponse(resources.listing(page.items, lifecycle_resources.log_entry, page.next_cursor))
 
 
-@ROUTES.get(
-    "/api/lifecycle-instances/{guid}/events", role="read", response_model=ListOf[Json], responses=problems(404, 422)
-)
+@ROUTES.get("/api/lifecycle-instances/{guid}/events", role="read", response_model=ListOf[Json], responses=problems(422))
 async def list_available_events(ask: Ask, guid: Guid) -> Response:
     """The events that the instance's state admits, and what its guards say now."""
     found = await ask.penstock.lifecycles.available_events(guid, actor=ask.name)
@@ -273,7 +269,7 @@ async def list_available_events(ask: Ask, guid: Guid) -> Response:
     "/api/lifecycle-instances/{guid}/trigger",
     role="operate",
     response_model=Json,
-    responses=problems(404, 409, 413, 422),
+    responses=problems(409, 413, 422),
 )
 async def trigger_instance(ask: Ask, guid: Guid, body: TriggerBody) -> Response:
     """Move an instance by an event. A refusal is 409 and says why, and what would go."""
@@ -309,7 +305,7 @@ def _answer(found: Outcome) -> Response:
     "/api/lifecycle-instances/{guid}/actions/{action}",
     role="operate",
     response_model=Json,
-    responses=problems(404, 409, 413, 422),
+    responses=problems(409, 413, 422),
 )
 async def act_on_instance(
     ask: Ask,
@@ -327,7 +323,7 @@ async def act_on_instance(
     "/api/lifecycle-instances/{guid}/force",
     role="admin",
     response_model=Json,
-    responses=problems(404, 409, 413, 422),
+    responses=problems(409, 413, 422),
 )
 async def force_instance(ask: Ask, guid: Guid, body: ForceBody) -> Response:
     """Put an instance into a state, whatever its table says."""
@@ -335,7 +331,7 @@ async def force_instance(ask: Ask, guid: Guid, body: ForceBody) -> Response:
     return JsonResponse(lifecycle_resources.instance(found))
 
 
-@ROUTES.delete("/api/lifecycle-instances/{guid}", role="admin", status_code=204, responses=problems(404, 409, 422))
+@ROUTES.delete("/api/lifecycle-instances/{guid}", role="admin", status_code=204, responses=problems(409, 422))
 async def delete_instance(ask: Ask, guid: Guid, force: bool = False) -> Response:
     """Delete an instance with its log; one that has not ended needs `force`."""
     await ask.penstock.lifecycles.delete(guid, force=force, actor=ask.name)

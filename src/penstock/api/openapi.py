@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from penstock.api.described import EXAMPLE_ID
+from penstock.api.described import ALWAYS, EXAMPLE_ID, WITH_KEY, problem
 from penstock.api.guard import GuardedRoute
 from penstock.api.schemas import Problem
 
@@ -53,8 +53,13 @@ def _complete(operation: dict[str, Any], route: GuardedRoute, method: str) -> No
     if route.needs != "public":
         operation["security"] = [{"bearer": []}]
         operation["x-role"] = route.needs
+    refusals = set(ALWAYS)
     if method in ("POST", "PATCH"):
         operation.setdefault("parameters", []).append(KEY_HEADER)
+        refusals |= set(WITH_KEY)
+    if "422" in operation["responses"]:  # FastAPI adds its own
+        refusals.add(422)
+    operation["responses"] |= {str(status): problem(status) for status in refusals}
     for parameter in operation.get("parameters", ()):
         if parameter["in"] == "path" and parameter["name"] in EXAMPLES:
             parameter["example"] = EXAMPLES[parameter["name"]]

@@ -24,7 +24,7 @@ __all__ = ["ROUTES"]
 ROUTES = RouteTable("retries")
 
 
-@ROUTES.post("/api/bulks/{id}/retry", role="operate", response_model=RetryShape, responses=problems(404, 409))
+@ROUTES.post("/api/bulks/{id}/retry", role="operate", response_model=RetryShape, responses=problems(409))
 async def retry_bulk(ask: Ask, id: str) -> Response:
     """Run all failed rows again that can be, from the step that failed."""
     found = await ask.penstock.operations.get(id)
@@ -33,9 +33,7 @@ async def retry_bulk(ask: Ask, id: str) -> Response:
     )
 
 
-@ROUTES.post(
-    "/api/bulks/{id}/retry/rows", role="operate", response_model=RetryShape, responses=problems(404, 409, 413, 422)
-)
+@ROUTES.post("/api/bulks/{id}/retry/rows", role="operate", response_model=RetryShape, responses=problems(409, 413, 422))
 async def retry_rows(ask: Ask, id: str, body: RowNumbersBody) -> Response:
     """Run some rows again; those in doubt only with `confirmDoubt`."""
     wrong = [number for number in body.row_numbers if not 1 <= number <= ROW_MAX]
@@ -47,16 +45,14 @@ async def retry_rows(ask: Ask, id: str, body: RowNumbersBody) -> Response:
     return JsonResponse(resources.retry(found.id, retry))
 
 
-@ROUTES.get("/api/bulks/{id}/retry/eligibility", role="read", response_model=Eligibility, responses=problems(404))
+@ROUTES.get("/api/bulks/{id}/retry/eligibility", role="read", response_model=Eligibility)
 async def get_retry_eligibility(ask: Ask, id: str) -> Response:
     """Whether all failed rows could run again now, and every reason against it."""
     found = await ask.penstock.operations.get(id)
     return JsonResponse(resources.eligibility(found.id, await ask.penstock.operations.can_retry(found.id)))
 
 
-@ROUTES.get(
-    "/api/bulks/{id}/retry/history", role="read", response_model=PageOf[HistoryShape], responses=problems(404, 422)
-)
+@ROUTES.get("/api/bulks/{id}/retry/history", role="read", response_model=PageOf[HistoryShape], responses=problems(422))
 async def list_retry_history(
     ask: Ask,
     id: str,

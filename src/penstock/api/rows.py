@@ -43,7 +43,7 @@ First = Annotated[int | None, Query(ge=1, le=ROW_MAX, description="Only rows fro
 Last = Annotated[int | None, Query(ge=1, le=ROW_MAX, description="Only rows up to this number.")]
 
 
-@ROUTES.get("/api/bulks/{id}/rows", role="read", response_model=PageOf[RowShape], responses=problems(404, 422))
+@ROUTES.get("/api/bulks/{id}/rows", role="read", response_model=PageOf[RowShape], responses=problems(422))
 async def list_rows(
     ask: Ask,
     id: str,
@@ -98,7 +98,7 @@ def _counted(found: Operation) -> dict[str, int]:
     }
 
 
-@ROUTES.get("/api/bulks/{id}/rows/{number}", role="read", response_model=RowShape, responses=problems(404, 422))
+@ROUTES.get("/api/bulks/{id}/rows/{number}", role="read", response_model=RowShape, responses=problems(422))
 async def get_row(request: Request, ask: Ask, id: str, number: RowNumber) -> Response:
     """One row with its data and every step it has reached."""
     return tagged(request, resources.row(await ask.penstock.operations.row(id, number)))
@@ -108,7 +108,7 @@ async def get_row(request: Request, ask: Ask, id: str, number: RowNumber) -> Res
     "/api/bulks/{id}/rows/{number}",
     role="operate",
     response_model=RetryShape,
-    responses=problems(404, 409, 412, 413, 422),
+    responses=problems(409, 412, 413, 422),
 )
 async def edit_row(request: Request, ask: Ask, id: str, number: RowNumber, body: RowChangesBody) -> Response:
     """Correct fields of a failed or invalid row and run it again.
@@ -126,7 +126,7 @@ async def edit_row(request: Request, ask: Ask, id: str, number: RowNumber, body:
     return JsonResponse(resources.retry(found.id, retry))
 
 
-@ROUTES.get("/api/bulks/{id}/errors", role="read", response_model=PageOf[ErrorShape], responses=problems(404, 422))
+@ROUTES.get("/api/bulks/{id}/errors", role="read", response_model=PageOf[ErrorShape], responses=problems(422))
 async def list_errors(
     ask: Ask,
     id: str,
@@ -164,7 +164,7 @@ def _error(operation: str, found: RowError) -> Document:
 
 
 @ROUTES.get(
-    "/api/bulks/{id}/errors/groups", role="read", response_model=ListOf[ErrorGroupShape], responses=problems(404, 422)
+    "/api/bulks/{id}/errors/groups", role="read", response_model=ListOf[ErrorGroupShape], responses=problems(422)
 )
 async def list_error_groups(ask: Ask, id: str, limit: Annotated[int, Query(ge=1, le=1000)] = 20) -> Response:
     """Errors counted, those that differ only in numbers, ids and quoted values as one."""
@@ -183,7 +183,7 @@ async def list_all_waits(
     return await _waits(ask, None, key, cursor, limit)
 
 
-@ROUTES.get("/api/bulks/{id}/waits", role="read", response_model=ListOf[WaitShape], responses=problems(404, 422))
+@ROUTES.get("/api/bulks/{id}/waits", role="read", response_model=ListOf[WaitShape], responses=problems(422))
 async def list_waits(
     ask: Ask,
     id: str,
@@ -204,7 +204,7 @@ async def _waits(ask: Ask, operation: str | None, key: str | None, cursor: str |
     "/api/bulks/{id}/signals/unclaimed",
     role="read",
     response_model=ListOf[UnclaimedShape],
-    responses=problems(404, 422),
+    responses=problems(422),
 )
 async def list_unclaimed_signals(
     ask: Ask,

@@ -20,7 +20,7 @@ ROUTES = RouteTable("signals")
 
 FAILED = "failed by a signal"
 _STORED = {202: {"description": "Stored: no row waits for this key yet.", "model": SignalAnswer}}
-_DESCRIBED: dict[str, Any] = {"response_model": SignalAnswer, "responses": problems(404, 409, 413, 422) | _STORED}
+_DESCRIBED: dict[str, Any] = {"response_model": SignalAnswer, "responses": problems(409, 413, 422) | _STORED}
 
 
 # With {key:path}, a slash in a key may be percent-encoded; servers decode it before we see it.

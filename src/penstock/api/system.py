@@ -20,25 +20,25 @@ __all__ = ["ROUTES"]
 ROUTES = RouteTable("system")
 
 
-@ROUTES.get("/api/machines", role="read", response_model=dict[str, Any], responses=problems())
+@ROUTES.get("/api/machines", role="read", response_model=dict[str, Any])
 async def list_machines() -> Response:
     """The built-in state machines."""
     return JsonResponse({"items": [machine.to_json() for machine in built_in().values()], "nextCursor": None})
 
 
-@ROUTES.get("/api/machines/{name}", role="read", response_model=dict[str, Any], responses=problems(404))
+@ROUTES.get("/api/machines/{name}", role="read", response_model=dict[str, Any])
 async def get_machine(name: str) -> Response:
     """One state machine."""
     return JsonResponse(machine_named(name).to_json())
 
 
-@ROUTES.get("/api/doctor", role="system", response_model=DiagnosisShape, responses=problems())
+@ROUTES.get("/api/doctor", role="system", response_model=DiagnosisShape)
 async def get_diagnosis(ask: Ask) -> Response:
     """Checks of the database, workers, open operations and file storage, with what to do."""
     return JsonResponse(resources.diagnosis(await ask.penstock.diagnose()))
 
 
-@ROUTES.get("/api/verify", role="admin", response_model=dict[str, Any], responses=problems(404, 422))
+@ROUTES.get("/api/verify", role="admin", response_model=dict[str, Any], responses=problems(422))
 async def verify(
     ask: Ask,
     operation: Annotated[str | None, Query(description="Only this operation.")] = None,

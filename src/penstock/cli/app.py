@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli import (
+    audit,
     blobs,
     config,
     db,
@@ -21,9 +22,11 @@ from penstock.cli import (
     idempotency,
     keys,
     lifecycle,
+    load,
     machines,
     ops,
     run,
+    serve,
     submit,
     verify,
     waits,
@@ -47,7 +50,9 @@ app = typer.Typer(
 )
 run.add_to(app)
 submit.add_to(app)
+load.add_to(app)
 worker.add_to(app)
+serve.add_to(app)
 ops.add_to(app)
 waits.add_to(app)
 lifecycle.add_to(app)
@@ -60,6 +65,7 @@ doctor.add_to(app)
 db.add_to(app)
 idempotency.add_to(app)
 keys.add_to(app)
+audit.add_to(app)
 config.add_to(app)
 
 

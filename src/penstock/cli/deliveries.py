@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from penstock.engine import Penstock
-    from penstock.lifecycles.delivering import Delivery as ConsumerDelivery
+    from penstock.lifecycles.model import Delivery as ConsumerDelivery
     from penstock.listing import Page
     from penstock.outbox.model import Delivery
     from penstock.resources import Document

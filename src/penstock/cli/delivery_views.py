@@ -11,7 +11,7 @@ from rich.text import Text
 from penstock.cli import views
 from penstock.cli.printable import cut, moment, printable, short_moment
 from penstock.cli.tables import FittedTable, table
-from penstock.lifecycles.delivering import Delivery as ConsumerDelivery
+from penstock.lifecycles.model import Delivery as ConsumerDelivery
 from penstock.outbox.model import Delivery, Subscription
 
 __all__ = ["deliveries", "delivery", "webhook", "webhooks"]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.options import Cursor, Db, Json, Limit, OperationId, OperationIdOrAll, command
+from penstock.cli.options import Cursor, Db, Json, Limit, OperationId, OperationIdOrAll, Url, command
 from penstock.cli.pages import answer_page
 from penstock.cli.problems import WrongUsage
 from penstock.cli.session import Place, about, ask
@@ -54,6 +54,7 @@ def signal(
         ),
     ] = None,
     db: Db = None,
+    url: Url = None,
     as_json: Json = False,
 ) -> None:
     """Send a signal to a row that waits for it, now or later.
@@ -75,7 +76,7 @@ def signal(
             return await penstock.signals.fail(of, key, fail, row=row, id=id)
         return await penstock.signals.complete(of, key, payload=value, row=row, id=id)
 
-    receipt = ask(Place(db), about(operation, send))
+    receipt = ask(Place(db, url=url), about(operation, send))
     Screen(as_json=as_json).answer(lambda: resources.receipt(receipt), lambda: [Text(receipt_sentence(receipt))])
 
 
@@ -86,13 +87,15 @@ def waits(
     limit: Limit = 20,
     cursor: Cursor = None,
     db: Db = None,
+    url: Url = None,
     as_json: Json = False,
 ) -> None:
     """List rows that wait for signals, with their keys and deadlines."""
     from penstock import resources
 
+    _require_cursor(operation, cursor)
     answer_page(
-        Place(db),
+        Place(db, url=url),
         lambda penstock, part: penstock.signals.waiting_page(
             part.operation or None, key=key, cursor=part.cursor, limit=part.limit
         ),
@@ -107,13 +110,19 @@ def waits(
 
 
 def unclaimed(
-    operation: OperationId, *, limit: Limit = 20, cursor: Cursor = None, db: Db = None, as_json: Json = False
+    operation: OperationId,
+    *,
+    limit: Limit = 20,
+    cursor: Cursor = None,
+    db: Db = None,
+    url: Url = None,
+    as_json: Json = False,
 ) -> None:
     """List stored signals that no row has taken or is about to take, oldest first."""
     from penstock import resources
 
     answer_page(
-        Place(db),
+        Place(db, url=url),
         lambda penstock, part: penstock.signals.unclaimed_page(part.operation, cursor=part.cursor, limit=part.limit),
         resources.unclaimed,
         unclaimed_table,
@@ -132,6 +141,13 @@ def _json_value(written: str | None) -> Any:
         return json.loads(written)
     except ValueError as error:
         raise WrongUsage(f'--payload takes a JSON value, such as \'{{"by": "ana"}}\' or \'"yes"\'; {error}') from None
+
+
+def _require_cursor(operation: str | None, cursor: str | None) -> None:
+    """A cursor is the row of a wait of one operation, or names a wait among those of all."""
+    is_row = operation is not None and (cursor or "").isdecimal()
+    if cursor is not None and not is_row and ":" not in cursor:
+        raise WrongUsage("--cursor must be the cursor that this list printed, with the same other options")
 
 
 def receipt_sentence(receipt: Receipt) -> str:

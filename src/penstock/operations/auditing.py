@@ -12,12 +12,12 @@ from penstock.db.connection import Connection
 from penstock.db.database import Database
 from penstock.operations.tables import operations
 
-__all__ = ["note", "some_rows"]
+__all__ = ["log_act", "some_rows"]
 
 ROWS_LISTED_MAX = 1000
 
 
-async def note(
+async def log_act(
     db: Database,
     tx: Connection,
     number: int,

@@ -25,7 +25,7 @@ from penstock.db.database import Database
 from penstock.errors import Fault, FileRejected, MetadataInvalid, SettingsInvalid
 from penstock.formats import format_of
 from penstock.journal import queries as journal
-from penstock.operations.purging import reference_of
+from penstock.operations.pruning.removal import reference_of
 from penstock.operations.states import OPERATION
 from penstock.operations.tables import operations
 from penstock.operations.validating.without_rows import refuse_without_rows
@@ -104,18 +104,11 @@ async def _use(blobs: Blobs, blob: str, owner: str, tx: Connection) -> BlobDescr
 
 
 async def _stored(
-    db: Database,
-    blobs: Blobs,
-    source: Source,
-    file_name: str,
-    *,
-    owner: str,
-    actor: str,
-    tx: Connection | None,
+    db: Database, blobs: Blobs, source: Source, file_name: str, *, owner: str, actor: str, tx: Connection | None
 ) -> Link:
     """Store a file as a blob that belongs to the operation; it becomes Valid together with the operation.
 
-    In a transaction of the caller's the blob's record is part of it: what is undone leaves bytes for the sweep.
+    In a `tx` of the caller's the record of the blob is undone with it, and the sweep removes the bytes.
     """
     blobs.storage.require()
     made = blobs.new(file_name, actor=actor, is_temporary=True, limit=False)
@@ -211,6 +204,7 @@ def _insertion(
                 file_version=stored.version,
                 blob=blob.id,
                 plan=definition.plan_document(),
+                keep=definition.options.keep,
                 created_by=created_by,
                 created_at=db.now(),
                 **columns,

@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from penstock.access.audit import Audit
+from penstock.access.audit import Act, Audit, record
 from penstock.blobs.model import BlobDescriptor
 from penstock.blobs.service import Blobs
 from penstock.clock import Clock, Entropy, micros, operation_id
@@ -20,7 +20,7 @@ from penstock.db.unit import UnitOfWork, joined
 from penstock.errors import Conflict, Forbidden, InvalidInput, NotFound
 from penstock.formats import Limits
 from penstock.journal.numbering import number_new
-from penstock.operations import control, intake, purging, retrying
+from penstock.operations import control, intake, migrating, retrying
 from penstock.operations.checking import check_file, check_row
 from penstock.operations.editing import edited
 from penstock.operations.exporting import Export, SourceFile, exported
@@ -33,13 +33,16 @@ from penstock.operations.model import (
     HistoryEntry,
     Operation,
     Page,
-    Purged,
+    Pruned,
     RowError,
     RowView,
     VerifyReport,
 )
 from penstock.operations.operation_ids import number_of
 from penstock.operations.proof.verify import verify
+from penstock.operations.pruning import applying as pruning
+from penstock.operations.pruning import erasing
+from penstock.operations.pruning.applying import Policy
 from penstock.operations.quotas import require_room
 from penstock.operations.retrying import Eligibility, Retry
 from penstock.operations.rows.lifespans import Lifespans
@@ -86,8 +89,7 @@ class Operations:
         """The same for somebody who knows of these operations only; for them the others do not exist."""
         scoped = copy(self)
         scoped._visible, scoped._actor = visible, actor
-        if visible.tenant is not None:
-            scoped._blobs = self._blobs.tenant(visible.tenant)
+        scoped._blobs = self._blobs if visible.tenant is None else self._blobs.tenant(visible.tenant)
         scoped._definitions = {key: found for key, found in self._definitions.items() if visible.includes(key)}
         return scoped
 
@@ -106,9 +108,9 @@ class Operations:
     ) -> Operation:
         """Create an operation, given by name or declaration, for a file or a Valid blob. Durable when this returns.
 
-        `file` is stored as a blob of its own, which goes when the operation is purged. `notify` names who is told of
-        this operation: webhooks, chats, e-mail addresses. With the `tx` of `penstock.transaction()` it is there once
-        that is committed, and never if it is undone.
+        `file` is stored as a blob of its own, which goes when the operation is removed. `notify` names who is told of
+        this operation: webhooks, chats, e-mail addresses. With the `tx` of `penstock.transaction()` the operation is
+        there once that is committed, and never if it is undone.
         """
         definition = self.definition(operation)
         if self._visible.tenant is not None:
@@ -133,7 +135,7 @@ class Operations:
             tx=joined(tx),
         )
         if tx is not None:
-            return await operation_views.get(tx.connection, new_id)
+            return await operation_views.get(self._db, tx.connection, new_id)
         return await self.get(new_id)
 
     def _told(self, notify: Notify, created_by: str) -> Mapping[str, Any]:
@@ -166,7 +168,7 @@ class Operations:
     async def get(self, operation: str) -> Operation:
         """The operation with this id."""
         async with self._db.read() as tx:
-            return await operation_views.get(tx, operation, self._visible)
+            return await operation_views.get(self._db, tx, operation, self._visible)
 
     async def list(
         self,
@@ -186,7 +188,14 @@ class Operations:
         filters = OperationFilter(name, status, created_by, created_from, created_to, self._visible)
         async with self._db.read() as tx:
             return await operation_views.list_operations(
-                tx, filters, sort=sort, descending=descending, cursor=cursor, offset=offset, limit=self._page(limit)
+                self._db,
+                tx,
+                filters,
+                sort=sort,
+                descending=descending,
+                cursor=cursor,
+                offset=offset,
+                limit=self._page(limit),
             )
 
     async def count(
@@ -329,10 +338,9 @@ class Operations:
     async def source_file(self, operation: str) -> SourceFile:
         """The file as it was uploaded; close its stream."""
         async with self._db.read() as tx:
-            stored = await operation_views.stored_file(tx, operation, self._visible)
-            found = await operation_views.get(tx, operation, self._visible)
+            name, stored = await operation_views.file_of(tx, operation, self._visible)
         stream = await asyncio.to_thread(self._blobs.storage.opened, stored)
-        return SourceFile(found.file_name, found.file_bytes, found.file_sha256, stream)
+        return SourceFile(name, stored.size_bytes, stored.sha256, stream)
 
     async def export(
         self,
@@ -405,6 +413,25 @@ class Operations:
         self._hint()
         return await self.get(operation)
 
+    async def migrate(
+        self,
+        operation: str,
+        renamed: Mapping[str, str] | None = None,
+        *,
+        cause: str | None = None,
+        actor: str | None = None,
+    ) -> Operation:
+        """Let an operation go on with the code of this process, whose steps are others than when it was created.
+
+        A step is the one of the same name, or the one that `renamed` names for it; rows go on where they are.
+        `Conflict` where one would lose a step or run one again, or while a worker is at it (pause it first).
+        """
+        number = await self._number(operation)
+        definition = self.definition((await self.get(operation)).name)
+        await migrating.migrate(self._db, number, definition, renamed or {}, actor=actor or self._actor, cause=cause)
+        self._hint()
+        return await self.get(operation)
+
     # --- running failed rows again
 
     async def can_retry(self, operation: str) -> Eligibility:
@@ -474,20 +501,63 @@ class Operations:
         self._hint()
         return retry
 
-    async def purge(self, before: datetime, *, dry_run: bool = False) -> Purged:
-        """Remove operations that settled before an instant for good: records, events, files. Or only say what would go.
+    # --- what is kept
 
-        Transactions are short, so that work goes on meanwhile; what a crash leaves half done, the next purge finishes.
+    async def prune(self, before: datetime | None = None, *, dry_run: bool = False) -> Pruned:
+        """Remove for good what policies (`keep`) say is old enough; or only say what would go.
+
+        With `before`, remove instead every operation that ended before that instant: records, events, files. What is
+        held stays. Transactions are short, so that work goes on meanwhile; what a crash leaves half done, the next one
+        finishes.
         """
         if self._visible is not EVERYTHING:
-            raise Forbidden("a purge removes the operations of all tenants; run `penstock ops purge`")
-        if before.tzinfo is None:
-            raise InvalidInput("purge takes an instant with its time zone, such as datetime.now(UTC)")
+            raise Forbidden("this removes operations of all tenants; run `penstock ops prune`")
+        if before is not None and before.tzinfo is None:
+            raise InvalidInput("prune takes an instant with its time zone, such as datetime.now(UTC)")
+        policy = Policy(self._settings.keep, all_before=None if before is None else micros(before))
         if dry_run:
-            return await purging.purgeable(self._db, micros(before))
+            return await pruning.would_prune(self._db, policy, self._clock.now_us())
         self._blobs.storage.require()
         await remove_dead_workers(self._db, long_dead_s=LONG_DEAD_S)
-        return await purging.purge(self._db, self._blobs.storage, micros(before))
+        return await pruning.prune(self._db, self._blobs.storage, policy, self._clock.now_us())
+
+    async def delete(self, operation: str) -> Pruned:
+        """Remove one operation that has ended, for good; `Conflict` while it is held or under way."""
+        number = await self._number(operation)
+        self._blobs.storage.require()
+        found = await self.get(operation)
+        removed = await pruning.delete(self._db, self._blobs.storage, number)
+        tenant = "" if self._visible.tenant is None else self._visible.tenant
+        act = Act(tenant, self._actor, "operation.delete", found.id)
+        await self._db.transaction(lambda tx: record(self._db, tx, act), "audit")
+        return removed
+
+    async def erase(self, operation: str, *, rows: Iterable[int] | None = None, actor: str | None = None) -> Pruned:
+        """Erase what is personal about an operation that has ended, or some of its rows; counters and states stay.
+
+        Of rows that go data, outputs, history and error texts, and the file, because they stand in it; of a whole
+        operation its metadata and all texts as well. `Conflict` while it is held or under way.
+        """
+        number, actor = await self._number(operation), actor or self._actor
+        self._blobs.storage.require()
+        if rows is None:
+            return await erasing.erase(self._db, self._blobs.storage, number, actor=actor)
+        named = list(rows)
+        if not named:
+            raise InvalidInput("name at least one row, or give no rows to erase the whole operation")
+        return await erasing.erase_rows(self._db, self._blobs.storage, number, named, actor=actor)
+
+    async def hold(self, operation: str, reason: str, *, actor: str | None = None) -> Operation:
+        """Let nothing of an operation be removed, whatever any policy says, until `release`. The last reason counts."""
+        if not reason.strip():
+            raise InvalidInput("a hold needs a reason, for whoever meets it later")
+        await control.hold(self._db, await self._number(operation), reason, actor=actor or self._actor)
+        return await self.get(operation)
+
+    async def release(self, operation: str, *, cause: str | None = None, actor: str | None = None) -> Operation:
+        """End the hold of an operation; policies apply again."""
+        await control.release(self._db, await self._number(operation), actor=actor or self._actor, cause=cause)
+        return await self.get(operation)
 
     async def _layout(self, tx: Connection, operation: str) -> RowLayout:
         return await operation_views.layout(tx, operation, self._definitions, self._visible)
