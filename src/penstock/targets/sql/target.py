@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import SettingsInvalid
+from penstock.targets.model import DONE as OUTCOMES
 from penstock.targets.model import BulkOptions, ErrorKind, Mode, Outcome, TargetError, Verdict
 from penstock.targets.sql.keys import identify
 from penstock.targets.sql.options import DEFAULTS, SqlOptions
@@ -18,12 +19,7 @@ from penstock.targets.target import Answer, Batch, Capabilities, Target, Uniform
 
 __all__ = ["DONE", "SqlTarget", "TableBatch", "Written", "left_out", "not_found"]
 
-DONE = {
-    Mode.CREATE: Verdict(Outcome.CREATED),
-    Mode.UPDATE: Verdict(Outcome.UPDATED),
-    Mode.UPSERT: Verdict(Outcome.UPDATED),
-    Mode.DELETE: Verdict(Outcome.DELETED),
-}
+DONE = {mode: Verdict(outcome) for mode, outcome in OUTCOMES.items()} | {Mode.UPSERT: Verdict(Outcome.UPDATED)}
 
 
 @dataclass(frozen=True, slots=True)
