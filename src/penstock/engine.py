@@ -8,6 +8,7 @@ import getpass
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from copy import copy
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -270,6 +271,7 @@ class Penstock:
         scoped.signals = self.signals.seen_by(visible, actor=principal.name)
         scoped.lifecycles = self.lifecycles.tenant(principal.tenant)
         scoped.deliveries = scoped.lifecycles.deliveries
+        scoped.blobs = replace(self.blobs, of_tenant=principal.tenant, actor=principal.name)
         whole = principal.operations is None
         scoped.webhooks = self.webhooks.seen_by(principal.tenant, actor=principal.name, is_whole=whole)
         scoped.blobs = self.blobs.tenant(principal.tenant)
