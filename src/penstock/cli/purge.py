@@ -63,4 +63,4 @@ def _sentences(found: Purged, *, is_dry_run: bool) -> Iterator[RenderableType]:
     yield Text(f"Would delete {what} and {files}." if is_dry_run else f"Deleted {what} and {files}.")
     if found.files_left:
         kept = counted(found.files_left, "file")
-        yield Text(f"{kept} kept for a later purge: stored within the last hour, or not removable.")
+        yield Text(f"{kept} kept for a later purge: not removable, or shared and stored within the last hour.")

@@ -266,7 +266,8 @@ class VerifyReport:
 class Purged:
     """What a purge removed: operations with their rows, and the bytes of their files.
 
-    `files_left` counts files for a later purge: they could not be removed, or were stored within the last hour.
+    `files_left` counts files for a later purge: they could not be removed, or are shared ones of an earlier release that
+    were stored within the last hour.
     """
 
     operations: int = 0
