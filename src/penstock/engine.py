@@ -7,37 +7,48 @@ import contextlib
 import getpass
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
+from copy import copy
 from types import MappingProxyType
 from typing import Any
 
+from penstock.access.audit import Audit
+from penstock.access.keys import ApiKeys
+from penstock.access.model import Principal
 from penstock.blobs.checks.policy import BlobPolicy
 from penstock.blobs.opening import open_storage
 from penstock.blobs.service import Blobs
 from penstock.blobs.sweeping import Sweeper
-from penstock.clock import Clock, Entropy, FollowingClock, SystemClock
+from penstock.clock import Clock, Entropy, FollowingClock, SystemClock, operation_id
 from penstock.db.database import Database
 from penstock.db.shared_clock import share_clock
 from penstock.db.unit import UnitOfWork
 from penstock.errors import DeclarationError, Unavailable
+from penstock.event_sources import EventSources
 from penstock.idempotency.service import Idempotency
 from penstock.idempotency.sql import SqlStore
 from penstock.lifecycles.guards import Guard
+from penstock.lifecycles.model import Handler
 from penstock.lifecycles.scope import Scope
 from penstock.lifecycles.service import Lifecycles
 from penstock.operations.intake import Source
 from penstock.operations.model import Operation
+from penstock.operations.proof.doctor import diagnose
+from penstock.operations.proof.symptoms import Diagnosis
 from penstock.operations.rows.lifespans import Lifespans
 from penstock.operations.service import Operations
 from penstock.operations.signals import Signals
 from penstock.operations.views.operation_views import is_time_counted, latest_instant
+from penstock.operations.visibility import Visible
 from penstock.operations.worker.worker import Worker
 from penstock.pipeline import Definition, definition_of
 from penstock.services import Service
 from penstock.settings import Settings, load_settings
+from penstock.targets.quotas import use_quotas
+from penstock.targets.sql_quotas import SqlQuotas
 
 __all__ = ["Penstock", "run"]
 
-BackgroundDuties = Callable[[Operation], None]
+OnProgress = Callable[[Operation], None]
 
 # Another worker may be about to end the operation; each look that finds it has not doubles the pause.
 REST_LOOK_S = 0.01
@@ -45,7 +56,9 @@ REST_LOOK_S = 0.01
 
 KEYS_SWEEP_S = 60.0
 LIFECYCLES_TICK_S = 2.0
+DELIVERIES_TICK_S = 1.0
 BLOBS_SWEEP_S = 60.0
+DELIVERIES_GRACE_S = 5.0  # for what is being sent when the last worker stops
 
 
 class Penstock:
@@ -60,6 +73,8 @@ class Penstock:
         clock: Clock,
         entropy: Entropy,
         guards: Mapping[str, Guard] = MappingProxyType({}),
+        effects: Mapping[str, Handler] = MappingProxyType({}),
+        handlers: Mapping[str, object] = MappingProxyType({}),
         blob_policy: BlobPolicy | None = None,
     ) -> None:
         self.db, self.settings, self.definitions = db, settings, definitions
@@ -89,11 +104,43 @@ class Penstock:
             hint=self.hint,
         )
         self.idempotency = Idempotency(SqlStore(db), entropy=entropy)
-        self.signals = Signals(db, definitions, clock=clock, entropy=entropy, actor=actor, hint=self.hint)
+        self.signals = Signals(
+            db,
+            definitions,
+            clock=clock,
+            entropy=entropy,
+            actor=actor,
+            hint=self.hint,
+            secret_keys=settings.secret_keys,
+        )
         self.lifecycles = Lifecycles(
-            Scope(db, clock=clock, entropy=entropy, actor=actor, guards=guards, page_max=settings.page_max)
+            Scope(
+                db,
+                clock=clock,
+                entropy=entropy,
+                actor=actor,
+                guards=guards,
+                effects=effects,
+                page_max=settings.page_max,
+            )
         )
         self.deliveries = self.lifecycles.deliveries
+        self.events = EventSources(
+            db,
+            settings,
+            definitions,
+            handlers,
+            operations=self.operations,
+            lifecycles=self.lifecycles,
+            lifespans=self.lifespans,
+            clock=clock,
+            entropy=entropy,
+            actor=actor,
+        )
+        self.webhooks = self.events.webhooks
+        self.quotas = SqlQuotas(db, lambda: operation_id(clock, entropy))
+        self.audit = Audit(db, page_max=settings.page_max)
+        self.keys = ApiKeys(db, clock=clock, entropy=entropy, actor=actor)
 
     @classmethod
     @asynccontextmanager
@@ -106,11 +153,16 @@ class Penstock:
         clock: Clock | None = None,
         entropy: Entropy | None = None,
         guards: Mapping[str, Guard] = MappingProxyType({}),
+        effects: Mapping[str, Handler] = MappingProxyType({}),
+        handlers: Mapping[str, object] = MappingProxyType({}),
         blob_policy: BlobPolicy | None = None,
     ) -> AsyncIterator[Penstock]:
         """Connect to a database with these operations: classes or functions marked by `@operation`.
 
-        `guards` are what lifecycles' transitions name as theirs: functions, sync or async, that allow or deny them.
+        `guards` are what lifecycles' transitions and states name as guards and gates: functions, sync or async, that
+        allow or deny a move. `effects` are what states name as such: functions that are called after the move.
+        `handlers` are objects with methods such as `on_completed`, by names that stay the same: each is told of every
+        operation, at least once, by whichever worker has a handler of that name.
         `blob_policy` says which uploads are taken.
 
         A SQLite database is made and upgraded when needed; a server refuses until `penstock db upgrade` was run.
@@ -120,9 +172,10 @@ class Penstock:
         elif url is not None:
             settings = settings.model_copy(update={"database_url": url})
         definitions = by_name(operations)
-        _require_callable(guards)
+        _require_callable("guards", guards)
+        _require_callable("effects", effects)
         clock = clock or SystemClock()
-        db = await Database.open(settings.database_url, clock=clock)
+        db = await Database.open(settings.database_address, clock=clock)
         try:
             clock = await _database_clock(db, clock, settings)
             penstock = cls(
@@ -132,11 +185,17 @@ class Penstock:
                 clock=clock,
                 entropy=entropy or Entropy(),
                 guards=guards,
+                effects=effects,
+                handlers=handlers,
                 blob_policy=blob_policy,
             )
+            use_quotas(penstock.quotas)  # targets that are used from here on share them with other processes
             try:
+                await penstock.events.begin()
                 yield penstock
             finally:
+                await penstock.events.close()
+                penstock.quotas.close()
                 await penstock.lifespans.close()
         finally:
             await db.close()
@@ -160,6 +219,7 @@ class Penstock:
             entropy=self.entropy,
             owns_process=owns_process,
             services=self._services(),
+            capabilities={Lifecycles: self.lifecycles},
         )
         async with worker:
             self._workers.add(worker)
@@ -167,12 +227,29 @@ class Penstock:
                 yield worker
             finally:
                 self._workers.discard(worker)
+                if not self._workers:
+                    await self.events.stop(min(self.settings.shutdown_s, DELIVERIES_GRACE_S))
+
+    @asynccontextmanager
+    async def working(self) -> AsyncIterator[Worker]:
+        """A worker that runs in the background while the block lasts, as in the lifespan of a web application.
+
+        The block's end stops it as SIGTERM would stop `penstock worker`. What ends the worker ends the block.
+        """
+        stop = asyncio.Event()
+        async with self.worker() as worker, asyncio.TaskGroup() as group:
+            group.create_task(worker.run(stop), name="worker")
+            try:
+                yield worker
+            finally:
+                stop.set()
 
     def _services(self) -> tuple[Service, ...]:
         """What capabilities have their workers do in the background."""
         return (
             Service("idempotency keys", KEYS_SWEEP_S, self._sweep_keys),
             Service("lifecycles", LIFECYCLES_TICK_S, self._tick_lifecycles),
+            Service("deliveries", DELIVERIES_TICK_S, self.events.tick),
             Service("blobs", BLOBS_SWEEP_S, Sweeper(self.db, self.files, self.clock).tick),
         )
 
@@ -182,14 +259,37 @@ class Penstock:
     async def _tick_lifecycles(self) -> None:
         await self.lifecycles.tick_all()
 
+    def seen_by(self, principal: Principal) -> Penstock:
+        """The same for one caller: their tenant's operations and lifecycles, of the operations that they may use.
+
+        For them nothing else exists: it is not found, not listed and not touched. What they do is done in their name.
+        """
+        scoped = copy(self)
+        visible = Visible.of(principal.tenant, principal.operations, self.definitions)
+        scoped.operations = self.operations.seen_by(visible, actor=principal.name)
+        scoped.signals = self.signals.seen_by(visible, actor=principal.name)
+        scoped.lifecycles = self.lifecycles.tenant(principal.tenant)
+        scoped.deliveries = scoped.lifecycles.deliveries
+        whole = principal.operations is None
+        scoped.webhooks = self.webhooks.seen_by(principal.tenant, actor=principal.name, is_whole=whole)
+        scoped.blobs = self.blobs.tenant(principal.tenant)
+        scoped.audit = self.audit.seen_by(principal.tenant)
+        scoped.definitions = {key: found for key, found in self.definitions.items() if visible.includes(key)}
+        return scoped
+
     def transaction(self) -> UnitOfWork:
         """A transaction for your own statements: `async with penstock.transaction() as tx: await tx.execute(…)`.
 
-        It commits when the block ends well. `lifecycles.start`, `trigger`, `force`, `change_data`,
-        `deliveries.acknowledge` and `blobs.reference`, `unreference`, `hold`, `release` and `delete` take it as `tx`
-        and commit with it; nothing else of this `Penstock` that writes is called inside it.
+        It commits when the block ends well. `operations.create`, `signals.complete` and `fail`, `lifecycles.start`,
+        `trigger`, `force`, `change_data`, `deliveries.acknowledge` and `blobs.reference`, `unreference`, `hold`,
+        `release` and `delete` take it as `tx` and commit with it; nothing else of this `Penstock` that writes is called
+        inside it.
         """
         return self.db.unit()
+
+    async def diagnose(self) -> Diagnosis:
+        """What `penstock doctor` finds: checks of the database, workers, open operations and file storage."""
+        return await diagnose(self.settings, self.clock)
 
     def hint(self) -> None:
         """Tell the workers of this process that there may be something to do."""
@@ -200,7 +300,7 @@ class Penstock:
         self,
         operation: str,
         *,
-        watch: BackgroundDuties | None = None,
+        watch: OnProgress | None = None,
         every_s: float = 0.25,
         stop: asyncio.Event | None = None,
         owns_process: bool = False,
@@ -220,10 +320,14 @@ class Penstock:
                     follower.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await follower
-        return await self.operations.get(operation)
+        ended = await self.operations.get(operation)
+        if ended.is_settled and self.clock.is_real:
+            # Nobody else may come to tell of its end.
+            await self.events.tell_within(self.settings.handler_timeout_s)
+        return ended
 
     async def _follow(
-        self, operation: str, worker: Worker, stop: asyncio.Event, watch: BackgroundDuties | None, every_s: float
+        self, operation: str, worker: Worker, stop: asyncio.Event, watch: OnProgress | None, every_s: float
     ) -> None:
         """Look at the operation now and then, and more often when the worker has nothing left to do."""
         pause_s, is_due, rests = every_s, True, worker.rests
@@ -288,10 +392,10 @@ def _loop_runs() -> bool:
     return True
 
 
-def _require_callable(guards: Mapping[str, object]) -> None:
-    wrong = [name for name, guard in guards.items() if not callable(guard)]
+def _require_callable(what: str, given: Mapping[str, object]) -> None:
+    wrong = [name for name, function in given.items() if not callable(function)]
     if wrong:
-        raise DeclarationError(f"guards are functions; these are not: {', '.join(map(repr, wrong))}")
+        raise DeclarationError(f"{what} are functions; these are not: {', '.join(map(repr, wrong))}")
 
 
 def by_name(operations: Iterable[object]) -> dict[str, Definition]:

@@ -16,12 +16,12 @@ from typer.main import get_command
 
 from penstock import errors
 from penstock.cli.app import app
-from penstock.cli.machines import built_in
 from penstock.cli.problems import EXIT_CODES as ERROR_CODES
 from penstock.cli.problems import EXIT_MEANINGS, INTERRUPTED, ONLY_SIGNALS_AWAITED
 from penstock.cli.run import EXIT_CODES as RUN_CODES
 from penstock.errors import PenstockError
 from penstock.formats.opening import EXTENSIONS
+from penstock.machines import built_in
 from penstock.operations.states import OPERATION, ROW_STEP
 from penstock.operations.views.error_views import ERROR_TYPES
 from penstock.pipeline.options import STEP_RULES, OperationOptions, StepOptions
@@ -30,7 +30,7 @@ from penstock.settings import Settings
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 REFERENCE = DOCS / "reference"
-SHARED_OPTIONS = {"--db", "--app", "--json", "--limit", "--cursor"}
+SHARED_OPTIONS = {"--db", "--url", "--app", "--json", "--limit", "--cursor"}
 LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)#\s]+)(?:#[^)]*)?\)")
 COVERED = re.compile(r"(?:SM|SG|GR|LC)-\d{3}")
 
@@ -72,7 +72,7 @@ def commands(group: Any, path: tuple[str, ...] = ("penstock",)) -> Iterator[tupl
     for name, command in group.commands.items():
         if hasattr(command, "commands"):
             yield from commands(command, (*path, name))
-        else:
+        elif not command.hidden:
             given = [p for p in command.params if p.param_type_name == "argument"]
             arguments = [p.metavar if p.required else f"[{p.metavar}]" for p in given]
             yield " ".join([*path, name, *arguments]), command
@@ -92,7 +92,7 @@ def test_the_settings_page_lists_every_setting_with_its_default_and_meaning():
 
 def test_the_options_of_operations_are_all_listed_with_their_defaults():
     found = {row[0]: row[1] for row in table(page("declarations.md"), "option", "default", "meaning")}
-    defaults = OperationOptions().document() | {"description": None}
+    defaults = dataclasses.asdict(OperationOptions()) | {"description": None}
     shown = {f"`{name}`": written(value) for name, value in defaults.items()} | {"`description`": "the docstring"}
     assert found == shown
 

@@ -13,19 +13,24 @@ from typing import Annotated
 import typer
 
 from penstock.cli import (
+    audit,
     blobs,
     config,
     db,
     deliveries,
     doctor,
     idempotency,
+    keys,
     lifecycle,
+    load,
     machines,
     ops,
     run,
+    serve,
     submit,
     verify,
     waits,
+    webhooks,
     worker,
 )
 from penstock.cli.documents import stdout_for_documents
@@ -45,17 +50,22 @@ app = typer.Typer(
 )
 run.add_to(app)
 submit.add_to(app)
+load.add_to(app)
 worker.add_to(app)
+serve.add_to(app)
 ops.add_to(app)
 waits.add_to(app)
 lifecycle.add_to(app)
 deliveries.add_to(app)
+webhooks.add_to(app)
 blobs.add_to(app)
 machines.add_to(app)
 verify.add_to(app)
 doctor.add_to(app)
 db.add_to(app)
 idempotency.add_to(app)
+keys.add_to(app)
+audit.add_to(app)
 config.add_to(app)
 
 

@@ -44,7 +44,7 @@ def verify(
 
 
 async def _verify(penstock: Penstock, operation: str | None, *, deep: bool) -> VerifyReport:
-    """The operations, and the blobs and lifecycles of every tenant unless one operation was named."""
+    """The operations, and unless one was named the blobs and lifecycles of every tenant and all deliveries."""
     from penstock.operations.model import Difference
 
     of = None if operation is None else await exact_id(penstock, operation)
@@ -57,4 +57,6 @@ async def _verify(penstock: Penstock, operation: str | None, *, deep: bool) -> V
     for tenant in await penstock.lifecycles.tenants():
         _, wrong = await penstock.lifecycles.tenant(tenant).verify()
         differences += [Difference(each.rule, each.message, None, None, None) for each in wrong]
+    missed = await penstock.events.verify()
+    differences += [Difference(each.rule, each.message, None, None, None) for each in missed]
     return replace(found, differences=tuple(differences))

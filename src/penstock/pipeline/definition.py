@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from penstock.errors import DeclarationError, NotFound
 from penstock.pipeline.context import Context
+from penstock.pipeline.fitting import differences
 from penstock.pipeline.keys import KeyTemplate
 from penstock.pipeline.metadata import MetaType
 from penstock.pipeline.options import OperationOptions, StepKind, StepOptions
@@ -20,9 +21,10 @@ from penstock.pipeline.rows import RowType
 from penstock.pipeline.signatures import is_async
 from penstock.pipeline.steps import StepObject
 
-__all__ = ["MARK", "BoundStep", "Definition", "Hook", "StepFunctions", "StepPlan", "definition_of"]
+__all__ = ["HANDLERS", "MARK", "BoundStep", "Definition", "Hook", "StepFunctions", "StepPlan", "definition_of"]
 
 MARK = "__penstock_definition__"
+HANDLERS = ("on_created", "on_status_changed", "on_completed", "on_failed", "on_row_failed")
 Call = Callable[..., Any]
 
 
@@ -81,6 +83,7 @@ class StepPlan:
     functions: StepFunctions = field(repr=False)
     declared: object = field(repr=False)
     key_template: KeyTemplate | None = None
+    effect_name: str = ""  # in effect keys, where it is not the attribute: the name before the step was renamed
 
     @property
     def is_barrier(self) -> bool:
@@ -107,7 +110,9 @@ class StepPlan:
 
     def document(self) -> dict[str, Any]:
         """The JSON form."""
-        place = {"index": self.index, "name": self.name, "attribute": self.attribute, "kind": self.kind}
+        place: dict[str, Any] = {"index": self.index, "name": self.name, "attribute": self.attribute, "kind": self.kind}
+        if self.effect_name:
+            place["effect_name"] = self.effect_name
         return place | {"options": self.options.document(self.kind)}
 
 
@@ -139,6 +144,8 @@ class Definition:
     validate_metadata: Hook | None
     source: object = field(repr=False)
     enter: Callable[[], AbstractAsyncContextManager[object]] = field(repr=False)
+    handlers: tuple[str, ...] = ()  # which methods of the pipeline are told of events
+    version: str | None = None
 
     @property
     def description(self) -> str:
@@ -199,11 +206,20 @@ class Definition:
         """What is stored with an operation: its effective options, on which all workers agree, and its steps."""
         return {
             "operation": self.name,
+            "version": self.version,
             "row_key": self.row_key,
             "secret_fields": sorted(self.row.secret_names),
             "options": self.options.document(),
             "steps": [step.document() for step in self.steps],
         }
+
+    def code_document(self) -> dict[str, Any]:
+        """What a worker says of its code: by this others can tell whether it fits an operation."""
+        return {"version": self.version, "steps": [[step.attribute, step.kind] for step in self.steps]}
+
+    def differences(self, plan: Mapping[str, Any]) -> tuple[str, ...]:
+        """What of a stored `plan_document` this code does not have as it was; nothing when it fits."""
+        return differences(plan, self.code_document())
 
     @cached_property
     def _by_name(self) -> dict[str, StepPlan]:

@@ -23,9 +23,12 @@ from penstock.operations.chunk.store import is_dead, is_free
 from penstock.operations.inbox.matching import has_signal
 from penstock.operations.inbox.settling import AT_WORK
 from penstock.operations.proof.symptoms import Diagnosis, Facts, Health, OpenOperation, WorkerFacts, examine
+from penstock.operations.pruning.applying import LOOK_AGAIN_S, Policy, due_operations
 from penstock.operations.states import OPERATION
 from penstock.operations.tables import chunks, operations, row_records, signals, workers
-from penstock.operations.worker_records import host_name, is_process_alive
+from penstock.operations.worker_records import code_of_live_workers, host_name, is_process_alive, misfits
+from penstock.outbox.proving import health
+from penstock.retention import keep_text
 from penstock.settings import Settings
 
 __all__ = ["diagnose"]
@@ -34,6 +37,7 @@ OVERDUE_S = 10.0  # workers look every second and sweep every five: what is due 
 UNSWEPT_S = 3600.0  # workers sweep every minute
 OPEN_OPERATIONS_MAX = 1000
 ENCRYPTED_MAX = 1000
+REMOVAL_OVERDUE_S = 3 * LOOK_AGAIN_S  # workers look for what is due once in that time
 ROOM_BYTES = 16 * 1024 * 1024  # less than this is as good as full
 
 
@@ -52,7 +56,7 @@ async def collect(settings: Settings, clock: Clock) -> Facts:
         crowded=await asyncio.to_thread(_crowded, (settings.storage_folder, settings.database_file)),
     )
     try:
-        report = await check(settings.database_url, clock)
+        report = await check(settings.database_address, clock)
         facts = replace(
             facts,
             database=report.database,
@@ -70,7 +74,7 @@ async def collect(settings: Settings, clock: Clock) -> Facts:
 
 
 async def _with_records(facts: Facts, settings: Settings, clock: Clock) -> Facts:
-    db = Database.connect(settings.database_url, clock=clock, pool_size=1)
+    db = Database.connect(settings.database_address, clock=clock, pool_size=1)
     try:
         async with db.read() as tx:
             before = clock.now_us()
@@ -80,7 +84,14 @@ async def _with_records(facts: Facts, settings: Settings, clock: Clock) -> Facts
             found = await _open_operations(db, tx, now)
             busy = await _busy_workers(db, tx)
             encrypted = await _encrypted(tx)
+            outbox = await health(tx, now, settings.secret_keys)
             late, left = await unswept(db, tx, since_us=round(UNSWEPT_S * 1e6))
+            held = (await tx.execute(select(func.count()).where(operations.c.hold.is_not(None)))).scalar_one()
+        overdue = 0
+        async for _ in due_operations(db, Policy(settings.keep), now - round(REMOVAL_OVERDUE_S * 1e6)):
+            overdue += 1
+            if overdue == OPEN_OPERATIONS_MAX:
+                break
     finally:
         await db.close()
     files = None if settings.storage_fault else open_storage(settings)
@@ -91,7 +102,11 @@ async def _with_records(facts: Facts, settings: Settings, clock: Clock) -> Facts
         clock_ahead_us=ahead_us,
         workers=tuple(known),
         busy_workers=busy,
+        keep=keep_text(settings.keep),
+        held=held,
+        overdue_removals=overdue,
         operations=seen,
+        outbox=outbox,
         locked=locked,
         locked_why=why,
         late_uploads=late,
@@ -154,8 +169,10 @@ async def _open_operations(db: Database, tx: Connection, now: int) -> list[tuple
         .order_by(operations.c.number)
         .limit(OPEN_OPERATIONS_MAX)
     )
+    live = await code_of_live_workers(db, tx)
     found = []
     for row in await tx.execute(query):
+        others, is_fitted = misfits(row.name, row.plan, live)
         is_at_work = row.state in AT_WORK  # nothing of a paused operation is due
         is_unread = (
             row.state in ("Pending", "Validating")
@@ -172,6 +189,8 @@ async def _open_operations(db: Database, tx: Connection, now: int) -> list[tuple
             overdue_signals=signalled.get(row.number, 0) * is_at_work,
             overdue_waits=late.get(row.number, 0) * is_at_work,
             trouble=row.trouble,
+            misfits=tuple(map(str, others)),
+            is_fitted=is_fitted,
         )
         found.append((opened, row.file_key))
     return found

@@ -27,12 +27,13 @@ from penstock.operations.counts import Counts
 from penstock.operations.model import Difference, VerifyReport
 from penstock.operations.moves import Head
 from penstock.operations.operation_ids import number_of
-from penstock.operations.proof.chunk_invariants import CHUNK_RULES, ChunkFacts, Finding, ledger_fits
+from penstock.operations.proof.chunk_invariants import CHUNK_RULES, ChunkFacts, Finding, ledger_matches_chunk
 from penstock.operations.proof.invariants import OPERATION_RULES, OperationFacts
-from penstock.operations.proof.message_invariants import MESSAGE_RULES
+from penstock.operations.proof.message_invariants import MESSAGE_RULES, generations_have_history
 from penstock.operations.proof.message_reading import OVERLOOKED_US, MessageReader, Messages
 from penstock.operations.states import OPERATION
 from penstock.operations.tables import REMOVED, chunk_rows, chunks, operations, requests, row_records, signals, workers
+from penstock.operations.visibility import EVERYTHING, Visible
 
 __all__ = ["verify"]
 
@@ -72,26 +73,29 @@ class _Report:
         return some
 
 
-async def verify(db: Database, files: Storage, operation: str | None, *, deep: bool) -> VerifyReport:
+async def verify(
+    db: Database, files: Storage, operation: str | None, *, deep: bool, visible: Visible = EVERYTHING
+) -> VerifyReport:
     """Check one operation or all of them; `deep` also reads every stored file and compares its digest."""
     report = _Report()
     if operation is not None:
         async with db.read() as tx:
-            number = await number_of(tx, operation)
+            number = await number_of(tx, operation, visible)
         await _verify_operation(db, files, number, report, deep=deep)
     else:
-        async for number in _numbers(db):
+        async for number in _numbers(db, visible):
             await _verify_operation(db, files, number, report, deep=deep)
-        await _verify_belonging(db, report)
+        if visible is EVERYTHING:
+            await _verify_belonging(db, report)
     return VerifyReport(report.operations, report.chunks, report.rows, tuple(report.listed), report.unlisted)
 
 
-async def _numbers(db: Database) -> AsyncIterator[int]:
+async def _numbers(db: Database, visible: Visible) -> AsyncIterator[int]:
     last = 0
     while True:
         async with db.read() as tx:
-            query = select(operations.c.number).where(operations.c.number > last).order_by(operations.c.number)
-            found = (await tx.execute(query.limit(OPERATIONS_READ))).scalars().all()
+            query = select(operations.c.number).where(operations.c.number > last, *visible.conditions)
+            found = (await tx.execute(query.order_by(operations.c.number).limit(OPERATIONS_READ))).scalars().all()
         if not found:
             return
         for number in found:
@@ -103,7 +107,7 @@ async def _verify_operation(db: Database, files: Storage, number: int, report: _
     async with db.read() as tx:
         row = (await tx.execute(select(operations).where(operations.c.number == number))).one_or_none()
         if row is None or row.stop_outcome == REMOVED:
-            return  # a purge has removed it, or has begun to
+            return  # it was removed, or its removal has begun
         facts = await _operation_facts(tx, row)
         reader = MessageReader(tx, number, now=await _swept_now(db, tx, row))
         async for batch in _chunk_batches(tx, number):
@@ -115,6 +119,8 @@ async def _verify_operation(db: Database, files: Storage, number: int, report: _
     report.add_all("no_stray_records", strays, row.id)
     for rule in OPERATION_RULES:
         report.add_all(rule.__name__, rule(facts), row.id)
+    if "files" in (row.pruned or {}):
+        return
     report.add_all("file_is_stored", await asyncio.to_thread(_file_findings, files, row, deep), row.id)
 
 
@@ -189,12 +195,14 @@ def _check_batch(
         except _Unreadable as error:
             report.add("chunk_is_readable", str(error), operation.id, chunk.id, None)
             continue
-        if report.add_all("ledger_fits", ledger_fits(known), operation.id, chunk.id):
+        if report.add_all("ledger_matches_chunk", ledger_matches_chunk(known), operation.id, chunk.id):
             continue
         facts.add_ledger(known.ledger)
         for rule in CHUNK_RULES:
             report.add_all(rule.__name__, rule(known), operation.id, chunk.id)
         for message_rule in MESSAGE_RULES:
+            if message_rule is generations_have_history and "history" in (operation.pruned or {}):
+                continue
             found = message_rule(messages.of(chunk, known, kinds))
             report.add_all(message_rule.__name__, found, operation.id, chunk.id)
 
@@ -209,7 +217,7 @@ class _Unreadable(Exception):
 
 
 def _chunk_facts(operation: Row[Any], chunk: Row[Any], records: dict[tuple[int, int], StepRecord]) -> ChunkFacts:
-    steps = len(operation.plan["steps"])
+    steps, pruned = len(operation.plan["steps"]), operation.pruned or {}
     try:
         ledger = Ledger.decode(chunk.ledger, rows=chunk.row_count, steps=steps, base=0)
     except _UNREADABLE as error:
@@ -230,7 +238,8 @@ def _chunk_facts(operation: Row[Any], chunk: Row[Any], records: dict[tuple[int, 
         ledger=ledger,
         records=records,
         steps=steps,
-        tracks_rows=operation.plan["options"]["track_row_data"],
+        tracks_rows=operation.plan["options"]["track_row_data"] and "rows" not in pruned,
+        are_rows_pruned=pruned.get("rows") is False,
         stored_rows=stored,
     )
 

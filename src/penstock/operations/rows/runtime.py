@@ -26,7 +26,7 @@ from penstock.pipeline import BoundStep, Definition, Done, Hook, Run, StepPlan
 from penstock.pipeline.outputs import OUTPUT_BYTES_MAX
 from penstock.pipeline.secret_values import mask_texts
 
-__all__ = ["Broken", "CannotRun", "NoOutput", "OperationRuntime", "StepRuntime"]
+__all__ = ["Broken", "CannotRun", "DoesNotFit", "NoOutput", "OperationRuntime", "StepRuntime"]
 
 Call = Callable[[Any, Any], Any]
 
@@ -259,3 +259,10 @@ class Broken(PenstockError):
 
 class CannotRun(PenstockError):
     """The operation cannot be run by this worker now; later, or elsewhere, it may."""
+
+
+class DoesNotFit(CannotRun):
+    """The code of this worker is not the code that the operation was planned for."""
+
+    def __init__(self, differences: Sequence[str]) -> None:
+        super().__init__("; ".join(differences))

@@ -48,7 +48,7 @@ class Claims:
         if runtime.columns != owned.columns:  # the runtime was made before the file was first opened
             runtime.use_columns(owned.columns)
         is_new = owned.version == 0 or (owned.ledger.is_fresh and not owned.is_raw)
-        if owned.mail == 0 and is_new:
+        if owned.message_count == 0 and is_new:
             owned.ledger.base = self._clock.now_us()
             group = next_group(owned, runtime.spans, now=owned.ledger.base, limit=self._timing.flush_rows)
             progress = await self._progress(

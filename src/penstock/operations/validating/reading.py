@@ -87,7 +87,7 @@ async def take(db: Database, head: Head, *, owner: str, chunk_rows: int) -> Head
             values["suspect_until"] = func.coalesce(operations.c.suspect_until, until)
         return await touch(tx, head.number, *guards, **values, suspect_row=None)
 
-    return await db.transaction(claim, "take")
+    return await db.transaction(claim, "claim_reading")
 
 
 class Pieces:

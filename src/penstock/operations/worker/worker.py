@@ -8,6 +8,7 @@ import gc
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Self
 
 from penstock.blobs.storage import Storage
@@ -86,6 +87,7 @@ class Worker:
         entropy: Entropy,
         owns_process: bool = False,
         services: Sequence[Service] = (),
+        capabilities: Mapping[type, object] = MappingProxyType({}),
     ) -> None:
         self.db, self.files, self.settings = db, files, settings
         self._owns_process = owns_process
@@ -100,7 +102,8 @@ class Worker:
         self.peers = Peers()
         self.set_aside = SetAside(clock.monotonic)
         self.outage = Outage(clock.monotonic)
-        self.lease = Lease(db, clock, entropy, lease_s=settings.lease_s, margin_s=settings.lease_margin_s)
+        code = {definition.name: definition.code_document() for definition in definitions.values()}
+        self.lease = Lease(db, clock, entropy, lease_s=settings.lease_s, margin_s=settings.lease_margin_s, code=code)
         self.troubles = Troubles(db, self.set_aside, owner=self.lease.id)
         self.runtimes = OperationRuntimes(
             db,
@@ -112,6 +115,7 @@ class Worker:
             spawn=self.tasks.spawn,
             start_limit=self.lease.start_limit,
             beat=self._is_alive,
+            capabilities=capabilities,
         )
         self.limit_shares = LimitShares(db, worker=self.lease.id, clock=clock, look_s=settings.control_poll_s)
         self.limits = Limits(row_bytes_max=settings.row_bytes_max)
@@ -341,7 +345,7 @@ class Worker:
                 clock=self.clock,
                 definitions=self.runtimes.definitions,
             )
-        runtime = await self.runtimes.get(owned.operation)
+        runtime = await self.runtimes.get(owned.operation, owned.plan)
         if not owned.is_raw and not await self.limit_shares.take_part(runtime):
             self.set_aside.for_a_moment(owned.operation, self.settings.control_poll_s)
             return None
