@@ -7,6 +7,7 @@ import contextlib
 import getpass
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -25,14 +26,14 @@ from penstock.lifecycles.guards import Guard
 from penstock.lifecycles.scope import Scope
 from penstock.lifecycles.service import Lifecycles
 from penstock.operations.intake import Source
-from penstock.operations.model import Operation
+from penstock.operations.model import Difference, Operation, VerifyReport
 from penstock.operations.rows.lifespans import Lifespans
 from penstock.operations.service import Operations
 from penstock.operations.signals import Signals
 from penstock.operations.views.operation_views import is_time_counted, latest_instant
 from penstock.operations.worker.worker import Worker
 from penstock.pipeline import Definition, definition_of
-from penstock.services import Service
+from penstock.services import Check, OnHint, Service
 from penstock.settings import Settings, load_settings
 
 __all__ = ["Penstock", "run"]
@@ -67,6 +68,8 @@ class Penstock:
         self.files = open_storage(settings)
         self.lifespans = Lifespans()
         self._workers: set[Worker] = set()
+        self.hint_carriers: list[OnHint] = []
+        self.checks = [Check("lifecycles", self._verify_lifecycles), Check("blobs", self._verify_blobs)]
         actor = _user()
         self.blobs = Blobs(
             db,
@@ -176,6 +179,24 @@ class Penstock:
             Service("blobs", BLOBS_SWEEP_S, Sweeper(self.db, self.files, self.clock).tick),
         )
 
+    async def verify(self, operation: str | None = None, *, deep: bool = False) -> VerifyReport:
+        """Re-derive all that is stored of one operation, or of everything: operations, lifecycles, blobs."""
+        found = await self.operations.verify(operation, deep=deep)
+        if operation is not None:
+            return found
+        others = [Difference(rule, message) for check in self.checks for rule, message in await check.find(deep)]
+        return replace(found, differences=(*found.differences, *others))
+
+    async def _verify_lifecycles(self, deep: bool) -> list[tuple[str, str]]:
+        found = []
+        for tenant in await self.lifecycles.tenants():
+            _, wrong = await self.lifecycles.tenant(tenant).verify()
+            found += [(each.rule, each.message) for each in wrong]
+        return found
+
+    async def _verify_blobs(self, deep: bool) -> list[tuple[str, str]]:
+        return [(each.rule, f"blob {each.blob}: {each.message}") for each in await self.blobs.verify(deep=deep)]
+
     async def _sweep_keys(self) -> None:
         await self.idempotency.sweep()
 
@@ -191,10 +212,12 @@ class Penstock:
         """
         return self.db.unit()
 
-    def hint(self) -> None:
-        """Tell the workers of this process that there may be something to do."""
+    def hint(self, operation: str | None = None, due_us: int | None = None) -> None:
+        """Tell the workers of this process, and whoever carries hints to others, that there may be something to do."""
         for worker in self._workers:
-            worker.wake.set()
+            worker.hint(operation, due_us)
+        for carry in self.hint_carriers:
+            carry(operation, due_us)
 
     async def run_until_done(
         self,

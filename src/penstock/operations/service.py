@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import builtins
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -44,6 +44,7 @@ from penstock.operations.views.chunk_view import verdict_codes
 from penstock.operations.worker.background import LONG_DEAD_S
 from penstock.operations.worker_records import remove_dead_workers
 from penstock.pipeline import Definition, definition_of
+from penstock.services import OnHint
 from penstock.settings import Settings
 
 __all__ = ["Operations"]
@@ -65,7 +66,7 @@ class Operations:
         clock: Clock,
         entropy: Entropy,
         actor: str,
-        hint: Callable[[], None],
+        hint: OnHint,
     ) -> None:
         self._db, self._blobs, self._settings, self._definitions = db, blobs, settings, definitions
         self._clock, self._entropy, self._actor, self._hint = clock, entropy, actor, hint
@@ -103,6 +104,7 @@ class Operations:
             keys=self._settings.secret_keys,
             metadata_bytes_max=self._settings.metadata_bytes_max,
         )
+        self._hint(new_id)
         return await self.get(new_id)
 
     async def _source(self, file: Source | None, blob: str | None) -> Source | BlobDescriptor:
@@ -288,7 +290,7 @@ class Operations:
     async def resume(self, operation: str, *, cause: str | None = None, actor: str | None = None) -> Operation:
         """Go on where a paused operation stopped."""
         await control.resume(self._db, await self._number(operation), actor=actor or self._actor, cause=cause)
-        self._hint()
+        self._hint(operation)
         return await self.get(operation)
 
     async def migrate(
@@ -307,7 +309,7 @@ class Operations:
         number = await self._number(operation)
         definition = self.definition((await self.get(operation)).name)
         await migrating.migrate(self._db, number, definition, renamed or {}, actor=actor or self._actor, cause=cause)
-        self._hint()
+        self._hint(operation)
         return await self.get(operation)
 
     # --- running failed rows again
@@ -339,7 +341,7 @@ class Operations:
             retry = await retrying.retry_rows(
                 self._db, number, named, actor=actor, token=token, confirm_doubt=confirm_doubt
             )
-        self._hint()
+        self._hint(operation)
         return retry
 
     async def edit_row(
@@ -376,7 +378,7 @@ class Operations:
             data={row: raw},
             generations={row: view.generation if generation is None else generation},
         )
-        self._hint()
+        self._hint(operation)
         return retry
 
     # --- what is kept

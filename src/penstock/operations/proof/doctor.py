@@ -27,6 +27,7 @@ from penstock.operations.states import OPERATION
 from penstock.operations.tables import chunks, operations, row_records, signals, workers
 from penstock.operations.worker_records import code_of_live_workers, host_name, is_process_alive, misfits
 from penstock.retention import keep_text
+from penstock.services import SymptomSource
 from penstock.settings import Settings
 
 __all__ = ["diagnose"]
@@ -38,12 +39,12 @@ REMOVAL_OVERDUE_S = 3 * LOOK_AGAIN_S  # workers look for what is due once in tha
 ROOM_BYTES = 16 * 1024 * 1024  # less than this is as good as full
 
 
-async def diagnose(settings: Settings, clock: Clock) -> Diagnosis:
+async def diagnose(settings: Settings, clock: Clock, sources: Iterable[SymptomSource] = ()) -> Diagnosis:
     """Examine this installation; writes no record, and what is wrong is a symptom, never an error."""
-    return examine(await collect(settings, clock))
+    return examine(await collect(settings, clock, sources))
 
 
-async def collect(settings: Settings, clock: Clock) -> Facts:
+async def collect(settings: Settings, clock: Clock, sources: Iterable[SymptomSource] = ()) -> Facts:
     """Everything the checks look at, as far as it can be seen."""
     storage = open_storage(settings)
     facts = Facts(
@@ -63,14 +64,14 @@ async def collect(settings: Settings, clock: Clock) -> Facts:
             revision_needed=HEAD,
             is_newer=report.revision is not None and report.revision not in REVISIONS,
         )
-        return facts if report.revision != HEAD else await _with_records(facts, settings, clock)
+        return facts if report.revision != HEAD else await _with_records(facts, settings, clock, sources)
     except DatabaseDamaged as error:
         return replace(facts, damage=str(error))
     except PenstockError as error:
         return replace(facts, trouble=str(error))
 
 
-async def _with_records(facts: Facts, settings: Settings, clock: Clock) -> Facts:
+async def _with_records(facts: Facts, settings: Settings, clock: Clock, sources: Iterable[SymptomSource]) -> Facts:
     db = Database.connect(settings.database_url, clock=clock, pool_size=1)
     try:
         async with db.read() as tx:
@@ -87,6 +88,7 @@ async def _with_records(facts: Facts, settings: Settings, clock: Clock) -> Facts
             overdue += 1
             if overdue == OPEN_OPERATIONS_MAX:
                 break
+        others = [symptom for source in sources for symptom in await source(db)]
     finally:
         await db.close()
     files = None if settings.storage_fault else open_storage(settings)
@@ -97,6 +99,7 @@ async def _with_records(facts: Facts, settings: Settings, clock: Clock) -> Facts
         clock_ahead_us=ahead_us,
         workers=tuple(known),
         busy_workers=busy,
+        others=tuple(others),
         keep=keep_text(settings.keep),
         held=held,
         overdue_removals=overdue,

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from penstock.services import Symptom
+
 if TYPE_CHECKING:
     from penstock.db.safety import Finding
 
@@ -69,6 +71,7 @@ class Facts:
     held: int = 0  # operations of which nothing may be removed
     overdue_removals: int = 0  # operations of which more is stored than policies say
     operations: tuple[OpenOperation, ...] = ()
+    others: tuple[Symptom, ...] = ()  # what other capabilities find by themselves
     storage: str = ""
     crowded: tuple[tuple[str, int], ...] = ()  # folders with little room, and the bytes that are free
     storage_fault: str | None = None  # why there is none
@@ -78,17 +81,6 @@ class Facts:
     def has_workers(self) -> bool:
         """Whether a live worker is there."""
         return any(worker.state != "dead" for worker in self.workers)
-
-
-@dataclass(frozen=True, slots=True)
-class Symptom:
-    """What is wrong, why it matters and what to do; one that is no problem is only worth knowing."""
-
-    check: str
-    what: str
-    why: str
-    remedy: str
-    is_problem: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +98,7 @@ class Diagnosis:
 
 def examine(facts: Facts) -> Diagnosis:
     """Apply every check."""
-    return Diagnosis(facts, tuple(symptom for check in CHECKS for symptom in check(facts)))
+    return Diagnosis(facts, (*(symptom for check in CHECKS for symptom in check(facts)), *facts.others))
 
 
 # --- the checks
