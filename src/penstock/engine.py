@@ -20,9 +20,11 @@ from penstock.db.database import Database
 from penstock.db.shared_clock import share_clock
 from penstock.db.unit import UnitOfWork
 from penstock.errors import DeclarationError, Unavailable
+from penstock.event_sources import EventSources
 from penstock.idempotency.service import Idempotency
 from penstock.idempotency.sql import SqlStore
 from penstock.lifecycles.guards import Guard
+from penstock.lifecycles.model import Handler
 from penstock.lifecycles.scope import Scope
 from penstock.lifecycles.service import Lifecycles
 from penstock.operations.intake import Source
@@ -46,6 +48,7 @@ REST_LOOK_S = 0.01
 
 KEYS_SWEEP_S = 60.0
 LIFECYCLES_TICK_S = 2.0
+DELIVERIES_TICK_S = 1.0
 BLOBS_SWEEP_S = 60.0
 
 
@@ -61,6 +64,8 @@ class Penstock:
         clock: Clock,
         entropy: Entropy,
         guards: Mapping[str, Guard] = MappingProxyType({}),
+        effects: Mapping[str, Handler] = MappingProxyType({}),
+        handlers: Mapping[str, object] = MappingProxyType({}),
         blob_policy: BlobPolicy | None = None,
     ) -> None:
         self.db, self.settings, self.definitions = db, settings, definitions
@@ -69,7 +74,11 @@ class Penstock:
         self.lifespans = Lifespans()
         self._workers: set[Worker] = set()
         self.hint_carriers: list[OnHint] = []
-        self.checks = [Check("lifecycles", self._verify_lifecycles), Check("blobs", self._verify_blobs)]
+        self.checks = [
+            Check("lifecycles", self._verify_lifecycles),
+            Check("blobs", self._verify_blobs),
+            Check("events", self._verify_events),
+        ]
         actor = _user()
         self.blobs = Blobs(
             db,
@@ -94,9 +103,30 @@ class Penstock:
         self.idempotency = Idempotency(SqlStore(db), entropy=entropy)
         self.signals = Signals(db, definitions, clock=clock, entropy=entropy, actor=actor, hint=self.hint)
         self.lifecycles = Lifecycles(
-            Scope(db, clock=clock, entropy=entropy, actor=actor, guards=guards, page_max=settings.page_max)
+            Scope(
+                db,
+                clock=clock,
+                entropy=entropy,
+                actor=actor,
+                guards=guards,
+                effects=effects,
+                page_max=settings.page_max,
+            )
         )
         self.deliveries = self.lifecycles.deliveries
+        self.events = EventSources(
+            db,
+            settings,
+            definitions,
+            handlers,
+            operations=self.operations,
+            lifecycles=self.lifecycles,
+            lifespans=self.lifespans,
+            clock=clock,
+            entropy=entropy,
+            actor=actor,
+        )
+        self.webhooks = self.events.webhooks
 
     @classmethod
     @asynccontextmanager
@@ -109,11 +139,16 @@ class Penstock:
         clock: Clock | None = None,
         entropy: Entropy | None = None,
         guards: Mapping[str, Guard] = MappingProxyType({}),
+        effects: Mapping[str, Handler] = MappingProxyType({}),
+        handlers: Mapping[str, object] = MappingProxyType({}),
         blob_policy: BlobPolicy | None = None,
     ) -> AsyncIterator[Penstock]:
         """Connect to a database with these operations: classes or functions marked by `@operation`.
 
-        `guards` are what lifecycles' transitions name as theirs: functions, sync or async, that allow or deny them.
+        `guards` are what lifecycles' transitions and states name as guards and gates: functions, sync or async, that
+        allow or deny a move. `effects` are what states name as such: functions that are called after the move.
+        `handlers` are objects with methods such as `on_completed`, by names that stay the same: each is told of every
+        operation, at least once, by whichever worker has a handler of that name.
         `blob_policy` says which uploads are taken.
 
         A SQLite database is made and upgraded when needed; a server refuses until `penstock db upgrade` was run.
@@ -123,9 +158,10 @@ class Penstock:
         elif url is not None:
             settings = settings.model_copy(update={"database_url": url})
         definitions = by_name(operations)
-        _require_callable(guards)
+        _require_callable("guards", guards)
+        _require_callable("effects", effects)
         clock = clock or SystemClock()
-        db = await Database.open(settings.database_url, clock=clock)
+        db = await Database.open(settings.database_address, clock=clock)
         try:
             clock = await _database_clock(db, clock, settings)
             penstock = cls(
@@ -135,11 +171,15 @@ class Penstock:
                 clock=clock,
                 entropy=entropy or Entropy(),
                 guards=guards,
+                effects=effects,
+                handlers=handlers,
                 blob_policy=blob_policy,
             )
             try:
+                await penstock.events.begin()
                 yield penstock
             finally:
+                await penstock.events.close()
                 await penstock.lifespans.close()
         finally:
             await db.close()
@@ -163,6 +203,7 @@ class Penstock:
             entropy=self.entropy,
             owns_process=owns_process,
             services=self._services(),
+            capabilities={Lifecycles: self.lifecycles},
         )
         async with worker:
             self._workers.add(worker)
@@ -170,12 +211,15 @@ class Penstock:
                 yield worker
             finally:
                 self._workers.discard(worker)
+                if not self._workers:
+                    await self.events.stop()
 
     def _services(self) -> tuple[Service, ...]:
         """What capabilities have their workers do in the background."""
         return (
             Service("idempotency keys", KEYS_SWEEP_S, self._sweep_keys),
             Service("lifecycles", LIFECYCLES_TICK_S, self._tick_lifecycles),
+            Service("deliveries", DELIVERIES_TICK_S, self.events.tick),
             Service("blobs", BLOBS_SWEEP_S, Sweeper(self.db, self.files, self.clock).tick),
         )
 
@@ -193,6 +237,9 @@ class Penstock:
             _, wrong = await self.lifecycles.tenant(tenant).verify()
             found += [(each.rule, each.message) for each in wrong]
         return found
+
+    async def _verify_events(self, deep: bool) -> list[tuple[str, str]]:
+        return [(each.rule, each.message) for each in await self.events.verify()]
 
     async def _verify_blobs(self, deep: bool) -> list[tuple[str, str]]:
         return [(each.rule, f"blob {each.blob}: {each.message}") for each in await self.blobs.verify(deep=deep)]
@@ -243,7 +290,11 @@ class Penstock:
                     follower.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await follower
-        return await self.operations.get(operation)
+        ended = await self.operations.get(operation)
+        if ended.is_settled and self.clock.is_real:
+            # Nobody else may come to tell of its end.
+            await self.events.tell_within(self.settings.handler_timeout_s)
+        return ended
 
     async def _follow(
         self, operation: str, worker: Worker, stop: asyncio.Event, watch: OnProgress | None, every_s: float
@@ -311,10 +362,10 @@ def _loop_runs() -> bool:
     return True
 
 
-def _require_callable(guards: Mapping[str, object]) -> None:
-    wrong = [name for name, guard in guards.items() if not callable(guard)]
+def _require_callable(what: str, given: Mapping[str, object]) -> None:
+    wrong = [name for name, function in given.items() if not callable(function)]
     if wrong:
-        raise DeclarationError(f"guards are functions; these are not: {', '.join(map(repr, wrong))}")
+        raise DeclarationError(f"{what} are functions; these are not: {', '.join(map(repr, wrong))}")
 
 
 def by_name(operations: Iterable[object]) -> dict[str, Definition]:

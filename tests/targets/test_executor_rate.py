@@ -17,12 +17,12 @@ from penstock.targets import (
     Batch,
     BulkExecutor,
     BulkOptions,
+    ErrorKind,
     Limit,
     Outcome,
-    Same,
     Target,
     TargetError,
-    Trouble,
+    UniformVerdicts,
     Verdict,
 )
 
@@ -53,14 +53,14 @@ class Metered(Target):
             self.limits[LIMITS[problem.code]] += 1
             raise TargetError(
                 problem.message,
-                kind=Trouble.THROTTLED,
+                kind=ErrorKind.THROTTLED,
                 retry_after_s=float(problem.headers["Retry-After"]),
                 limit=LIMITS[problem.code],
             )
         self.admitted.append(loop.time())
         await asyncio.sleep(latency_s)
         window.leave(loop.time(), latency_s)
-        return Answer(Same(Verdict(Outcome.CREATED), len(batch)))
+        return Answer(UniformVerdicts(Verdict(Outcome.CREATED), len(batch)))
 
     def settled(self, from_s: float, to_s: float) -> tuple[float, float]:
         """Calls a second and the share of refusals, in a span since the first call."""
@@ -154,7 +154,7 @@ async def test_a_throttle_now_and_then_slows_nobody_down():
 
 @pytest.mark.parametrize("slow", range(14, 30))
 def test_paced_calls_that_take_longer_or_shorter_than_the_pace_all_get_their_turn(slow: int):
-    throttle = Refuse(trouble(Trouble.THROTTLED, retry_after_s=1, limit=Limit.REQUESTS))
+    throttle = Refuse(trouble(ErrorKind.THROTTLED, retry_after_s=1, limit=Limit.REQUESTS))
 
     async def take_long(_: Batch) -> None:
         await asyncio.sleep(2)

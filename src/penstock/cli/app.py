@@ -19,12 +19,14 @@ from penstock.cli import (
     doctor,
     idempotency,
     lifecycle,
+    load,
     machines,
     ops,
     run,
     submit,
     verify,
     waits,
+    webhooks,
     worker,
 )
 from penstock.cli.documents import stdout_for_documents
@@ -44,11 +46,13 @@ app = typer.Typer(
 )
 run.add_to(app)
 submit.add_to(app)
+load.add_to(app)
 worker.add_to(app)
 ops.add_to(app)
 waits.add_to(app)
 lifecycle.add_to(app)
 deliveries.add_to(app)
+webhooks.add_to(app)
 machines.add_to(app)
 verify.add_to(app)
 doctor.add_to(app)

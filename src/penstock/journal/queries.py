@@ -11,7 +11,7 @@ from sqlalchemy import ColumnElement, bindparam, insert, select
 from penstock.db.connection import Connection
 from penstock.journal.tables import transitions
 
-__all__ = ["Entry", "entries", "feed", "record"]
+__all__ = ["Entry", "entries", "feed", "numbered", "record"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +89,12 @@ async def feed(
             break
         since = some[-1].position or since
     return found[:limit]
+
+
+async def numbered(tx: Connection, *, since: int, limit: int) -> Sequence[Entry]:
+    """Moves of every machine that have a number above `since`, by number."""
+    query = _ENTRIES.where(transitions.c.position > since).order_by(transitions.c.position).limit(limit)
+    return [Entry(**row._mapping) for row in await tx.execute(query)]
 
 
 _ENTRIES = select(*(transitions.c[name] for name in Entry.__dataclass_fields__))

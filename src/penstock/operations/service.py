@@ -39,10 +39,12 @@ from penstock.operations.pruning.applying import Policy
 from penstock.operations.retrying import Eligibility, Retry
 from penstock.operations.rows.lifespans import Lifespans
 from penstock.operations.rows.stored_metadata import load_metadata
+from penstock.operations.telling import Notify, notify_types
 from penstock.operations.views import error_views, operation_views, row_views
 from penstock.operations.views.chunk_view import verdict_codes
 from penstock.operations.worker.background import LONG_DEAD_S
 from penstock.operations.worker_records import remove_dead_workers
+from penstock.outbox.subscribing import subscription_row
 from penstock.pipeline import Definition, definition_of
 from penstock.services import OnHint
 from penstock.settings import Settings
@@ -82,10 +84,12 @@ class Operations:
         file_name: str | None = None,
         options: Mapping[str, Any] | None = None,
         created_by: str | None = None,
+        notify: Sequence[Notify] = (),
     ) -> Operation:
         """Create an operation, given by name or declaration, for a file or a Valid blob. Durable when this returns.
 
-        `file` is stored as a blob of its own, which goes when the operation is removed.
+        `file` is stored as a blob of its own, which goes when the operation is removed. `notify` names who is told of
+        this operation: webhooks, chats, e-mail addresses.
         """
         definition = self.definition(operation)
         deployed = self._settings.operations.get(definition.name, {})
@@ -103,9 +107,21 @@ class Operations:
             entropy=self._entropy,
             keys=self._settings.secret_keys,
             metadata_bytes_max=self._settings.metadata_bytes_max,
+            told=[self._told(each, created_by or self._actor) for each in notify],
         )
         self._hint(new_id)
         return await self.get(new_id)
+
+    def _told(self, notify: Notify, created_by: str) -> Mapping[str, Any]:
+        return subscription_row(
+            operation_id(self._clock, self._entropy),
+            notify.url,
+            types=notify_types(notify.on),
+            secret=notify.secret,
+            keys=self._settings.secret_keys,
+            allowed=self._settings.webhook_networks_allowed,
+            created_by=created_by,
+        )
 
     async def _source(self, file: Source | None, blob: str | None) -> Source | BlobDescriptor:
         if file is not None and blob is None:

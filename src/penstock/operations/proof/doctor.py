@@ -26,6 +26,7 @@ from penstock.operations.pruning.applying import LOOK_AGAIN_S, Policy, due_opera
 from penstock.operations.states import OPERATION
 from penstock.operations.tables import chunks, operations, row_records, signals, workers
 from penstock.operations.worker_records import code_of_live_workers, host_name, is_process_alive, misfits
+from penstock.outbox.proving import health
 from penstock.retention import keep_text
 from penstock.services import SymptomSource
 from penstock.settings import Settings
@@ -54,7 +55,7 @@ async def collect(settings: Settings, clock: Clock, sources: Iterable[SymptomSou
         crowded=await asyncio.to_thread(_crowded, (settings.storage_folder, settings.database_file)),
     )
     try:
-        report = await check(settings.database_url, clock)
+        report = await check(settings.database_address, clock)
         facts = replace(
             facts,
             database=report.database,
@@ -72,7 +73,7 @@ async def collect(settings: Settings, clock: Clock, sources: Iterable[SymptomSou
 
 
 async def _with_records(facts: Facts, settings: Settings, clock: Clock, sources: Iterable[SymptomSource]) -> Facts:
-    db = Database.connect(settings.database_url, clock=clock, pool_size=1)
+    db = Database.connect(settings.database_address, clock=clock, pool_size=1)
     try:
         async with db.read() as tx:
             before = clock.now_us()
@@ -83,6 +84,7 @@ async def _with_records(facts: Facts, settings: Settings, clock: Clock, sources:
             busy = await _busy_workers(db, tx)
             encrypted = await _encrypted(tx)
             held = (await tx.execute(select(func.count()).where(operations.c.hold.is_not(None)))).scalar_one()
+            outbox = await health(tx, now, settings.secret_keys)
         overdue = 0
         async for _ in due_operations(db, Policy(settings.keep), now - round(REMOVAL_OVERDUE_S * 1e6)):
             overdue += 1
@@ -104,6 +106,7 @@ async def _with_records(facts: Facts, settings: Settings, clock: Clock, sources:
         held=held,
         overdue_removals=overdue,
         operations=seen,
+        outbox=outbox,
         locked=locked,
         locked_why=why,
     )

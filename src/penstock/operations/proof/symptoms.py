@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from penstock.outbox.model import OutboxHealth
 from penstock.services import Symptom
 
 if TYPE_CHECKING:
@@ -18,6 +19,10 @@ WAL_RESET_FIXED = (3, 51, 3)
 WAL_RESET_FIXED_EARLIER = ((3, 44, 6), (3, 50, 7))  # older branches that were mended too
 SKEW_MAX_S = 2.0
 NAMED_MAX = 5
+STUCK = {
+    "email": "those that run have no smtp_url",
+    "handler": "those that run do not have the handler; remove its subscription if the code is gone for good",
+}
 
 Health = Literal["live", "lagging", "dead"]
 
@@ -72,6 +77,7 @@ class Facts:
     overdue_removals: int = 0  # operations of which more is stored than policies say
     operations: tuple[OpenOperation, ...] = ()
     others: tuple[Symptom, ...] = ()  # what other capabilities find by themselves
+    outbox: OutboxHealth = field(default_factory=OutboxHealth)
     storage: str = ""
     crowded: tuple[tuple[str, int], ...] = ()  # folders with little room, and the bytes that are free
     storage_fault: str | None = None  # why there is none
@@ -326,6 +332,39 @@ def secrets_are_readable(facts: Facts) -> Iterator[Symptom]:
         )
 
 
+def events_are_told(facts: Facts) -> Iterator[Symptom]:
+    """Webhooks, handlers and e-mails reach who they are for."""
+    outbox = facts.outbox
+    if outbox.failed:
+        yield Symptom(
+            "events_are_told",
+            f"{outbox.failed:,} {'delivery was' if outbox.failed == 1 else 'deliveries were'} given up",
+            "their receivers were not told of these events",
+            "`penstock deliveries list --state Failed` says why; `penstock deliveries resend --failed` tries again",
+        )  # fmt: skip
+    for channel, number in outbox.stuck:
+        yield Symptom(
+            "events_are_told",
+            f"{number:,} {'delivery' if number == 1 else 'deliveries'} by {channel} should be sent, and nobody does it",
+            "no live worker sends them: " + STUCK.get(channel, "none runs, or httpx is not installed there"),
+            "start a worker that can",
+        )
+    if outbox.disabled:
+        yield Symptom(
+            "events_are_told", f"{_count(outbox.disabled, 'webhook')} disabled: {_named(outbox.disabled)}",
+            "it is told of nothing",
+            "`penstock webhooks enable ID` when its receiver is there again, or `penstock webhooks remove ID`",
+            is_problem=False,
+        )  # fmt: skip
+    if outbox.locked:
+        yield Symptom(
+            "events_are_told", f"the secrets of {_count(outbox.locked, 'webhook')} cannot be decrypted here: "
+            f"{_named(outbox.locked)}",
+            "a worker with these settings cannot send to it",
+            "set PENSTOCK_SECRET_KEY to the key of the process that added it",
+        )  # fmt: skip
+
+
 def storage_is_named(facts: Facts) -> Iterator[Symptom]:
     """All processes look for files in the same folder."""
     if facts.storage_fault is not None:
@@ -393,6 +432,7 @@ CHECKS: tuple[Check, ...] = (
     waits_end_at_their_deadlines,
     policies_are_applied,
     secrets_are_readable,
+    events_are_told,
     storage_is_named,
     storage_is_writable,
     disks_have_space,

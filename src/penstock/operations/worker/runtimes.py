@@ -43,8 +43,9 @@ class OperationRuntimes:
         spawn: Spawn,
         start_limit: StartLimit,
         beat: Callable[[], None],
+        capabilities: Mapping[type, object],
     ) -> None:
-        self._beat = beat
+        self._beat, self._capabilities = beat, capabilities
         self._db, self.definitions, self._settings, self._lifespans = db, definitions, settings, lifespans
         self._clock, self._entropy, self._spawn, self._start_limit = clock, entropy, spawn, start_limit
         self._made: dict[int, OperationRuntime] = {}
@@ -103,7 +104,15 @@ class OperationRuntimes:
             file=StoredBytes(row.file_key, row.file_bytes, row.file_sha256, row.file_version),
             definition=definition,
             pipeline=await self._pipeline(declared),
-            run=Run(row.id, row.name, meta, definition, beat=self._beat, public_url=self._settings.public_url),
+            run=Run(
+                row.id,
+                row.name,
+                meta,
+                definition,
+                beat=self._beat,
+                public_url=self._settings.public_url,
+                capabilities=self._capabilities,
+            ),
             columns=row.columns,
             task_pool=TaskPool(definition.options.max_row_concurrency, self._spawn),
             clock=self._clock,

@@ -7,6 +7,7 @@ import contextlib
 import gc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Self
 
 from penstock.blobs.storage import Storage
@@ -77,6 +78,7 @@ class Worker:
         owns_process: bool = False,
         services: Sequence[Service] = (),
         dispatcher: DispatcherFactory = PollingDispatcher,
+        capabilities: Mapping[type, object] = MappingProxyType({}),
     ) -> None:
         self.db, self.files, self.settings = db, files, settings
         self._owns_process = owns_process
@@ -104,6 +106,7 @@ class Worker:
             spawn=self.tasks.spawn,
             start_limit=self.lease.start_limit,
             beat=self._is_alive,
+            capabilities=capabilities,
         )
         self.limit_shares = LimitShares(db, worker=self.lease.id, clock=clock, look_s=settings.control_poll_s)
         self.limits = Limits(row_bytes_max=settings.row_bytes_max)
