@@ -15,7 +15,7 @@ from penstock.blobs.checks.policy import BlobPolicy
 from penstock.blobs.opening import open_storage
 from penstock.blobs.service import Blobs
 from penstock.blobs.sweeping import Sweeper
-from penstock.clock import Clock, Entropy, FollowingClock, SystemClock
+from penstock.clock import Clock, Entropy, FollowingClock, SystemClock, operation_id
 from penstock.db.database import Database
 from penstock.db.shared_clock import share_clock
 from penstock.db.unit import UnitOfWork
@@ -37,6 +37,8 @@ from penstock.operations.worker.worker import Worker
 from penstock.pipeline import Definition, definition_of
 from penstock.services import Check, OnHint, Service
 from penstock.settings import Settings, load_settings
+from penstock.targets.quotas import use_quotas
+from penstock.targets.sql_quotas import SqlQuotas
 
 __all__ = ["Penstock", "run"]
 
@@ -127,6 +129,7 @@ class Penstock:
             actor=actor,
         )
         self.webhooks = self.events.webhooks
+        self.quotas = SqlQuotas(db, lambda: operation_id(clock, entropy))
 
     @classmethod
     @asynccontextmanager
@@ -175,11 +178,13 @@ class Penstock:
                 handlers=handlers,
                 blob_policy=blob_policy,
             )
+            use_quotas(penstock.quotas)  # targets that are used from here on share them with other processes
             try:
                 await penstock.events.begin()
                 yield penstock
             finally:
                 await penstock.events.close()
+                penstock.quotas.close()
                 await penstock.lifespans.close()
         finally:
             await db.close()

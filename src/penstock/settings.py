@@ -78,8 +78,10 @@ class Settings(BaseModel):
     sync_threads: int = Field(default=16, ge=1, description="threads for steps and validators declared with plain def")
     row_bytes_max: int = Field(default=MIB, ge=1, description="the largest row a reader accepts")
     output_bytes_max: int = Field(default=64 * 1024, ge=1, description="the largest output a step may return")
-    upload_bytes_max: int = Field(default=1024 * MIB, ge=0, description="the largest file an upload may have; any if 0")
     metadata_bytes_max: int = Field(default=MIB, ge=1, description="the largest metadata an operation may have")
+    upload_bytes_max: int = Field(
+        default=1024 * MIB, ge=0, description="the largest file that the API takes; of any size if 0"
+    )
     keep: dict[str, float | None] = Field(
         default_factory=dict,
         description="how long what is kept of operations that have ended, such as 90d; for ever unless set",

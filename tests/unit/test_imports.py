@@ -29,7 +29,7 @@ LINES: tuple[tuple[str, ...], ...] = (
     ("event_sources",),
     ("engine",),
     ("resources",),
-    ("lifecycle_resources", "webhook_resources", "worker", "api", "dashboard", "client"),
+    ("blob_resources", "lifecycle_resources", "webhook_resources", "worker", "api", "dashboard", "client"),
     ("cli",),
     ("testing", "pytest_plugin"),
 )
@@ -88,6 +88,7 @@ PURE = (
     "operations.running.planning",
     "operations.worker.shares",
     "blobs.states",
+    "blobs.model",
     "outbox.addresses",
     "outbox.model",
     "outbox.signing",

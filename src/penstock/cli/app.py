@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli import (
+    blobs,
     config,
     db,
     deliveries,
@@ -53,6 +54,7 @@ waits.add_to(app)
 lifecycle.add_to(app)
 deliveries.add_to(app)
 webhooks.add_to(app)
+blobs.add_to(app)
 machines.add_to(app)
 verify.add_to(app)
 doctor.add_to(app)

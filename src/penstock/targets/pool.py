@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Self
 
@@ -15,6 +15,7 @@ from penstock.targets.model import ErrorKind, TargetError
 from penstock.targets.rules.breaker import Breaker
 from penstock.targets.rules.rate_limit import RateLimit, TokenBucket
 from penstock.targets.rules.retry import RetryPolicy
+from penstock.targets.rules.share import Share
 from penstock.targets.rules.throttle import Throttles
 from penstock.targets.rules.width import Width
 from penstock.targets.running.waiters import CallQueue, Priority, Source, SourceRefresh, TableGate
@@ -24,7 +25,7 @@ __all__ = ["Pool", "PoolExhausted"]
 
 log = logging.getLogger("penstock.targets")
 
-WAKE_JITTER = 0.1
+WAKE_JITTER = 0.02
 WAKE_JITTER_MAX_S = 1.0
 
 
@@ -65,6 +66,8 @@ class Pool:
         self._alarm_s = 0.0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._begin()
+        self.shared_until_s = float("-inf")
+        """Until when our shares of quotas that others use too need not be renewed."""
         self.throttle_count = 0
         """How often the remote asked to be left alone, by all bulk calls together."""
 
@@ -122,7 +125,7 @@ class Pool:
     @property
     def width(self) -> int:
         """Calls at once over all sources, at the moment."""
-        return sum(source.width.now for source in self._sources.values())
+        return sum(source.width_now for source in self._sources.values())
 
     @property
     def in_flight(self) -> int:
@@ -147,6 +150,21 @@ class Pool:
     def is_throttled(self, source: str) -> bool:
         """Whether the remote wants to be left alone by this source."""
         return self._throttles.until_s(source, self.clock.monotonic()) is not None
+
+    def throttled_s(self) -> dict[str, float]:
+        """For how long each source is still throttled."""
+        now = self.clock.monotonic()
+        return {name: max(0.0, (self._throttles.until_s(name, now) or now) - now) for name in self._sources}
+
+    def set_shares(self, shares: Mapping[str, Share]) -> None:
+        """Use no more than our shares of the sources' quotas, and leave alone those that others found throttled."""
+        now = self.clock.monotonic()
+        for name, share in shares.items():
+            self._sources[name].set_share(share)
+            if share.throttled_s > 0:
+                self._throttles.record(name, now + share.throttled_s, now)
+        self._serve()
+        self._set_alarm()
 
     async def acquire(self, queue: CallQueue, priority: Priority = Priority.NEW) -> str:
         """Wait for a slot and say on which source; `PoolExhausted` when all stayed taken for too long."""
@@ -284,7 +302,7 @@ class Pool:
         return min(free, key=lambda source: source.load, default=None)
 
     def _is_free(self, source: Source, now: float) -> bool:
-        if source.in_flight >= source.width.now or self._throttles.until_s(source.name, now) is not None:
+        if source.in_flight >= source.width_now or self._throttles.until_s(source.name, now) is not None:
             return False
         return source.paced_until_s(now) is None and source.breaker.admits(now, source.in_flight)
 

@@ -42,6 +42,8 @@ class Target(BulkMethods):
     width: int = 4
     """Calls at once per source while the remote has recommended nothing."""
     width_max: int = 52
+    quota: str | None = None
+    """What counts calls per source; processes that share a Penstock database share it. None when nothing is counted."""
     rate_limit: RateLimit | None = None
     """What the remote is known to permit each source; None learns it from throttles."""
     batch_size: int = 100

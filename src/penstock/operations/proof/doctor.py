@@ -12,6 +12,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Row, func, select
 
 from penstock.blobs.opening import open_storage
+from penstock.blobs.queries import unswept
 from penstock.blobs.storage import Storage
 from penstock.clock import Clock
 from penstock.db.connection import Connection
@@ -34,6 +35,7 @@ from penstock.settings import Settings
 __all__ = ["diagnose"]
 
 OVERDUE_S = 10.0  # workers look every second and sweep every five: what is due for longer is stuck
+UNSWEPT_S = 3600.0  # workers sweep every minute
 OPEN_OPERATIONS_MAX = 1000
 ENCRYPTED_MAX = 1000
 REMOVAL_OVERDUE_S = 3 * LOOK_AGAIN_S  # workers look for what is due once in that time
@@ -85,6 +87,7 @@ async def _with_records(facts: Facts, settings: Settings, clock: Clock, sources:
             encrypted = await _encrypted(tx)
             held = (await tx.execute(select(func.count()).where(operations.c.hold.is_not(None)))).scalar_one()
             outbox = await health(tx, now, settings.secret_keys)
+            late, left = await unswept(db, tx, since_us=round(UNSWEPT_S * 1e6))
         overdue = 0
         async for _ in due_operations(db, Policy(settings.keep), now - round(REMOVAL_OVERDUE_S * 1e6)):
             overdue += 1
@@ -109,6 +112,8 @@ async def _with_records(facts: Facts, settings: Settings, clock: Clock, sources:
         outbox=outbox,
         locked=locked,
         locked_why=why,
+        late_uploads=late,
+        left_bytes=left,
     )
 
 

@@ -82,6 +82,8 @@ class Facts:
     crowded: tuple[tuple[str, int], ...] = ()  # folders with little room, and the bytes that are free
     storage_fault: str | None = None  # why there is none
     storage_trouble: str | None = None
+    late_uploads: int = 0  # not finished in time, and not expired for a while
+    left_bytes: int = 0  # blobs that are over for a while, and whose bytes may still be there
 
     @property
     def has_workers(self) -> bool:
@@ -379,7 +381,7 @@ def storage_is_writable(facts: Facts) -> Iterator[Symptom]:
     """New files can be stored."""
     if facts.storage_trouble is not None:
         yield Symptom(
-            "storage_is_writable", f"the storage folder {facts.storage} cannot be written: {facts.storage_trouble}",
+            "storage_is_writable", f"the storage {facts.storage} cannot be written: {facts.storage_trouble}",
             "new files cannot be stored on this machine",
             "make it writable, or name another with PENSTOCK_STORAGE_URL",
         )  # fmt: skip
@@ -415,6 +417,26 @@ def files_are_there(facts: Facts) -> Iterator[Symptom]:
 
 
 Check = Callable[[Facts], Iterable[Symptom]]
+
+
+def blobs_are_swept(facts: Facts) -> Iterator[Symptom]:
+    """Uploads that nobody finishes expire, and what is over leaves no bytes."""
+    if facts.late_uploads:
+        yield Symptom(
+            "blobs_are_swept",
+            f"{_number(facts.late_uploads, 'upload')} should have expired, and did not",
+            "workers expire what nobody finishes; so none has been there for a while",
+            "start a worker, or run `penstock blobs sweep`", is_problem=False,
+        )  # fmt: skip
+    if facts.left_bytes:
+        yield Symptom(
+            "blobs_are_swept",
+            f"the bytes of {_number(facts.left_bytes, 'rejected or deleted file')} may still be stored",
+            "what was deleted must be gone, and could not be removed when that was tried",
+            "run `penstock blobs sweep`, and look at what it says",
+        )  # fmt: skip
+
+
 CHECKS: tuple[Check, ...] = (
     database_is_reachable,
     database_is_intact,
@@ -437,11 +459,16 @@ CHECKS: tuple[Check, ...] = (
     storage_is_writable,
     disks_have_space,
     files_are_there,
+    blobs_are_swept,
 )
 
 
 def _count(found: Sequence[object], noun: str) -> str:
-    return f"{len(found):,} {noun}" if len(found) == 1 else f"{len(found):,} {noun}s"
+    return _number(len(found), noun)
+
+
+def _number(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def _ids(found: Sequence[OpenOperation]) -> str:

@@ -28,7 +28,7 @@ class SingleTarget(Target):
         self.name = f"{target.name}, one by one"
         self.sources = target.sources
         self.width, self.width_max = target.width, target.width_max
-        self.options_type, self.rate_limit = target.options_type, target.rate_limit
+        self.options_type, self.rate_limit, self.quota = target.options_type, target.rate_limit, target.quota
         self._target, self._send_one = target, send_one
 
     async def send(self, batch: Batch, source: str) -> Answer:

@@ -55,6 +55,7 @@ class DataverseTarget(Target):
         origin = environment_url(url)
         self.name = f"Dataverse {origin}"
         self.sources = tuple(named)
+        self.quota = origin
         self._request_bytes_max = request_bytes_max
         self._api = WebApi(
             origin, api_version, Tokens(named, f"{origin}/.default", clock), clock, client, timeout_s=timeout_s

@@ -63,6 +63,7 @@ class HttpTarget(Target):
         self._lost_keys: dict[str, None] = {}
         self._clock = clock or SystemClock()
         base = checked_base(base_url, has_credentials=auth is not None, allow_plain_http=allow_plain_http)
+        self.quota = base
         self._http = HttpClient(base, auths, clock=self._clock, timeout_s=timeout_s, client=client or new_client)
 
     async def send(self, batch: Batch, source: str) -> Answer:

@@ -31,7 +31,12 @@ class TokenBucket:
 
     def __init__(self, limit: RateLimit) -> None:
         self._burst, self._per_second = float(limit.burst), limit.calls / limit.per_s
+        self._whole = self._per_second
         self._tokens, self._at_s = self._burst, float("-inf")
+
+    def share(self, members: int) -> None:
+        """Keep to an equal share of the rate among so many."""
+        self._per_second = self._whole / members
 
     def until_s(self, now_s: float) -> float | None:
         """When the next call may begin; None when it may now."""

@@ -47,7 +47,12 @@ class Width:
                 self._refused_at = self._now + 1
 
     def throttled(self, limit: Limit | None) -> None:
-        """After a throttle half as many start again; the width that was too much for the remote is remembered."""
+        """After a throttle half as many start again; the width that was too much for the remote is remembered.
+
+        Where requests are counted, fewer at once do not help: the pace does.
+        """
+        if limit is Limit.REQUESTS:
+            return
         if limit is Limit.CONCURRENCY:
             self._refused_at = self._now
         self._lower(self._now // 2)

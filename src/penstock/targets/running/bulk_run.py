@@ -12,6 +12,7 @@ from functools import partial
 from penstock.targets.model import ErrorKind, TargetError
 from penstock.targets.pool import Pool
 from penstock.targets.progress import Progress, ProgressTracker
+from penstock.targets.quotas import RENEW_S, current_quotas, keep_share
 from penstock.targets.results import BulkResult
 from penstock.targets.rules.batch_size import BatchSize
 from penstock.targets.rules.duplicates import DuplicateKeys, find_duplicates
@@ -93,6 +94,7 @@ class BulkRun:
         started_s = self._pool.clock.monotonic()
         self._caller.count_requests()
         try:
+            await self._begin_share()
             async with self._watched():
                 scheduler = await self._work()
         finally:
@@ -122,13 +124,27 @@ class BulkRun:
 
     @asynccontextmanager
     async def _watched(self) -> AsyncIterator[None]:
-        watches = [asyncio.ensure_future(self._end_at_deadline()), asyncio.ensure_future(self._end_of_grace())]
+        watched = (self._end_at_deadline(), self._end_of_grace(), self._keep_share())
+        watches = [asyncio.ensure_future(watch) for watch in watched]
         try:
             yield
         finally:
             for watch in watches:
                 watch.cancel()
             await asyncio.gather(*watches, return_exceptions=True)
+
+    async def _begin_share(self) -> None:
+        """Learn our share before the first call; the wait for it is not long."""
+        quota, quotas = self._spec.target.quota, current_quotas()
+        if quota is not None and quotas is not None:
+            await keep_share(self._pool, quota, quotas)
+
+    async def _keep_share(self) -> None:
+        """Say again and again that we use the target's quota, and use our share of it."""
+        quota, quotas = self._spec.target.quota, current_quotas()
+        while quota is not None and quotas is not None:
+            await keep_share(self._pool, quota, quotas)
+            await self._pool.sleep(RENEW_S)
 
     async def _end_at_deadline(self) -> None:
         if self._spec.options.deadline_s is not None:

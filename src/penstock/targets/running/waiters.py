@@ -11,6 +11,7 @@ from enum import Enum, auto
 from penstock.targets.rules.breaker import Breaker
 from penstock.targets.rules.pace import Pace
 from penstock.targets.rules.rate_limit import TokenBucket
+from penstock.targets.rules.share import WHOLE, Share
 from penstock.targets.rules.width import Width
 
 __all__ = ["CallQueue", "Priority", "Source", "SourceRefresh", "TableGate"]
@@ -19,10 +20,11 @@ __all__ = ["CallQueue", "Priority", "Source", "SourceRefresh", "TableGate"]
 class Source:
     """One owner of a quota."""
 
-    __slots__ = ("breaker", "bucket", "in_flight", "name", "pace", "width")
+    __slots__ = ("breaker", "bucket", "in_flight", "name", "pace", "share", "width")
 
     def __init__(self, name: str, width: Width, breaker: Breaker, bucket: TokenBucket | None = None) -> None:
         self.name, self.width, self.breaker, self.bucket = name, width, breaker, bucket
+        self.share = WHOLE
         self.pace = Pace()
         self.in_flight = 0
 
@@ -41,7 +43,18 @@ class Source:
     @property
     def load(self) -> float:
         """The share of its width that is taken."""
-        return self.in_flight / self.width.now
+        return self.in_flight / self.width_now
+
+    @property
+    def width_now(self) -> int:
+        """Calls at once that are ours at the moment."""
+        return self.share.of(self.width.now)
+
+    def set_share(self, share: Share) -> None:
+        """Use no more than this of the quota."""
+        self.share = share
+        if self.bucket:
+            self.bucket.share(share.members)
 
 
 class Priority(Enum):

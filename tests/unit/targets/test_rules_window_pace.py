@@ -1,4 +1,4 @@
-"""The pace of a source: free until throttles cost too much, then even, and slowly upward again."""
+"""The pace of a source: free until throttles cost too much, then so many calls a window, and slowly upward again."""
 
 from __future__ import annotations
 
@@ -89,57 +89,69 @@ def test_few_calls_between_throttles_are_added_up():
     for at_s in (0, 2, 4):
         calls(pace, 2, at_s)
         throttle(pace, at_s + 1, 1)
-    assert pace.per_second(5) == pytest.approx(6 / 5)
+    assert pace.per_second(6) == pytest.approx(6 / 6)
 
 
-def test_calls_are_spread_evenly():
+def test_as_many_calls_begin_at_once_as_the_window_takes():
     pace = paced(10)
-    pace.began(20)
-    assert pace.until_s(20) == pytest.approx(20.1, abs=0.001)
-    assert pace.until_s(20.1) is None
+    calls(pace, 99, 20)
+    assert pace.until_s(20) is None
+    pace.began(20.5)
+    assert pace.until_s(20.5) == pytest.approx(30, abs=0.1)
+    assert pace.until_s(30.1) is None
 
 
-def test_a_timer_that_comes_late_is_made_up_for_and_a_pause_is_not():
+def test_a_call_that_was_refused_does_not_fill_the_window():
     pace = paced(10)
-    pace.began(20)
-    pace.began(20.11)
-    assert pace.until_s(20.11) == pytest.approx(20.2, abs=0.001)
-    pace.began(25)
-    assert pace.until_s(25) == pytest.approx(25.09, abs=0.005)
+    calls(pace, 100, 20)
+    pace.refused()
+    assert pace.until_s(20) is None
+
+
+def test_where_time_is_counted_calls_are_spread():
+    pace = Pace()
+    calls(pace, 40, 0)
+    throttle(pace, 1, 9, Limit.TIME)
+    calls(pace, 100, 10)
+    throttle(pace, 11, 9, Limit.TIME)
+    calls(pace, 2, 20)
+    assert pace.until_s(20) == pytest.approx(20.2, abs=0.01)
 
 
 def test_a_pace_that_nobody_minds_grows_faster_and_faster_until_it_is_dropped():
     pace = paced(10)
-    rates = [pace.per_second(20 + spans * 10) for spans in range(4)]
-    assert rates == [pytest.approx(10 * 1.1**n) for n in (0, 1, 3, 7)]
-    assert pace.per_second(20 + 45) is not None
-    assert pace.per_second(20 + 47) is None
-    pace.began(67)
-    assert pace.until_s(67) is None
+    span_s = 2 * 10
+    rates = [pace.per_second(20 + spans * span_s) for spans in range(4)]
+    assert rates == [pytest.approx(10 * 1.002**n) for n in (0, 1, 3, 7)]
+    assert pace.per_second(20 + 10 * span_s) is not None
+    assert pace.per_second(20 + 10.5 * span_s) is None
+    calls(pace, 1000, 20 + 10.5 * span_s)
+    assert pace.until_s(20 + 10.5 * span_s) is None
 
 
 def test_after_a_pace_was_dropped_one_throttle_is_again_no_reason_for_another():
     pace = paced(10)
-    calls(pace, 100, 80, 0.01)
-    throttle(pace, 90, 1)
-    assert pace.per_second(91) is None
+    calls(pace, 100, 240, 0.01)
+    throttle(pace, 250, 1)
+    assert pace.per_second(251) is None
 
 
 def test_a_pace_that_was_refused_is_lowered_a_little_and_stays_there_before_it_grows_again():
     pace = paced(10)
-    throttle(pace, 30, 1)
-    assert [pace.per_second(31 + after_s) for after_s in (0, 25, 50)] == [pytest.approx(0.98 * 11)] * 3
-    assert pace.per_second(31 + 100) == pytest.approx(0.98 * 11 * 1.1)
+    throttle(pace, 40, 1)
+    refused = 10 * 1.002
+    assert [pace.per_second(41 + after_s) for after_s in (0, 25, 50)] == [pytest.approx(0.98 * refused)] * 3
+    assert pace.per_second(41 + 100) == pytest.approx(0.98 * refused * 1.002)
 
 
 def test_a_pace_that_is_refused_again_at_once_is_lowered_twice_as_much_and_comes_back_slowly():
     pace = paced(10)
-    throttle(pace, 30, 1)
-    throttle(pace, 31, 1)
-    refused = 0.98 * 11
-    assert pace.per_second(32) == pytest.approx(0.96 * refused)
-    assert pace.per_second(32 + 25) == pytest.approx(0.97 * refused)
-    assert pace.per_second(32 + 50) == pytest.approx(0.98 * refused)
+    throttle(pace, 40, 1)
+    throttle(pace, 41, 1)
+    refused = 0.98 * 10 * 1.002
+    assert pace.per_second(42) == pytest.approx(0.96 * refused)
+    assert pace.per_second(42 + 25) == pytest.approx(0.97 * refused)
+    assert pace.per_second(42 + 50) == pytest.approx(0.98 * refused)
 
 
 def test_a_pace_that_is_refused_again_later_is_left_alone_for_longer_each_time():
@@ -177,7 +189,7 @@ def test_whatever_happens_the_next_call_is_never_far_away(happenings):
     for count, apart_s, wait_s, limit in happenings:
         for _ in range(count + 1):
             due_s = pace.until_s(now_s) or now_s
-            assert due_s - now_s <= 60 / 5  # a pace needs five calls in a minute to begin with
+            assert due_s - now_s <= 60 * 1.03  # no window is longer than a minute, less a step back
             pace.began(due_s)
             now_s = due_s + apart_s
         pace.refused()
