@@ -7,10 +7,14 @@ import contextlib
 import getpass
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
+from copy import copy
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
+from penstock.access.audit import Audit
+from penstock.access.keys import ApiKeys
+from penstock.access.model import Principal
 from penstock.blobs.checks.policy import BlobPolicy
 from penstock.blobs.opening import open_storage
 from penstock.blobs.service import Blobs
@@ -29,13 +33,16 @@ from penstock.lifecycles.scope import Scope
 from penstock.lifecycles.service import Lifecycles
 from penstock.operations.intake import Source
 from penstock.operations.model import Difference, Operation, VerifyReport
+from penstock.operations.proof.doctor import diagnose
+from penstock.operations.proof.symptoms import Diagnosis
 from penstock.operations.rows.lifespans import Lifespans
 from penstock.operations.service import Operations
 from penstock.operations.signals import Signals
 from penstock.operations.views.operation_views import is_time_counted, latest_instant
+from penstock.operations.visibility import Visible
 from penstock.operations.worker.worker import Worker
 from penstock.pipeline import Definition, definition_of
-from penstock.services import Check, OnHint, Service
+from penstock.services import Check, OnHint, Service, SymptomSource
 from penstock.settings import Settings, load_settings
 from penstock.targets.quotas import use_quotas
 from penstock.targets.sql_quotas import SqlQuotas
@@ -52,6 +59,7 @@ KEYS_SWEEP_S = 60.0
 LIFECYCLES_TICK_S = 2.0
 DELIVERIES_TICK_S = 1.0
 BLOBS_SWEEP_S = 60.0
+DELIVERIES_GRACE_S = 5.0  # for what is being sent when the last worker stops
 
 
 class Penstock:
@@ -76,6 +84,7 @@ class Penstock:
         self.lifespans = Lifespans()
         self._workers: set[Worker] = set()
         self.hint_carriers: list[OnHint] = []
+        self.symptom_sources: list[SymptomSource] = []
         self.checks = [
             Check("lifecycles", self._verify_lifecycles),
             Check("blobs", self._verify_blobs),
@@ -103,7 +112,15 @@ class Penstock:
             hint=self.hint,
         )
         self.idempotency = Idempotency(SqlStore(db), entropy=entropy)
-        self.signals = Signals(db, definitions, clock=clock, entropy=entropy, actor=actor, hint=self.hint)
+        self.signals = Signals(
+            db,
+            definitions,
+            clock=clock,
+            entropy=entropy,
+            actor=actor,
+            hint=self.hint,
+            secret_keys=settings.secret_keys,
+        )
         self.lifecycles = Lifecycles(
             Scope(
                 db,
@@ -130,6 +147,8 @@ class Penstock:
         )
         self.webhooks = self.events.webhooks
         self.quotas = SqlQuotas(db, lambda: operation_id(clock, entropy))
+        self.audit = Audit(db, page_max=settings.page_max)
+        self.keys = ApiKeys(db, clock=clock, entropy=entropy, actor=actor)
 
     @classmethod
     @asynccontextmanager
@@ -217,7 +236,21 @@ class Penstock:
             finally:
                 self._workers.discard(worker)
                 if not self._workers:
-                    await self.events.stop()
+                    await self.events.stop(min(self.settings.shutdown_s, DELIVERIES_GRACE_S))
+
+    @asynccontextmanager
+    async def working(self) -> AsyncIterator[Worker]:
+        """A worker that runs in the background while the block lasts, as in the lifespan of a web application.
+
+        The block's end stops it as SIGTERM would stop `penstock worker`. What ends the worker ends the block.
+        """
+        stop = asyncio.Event()
+        async with self.worker() as worker, asyncio.TaskGroup() as group:
+            group.create_task(worker.run(stop), name="worker")
+            try:
+                yield worker
+            finally:
+                stop.set()
 
     def _services(self) -> tuple[Service, ...]:
         """What capabilities have their workers do in the background."""
@@ -255,14 +288,38 @@ class Penstock:
     async def _tick_lifecycles(self) -> None:
         await self.lifecycles.tick_all()
 
+    def seen_by(self, principal: Principal) -> Penstock:
+        """The same for one caller: their tenant's operations and lifecycles, of the operations that they may use.
+
+        For them nothing else exists: it is not found, not listed and not touched. What they do is done in their name.
+        """
+        scoped = copy(self)
+        scoped.checks = []  # they look at what belongs to all
+        visible = Visible.of(principal.tenant, principal.operations, self.definitions)
+        scoped.operations = self.operations.seen_by(visible, actor=principal.name)
+        scoped.signals = self.signals.seen_by(visible, actor=principal.name)
+        scoped.lifecycles = self.lifecycles.tenant(principal.tenant)
+        scoped.deliveries = scoped.lifecycles.deliveries
+        whole = principal.operations is None
+        scoped.webhooks = self.webhooks.seen_by(principal.tenant, actor=principal.name, is_whole=whole)
+        scoped.blobs = self.blobs.tenant(principal.tenant)
+        scoped.audit = self.audit.seen_by(principal.tenant)
+        scoped.definitions = {key: found for key, found in self.definitions.items() if visible.includes(key)}
+        return scoped
+
     def transaction(self) -> UnitOfWork:
         """A transaction for your own statements: `async with penstock.transaction() as tx: await tx.execute(…)`.
 
-        It commits when the block ends well. `lifecycles.start`, `trigger`, `force`, `change_data`,
-        `deliveries.acknowledge` and `blobs.reference`, `unreference`, `hold`, `release` and `delete` take it as `tx`
-        and commit with it; nothing else of this `Penstock` that writes is called inside it.
+        It commits when the block ends well. `operations.create`, `signals.complete` and `fail`, `lifecycles.start`,
+        `trigger`, `force`, `change_data`, `deliveries.acknowledge` and `blobs.reference`, `unreference`, `hold`,
+        `release` and `delete` take it as `tx` and commit with it; nothing else of this `Penstock` that writes is called
+        inside it.
         """
         return self.db.unit()
+
+    async def diagnose(self) -> Diagnosis:
+        """What `penstock doctor` finds: checks of the database, workers, open operations and file storage."""
+        return await diagnose(self.settings, self.clock, self.symptom_sources)
 
     def hint(self, operation: str | None = None, due_us: int | None = None) -> None:
         """Tell the workers of this process, and whoever carries hints to others, that there may be something to do."""

@@ -7,19 +7,25 @@ PenstockError
 │   ├── FileRejected        the file as a whole cannot be read
 │   ├── MetadataInvalid     the metadata does not fit the operation
 │   ├── SettingsInvalid     a setting or option is unknown or out of range
+│   ├── TooLarge            send less at once
 │   └── RowInvalid          raised by your validators: this row is wrong
 ├── NotFound                look elsewhere
 │   ├── FileChanged         a stored file is not the one that was checked
 │   └── NoSuchWait          no row could ever wait for that signal
 ├── Conflict                the record is not in a state for that
 │   ├── IllegalMove         a machine's table does not list that move
+│   ├── PreconditionFailed  it has changed since you read it: read it again
 │   └── KeyRefused          an idempotency key is in use, or was used for something else
+├── AccessRefused           send a credential that may do this
+│   ├── Unauthenticated     the credential is missing, wrong or over
+│   └── Forbidden           the credential has not the role or the right
 ├── Unavailable             retry later
 │   ├── DatabaseUnready     the schema needs `penstock db upgrade`
 │   ├── DatabaseUnsafe      the server's settings could lose commits
 │   ├── DiskFull            make room on the disk of the database or the storage folder
 │   ├── FileUnreadable      this process cannot read a stored file
 │   ├── SecretsUnreadable   this process has not the key to stored secrets
+│   ├── Throttled           too many requests; it says when to come again
 │   └── OperationUnready    an operation's lifespan raises
 ├── DatabaseDamaged         restore the database: what it holds cannot be read
 ├── StepFailed              raised by your steps: this row cannot succeed
@@ -33,6 +39,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 __all__ = [
+    "AccessRefused",
     "Conflict",
     "DatabaseDamaged",
     "DatabaseUnready",
@@ -44,6 +51,7 @@ __all__ = [
     "FileChanged",
     "FileRejected",
     "FileUnreadable",
+    "Forbidden",
     "IllegalMove",
     "InvalidInput",
     "KeyRefused",
@@ -52,11 +60,15 @@ __all__ = [
     "NotFound",
     "OperationUnready",
     "PenstockError",
+    "PreconditionFailed",
     "RetryLater",
     "RowInvalid",
     "SecretsUnreadable",
     "SettingsInvalid",
     "StepFailed",
+    "Throttled",
+    "TooLarge",
+    "Unauthenticated",
     "Unavailable",
 ]
 
@@ -106,6 +118,10 @@ class MetadataInvalid(InvalidInput):
 
 class SettingsInvalid(InvalidInput):
     """A setting or an option is unknown, of the wrong type or out of range."""
+
+
+class TooLarge(InvalidInput):
+    """What was sent has more bytes, rows or parts than are accepted at once."""
 
 
 class RowInvalid(InvalidInput):
@@ -158,6 +174,10 @@ class IllegalMove(Conflict):
         super().__init__(f"{subject} is {state}, and {event!r} is not possible in this state; {may}")
 
 
+class PreconditionFailed(Conflict):
+    """The record is not any more as the caller has seen it."""
+
+
 class KeyRefused(Conflict):
     """An idempotency key does not admit this request; `reason` says why.
 
@@ -168,6 +188,18 @@ class KeyRefused(Conflict):
     def __init__(self, reason: str, message: str, *, key: str, retry_after_s: int | None = None) -> None:
         super().__init__(message)
         self.reason, self.key, self.retry_after_s = reason, key, retry_after_s
+
+
+class AccessRefused(PenstockError):
+    """Whoever asks may not do this."""
+
+
+class Unauthenticated(AccessRefused):
+    """There is no credential, or it is wrong, expired or revoked."""
+
+
+class Forbidden(AccessRefused):
+    """The credential is good, and has not the role or the right that this needs."""
 
 
 class Unavailable(PenstockError):
@@ -192,6 +224,14 @@ class FileUnreadable(Unavailable):
 
 class SecretsUnreadable(Unavailable):
     """Secrets in an operation's metadata are encrypted with a key that this process has not; another may."""
+
+
+class Throttled(Unavailable):
+    """Too many requests at once; come again after `retry_after_s`."""
+
+    def __init__(self, message: str, *, retry_after_s: int) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class OperationUnready(Unavailable):

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from penstock.errors import (
+    AccessRefused,
     Conflict,
     DatabaseDamaged,
     DatabaseUnready,
@@ -15,6 +16,7 @@ from penstock.errors import (
     DefinitionInvalid,
     Fault,
     FileRejected,
+    Forbidden,
     IllegalMove,
     InvalidInput,
     KeyRefused,
@@ -22,8 +24,12 @@ from penstock.errors import (
     NoSuchWait,
     NotFound,
     PenstockError,
+    PreconditionFailed,
     RowInvalid,
     SettingsInvalid,
+    Throttled,
+    TooLarge,
+    Unauthenticated,
     Unavailable,
 )
 from penstock.idempotency.model import KeyRecord
@@ -80,14 +86,20 @@ PROBLEMS: tuple[tuple[type[PenstockError], int, str, str], ...] = (
     (DefinitionInvalid, 422, "definition-invalid", "The document of the definition is invalid"),
     (DeclarationError, 422, "declaration-error", "The declaration of an operation is invalid"),
     (RowInvalid, 422, "row-invalid", "The row is invalid"),
+    (TooLarge, 413, "too-large", "Too much was sent at once"),
     (InvalidInput, 422, "invalid-input", "The input is invalid"),
+    (Unauthenticated, 401, "unauthenticated", "A credential is needed"),
+    (Forbidden, 403, "forbidden", "The credential may not do this"),
+    (AccessRefused, 403, "access-refused", "Access is refused"),
     (NoSuchWait, 404, "no-such-wait", "No row can wait for this signal"),
     (NotFound, 404, "not-found", "Not found"),
     (IllegalMove, 409, "illegal-move", "Not possible in the current state"),
+    (PreconditionFailed, 412, "precondition-failed", "It has changed since it was read"),
     (KeyRefused, 409, "idempotency-key-refused", "Not possible in the current state of the idempotency key"),
     (Conflict, 409, "conflict", "Not possible in the current state"),
     (DatabaseUnready, 503, "database-unready", "The database needs an upgrade"),
     (DatabaseUnsafe, 503, "database-unsafe", "The database settings could lose commits"),
+    (Throttled, 429, "throttled", "Too many requests"),
     (Unavailable, 503, "unavailable", "Temporarily unavailable"),
     (DatabaseDamaged, 500, "database-damaged", "The database is damaged"),
     (PenstockError, 500, "error", "Error"),
@@ -171,6 +183,7 @@ def row(found: RowView) -> Document:
         "rowNumber": found.number,
         "rowId": found.row_key,
         "state": found.state,
+        "currentState": found.state,  # the same, as BulkSharp's rows name it
         "currentStep": found.step_name,
         "currentStepIndex": found.step,
         "completedSteps": found.completed_steps,

@@ -29,11 +29,15 @@ MIB = 1024 * 1024
 PREFIX = "PENSTOCK_"
 STORES = ("s3", "gs", "az", "abfs", "abfss", "memory")  # what storage_url may begin with, beside file
 FILE = Path("penstock.toml")
+# Signed with a private key that we have not: with a shared secret, whoever checks tokens could make them.
+ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
 LISTED = "; `penstock config` lists them all"
 SMTP_SCHEMES = ("smtp", "smtps", "smtp+starttls")
+Role = Literal["read", "operate", "admin"]
 LogLevel = Literal["debug", "info", "warning", "error", "critical"]
 SECRET = ("secret_key", "smtp_url")  # what was found is not repeated
 # Variables of the test suite and of the command's own shell completion are no settings.
+TABLES = ("operations", "oidc_roles")  # JSON objects in the environment
 FOREIGN = (f"{PREFIX}TEST_", f"_{PREFIX}")
 
 
@@ -54,6 +58,8 @@ class Settings(BaseModel):
     )
     app: str | None = Field(default=None, description="the module that holds the operations")
     public_url: str | None = Field(default=None, description="how the outside reaches this service, for callbacks")
+    url: str | None = Field(default=None, description="the server that commands ask, instead of a database")
+    api_key: SecretStr | None = Field(default=None, description="the key or token with which commands ask a server")
     chunk_rows: int = Field(
         default=1000, ge=1, le=10_000, description="rows to a chunk; to four times as many in a large file"
     )
@@ -78,10 +84,8 @@ class Settings(BaseModel):
     sync_threads: int = Field(default=16, ge=1, description="threads for steps and validators declared with plain def")
     row_bytes_max: int = Field(default=MIB, ge=1, description="the largest row a reader accepts")
     output_bytes_max: int = Field(default=64 * 1024, ge=1, description="the largest output a step may return")
+    upload_bytes_max: int = Field(default=1024 * MIB, ge=0, description="the largest file an upload may have; any if 0")
     metadata_bytes_max: int = Field(default=MIB, ge=1, description="the largest metadata an operation may have")
-    upload_bytes_max: int = Field(
-        default=1024 * MIB, ge=0, description="the largest file that the API takes; of any size if 0"
-    )
     keep: dict[str, float | None] = Field(
         default_factory=dict,
         description="how long what is kept of operations that have ended, such as 90d; for ever unless set",
@@ -102,6 +106,39 @@ class Settings(BaseModel):
     )
     page_max: int = Field(default=1000, ge=1, description="the longest page a query returns")
     log_level: LogLevel = Field(default="info", description="how much is logged")
+    tenant_bytes_per_day: int = Field(
+        default=0, ge=0, description="how many bytes of files a tenant may submit over HTTP within a day; 0: any"
+    )
+    tenant_open_operations_max: int = Field(
+        default=0,
+        ge=0,
+        description="how many operations a tenant may have under way to submit one more; 0: any",
+    )
+    rate_per_s: float = Field(
+        default=1000, ge=0, description="requests a second that one caller may send to one server; 0: any"
+    )
+    rate_burst: int = Field(default=2000, ge=1, description="requests that one caller may send at once")
+    session_s: float = Field(default=8 * 3600.0, gt=0, description="how long a login to the dashboard lasts")
+    oidc_issuer: str | None = Field(default=None, description="whose tokens the API accepts: their `iss`")
+    oidc_audience: str | None = Field(default=None, description="for whom accepted tokens are made: their `aud`")
+    oidc_jwks_url: str | None = Field(default=None, description="where the public keys of the issuer are")
+    oidc_keys: str | None = Field(default=None, description="the issuer's public keys themselves: PEM, or a JWKS")
+    oidc_algorithms: str = Field(default="RS256 ES256", description="how accepted tokens may be signed")
+    oidc_leeway_s: float = Field(default=30.0, ge=0, le=300, description="how far the issuer's clock may be off")
+    oidc_name_claim: str = Field(default="sub", description="the claim that names who asks")
+    oidc_roles_claim: str = Field(default="roles", description="the claim that holds roles; dots lead into objects")
+    oidc_roles: dict[str, Role] = Field(
+        default_factory=dict, description="the role for each value of that claim; without any, its values are roles"
+    )
+    oidc_tenant_claim: str | None = Field(
+        default=None, description="the claim that names the tenant; tokens without it are refused then"
+    )
+    oidc_operations_claim: str | None = Field(
+        default=None, description="the claim that lists the operations that may be used; tokens without it may use none"
+    )
+    log_format: Literal["text", "json"] = Field(
+        default="text", description="log lines for people, or a JSON object each"
+    )
     operations: dict[str, dict[str, Any]] = Field(default_factory=dict, description="options by operation and step")
 
     @field_validator("storage_url")
@@ -112,11 +149,6 @@ class Settings(BaseModel):
             known = ", ".join(f"{each}://" for each in STORES)
             raise ValueError(f"files can be stored in a folder (file:…) or in {known}; {scheme}:// is not known")
         return url
-
-    @field_validator("keep", mode="before")
-    @classmethod
-    def _is_a_policy(cls, given: Any) -> Any:
-        return parse_keep(given)
 
     @field_validator("webhook_networks")
     @classmethod
@@ -140,6 +172,11 @@ class Settings(BaseModel):
         """The setting `webhook_networks`, parsed."""
         return _networks(self.webhook_networks)
 
+    @field_validator("keep", mode="before")
+    @classmethod
+    def _is_a_policy(cls, given: Any) -> Any:
+        return parse_keep(given)
+
     @field_validator("secret_key")
     @classmethod
     def _are_keys(cls, given: SecretStr | None) -> SecretStr | None:
@@ -147,6 +184,23 @@ class Settings(BaseModel):
         if given is not None and not (keys and all(map(is_key, keys))):
             raise ValueError("takes keys as `penstock config --new-key` makes them, separated by commas or spaces")
         return given
+
+    @field_validator("oidc_jwks_url")
+    @classmethod
+    def _is_trusted(cls, url: str | None) -> str | None:
+        parts = urlsplit(url or "https://-")
+        if parts.scheme != "https" and not (parts.scheme == "http" and parts.hostname in ("127.0.0.1", "localhost")):
+            raise ValueError("keys are fetched by https:// only, or from this machine")
+        return url
+
+    @field_validator("oidc_algorithms")
+    @classmethod
+    def _are_asymmetric(cls, given: str) -> str:
+        names = given.replace(",", " ").split()
+        wrong = [name for name in names if name not in ALGORITHMS]
+        if wrong or not names:
+            raise ValueError(f"takes one or more of {', '.join(ALGORITHMS)}; found {' '.join(wrong) or 'none'}")
+        return " ".join(names)
 
     @property
     def secret_keys(self) -> SecretKeys:
@@ -284,7 +338,7 @@ def _environment_values(environ: Mapping[str, str]) -> Iterator[tuple[str, Any]]
     for name, value in environ.items():
         if name.startswith(PREFIX) and not name.startswith(FOREIGN):
             setting = name.removeprefix(PREFIX).lower()
-            yield setting, _table(name, value) if setting == "operations" else value
+            yield setting, _table(name, value) if setting in TABLES else value
 
 
 def _table(name: str, value: str) -> Any:

@@ -13,9 +13,9 @@ import typer
 
 from penstock.cli import main
 from penstock.cli.app import app
-from penstock.cli.machines import built_in
 from penstock.cli.problems import EXIT_MEANINGS
 from penstock.machine import Machine
+from penstock.machines import built_in
 
 APP = str(Path(__file__).parent / "cli_app.py")
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,11 +71,16 @@ def run_console(block: Block, folder: Path) -> None:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_the_examples_of_a_document_work_as_shown(document: Path, tmp_path: Path):
-    for block in blocks(document):
-        if "file" in block.options:
-            (tmp_path / block.options["file"]).write_text(block.text)
-        elif block.kind == "console":
-            run_console(block, tmp_path)
+    try:
+        for block in blocks(document):
+            if "file" in block.options:
+                (tmp_path / block.options["file"]).write_text(block.text)
+            elif block.kind == "console":
+                run_console(block, tmp_path)
+    finally:
+        for started in tmp_path.glob("*.pid"):  # what the example would have ended
+            with suppress(ProcessLookupError, ValueError):
+                os.kill(int(started.read_text()), signal.SIGTERM)
 
 
 def test_the_first_document_has_an_example():

@@ -24,16 +24,20 @@ LINES: tuple[tuple[str, ...], ...] = (
     ("journal", "formats", "targets"),
     ("outbox",),
     ("blobs",),
-    ("idempotency", "lifecycles"),
+    ("idempotency", "lifecycles", "access"),
     ("operations",),
     ("event_sources",),
-    ("engine",),
+    ("machines", "engine"),
     ("resources",),
-    ("blob_resources", "lifecycle_resources", "webhook_resources", "worker", "api", "dashboard", "client"),
+    ("blob_resources", "lifecycle_resources", "access_resources", "webhook_resources", "telemetry"),
+    ("api",),
+    ("dashboard", "client"),
+    ("api.app",),  # puts the API and the dashboard together
     ("cli",),
     ("testing", "pytest_plugin"),
 )
 LEVEL = {part: level for level, line in enumerate(LINES) for part in line}
+APART = tuple(part for part in LEVEL if "." in part)  # modules that stand elsewhere than their folders
 FACADES = ("__init__", "__main__")  # they only re-export or start
 
 # The package root exports what users write, so it stands with the engine; modules below may not use it.
@@ -43,7 +47,9 @@ ROOT_LEVEL = LEVEL["engine"]
 OPERATIONS: tuple[tuple[str, ...], ...] = (
     ("states", "messages", "counts", "row_keys", "thresholds"),
     ("model", "tables"),
+    ("visibility", "auditing"),
     ("moves", "operation_ids", "worker_records"),
+    ("quotas",),
     ("chunk",),
     ("rows",),
     ("inbox",),
@@ -54,13 +60,16 @@ OPERATIONS: tuple[tuple[str, ...], ...] = (
     ("telling",),
     ("proof",),
     ("worker",),
-    ("intake", "control", "editing", "migrating", "retrying", "signals"),
+    ("intake", "control", "editing", "exporting", "migrating", "retrying", "signal_urls"),
+    ("signals",),
     ("checking",),
     ("service",),
 )
 LEVEL_IN_OPERATIONS = {part: level for level, line in enumerate(OPERATIONS) for part in line}
 
 PURE = (
+    "access.chain",
+    "access.model",
     "machine",
     "errors",
     "graphs.checks",
@@ -169,6 +178,9 @@ def _is_function(node: ast.AST) -> bool:
 
 def part_of(name: str) -> str:
     """The folder or top module a dotted name below the package belongs to."""
+    for part in APART:
+        if name == part or name.startswith(f"{part}."):
+            return part
     return name.partition(".")[0]
 
 

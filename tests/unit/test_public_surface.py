@@ -26,10 +26,13 @@ def test_the_package_exports_the_names_of_the_tutorial_and_no_more():
         "Context",
         "Done",
         "Machine",
+        "Notify",
+        "OperationEvent",
         "Penstock",
         "PenstockError",
         "Pipeline",
         "RetryLater",
+        "RowFailure",
         "RowInvalid",
         "StepFailed",
         "operation",
@@ -82,7 +85,8 @@ def test_every_error_is_ours_and_stands_in_the_tree():
 
 def test_every_error_is_in_one_of_the_families_that_say_what_to_do():
     families = {kind.__name__ for kind in errors.PenstockError.__subclasses__() if kind.__module__ == errors.__name__}
-    what_to_do = {"InvalidInput", "NotFound", "Conflict", "Unavailable", "DatabaseDamaged", "StepFailed", "RetryLater"}
+    what_to_do = {"InvalidInput", "NotFound", "Conflict", "AccessRefused", "Unavailable", "DatabaseDamaged"}
+    what_to_do |= {"StepFailed", "RetryLater"}
     assert families == what_to_do
 
 

@@ -16,12 +16,12 @@ from typer.main import get_command
 
 from penstock import errors
 from penstock.cli.app import app
-from penstock.cli.machines import built_in
 from penstock.cli.problems import EXIT_CODES as ERROR_CODES
 from penstock.cli.problems import EXIT_MEANINGS, INTERRUPTED, ONLY_SIGNALS_AWAITED
 from penstock.cli.run import EXIT_CODES as RUN_CODES
 from penstock.errors import PenstockError
 from penstock.formats.opening import EXTENSIONS
+from penstock.machines import built_in
 from penstock.operations.states import OPERATION, ROW_STEP
 from penstock.operations.views.error_views import ERROR_TYPES
 from penstock.pipeline.options import STEP_RULES, OperationOptions, StepOptions
@@ -30,7 +30,7 @@ from penstock.settings import Settings
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 REFERENCE = DOCS / "reference"
-SHARED_OPTIONS = {"--db", "--app", "--json", "--limit", "--cursor"}
+SHARED_OPTIONS = {"--db", "--url", "--app", "--json", "--limit", "--cursor"}
 LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)#\s]+)(?:#[^)]*)?\)")
 COVERED = re.compile(r"(?:SM|SG|GR|LC)-\d{3}")
 

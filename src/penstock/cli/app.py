@@ -13,17 +13,20 @@ from typing import Annotated
 import typer
 
 from penstock.cli import (
+    audit,
     blobs,
     config,
     db,
     deliveries,
     doctor,
     idempotency,
+    keys,
     lifecycle,
     load,
     machines,
     ops,
     run,
+    serve,
     submit,
     verify,
     waits,
@@ -49,6 +52,7 @@ run.add_to(app)
 submit.add_to(app)
 load.add_to(app)
 worker.add_to(app)
+serve.add_to(app)
 ops.add_to(app)
 waits.add_to(app)
 lifecycle.add_to(app)
@@ -60,6 +64,8 @@ verify.add_to(app)
 doctor.add_to(app)
 db.add_to(app)
 idempotency.add_to(app)
+keys.add_to(app)
+audit.add_to(app)
 config.add_to(app)
 
 

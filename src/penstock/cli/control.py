@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.options import App, Cause, Db, Json, OperationId, command
+from penstock.cli.options import App, Cause, Db, Json, OperationId, Url, command
 from penstock.cli.printable import counted, short_id
 from penstock.cli.problems import WrongUsage
 from penstock.cli.session import Place, about, ask
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from penstock.operations.retrying import Eligibility, Retry
     from penstock.pipeline import Definition
 
-__all__ = ["add_to", "cancel", "edit", "migrate", "pause", "resume", "retry"]
+__all__ = ["add_to", "cancel", "edit", "migrate", "pause", "resume", "retry", "row_numbers"]
 
 ROWS_NAMED_MAX = 100_000
 SKIPPED_SHOWN = 20
@@ -39,19 +39,31 @@ def add_to(ops: typer.Typer) -> None:
     command(ops, "fix", edit, example="ops fix 0199a3c2-1b2f 17 price=9.90", is_hidden=True)  # its first name
 
 
-def cancel(operation: OperationId, *, cause: Cause = None, db: Db = None, as_json: Json = False) -> None:
+def cancel(
+    operation: OperationId, *, cause: Cause = None, db: Db = None, url: Url = None, as_json: Json = False
+) -> None:
     """Cancel an operation: no more rows start, and unfinished rows end as Cancelled."""
-    _steer(Place(db), operation, lambda penstock, id: penstock.operations.cancel(id, cause=cause), as_json=as_json)
+    _steer(
+        Place(db, url=url), operation, lambda penstock, id: penstock.operations.cancel(id, cause=cause), as_json=as_json
+    )
 
 
-def pause(operation: OperationId, *, cause: Cause = None, db: Db = None, as_json: Json = False) -> None:
+def pause(
+    operation: OperationId, *, cause: Cause = None, db: Db = None, url: Url = None, as_json: Json = False
+) -> None:
     """Pause an operation: running steps finish, no others start until it is resumed; deadlines still count."""
-    _steer(Place(db), operation, lambda penstock, id: penstock.operations.pause(id, cause=cause), as_json=as_json)
+    _steer(
+        Place(db, url=url), operation, lambda penstock, id: penstock.operations.pause(id, cause=cause), as_json=as_json
+    )
 
 
-def resume(operation: OperationId, *, cause: Cause = None, db: Db = None, as_json: Json = False) -> None:
+def resume(
+    operation: OperationId, *, cause: Cause = None, db: Db = None, url: Url = None, as_json: Json = False
+) -> None:
     """Resume a paused operation; a worker continues it."""
-    _steer(Place(db), operation, lambda penstock, id: penstock.operations.resume(id, cause=cause), as_json=as_json)
+    _steer(
+        Place(db, url=url), operation, lambda penstock, id: penstock.operations.resume(id, cause=cause), as_json=as_json
+    )
 
 
 def migrate(
@@ -106,6 +118,7 @@ def retry(
         bool, typer.Option("--check", help="Only report whether a retry is possible, and why not.")
     ] = False,
     db: Db = None,
+    url: Url = None,
     as_json: Json = False,
 ) -> None:
     """Run failed rows again from the step that failed; a worker runs them.
@@ -115,13 +128,13 @@ def retry(
     if check:
         if rows is not None or confirm_doubt:
             raise WrongUsage("--check reports on all failed rows and cannot be used with --rows or --confirm-doubt")
-        _check(Place(db), operation, as_json=as_json)
+        _check(Place(db, url=url), operation, as_json=as_json)
         return
     if confirm_doubt and rows is None:
         raise WrongUsage("--confirm-doubt needs --rows: name the rows that you have checked")
-    named = None if rows is None else list(_row_numbers(rows))
+    named = None if rows is None else list(row_numbers(rows))
     _ask_again(
-        Place(db),
+        Place(db, url=url),
         operation,
         lambda penstock, id: penstock.operations.retry(id, rows=named, confirm_doubt=confirm_doubt),
         as_json=as_json,
@@ -146,6 +159,7 @@ def edit(
         ),
     ] = None,
     db: Db = None,
+    url: Url = None,
     app: App = None,
     as_json: Json = False,
 ) -> None:
@@ -153,13 +167,13 @@ def edit(
 
     With --app the row is validated at once; a worker validates it in any case.
     """
-    place = Place(db, app)
+    place = Place(db, app, url)
     given = dict(map(_change, changes))
     _ask_again(
         place,
         operation,
         lambda penstock, id: penstock.operations.edit_row(id, row, given, generation=generation),
-        definitions=place.definitions_if_named(),
+        definitions=() if place.server else place.definitions_if_named(),
         as_json=as_json,
     )
 
@@ -240,7 +254,7 @@ def _ask_again(
     Screen(as_json=as_json).answer(lambda: resources.retry(exact, found), people)
 
 
-def _row_numbers(written: str) -> Iterator[int]:
+def row_numbers(written: str) -> Iterator[int]:
     """Row numbers from a list such as 3,7-9."""
     total = 0
     for part in written.split(","):
@@ -252,7 +266,7 @@ def _row_numbers(written: str) -> Iterator[int]:
             raise WrongUsage(f"--rows: numbers start at 1 and ranges go upwards; found {part.strip()!r}")
         total += last - first + 1
         if total > ROWS_NAMED_MAX:
-            raise WrongUsage(f"--rows takes {ROWS_NAMED_MAX:,} rows at most; leave it out to retry all failed rows")
+            raise WrongUsage(f"--rows takes {ROWS_NAMED_MAX:,} rows at most; leave it out for all")
         yield from range(first, last + 1)
 
 

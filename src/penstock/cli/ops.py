@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli import control, prune, waits, watch
+from penstock.cli import control, erase, prune, waits, watch
 from penstock.cli.inputs import InputFile, Meta, MetaFile, OperationName, Set, existing_file, metadata, overrides
-from penstock.cli.options import App, Cursor, Db, Json, Limit, OperationId, OperationIdOrAll, command, group
-from penstock.cli.pages import Part, answer_page
-from penstock.cli.session import Place, about, ask, opened
+from penstock.cli.options import App, Cursor, Db, Json, Limit, OperationId, OperationIdOrAll, Url, command, group
+from penstock.cli.pages import answer_page
+from penstock.cli.session import Place, about, ask, reached
 
 if TYPE_CHECKING:
     from penstock.engine import Penstock
-    from penstock.operations.model import ErrorGroup, Event, FileCheck, Operation, Page
+    from penstock.operations.model import ErrorGroup, FileCheck, Operation
 
 __all__ = ["add_to"]
 
@@ -52,6 +52,7 @@ def add_to(app: typer.Typer) -> None:
     watch.add_to(ops)
     control.add_to(ops)
     prune.add_to(ops)
+    erase.add_to(ops)
 
 
 def list_(
@@ -81,6 +82,7 @@ def list_(
     limit: Limit = 20,
     cursor: Cursor = None,
     db: Db = None,
+    url: Url = None,
     as_json: Json = False,
 ) -> None:
     """List operations, newest first."""
@@ -88,7 +90,7 @@ def list_(
     from penstock.cli import views
 
     answer_page(
-        Place(db),
+        Place(db, url=url),
         lambda penstock, part: penstock.operations.list(
             name=name,
             status=status,
@@ -114,6 +116,7 @@ def show(
     *,
     row: Annotated[int | None, typer.Option("--row", min=1, metavar="N", help="Show this row and its steps.")] = None,
     db: Db = None,
+    url: Url = None,
     as_json: Json = False,
 ) -> None:
     """Show one operation, or one of its rows with all steps."""
@@ -123,10 +126,10 @@ def show(
 
     screen = Screen(as_json=as_json)
     if row is not None:
-        found = ask(Place(db), about(operation, lambda penstock, id: penstock.operations.row(id, row)))
+        found = ask(Place(db, url=url), about(operation, lambda penstock, id: penstock.operations.row(id, row)))
         screen.answer(lambda: resources.row(found), lambda: [views.row(found)])
         return
-    whole = ask(Place(db), about(operation, lambda penstock, id: penstock.operations.get(id)))
+    whole = ask(Place(db, url=url), about(operation, lambda penstock, id: penstock.operations.get(id)))
     screen.answer(lambda: resources.operation(whole), lambda: [views.operation(whole)])
 
 
@@ -143,6 +146,7 @@ def rows(
     limit: Limit = 20,
     cursor: Cursor = None,
     db: Db = None,
+    url: Url = None,
     as_json: Json = False,
 ) -> None:
     """List rows in file order."""
@@ -150,7 +154,7 @@ def rows(
     from penstock.cli import views
 
     answer_page(
-        Place(db),
+        Place(db, url=url),
         lambda penstock, part: penstock.operations.rows(
             part.operation,
             state=state,
@@ -187,6 +191,7 @@ def errors(
     limit: Limit = 20,
     cursor: Cursor = None,
     db: Db = None,
+    url: Url = None,
     as_json: Json = False,
 ) -> None:
     """List the errors of rows in file order."""
@@ -194,10 +199,10 @@ def errors(
     from penstock.cli import views
 
     if groups:
-        _answer_groups(Place(db), operation, limit=limit, as_json=as_json)
+        _answer_groups(Place(db, url=url), operation, limit=limit, as_json=as_json)
         return
     answer_page(
-        Place(db),
+        Place(db, url=url),
         lambda penstock, part: penstock.operations.errors(
             part.operation,
             row=row,
@@ -251,6 +256,7 @@ def history(
     limit: Limit = 20,
     cursor: Cursor = None,
     db: Db = None,
+    url: Url = None,
     as_json: Json = False,
 ) -> None:
     """List earlier events of rows: failed attempts, retries, edits, lost workers."""
@@ -258,7 +264,7 @@ def history(
     from penstock.cli import views
 
     answer_page(
-        Place(db),
+        Place(db, url=url),
         lambda penstock, part: penstock.operations.history(
             part.operation, row=row, step=step, cursor=part.cursor, limit=part.limit
         ),
@@ -278,25 +284,18 @@ def events(
     limit: Limit = 20,
     cursor: Cursor = None,
     db: Db = None,
+    url: Url = None,
     as_json: Json = False,
 ) -> None:
     """List state changes of operations, oldest first."""
     from penstock import resources
     from penstock.cli import views
-    from penstock.cli.problems import WrongUsage
-    from penstock.operations.model import Page
-
-    if cursor is not None and not cursor.isdigit():
-        raise WrongUsage(f"{cursor!r} is not a cursor of this list")
-
-    async def moves(penstock: Penstock, part: Part) -> Page[Event]:
-        exact = (await penstock.operations.get(part.operation)).id if part.operation else None
-        found = await penstock.operations.events(exact, since=int(cursor or 0), limit=limit + 1)
-        return Page(found[:limit], str(found[limit - 1].sequence) if len(found) > limit else None)
 
     answer_page(
-        Place(db),
-        moves,
+        Place(db, url=url),
+        lambda penstock, part: penstock.operations.events_page(
+            part.operation or None, cursor=part.cursor, limit=part.limit
+        ),
         resources.event,
         views.events,
         operation=operation,
@@ -316,6 +315,7 @@ def validate(
     options: Set = None,
     limit: Limit = 20,
     db: Db = None,
+    url: Url = None,
     app: App = None,
     as_json: Json = False,
 ) -> None:
@@ -327,14 +327,14 @@ def validate(
     from penstock.cli import views
     from penstock.cli.screen import Screen
 
-    place = Place(db, app)
-    definition, path = place.definition(operation), existing_file(file)
+    place = Place(db, app, url)
+    path, definitions = existing_file(file), place.definitions_for(operation)
     given, changed = metadata(meta, meta_file), overrides(options)
 
     async def look() -> FileCheck:
-        async with opened(place, definitions=(definition,), makes=True) as penstock:
+        async with reached(place, definitions=definitions, makes=True) as penstock:
             return await penstock.operations.validate(
-                definition, file=path, metadata=given, options=changed or None, limit_errors=limit
+                operation, file=path, metadata=given, options=changed or None, limit_errors=limit
             )
 
     found = asyncio.run(look())

@@ -22,6 +22,7 @@ __all__ = [
     "Limit",
     "OperationId",
     "OperationIdOrAll",
+    "Url",
     "command",
     "group",
     "help_end",
@@ -31,6 +32,14 @@ Db = Annotated[
     str | None,
     typer.Option(
         "--db", metavar="URL", help="The database URL. Default: PENSTOCK_DATABASE_URL or sqlite:///penstock.db."
+    ),
+]
+Url = Annotated[
+    str | None,
+    typer.Option(
+        "--url",
+        metavar="URL",
+        help="Ask this server instead of a database, with the key in PENSTOCK_API_KEY. Default: PENSTOCK_URL.",
     ),
 ]
 App = Annotated[

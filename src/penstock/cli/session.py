@@ -7,13 +7,12 @@ import logging
 import shlex
 import shutil
 import sys
-import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from penstock.cli.problems import WrongUsage
 from penstock.errors import DeclarationError, NotFound
@@ -34,12 +33,14 @@ __all__ = [
     "log_to_stderr",
     "opened",
     "penstock_command",
+    "reached",
     "require_database",
 ]
 
 T = TypeVar("T")
 
 LAST = "@last"
+NO_SERVER = ""  # instead of an address: the command is about a database, whatever the settings say
 LOG_LINE = "%(levelname)s %(name)s: %(message)s"
 
 
@@ -49,6 +50,19 @@ class Place:
 
     db: str | None = None
     app: str | None = None
+    url: str | None = NO_SERVER
+
+    @property
+    def server(self) -> str | None:
+        """The address of the server that is asked, if it is one; --db says that it is none."""
+        if self.url == NO_SERVER:
+            return None
+        found = self.url or (None if self.db else self.settings().url)
+        if self.url and self.db:
+            raise WrongUsage("--url and --db cannot be used together: a server has its own database")
+        if found and not found.startswith(("http://", "https://")):
+            raise WrongUsage(f"the address of a server begins with http:// or https://; found {found!r}")
+        return found
 
     def settings(self) -> Settings:
         """The effective settings."""
@@ -102,9 +116,14 @@ class Place:
         listed = ", ".join(sorted(definition.name for definition in known.values()))
         raise NotFound(f"unknown operation {name!r}; {hint}known: {listed}")
 
+    def definitions_for(self, name: str) -> tuple[Definition, ...]:
+        """The operation with this name; none where a server has its code."""
+        return () if self.server is not None else (self.definition(name),)
+
     def command(self, *words: str, app: bool = False) -> str:
         """A command to try next, with the options that lead to the same place."""
         options = ["--db", self.db] if self.db else []
+        options += ["--url", self.url] if self.url else []
         if app and self.app:
             options += ["--app", self.app]
         return shlex.join([*penstock_command(), *words, *options])
@@ -120,7 +139,7 @@ async def opened(
     settings = place.settings()
     if not makes:
         require_database(settings.database_url)
-    log_to_stderr(settings.log_level)
+    log_to_stderr(settings.log_level, as_json=settings.log_format == "json")
     # Only they have workers, who fire timers and carry out effects.
     guards, effects = (place.guards(), place.effects()) if makes else ({}, {})
     handlers = place.handlers() if makes else {}
@@ -139,10 +158,29 @@ def ask(
     """The answer to one question to the engine."""
 
     async def answer() -> T:
-        async with opened(place, definitions=definitions) as penstock:
+        async with reached(place, definitions=definitions) as penstock:
             return await question(penstock)
 
     return asyncio.run(answer())
+
+
+@asynccontextmanager
+async def reached(
+    place: Place, *, definitions: tuple[Definition, ...] = (), makes: bool = False
+) -> AsyncIterator[Penstock]:
+    """The engine at that place, or a server that answers the same calls about operations and signals."""
+    server = place.server
+    if server is None:
+        async with opened(place, definitions=definitions, makes=makes) as penstock:
+            yield penstock
+        return
+    from penstock.client import AsyncClient
+
+    settings = place.settings()
+    log_to_stderr(settings.log_level)
+    key = None if settings.api_key is None else settings.api_key.get_secret_value()
+    async with AsyncClient(server, key) as client:
+        yield cast("Penstock", client)
 
 
 def about(
@@ -198,31 +236,17 @@ def require_database(url: str) -> None:
         )
 
 
-def log_to_stderr(level: str, *, with_time: bool = False) -> None:
+def log_to_stderr(level: str, *, with_time: bool = False, as_json: bool = False) -> None:
     """Let our loggers speak on stderr; a process that stays says when, in UTC. The first call decides how."""
+    from penstock.telemetry.logs import JsonFormatter, LineFormatter
+
     logger = logging.getLogger("penstock")
     logger.setLevel(level.upper())
     if not logger.handlers:
         handler = logging.StreamHandler(_CurrentStderr())
-        handler.setFormatter(_timed_formatter() if with_time else _Formatter(LOG_LINE))
+        line = f"%(asctime)s.%(msecs)03dZ {LOG_LINE}" if with_time else LOG_LINE
+        handler.setFormatter(JsonFormatter() if as_json else LineFormatter(line, "%Y-%m-%dT%H:%M:%S"))
         logger.addHandler(handler)
-
-
-def _timed_formatter() -> logging.Formatter:
-    formatter = _Formatter(f"%(asctime)s.%(msecs)03dZ {LOG_LINE}", "%Y-%m-%dT%H:%M:%S")
-    formatter.converter = time.gmtime
-    return formatter
-
-
-class _Formatter(logging.Formatter):
-    """Adds to what a step logs which row of which operation it is about."""
-
-    def formatMessage(self, record: logging.LogRecord) -> str:
-        text, fields = super().formatMessage(record), vars(record)
-        if not record.name.startswith("penstock.operations.") or "operation_id" not in fields:
-            return text
-        row = f"row {fields['row_number']}, " if "row_number" in fields else ""
-        return f"{text} [{row}step {fields.get('step_name')}, operation {fields['operation_id']}]"
 
 
 class _CurrentStderr:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import typer
 
 from penstock.cli.inputs import InputFile, Meta, MetaFile, OperationName, Set, existing_file, metadata, overrides
-from penstock.cli.options import App, Db, Json, command
+from penstock.cli.options import App, Db, Json, Url, command
 from penstock.cli.printable import short_id
-from penstock.cli.session import Place, opened
+from penstock.cli.session import Place, reached
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,6 +35,7 @@ def submit(
     meta_file: MetaFile = None,
     options: Set = None,
     db: Db = None,
+    url: Url = None,
     app: App = None,
     as_json: Json = False,
 ) -> None:
@@ -45,13 +46,13 @@ def submit(
     from penstock import resources
     from penstock.cli.screen import Screen
 
-    place = Place(db, app)
-    definition, path = place.definition(operation), existing_file(file)
+    place = Place(db, app, url)
+    path, definitions = existing_file(file), place.definitions_for(operation)
     given, changed = metadata(meta, meta_file), overrides(options)
 
     async def store() -> Operation:
-        async with opened(place, definitions=(definition,), makes=True) as penstock:
-            return await penstock.operations.create(definition, file=path, metadata=given, options=changed or None)
+        async with reached(place, definitions=definitions, makes=True) as penstock:
+            return await penstock.operations.create(operation, file=path, metadata=given, options=changed or None)
 
     made = asyncio.run(store())
     Screen(as_json=as_json).answer(lambda: resources.operation(made), lambda: _people(place, made))

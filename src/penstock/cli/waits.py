@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.options import Cursor, Db, Json, Limit, OperationId, OperationIdOrAll, command
-from penstock.cli.pages import Part, answer_page
+from penstock.cli.options import Cursor, Db, Json, Limit, OperationId, OperationIdOrAll, Url, command
+from penstock.cli.pages import answer_page
 from penstock.cli.problems import WrongUsage
 from penstock.cli.session import Place, about, ask
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from penstock.cli.tables import FittedTable
     from penstock.engine import Penstock
-    from penstock.operations.model import Page
     from penstock.operations.signals import Receipt, Unclaimed, Wait
 
 __all__ = ["add_to", "add_to_ops", "receipt_sentence", "signal", "unclaimed", "unclaimed_table", "waits", "waits_table"]
@@ -55,6 +54,7 @@ def signal(
         ),
     ] = None,
     db: Db = None,
+    url: Url = None,
     as_json: Json = False,
 ) -> None:
     """Send a signal to a row that waits for it, now or later.
@@ -76,7 +76,7 @@ def signal(
             return await penstock.signals.fail(of, key, fail, row=row, id=id)
         return await penstock.signals.complete(of, key, payload=value, row=row, id=id)
 
-    receipt = ask(Place(db), about(operation, send))
+    receipt = ask(Place(db, url=url), about(operation, send))
     Screen(as_json=as_json).answer(lambda: resources.receipt(receipt), lambda: [Text(receipt_sentence(receipt))])
 
 
@@ -87,24 +87,18 @@ def waits(
     limit: Limit = 20,
     cursor: Cursor = None,
     db: Db = None,
+    url: Url = None,
     as_json: Json = False,
 ) -> None:
     """List rows that wait for signals, with their keys and deadlines."""
     from penstock import resources
-    from penstock.operations.model import Page
 
-    after = _after(operation, cursor)
-
-    async def waiting(penstock: Penstock, part: Part) -> Page[Wait]:
-        found = await penstock.signals.waiting(part.operation or None, key=key, after=after, limit=limit + 1)
-        shown = found[:limit]
-        if len(found) <= limit:
-            return Page(shown)
-        return Page(shown, shown[-1].cursor if operation is None else str(shown[-1].row))
-
+    _require_cursor(operation, cursor)
     answer_page(
-        Place(db),
-        waiting,
+        Place(db, url=url),
+        lambda penstock, part: penstock.signals.waiting_page(
+            part.operation or None, key=key, cursor=part.cursor, limit=part.limit
+        ),
         resources.wait,
         waits_table,
         operation=operation,
@@ -116,20 +110,20 @@ def waits(
 
 
 def unclaimed(
-    operation: OperationId, *, limit: Limit = 20, cursor: Cursor = None, db: Db = None, as_json: Json = False
+    operation: OperationId,
+    *,
+    limit: Limit = 20,
+    cursor: Cursor = None,
+    db: Db = None,
+    url: Url = None,
+    as_json: Json = False,
 ) -> None:
     """List stored signals that no row has taken or is about to take, oldest first."""
     from penstock import resources
-    from penstock.operations.model import Page
-
-    async def left(penstock: Penstock, part: Part) -> Page[Unclaimed]:
-        found = await penstock.signals.unclaimed(part.operation, after=part.cursor, limit=part.limit + 1)
-        shown = found[: part.limit]
-        return Page(shown, shown[-1].id if len(found) > len(shown) else None)
 
     answer_page(
-        Place(db),
-        left,
+        Place(db, url=url),
+        lambda penstock, part: penstock.signals.unclaimed_page(part.operation, cursor=part.cursor, limit=part.limit),
         resources.unclaimed,
         unclaimed_table,
         operation=operation,
@@ -149,15 +143,11 @@ def _json_value(written: str | None) -> Any:
         raise WrongUsage(f'--payload takes a JSON value, such as \'{{"by": "ana"}}\' or \'"yes"\'; {error}') from None
 
 
-def _after(operation: str | None, cursor: str | None) -> int | str:
-    """Where to go on: behind a row of one operation, or behind a wait among those of all."""
-    if cursor is None:
-        return 0
-    if operation is not None and cursor.isdecimal():
-        return int(cursor)
-    if ":" not in cursor:
+def _require_cursor(operation: str | None, cursor: str | None) -> None:
+    """A cursor is the row of a wait of one operation, or names a wait among those of all."""
+    is_row = operation is not None and (cursor or "").isdecimal()
+    if cursor is not None and not is_row and ":" not in cursor:
         raise WrongUsage("--cursor must be the cursor that this list printed, with the same other options")
-    return cursor
 
 
 def receipt_sentence(receipt: Receipt) -> str:

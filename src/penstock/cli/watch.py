@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli.documents import print_document
-from penstock.cli.options import Db, Json, OperationId, command
+from penstock.cli.options import Db, Json, OperationId, Url, command
 from penstock.cli.run import EXIT_CODES
 from penstock.cli.session import Place, about, ask
 from penstock.errors import Unavailable
@@ -39,6 +39,7 @@ def watch(
         float, typer.Option("--every", min=0.05, metavar="SECONDS", help="Seconds between updates.")
     ] = 0.5,
     db: Db = None,
+    url: Url = None,
     as_json: Json = False,
 ) -> None:
     """Show the progress of an operation until it has ended; with --json one line per change.
@@ -49,7 +50,7 @@ def watch(
     from penstock.cli.screen import Screen
 
     with _display(as_json=as_json) as show:
-        found = ask(Place(db), about(operation, lambda penstock, id: _follow(penstock, id, show, every_s)))
+        found = ask(Place(db, url=url), about(operation, lambda penstock, id: _follow(penstock, id, show, every_s)))
     if not as_json:
         Screen().show(views.operation(found))
     raise typer.Exit(EXIT_CODES[found.status])

@@ -19,7 +19,7 @@ from penstock.errors import DatabaseUnready, DatabaseUnsafe, SettingsInvalid, Un
 if TYPE_CHECKING:
     from penstock.pipeline import Definition
 
-__all__ = ["add_to", "worker"]
+__all__ = ["add_to", "pause_after", "pauses", "worker"]
 
 log = logging.getLogger("penstock.worker")
 
@@ -61,7 +61,7 @@ def worker(
     settings = place.settings()
     if settings.storage_fault is not None:  # said at once, not when the database is there
         raise SettingsInvalid(settings.storage_fault)
-    log_to_stderr(settings.log_level, with_time=True)
+    log_to_stderr(settings.log_level, with_time=True, as_json=settings.log_format == "json")
     starts = asyncio.run(_serve(place, definitions))
     if as_json:
         names = sorted(definition.name for definition in definitions)
@@ -75,7 +75,7 @@ async def _serve(place: Place, definitions: tuple[Definition, ...]) -> int:
     starts, names = 0, ", ".join(sorted(definition.name for definition in definitions))
     where = masked(place.settings().database_url)
     with stop_on_signals() as stop:
-        pauses = _pauses()
+        between = pauses()
         while not stop.is_set():
             before = starts
             try:
@@ -90,19 +90,20 @@ async def _serve(place: Place, definitions: tuple[Definition, ...]) -> int:
                 raise
             except Unavailable as error:
                 if starts > before:
-                    pauses = _pauses()
-                await _pause(stop, next(pauses), error)
+                    between = pauses()
+                await pause_after(stop, next(between), error)
     log.info("stopped; results are recorded, unfinished rows are released")
     return starts
 
 
-async def _pause(stop: asyncio.Event, pause_s: float, error: Unavailable) -> None:
+async def pause_after(stop: asyncio.Event, pause_s: float, error: Unavailable) -> None:
+    """Say what is missing, and wait before the next try."""
     log.warning("%s; trying again in %.1f s", error, pause_s)
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(stop.wait(), pause_s)
 
 
-def _pauses() -> Iterator[float]:
+def pauses() -> Iterator[float]:
     """How long to wait before each new try: longer every time, up to a limit."""
     pause_s = PAUSE_S
     while True:

@@ -50,6 +50,7 @@ def messages(
         "status": problem.status,
         "detail": detail,
         "code": problem.name,
+        "error": detail,
         **more,
     }
     body = msgspec.json.encode(document)

@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, bindparam, insert, select
+from sqlalchemy import ColumnElement, Select, bindparam, insert, select
 
 from penstock.db.connection import Connection
 from penstock.journal.tables import transitions
 
-__all__ = ["Entry", "entries", "feed", "numbered", "record"]
+__all__ = ["LAST", "Entry", "entries", "feed", "newest", "numbered", "record"]
+
+LAST = 2**63 - 1  # behind every number
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,18 +78,36 @@ async def feed(
 ) -> Sequence[Entry]:
     """Moves that have a number (see `numbering`) above `since`, by number; of one subject or of all."""
     if subject is not None:  # they are numbered in the order in which they were made
-        mine = _ENTRIES.where(transitions.c.machine == machine, transitions.c.subject == subject)
-        query = mine.where(transitions.c.position > since).order_by(transitions.c.sequence).limit(limit)
-        return [Entry(**row._mapping) for row in await tx.execute(query)]
+        query = _of_subject(machine, subject).where(transitions.c.position > since)
+        return [Entry(**row._mapping) for row in await tx.execute(query.order_by(transitions.c.sequence).limit(limit))]
     # Nothing but the number is asked for: with more to go by, SQLite and PostgreSQL read and sort the whole log.
-    query = _ENTRIES.where(transitions.c.position > bindparam("since")).order_by(transitions.c.position).limit(limit)
+    return await _of_machine(tx, machine, _BEHIND, start=since, limit=limit)
+
+
+async def newest(
+    tx: Connection, *, machine: str, subject: str | None = None, before: int = LAST, limit: int = 100
+) -> Sequence[Entry]:
+    """The last moves that have a number below `before`, the newest first; of one subject or of all."""
+    if subject is not None:
+        query = _of_subject(machine, subject).where(transitions.c.position < before)
+        last = query.order_by(transitions.c.sequence.desc()).limit(limit)
+        return [Entry(**row._mapping) for row in await tx.execute(last)]
+    return await _of_machine(tx, machine, _BEFORE, start=before, limit=limit)
+
+
+def _of_subject(machine: str, subject: str) -> Select[Any]:
+    return _ENTRIES.where(transitions.c.machine == machine, transitions.c.subject == subject)
+
+
+async def _of_machine(tx: Connection, machine: str, query: Select[Any], *, start: int, limit: int) -> list[Entry]:
+    """The first entries of one machine; the log holds those of others too."""
     found: list[Entry] = []
     while len(found) < limit:
-        some = [Entry(**row._mapping) for row in await tx.execute(query, {"since": since})]
+        some = [Entry(**row._mapping) for row in await tx.execute(query.limit(limit), {"start": start})]
         found += [entry for entry in some if entry.machine == machine]
         if len(some) < limit:
             break
-        since = some[-1].position or since
+        start = some[-1].position or start
     return found[:limit]
 
 
@@ -98,3 +118,5 @@ async def numbered(tx: Connection, *, since: int, limit: int) -> Sequence[Entry]
 
 
 _ENTRIES = select(*(transitions.c[name] for name in Entry.__dataclass_fields__))
+_BEHIND = _ENTRIES.where(transitions.c.position > bindparam("start")).order_by(transitions.c.position)
+_BEFORE = _ENTRIES.where(transitions.c.position < bindparam("start")).order_by(transitions.c.position.desc())

@@ -63,7 +63,7 @@ async def check_file(
     definition: Definition,
     pipeline: object,
     *,
-    source: Source,
+    source: Source | None,
     file_name: str | None,
     metadata: Any,
     overrides: Mapping[str, Any],
@@ -75,7 +75,8 @@ async def check_file(
 ) -> FileCheck:
     """Judge everything that `create` and validation would; what is wrong is reported, never raised.
 
-    Without good metadata the rows are checked by their model alone, because validators may ask for it.
+    Without good metadata the rows are checked by their model alone, because validators may ask for it. Without a source
+    the metadata alone is checked.
     """
     resolved = definition.for_run(overrides)
     meta, metadata_faults = await _check_metadata(resolved, pipeline, metadata, bytes_max=metadata_bytes_max)
@@ -85,12 +86,13 @@ async def check_file(
         if metadata_faults:
             runtime.validators = ()
         try:
-            name = file_name or name_of(source)
-            runtime.file_format = format_of(name)
-            with _seekable(source) as stream:
-                await _check_rows(runtime, stream, found, limits=limits, chunk_rows=chunk_rows)
-            if not (found.rows or resolved.options.allow_empty):
-                raise no_rows(resolved, name, runtime.columns)
+            if source is not None:
+                name = file_name or name_of(source)
+                runtime.file_format = format_of(name)
+                with _seekable(source) as stream:
+                    await _check_rows(runtime, stream, found, limits=limits, chunk_rows=chunk_rows)
+                if not (found.rows or resolved.options.allow_empty):
+                    raise no_rows(resolved, name, runtime.columns)
         except FileRejected as error:
             file_fault = FileFault(error.code, str(error), error.faults)
     return FileCheck(

@@ -307,3 +307,4 @@ class Event:
     at: datetime
     actor: str
     cause: str | None
+    operation_name: str = ""

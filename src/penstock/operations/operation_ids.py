@@ -11,6 +11,7 @@ from penstock.clock import from_micros
 from penstock.db.connection import Connection
 from penstock.errors import NotFound
 from penstock.operations.tables import REMOVED, operations
+from penstock.operations.visibility import EVERYTHING, Visible
 
 __all__ = ["IS_THERE", "number_of"]
 
@@ -20,9 +21,9 @@ NEAR_LISTED_MAX = 10
 IS_THERE = operations.c.stop_outcome.is_distinct_from(REMOVED)
 
 
-async def number_of(tx: Connection, operation: str) -> int:
+async def number_of(tx: Connection, operation: str, visible: Visible = EVERYTHING) -> int:
     """The inner number of an operation, by its id or an unambiguous beginning of it (8 characters or more)."""
-    exact = select(operations.c.number).where(operations.c.id == operation, IS_THERE)
+    exact = select(operations.c.number).where(operations.c.id == operation, IS_THERE, *visible.conditions)
     found = (await tx.execute(exact)).scalar()
     if found is not None:
         return int(found)
@@ -30,7 +31,7 @@ async def number_of(tx: Connection, operation: str) -> int:
         raise NotFound(
             f"operation not found: {operation!r}; the beginning of an id has {PREFIX_CHARS} characters or more"
         )
-    near = await _beginning_with(tx, operation) if len(operation) < 36 else []
+    near = await _beginning_with(tx, operation, visible) if len(operation) < 36 else []
     if not near:
         raise NotFound(f"operation not found: {operation!r}")
     if len(near) > 1:
@@ -38,10 +39,10 @@ async def number_of(tx: Connection, operation: str) -> int:
     return int(near[0].number)
 
 
-async def _beginning_with(tx: Connection, beginning: str) -> Sequence[Any]:
+async def _beginning_with(tx: Connection, beginning: str, visible: Visible) -> Sequence[Any]:
     """The newest operations whose ids begin so, one more than are listed."""
     columns = (operations.c[name] for name in ("number", "id", "name", "state", "created_at"))
-    is_near = (operations.c.id >= beginning, operations.c.id < beginning + "\x7f", IS_THERE)
+    is_near = (operations.c.id >= beginning, operations.c.id < beginning + "\x7f", IS_THERE, *visible.conditions)
     query = select(*columns).where(*is_near).order_by(operations.c.id.desc()).limit(NEAR_LISTED_MAX + 1)
     return (await tx.execute(query)).all()
 

@@ -17,6 +17,7 @@ from sqlalchemy.exc import IntegrityError
 from penstock.db.connection import Connection
 from penstock.db.database import Database
 from penstock.errors import Conflict, NotFound
+from penstock.operations.auditing import log_act, some_rows
 from penstock.operations.chunk import store
 from penstock.operations.chunk.owned import OwnedChunk
 from penstock.operations.inbox.applying import refusal
@@ -135,6 +136,7 @@ async def _ask_for_all(
     if head is None:
         return False
     await _request(db, tx, head, [(chunk, None, None) for chunk in found], token=token, actor=actor)
+    await log_act(db, tx, number, "retry", actor=actor)
     return True
 
 
@@ -211,6 +213,8 @@ async def retry_rows(
         )
         await touch(tx, number, open_chunks=operations.c.open_chunks + len(reopened))
         retry.submitted = len(asked)
+        action = "edit" if data else "retry"
+        await log_act(db, tx, number, action, actor=actor, details=some_rows([row for _, row in asked]))
         return retry
 
     try:

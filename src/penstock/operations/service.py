@@ -5,22 +5,28 @@ from __future__ import annotations
 import asyncio
 import builtins
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
+from penstock.access.audit import Act, Audit, record
 from penstock.blobs.model import BlobDescriptor
 from penstock.blobs.service import Blobs
 from penstock.clock import Clock, Entropy, micros, operation_id
+from penstock.db.connection import Connection
 from penstock.db.database import Database
-from penstock.errors import InvalidInput, NotFound
+from penstock.db.unit import UnitOfWork, joined
+from penstock.errors import Conflict, Forbidden, InvalidInput, NotFound
 from penstock.formats import Limits
 from penstock.journal.numbering import number_new
 from penstock.operations import control, intake, migrating, retrying
 from penstock.operations.checking import check_file, check_row
 from penstock.operations.editing import edited
+from penstock.operations.exporting import Export, SourceFile, exported
 from penstock.operations.intake import Source
 from penstock.operations.model import (
+    Difference,
     ErrorGroup,
     Event,
     FileCheck,
@@ -35,13 +41,17 @@ from penstock.operations.model import (
 from penstock.operations.operation_ids import number_of
 from penstock.operations.proof.verify import verify
 from penstock.operations.pruning import applying as pruning
+from penstock.operations.pruning import erasing
 from penstock.operations.pruning.applying import Policy
+from penstock.operations.quotas import require_room
 from penstock.operations.retrying import Eligibility, Retry
 from penstock.operations.rows.lifespans import Lifespans
 from penstock.operations.rows.stored_metadata import load_metadata
 from penstock.operations.telling import Notify, notify_types
 from penstock.operations.views import error_views, operation_views, row_views
-from penstock.operations.views.chunk_view import verdict_codes
+from penstock.operations.views.chunk_view import RowLayout, verdict_codes
+from penstock.operations.views.operation_views import OperationFilter
+from penstock.operations.visibility import EVERYTHING, Visible
 from penstock.operations.worker.background import LONG_DEAD_S
 from penstock.operations.worker_records import remove_dead_workers
 from penstock.outbox.subscribing import subscription_row
@@ -51,6 +61,7 @@ from penstock.settings import Settings
 
 __all__ = ["Operations"]
 
+EXPORT_ROWS = 500  # that are in memory at once
 DRAIN_S = 1.0  # how long a cancel helps to drain before it answers
 
 
@@ -73,6 +84,15 @@ class Operations:
         self._db, self._blobs, self._settings, self._definitions = db, blobs, settings, definitions
         self._clock, self._entropy, self._actor, self._hint = clock, entropy, actor, hint
         self._pipeline = lifespans.pipeline
+        self._visible = EVERYTHING
+
+    def seen_by(self, visible: Visible, *, actor: str) -> Operations:
+        """The same for somebody who knows of these operations only; for them the others do not exist."""
+        scoped = copy(self)
+        scoped._visible, scoped._actor = visible, actor
+        scoped._blobs = self._blobs if visible.tenant is None else self._blobs.tenant(visible.tenant)
+        scoped._definitions = {key: found for key, found in self._definitions.items() if visible.includes(key)}
+        return scoped
 
     async def create(
         self,
@@ -85,13 +105,17 @@ class Operations:
         options: Mapping[str, Any] | None = None,
         created_by: str | None = None,
         notify: Sequence[Notify] = (),
+        tx: UnitOfWork | None = None,
     ) -> Operation:
         """Create an operation, given by name or declaration, for a file or a Valid blob. Durable when this returns.
 
         `file` is stored as a blob of its own, which goes when the operation is removed. `notify` names who is told of
-        this operation: webhooks, chats, e-mail addresses.
+        this operation: webhooks, chats, e-mail addresses. With the `tx` of `penstock.transaction()` the operation is
+        there once that is committed, and never if it is undone.
         """
         definition = self.definition(operation)
+        if self._visible.tenant is not None:
+            await require_room(self._db, self._visible.tenant, self._settings)
         deployed = self._settings.operations.get(definition.name, {})
         new_id = await intake.create(
             self._db,
@@ -103,12 +127,16 @@ class Operations:
             metadata=metadata,
             overrides={**deployed, **(options or {})},
             created_by=created_by or self._actor,
+            tenant=self._visible.tenant,
             clock=self._clock,
             entropy=self._entropy,
             keys=self._settings.secret_keys,
             metadata_bytes_max=self._settings.metadata_bytes_max,
             told=[self._told(each, created_by or self._actor) for each in notify],
+            tx=joined(tx),
         )
+        if tx is not None:
+            return await operation_views.get(self._db, tx.connection, new_id)
         self._hint(new_id)
         return await self.get(new_id)
 
@@ -142,7 +170,7 @@ class Operations:
     async def get(self, operation: str) -> Operation:
         """The operation with this id."""
         async with self._db.read() as tx:
-            return await operation_views.get(self._db, tx, operation)
+            return await operation_views.get(self._db, tx, operation, self._visible)
 
     async def list(
         self,
@@ -155,32 +183,59 @@ class Operations:
         sort: str = "created_at",
         descending: bool = True,
         cursor: str | None = None,
+        offset: int = 0,
         limit: int = 20,
     ) -> Page[Operation]:
         """Operations that match, newest first unless told otherwise."""
+        filters = OperationFilter(name, status, created_by, created_from, created_to, self._visible)
         async with self._db.read() as tx:
             return await operation_views.list_operations(
                 self._db,
                 tx,
-                name=name,
-                status=status,
-                created_by=created_by,
-                created_from=created_from,
-                created_to=created_to,
+                filters,
                 sort=sort,
                 descending=descending,
                 cursor=cursor,
+                offset=offset,
                 limit=self._page(limit),
             )
 
-    async def events(self, operation: str | None = None, *, since: int = 0, limit: int = 100) -> builtins.list[Event]:
-        """Moves of one operation, or of all, behind the one numbered `since`.
+    async def count(
+        self,
+        *,
+        name: str | None = None,
+        status: Iterable[str] | None = None,
+        created_by: str | None = None,
+        created_from: datetime | None = None,
+        created_to: datetime | None = None,
+    ) -> int:
+        """How many operations match."""
+        filters = OperationFilter(name, status, created_by, created_from, created_to, self._visible)
+        async with self._db.read() as tx:
+            return await operation_views.count_operations(tx, filters)
+
+    async def events(
+        self, operation: str | None = None, *, since: int | None = 0, limit: int = 100
+    ) -> builtins.list[Event]:
+        """Moves of one operation, or of all, behind the one numbered `since`; the newest where that is None.
 
         Go on with the last number you saw: no move is missed, however late it was committed. Numbers rise, with gaps.
         """
         await number_new(self._db)
         async with self._db.read() as tx:
-            return await operation_views.events(tx, operation=operation, since=since, limit=limit)
+            return await operation_views.events(
+                tx, operation=operation, since=since, limit=limit, visible=self._visible
+            )
+
+    async def events_page(
+        self, operation: str | None = None, *, cursor: str | None = None, limit: int = 100
+    ) -> Page[Event]:
+        """The same as part of a list, oldest first."""
+        if cursor is not None and not (cursor.isascii() and cursor.isdigit()):
+            raise InvalidInput(f"{cursor!r} is not a cursor of this list")
+        limit = self._page(limit)
+        found = await self.events(operation, since=int(cursor or 0), limit=limit + 1)
+        return Page(found[:limit], str(found[limit - 1].sequence) if len(found) > limit else None)
 
     async def wait(self, operation: str, *, every_s: float = 0.25) -> Operation:
         """Watch until the operation is settled; somebody else does the work."""
@@ -211,7 +266,7 @@ class Operations:
         """
         limit = self._page(limit)
         async with self._db.read() as tx:
-            layout = await operation_views.layout(tx, operation, self._definitions)
+            layout = await self._layout(tx, operation)
             wanted = row_views.RowFilter(
                 states=None if state is None else verdict_codes(state),
                 step=None if step is None else layout.step_index(step),
@@ -225,7 +280,7 @@ class Operations:
     async def row(self, operation: str, number: int) -> RowView:
         """One row with its data and every step it has reached."""
         async with self._db.read() as tx:
-            return await row_views.row(tx, await operation_views.layout(tx, operation, self._definitions), number)
+            return await row_views.row(tx, await self._layout(tx, operation), number)
 
     async def errors(
         self,
@@ -244,7 +299,7 @@ class Operations:
         """What is wrong now: rows that are Invalid, Failed or TimedOut, by number."""
         limit = self._page(limit)
         async with self._db.read() as tx:
-            layout = await operation_views.layout(tx, operation, self._definitions)
+            layout = await self._layout(tx, operation)
             return await error_views.errors(
                 tx,
                 layout,
@@ -261,7 +316,7 @@ class Operations:
     async def error_groups(self, operation: str, *, limit: int = 20) -> builtins.list[ErrorGroup]:
         """The errors of an operation counted, those that differ only in numbers, ids and quoted values as one."""
         async with self._db.read() as tx:
-            layout = await operation_views.layout(tx, operation, self._definitions)
+            layout = await self._layout(tx, operation)
             return await error_views.error_groups(tx, layout, limit=self._page(limit))
 
     async def history(
@@ -276,9 +331,60 @@ class Operations:
         """What happened to rows before their present state, such as attempts that were retried: row by row."""
         limit = self._page(limit)
         async with self._db.read() as tx:
-            layout = await operation_views.layout(tx, operation, self._definitions)
+            layout = await self._layout(tx, operation)
             index = None if step is None else layout.step_index(step)
             return await error_views.history_of(tx, layout, row=row, step=index, cursor=cursor, limit=limit)
+
+    # --- files
+
+    async def source_file(self, operation: str) -> SourceFile:
+        """The file as it was uploaded; close its stream."""
+        async with self._db.read() as tx:
+            name, stored = await operation_views.file_of(tx, operation, self._visible)
+        stream = await asyncio.to_thread(self._blobs.storage.opened, stored)
+        return SourceFile(name, stored.size_bytes, stored.sha256, stream)
+
+    async def export(
+        self,
+        operation: str,
+        *,
+        mode: str = "report",
+        format: str = "csv",
+        state: str | Sequence[str] | None = None,
+        error_type: str | None = None,
+        step: int | str | None = None,
+        neutral: bool = True,
+    ) -> Export:
+        """Rows as a file: a `report` with their states and errors, or their `data` alone; csv, jsonl or json.
+
+        In CSV, what a spreadsheet would take for a formula begins with an apostrophe, unless not `neutral`. Rows that
+        change meanwhile are shown as they are when they are read.
+        """
+        async with self._db.read() as tx:
+            layout = await self._layout(tx, operation)
+        if mode == "data" and not layout.tracks_rows:
+            raise Conflict(f"operation {layout.id} does not keep its rows' data (track_row_data)")
+        known = self._definitions.get(layout.name.casefold())
+        columns = layout.columns or (known.row.names if known else None)
+
+        async def page(cursor: str | None) -> Page[RowView]:
+            return await self.rows(
+                layout.id,
+                state=state,
+                error_type=error_type,
+                step=step,
+                data=True,
+                cursor=cursor,
+                limit=EXPORT_ROWS,
+            )
+
+        verdict_codes(state or ())
+        if step is not None:
+            layout.step_index(step)
+        if error_type is not None:
+            error_views.error_type_named(error_type)
+        name = f"operation-{layout.id}-{mode}"
+        return exported(name, page, columns, mode=mode, format=format, neutral=neutral)
 
     # --- control
 
@@ -376,7 +482,7 @@ class Operations:
         """
         number = await self._number(operation)
         async with self._db.read() as tx:
-            layout = await operation_views.layout(tx, operation, self._definitions)
+            layout = await self._layout(tx, operation)
             view = await row_views.row(tx, replace(layout, secret_names=()), row)  # what is stored, not what is shown
             stored = await operation_views.stored_metadata(tx, number)
         raw = edited(view, changes, layout.columns)
@@ -406,6 +512,8 @@ class Operations:
         held stays. Transactions are short, so that work goes on meanwhile; what a crash leaves half done, the next one
         finishes.
         """
+        if self._visible is not EVERYTHING:
+            raise Forbidden("this removes operations of all tenants; run `penstock ops prune`")
         if before is not None and before.tzinfo is None:
             raise InvalidInput("prune takes an instant with its time zone, such as datetime.now(UTC)")
         policy = Policy(self._settings.keep, all_before=None if before is None else micros(before))
@@ -419,7 +527,27 @@ class Operations:
         """Remove one operation that has ended, for good; `Conflict` while it is held or under way."""
         number = await self._number(operation)
         self._blobs.storage.require()
-        return await pruning.delete(self._db, self._blobs.storage, number)
+        found = await self.get(operation)
+        removed = await pruning.delete(self._db, self._blobs.storage, number)
+        tenant = "" if self._visible.tenant is None else self._visible.tenant
+        act = Act(tenant, self._actor, "operation.delete", found.id)
+        await self._db.transaction(lambda tx: record(self._db, tx, act), "audit")
+        return removed
+
+    async def erase(self, operation: str, *, rows: Iterable[int] | None = None, actor: str | None = None) -> Pruned:
+        """Erase what is personal about an operation that has ended, or some of its rows; counters and states stay.
+
+        Of rows that go data, outputs, history and error texts, and the file, because they stand in it; of a whole
+        operation its metadata and all texts as well. `Conflict` while it is held or under way.
+        """
+        number, actor = await self._number(operation), actor or self._actor
+        self._blobs.storage.require()
+        if rows is None:
+            return await erasing.erase(self._db, self._blobs.storage, number, actor=actor)
+        named = list(rows)
+        if not named:
+            raise InvalidInput("name at least one row, or give no rows to erase the whole operation")
+        return await erasing.erase_rows(self._db, self._blobs.storage, number, named, actor=actor)
 
     async def hold(self, operation: str, reason: str, *, actor: str | None = None) -> Operation:
         """Let nothing of an operation be removed, whatever any policy says, until `release`. The last reason counts."""
@@ -433,9 +561,12 @@ class Operations:
         await control.release(self._db, await self._number(operation), actor=actor or self._actor, cause=cause)
         return await self.get(operation)
 
+    async def _layout(self, tx: Connection, operation: str) -> RowLayout:
+        return await operation_views.layout(tx, operation, self._definitions, self._visible)
+
     async def _number(self, operation: str) -> int:
         async with self._db.read() as tx:
-            return await number_of(tx, operation)
+            return await number_of(tx, operation, self._visible)
 
     # --- checking
 
@@ -443,13 +574,16 @@ class Operations:
         self,
         operation: object,
         *,
-        file: Source,
+        file: Source | None,
         metadata: Any = None,
         file_name: str | None = None,
         options: Mapping[str, Any] | None = None,
         limit_errors: int = 100,
     ) -> FileCheck:
-        """A dry run: check metadata, file and every row, and store nothing. Bad content is reported, not raised."""
+        """A dry run: check metadata, file and every row, and store nothing. Bad content is reported, not raised.
+
+        Without a file, the metadata alone is checked.
+        """
         definition = self.definition(operation)
         deployed = self._settings.operations.get(definition.name, {})
         return await check_file(
@@ -471,7 +605,12 @@ class Operations:
 
         Work may go on meanwhile. `deep` also reads the stored files.
         """
-        return await verify(self._db, self._blobs.storage, operation, deep=deep)
+        found = await verify(self._db, self._blobs.storage, operation, deep=deep, visible=self._visible)
+        if operation is not None:
+            return found
+        audit = Audit(self._db, tenant=self._visible.tenant, page_max=self._settings.page_max)
+        wrong = [Difference("audit_chain", fault, None, None, None) async for fault in audit.faults()]
+        return replace(found, differences=(*found.differences, *wrong))
 
     def _page(self, limit: int) -> int:
         if limit < 1:

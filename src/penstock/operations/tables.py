@@ -81,6 +81,7 @@ operations = table(
     Column("finished_at", BigInteger),
     Column("trouble", LongText),  # why the worker that tried last could not go on; others may
     Column("encrypted_metadata", LongText),  # the whole of it, if there are secrets in it
+    Column("tenant", Key(64)),  # null for the one without a name
     Column("keep", Json),  # how long what is kept of it, in seconds, where it has a policy of its own
     Column("pruned", Json),  # what was removed of it
     Column("hold", LongText),  # why nothing of it is removed
@@ -91,6 +92,7 @@ operations = table(
     CheckConstraint("open_chunks >= 0", name="open_chunks_counted"),
     Index("ix_penstock_operation_state", "state", "number"),
     Index("ix_penstock_operation_name", "name", "number"),
+    Index("ix_penstock_operation_tenant", "tenant", "number"),
 )
 
 chunks = table(

@@ -7,15 +7,16 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequenc
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, cast, overload
-from urllib.parse import quote
 
 from typing_extensions import TypeVar
 
 from penstock.errors import NotFound, Unavailable
+from penstock.pipeline.signal_tokens import seal
 
 if TYPE_CHECKING:
     from penstock.pipeline.definition import Definition, StepPlan
     from penstock.pipeline.steps import Step, StepObject
+    from penstock.secret_keys import SecretKeys
 
 __all__ = ["BatchContext", "Context", "Done", "NoOutput", "Outputs", "Run"]
 
@@ -51,6 +52,7 @@ class Run:
     beat: Callable[[], None] = lambda: None
     public_url: str | None = None
     capabilities: Mapping[type, Any] = field(default_factory=dict)
+    secret_keys: SecretKeys | None = None  # seal callback addresses
 
     def capability(self, kind: type[T]) -> T:
         """What the engine that runs this operation has of this type, for reusable steps: its lifecycles, for one."""
@@ -94,8 +96,8 @@ class RowLogger(logging.LoggerAdapter[logging.Logger]):
 class Context(Generic[MetaT]):
     """One row on its way through the steps.
 
-    The engine makes one for each row and sets `step`, `attempt`, `deadline`, `signal_key` and `signal_token` before
-    each call; it adds to `stored` as steps complete. Steps read only.
+    The engine makes one for each row and sets `step`, `attempt`, `deadline` and `signal_key` before each
+    call; it adds to `stored` as steps complete. Steps read only.
     """
 
     __slots__ = (
@@ -107,7 +109,6 @@ class Context(Generic[MetaT]):
         "row_number",
         "run",
         "signal_key",
-        "signal_token",
         "step",
         "stored",
     )
@@ -133,7 +134,6 @@ class Context(Generic[MetaT]):
         self.attempt = 1
         self.deadline: datetime | None = None
         self.signal_key: str | None = None
-        self.signal_token: str | None = None
 
     @property
     def row_key(self) -> str | None:
@@ -202,13 +202,22 @@ class Context(Generic[MetaT]):
 
     @property
     def signal_url(self) -> str | None:
-        """Where the other side may post the signal for this row; None without a public URL or a signal to wait for."""
-        base, key = self.run.public_url, self.signal_key
-        if base is None or key is None:
+        """Where the other side may post the signal for this one wait, without another credential; once.
+
+        None without a public URL or a signal to wait for. `SettingsInvalid` without a secret key to seal it with.
+        """
+        base, key, secret_keys = self.run.public_url, self.signal_key, self.run.secret_keys
+        if base is None or key is None or secret_keys is None:
             return None
-        token = f"&token={quote(self.signal_token, safe='')}" if self.signal_token else ""
-        path = f"/api/bulks/{self.run.operation_id}/signal/{quote(key, safe='')}?row={self.row_number}"
-        return base.rstrip("/") + path + token
+        token = seal(
+            secret_keys,
+            operation=self.run.operation_id,
+            key=key,
+            row=self.row_number,
+            step=self.step.index,
+            generation=self.generation,
+        )
+        return f"{base.rstrip('/')}/api/signals/{token}"
 
     @property
     def logger(self) -> RowLogger:

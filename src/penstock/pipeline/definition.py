@@ -144,8 +144,8 @@ class Definition:
     validate_metadata: Hook | None
     source: object = field(repr=False)
     enter: Callable[[], AbstractAsyncContextManager[object]] = field(repr=False)
-    version: str | None = None
     handlers: tuple[str, ...] = ()  # which methods of the pipeline are told of events
+    version: str | None = None
 
     @property
     def description(self) -> str:

@@ -12,6 +12,7 @@ from penstock.errors import InvalidInput, NoSuchWait, NotFound
 from penstock.operations.operation_ids import number_of
 from penstock.operations.states import OPERATION
 from penstock.operations.tables import operations
+from penstock.operations.visibility import EVERYTHING, Visible
 from penstock.pipeline import KeyTemplate
 
 __all__ = ["ROW_MAX", "TAKES_NO_SIGNALS", "Subject", "is_row_number", "refuse_unknown_key", "subject_of", "unscope"]
@@ -30,6 +31,7 @@ class Subject:
     name: str
     state: str
     plan: Any
+    tenant: str | None
 
     def step_name(self, step: int) -> str:
         """What the step with this index is called."""
@@ -58,10 +60,10 @@ _SUBJECT = select(*(operations.c[name] for name in Subject.__dataclass_fields__)
 )
 
 
-async def subject_of(tx: Connection, operation: str) -> Subject:
+async def subject_of(tx: Connection, operation: str, visible: Visible = EVERYTHING) -> Subject:
     """The operation a signal is for; `NoSuchWait` when there is none."""
     try:
-        number = await number_of(tx, operation)
+        number = await number_of(tx, operation, visible)
     except NotFound as error:
         raise NoSuchWait(str(error)) from None
     return Subject(*(await tx.execute(_SUBJECT, {"number": number})).one())

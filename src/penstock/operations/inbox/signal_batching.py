@@ -16,9 +16,11 @@ from typing import Any, Literal
 from sqlalchemy import Insert, bindparam, insert, select
 from sqlalchemy.exc import IntegrityError, StatementError
 
+from penstock.access.audit import Act, record
 from penstock.db.connection import Connection
 from penstock.db.database import CommitUnknown, Database
 from penstock.db.types import NotStorable, storable
+from penstock.db.unit import UnitOfWork
 from penstock.errors import Conflict, InvalidInput, NoSuchWait, PenstockError
 from penstock.operations.inbox.addressing import (
     ROW_MAX,
@@ -33,6 +35,7 @@ from penstock.operations.inbox.matching import Match, match
 from penstock.operations.inbox.payloads import refuse_unfit
 from penstock.operations.inbox.settling import wake
 from penstock.operations.tables import operations, signals
+from penstock.operations.visibility import Visible
 from penstock.pipeline import Definition
 
 __all__ = ["PendingSignal", "Receipt", "SignalBatcher", "about_to_be_taken"]
@@ -62,6 +65,7 @@ class PendingSignal:
     given_row: int | None
     dedupe_id: str | None
     token: str
+    visible: Visible
     content: dict[str, Any]  # the columns `outcome`, `payload`, `message` and `actor`
     key: str = ""  # as it is stored: without operation and row, once the operation is known
     row: int | None = None
@@ -106,6 +110,37 @@ class SignalBatcher:
         assert pending.answer is not None
         return pending.answer
 
+    async def join(self, pending: PendingSignal, unit: UnitOfWork) -> Receipt:
+        """Store a signal in a transaction of the caller's, and wake the chunk that takes it when that is committed."""
+        refuse_unstorable(pending)
+        tx = unit.connection
+        subject, known = await _subject_and_known(pending.operation, pending.visible, [pending], tx)
+        pending.key, pending.row = unscope(subject, pending.given_key, pending.given_row)
+        earlier = None if pending.dedupe_id is None else known.get(pending.dedupe_id)
+        answer = self._refusal(subject, pending) if earlier is None else _repeated(subject, pending, earlier)
+        if isinstance(answer, Exception):
+            raise answer
+        if answer is not None:
+            return answer
+        if (await tx.execute(_TAKES_SIGNALS, {"number": subject.number})).first() is None:
+            raise NoSuchWait(_is_over(subject), is_over=True)
+        try:
+            await tx.execute(self.db.prepared(_new_signals), [pending.columns(subject)])
+        except IntegrityError as error:
+            raise Conflict(
+                f"signal id {pending.dedupe_id!r} was used by another at the same time; begin the transaction again"
+            ) from error
+        await record(self.db, tx, *_acts(subject, [pending]))
+        unit.after_commit(partial(self._wake, subject, {pending.key}))
+        return Receipt("stored", pending.token)
+
+    async def _wake(self, subject: Subject, keys: Collection[str]) -> bool:
+        """Wake the chunks that take signals on these keys; whether there are any."""
+        is_awaited = await self.db.transaction(partial(wake, self.db, subject.number, keys), "wake") > 0
+        if is_awaited:
+            self.hint()
+        return is_awaited
+
     def _batch_of(self, own: PendingSignal) -> list[PendingSignal]:
         """Our own signal, and those that have been in the queue longest."""
         others = [pending for pending in self._queue if pending is not own]
@@ -114,16 +149,17 @@ class SignalBatcher:
 
     async def _accept(self, batch: Sequence[PendingSignal]) -> None:
         try:
-            for operation in dict.fromkeys(pending.operation for pending in batch):
-                await self._accept_for(operation, [pending for pending in batch if pending.operation == operation])
+            for target in dict.fromkeys((pending.operation, pending.visible) for pending in batch):
+                mine = [pending for pending in batch if (pending.operation, pending.visible) == target]
+                await self._accept_for(*target, mine)
         finally:
             # When we are cancelled or the database goes away, the next call stores the others.
             self._queue[:0] = [pending for pending in batch if pending.answer is None and not pending.is_withdrawn]
 
-    async def _accept_for(self, operation: str, batch: Sequence[PendingSignal]) -> None:
-        """Store and answer the signals for one operation."""
+    async def _accept_for(self, operation: str, visible: Visible, batch: Sequence[PendingSignal]) -> None:
+        """Store and answer the signals for one operation, from callers who may know of the same operations."""
         try:
-            subject, known = await self.db.look(partial(_subject_and_known, operation, batch))
+            subject, known = await self.db.look(partial(_subject_and_known, operation, visible, batch))
         except NoSuchWait as error:
             reason = str(error)
             _answer(batch, lambda _: NoSuchWait(reason))
@@ -165,7 +201,7 @@ class SignalBatcher:
                 return await self._stored_before(subject, batch[0], error)
             return [pending for each in batch for pending in await self._stored(subject, [each])]
         before = {earlier.token for earlier in await self.db.look(partial(_of_tokens, batch))}
-        over = f"operation {subject.id} is over; it takes no more signals"
+        over = _is_over(subject)
         _answer((pending for pending in batch if pending.token not in before), lambda _: NoSuchWait(over, is_over=True))
         return [pending for pending in batch if pending.token in before]
 
@@ -186,6 +222,7 @@ class SignalBatcher:
             if (await tx.execute(_TAKES_SIGNALS, {"number": subject.number})).first() is None:
                 return False
             await tx.execute(self.db.prepared(_new_signals), [pending.columns(subject) for pending in batch])
+            await record(self.db, tx, *_acts(subject, batch))
             return True
 
         for pending in batch:
@@ -198,13 +235,27 @@ class SignalBatcher:
 
     async def _deliver(self, subject: Subject, batch: Sequence[PendingSignal]) -> None:
         """Wake the chunks that take the signals, and answer which rows will; behind other signals it is a later row."""
-        keys = {pending.key for pending in batch}
-        if not await self.db.transaction(partial(wake, self.db, subject.number, keys), "wake"):
+        if not await self._wake(subject, {pending.key for pending in batch}):
             _answer(batch, lambda pending: Receipt("stored", pending.token))
             return
-        self.hint()
         taken = await self.db.look(partial(_takers, self.db, subject, batch))
         _answer(batch, lambda pending: taken.get(pending.token) or Receipt("stored", pending.token))
+
+
+def _is_over(subject: Subject) -> str:
+    return f"operation {subject.id} is over; it takes no more signals"
+
+
+def _acts(subject: Subject, batch: Iterable[PendingSignal]) -> list[Act]:
+    """The signals as the audit log tells of them: those of one sender together. Keys and payloads are personal."""
+    by_actor: dict[str, list[Any]] = {}
+    for pending in batch:
+        told = {"id": pending.token, "row": pending.row, "outcome": pending.content["outcome"]}
+        by_actor.setdefault(pending.content["actor"], []).append(told)
+    return [
+        Act(subject.tenant or "", actor, "operation.signal", subject.id, {"signals": told})
+        for actor, told in by_actor.items()
+    ]
 
 
 def _answer(batch: Iterable[PendingSignal], answer: Callable[[PendingSignal], Receipt | Exception]) -> None:
@@ -235,10 +286,10 @@ def _new_signals(db: Database) -> Insert:
 
 
 async def _subject_and_known(
-    operation: str, batch: Sequence[PendingSignal], tx: Connection
+    operation: str, visible: Visible, batch: Sequence[PendingSignal], tx: Connection
 ) -> tuple[Subject, dict[str | None, Any]]:
     """The operation, and the signals that are stored with the id of one of these, by that id."""
-    subject = await subject_of(tx, operation)
+    subject = await subject_of(tx, operation, visible)
     ids = [pending.dedupe_id for pending in batch if pending.dedupe_id is not None]
     found = (await tx.execute(_BY_ID, {"of": subject.number, "ids": ids})).all() if ids else []
     return subject, {earlier.dedupe_id: earlier for earlier in found}

@@ -33,6 +33,7 @@ from penstock.operations.proof.message_invariants import MESSAGE_RULES, generati
 from penstock.operations.proof.message_reading import OVERLOOKED_US, MessageReader, Messages
 from penstock.operations.states import OPERATION
 from penstock.operations.tables import REMOVED, chunk_rows, chunks, operations, requests, row_records, signals, workers
+from penstock.operations.visibility import EVERYTHING, Visible
 
 __all__ = ["verify"]
 
@@ -72,26 +73,29 @@ class _Report:
         return some
 
 
-async def verify(db: Database, files: Storage, operation: str | None, *, deep: bool) -> VerifyReport:
+async def verify(
+    db: Database, files: Storage, operation: str | None, *, deep: bool, visible: Visible = EVERYTHING
+) -> VerifyReport:
     """Check one operation or all of them; `deep` also reads every stored file and compares its digest."""
     report = _Report()
     if operation is not None:
         async with db.read() as tx:
-            number = await number_of(tx, operation)
+            number = await number_of(tx, operation, visible)
         await _verify_operation(db, files, number, report, deep=deep)
     else:
-        async for number in _numbers(db):
+        async for number in _numbers(db, visible):
             await _verify_operation(db, files, number, report, deep=deep)
-        await _verify_belonging(db, report)
+        if visible is EVERYTHING:
+            await _verify_belonging(db, report)
     return VerifyReport(report.operations, report.chunks, report.rows, tuple(report.listed), report.unlisted)
 
 
-async def _numbers(db: Database) -> AsyncIterator[int]:
+async def _numbers(db: Database, visible: Visible) -> AsyncIterator[int]:
     last = 0
     while True:
         async with db.read() as tx:
-            query = select(operations.c.number).where(operations.c.number > last).order_by(operations.c.number)
-            found = (await tx.execute(query.limit(OPERATIONS_READ))).scalars().all()
+            query = select(operations.c.number).where(operations.c.number > last, *visible.conditions)
+            found = (await tx.execute(query.order_by(operations.c.number).limit(OPERATIONS_READ))).scalars().all()
         if not found:
             return
         for number in found:

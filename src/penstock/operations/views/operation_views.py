@@ -7,12 +7,13 @@ from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import RowMapping, case, exists, func, or_, select, tuple_
+from sqlalchemy import ColumnElement, RowMapping, case, exists, func, or_, select, tuple_
 
+from penstock.blobs.model import StoredBytes
 from penstock.clock import from_micros, micros
 from penstock.db.connection import Connection
 from penstock.db.database import Database
-from penstock.errors import InvalidInput
+from penstock.errors import InvalidInput, NotFound
 from penstock.journal import queries as journal
 from penstock.journal.tables import transitions
 from penstock.operations.counts import Counts
@@ -22,11 +23,15 @@ from penstock.operations.row_keys import key_names
 from penstock.operations.states import OPERATION
 from penstock.operations.tables import chunks, operations, workers
 from penstock.operations.views.chunk_view import RowLayout
+from penstock.operations.visibility import EVERYTHING, Visible
 from penstock.operations.worker_records import WorkerCode, code_of_live_workers, misfits
 from penstock.pipeline import Definition
 
 __all__ = [
+    "OperationFilter",
+    "count_operations",
     "events",
+    "file_of",
     "get",
     "is_time_counted",
     "latest_instant",
@@ -35,6 +40,8 @@ __all__ = [
     "stored_metadata",
     "tallies",
 ]
+
+FEED_READ = 500
 
 _SORT_COLUMNS = {
     "created_at": operations.c.number,
@@ -59,20 +66,22 @@ async def is_time_counted(tx: Connection, db: Database) -> bool:
     return bool((await tx.execute(select(or_(has_workers, has_operations)))).scalar())
 
 
-async def get(db: Database, tx: Connection, operation: str) -> Operation:
+async def get(db: Database, tx: Connection, operation: str, visible: Visible = EVERYTHING) -> Operation:
     """The operation with this id."""
-    number = await number_of(tx, operation)
+    number = await number_of(tx, operation, visible)
     row = (await tx.execute(select(operations).where(operations.c.number == number))).one()
     tallied = (await tallies(tx, [number])).get(number, Tallied())
     return _operation(row._mapping, tallied, await _live_code(db, tx, [row._mapping]))
 
 
-async def layout(tx: Connection, operation: str, definitions: Mapping[str, Definition]) -> RowLayout:
+async def layout(
+    tx: Connection, operation: str, definitions: Mapping[str, Definition], visible: Visible = EVERYTHING
+) -> RowLayout:
     """What it takes to read the operation's rows; `definitions`, where it is among them, know its key's other names."""
     query = select(*(operations.c[name] for name in ("number", "id", "name", "rows_read", "columns", "plan")))
-    row = (await tx.execute(query.where(operations.c.id == operation, IS_THERE))).one_or_none()
+    row = (await tx.execute(query.where(operations.c.id == operation, IS_THERE, *visible.conditions))).one_or_none()
     if row is None:
-        number = await number_of(tx, operation)
+        number = await number_of(tx, operation, visible)
         row = (await tx.execute(query.where(operations.c.number == number))).one()
     known = definitions.get(row.name.casefold())
     return RowLayout(
@@ -94,41 +103,70 @@ async def stored_metadata(tx: Connection, number: int) -> tuple[Any, str | None]
     return row.metadata, row.encrypted_metadata
 
 
+@dataclass(frozen=True, slots=True)
+class OperationFilter:
+    """Which operations are wanted; one must fit everything that is given."""
+
+    name: str | None = None
+    status: Iterable[str] | None = None
+    created_by: str | None = None
+    created_from: datetime | None = None
+    created_to: datetime | None = None
+    visible: Visible = EVERYTHING
+
+    def conditions(self) -> list[ColumnElement[bool]]:
+        """What must be true of an operation."""
+        wanted: list[ColumnElement[bool]] = [IS_THERE, *self.visible.conditions]
+        if self.name is not None:
+            wanted.append(func.lower(operations.c.name).contains(self.name.lower(), autoescape=True))
+        if self.created_by is not None:
+            wanted.append(func.lower(operations.c.created_by).contains(self.created_by.lower(), autoescape=True))
+        if self.status is not None:
+            wanted.append(operations.c.state.in_(_known_states(self.status)))
+        if self.created_from is not None:
+            wanted.append(operations.c.created_at >= micros(self.created_from))
+        if self.created_to is not None:
+            wanted.append(operations.c.created_at < micros(self.created_to))
+        return wanted
+
+
+async def count_operations(tx: Connection, filters: OperationFilter) -> int:
+    """How many operations match."""
+    query = select(func.count()).select_from(operations).where(*filters.conditions())
+    return int((await tx.execute(query)).scalar_one())
+
+
+async def file_of(tx: Connection, operation: str, visible: Visible = EVERYTHING) -> tuple[str, StoredBytes]:
+    """The name of the file, and where its bytes are; `NotFound` once they were removed."""
+    number = await number_of(tx, operation, visible)
+    row = (await tx.execute(select(operations).where(operations.c.number == number))).one()
+    if "files" in (row.pruned or {}):
+        raise NotFound(f"the file of operation {row.id} was removed")
+    return row.file_name, StoredBytes(row.file_key, row.file_bytes, row.file_sha256, row.file_version)
+
+
 async def list_operations(
     db: Database,
     tx: Connection,
+    filters: OperationFilter,
     *,
-    name: str | None = None,
-    status: Iterable[str] | None = None,
-    created_by: str | None = None,
-    created_from: datetime | None = None,
-    created_to: datetime | None = None,
     sort: str = "created_at",
     descending: bool = True,
     cursor: str | None = None,
+    offset: int = 0,
     limit: int = 20,
 ) -> Page[Operation]:
     """Operations that match every filter given; names and creators match when they contain the text, ignoring case."""
     if sort not in _SORT_COLUMNS:
         raise InvalidInput(f"operations cannot be sorted by {sort!r}; they can by: {', '.join(_SORT_COLUMNS)}")
-    query = select(operations).where(IS_THERE)
-    if name is not None:
-        query = query.where(func.lower(operations.c.name).contains(name.lower(), autoescape=True))
-    if created_by is not None:
-        query = query.where(func.lower(operations.c.created_by).contains(created_by.lower(), autoescape=True))
-    if status is not None:
-        query = query.where(operations.c.state.in_(_known_states(status)))
-    if created_from is not None:
-        query = query.where(operations.c.created_at >= micros(created_from))
-    if created_to is not None:
-        query = query.where(operations.c.created_at < micros(created_to))
+    query = select(operations).where(*filters.conditions())
     by = _SORT_COLUMNS[sort]
     if cursor is not None:
         place = tuple_(by, operations.c.number)
         mark = _parse_cursor(cursor, is_number=sort in ("created_at", "total_rows"))
         query = query.where(place < mark if descending else place > mark)
     order = (by.desc(), operations.c.number.desc()) if descending else (by.asc(), operations.c.number.asc())
-    rows = [row._mapping for row in await tx.execute(query.order_by(*order).limit(limit + 1))]
+    rows = [row._mapping for row in await tx.execute(query.order_by(*order).offset(offset).limit(limit + 1))]
     next_cursor = None
     if len(rows) > limit:
         last = rows[limit - 1]
@@ -188,16 +226,62 @@ def _parse_cursor(cursor: str, *, is_number: bool) -> tuple[Any, int]:
         raise InvalidInput(f"{cursor!r} is not a cursor of this list") from None
 
 
-async def events(tx: Connection, *, operation: str | None = None, since: int = 0, limit: int = 100) -> list[Event]:
-    """The numbered moves of one operation, or of all, after `since`, by number."""
+async def events(
+    tx: Connection,
+    *,
+    operation: str | None = None,
+    since: int | None = 0,
+    limit: int = 100,
+    visible: Visible = EVERYTHING,
+) -> list[Event]:
+    """The numbered moves of one operation, or of all, after `since`, by number; without it the newest."""
     if operation is not None:
-        number = await number_of(tx, operation)
+        number = await number_of(tx, operation, visible)
         operation = (await tx.execute(select(operations.c.id).where(operations.c.number == number))).scalar_one()
-    found = await journal.feed(tx, machine=OPERATION.name, subject=operation, since=since, limit=limit)
+    found = await _moves(tx, operation, since, limit, visible)
+    ids = {entry.subject for entry in found}
+    named = await tx.execute(select(operations.c.id, operations.c.name).where(operations.c.id.in_(ids)))
+    names = {row.id: row.name for row in named}
     return [
-        Event(e.position or 0, e.subject, e.source, e.event, e.target, from_micros(e.at), e.actor, e.cause)
+        Event(
+            sequence=e.position or 0,
+            operation_id=e.subject,
+            source=e.source,
+            event=e.event,
+            target=e.target,
+            at=from_micros(e.at),
+            actor=e.actor,
+            cause=e.cause,
+            operation_name=names.get(e.subject, ""),
+        )
         for e in found
     ]
+
+
+async def _moves(
+    tx: Connection, operation: str | None, since: int | None, limit: int, visible: Visible
+) -> Sequence[journal.Entry]:
+    """The feed without the moves of operations that are not visible."""
+    of: dict[str, Any] = {"machine": OPERATION.name, "subject": operation}
+    if operation is not None or visible is EVERYTHING:
+        if since is None:
+            return (await journal.newest(tx, **of, limit=limit))[::-1]
+        return await journal.feed(tx, **of, since=since, limit=limit)
+    found: list[journal.Entry] = []
+    place = journal.LAST if since is None else since
+    while len(found) < limit:
+        if since is None:
+            some = await journal.newest(tx, **of, before=place, limit=FEED_READ)
+        else:
+            some = await journal.feed(tx, **of, since=place, limit=FEED_READ)
+        ids = {entry.subject for entry in some}
+        query = select(operations.c.id).where(operations.c.id.in_(ids), *visible.conditions)
+        seen = set((await tx.execute(query)).scalars())
+        found += [entry for entry in some if entry.subject in seen]
+        if len(some) < FEED_READ:
+            break
+        place = some[-1].position or place
+    return found[:limit][::-1] if since is None else found[:limit]
 
 
 async def _live_code(db: Database, tx: Connection, rows: Sequence[RowMapping]) -> Sequence[WorkerCode]:

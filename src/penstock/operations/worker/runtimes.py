@@ -112,6 +112,7 @@ class OperationRuntimes:
                 beat=self._beat,
                 public_url=self._settings.public_url,
                 capabilities=self._capabilities,
+                secret_keys=keys,
             ),
             columns=row.columns,
             task_pool=TaskPool(definition.options.max_row_concurrency, self._spawn),

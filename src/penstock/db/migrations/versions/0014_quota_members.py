@@ -9,7 +9,7 @@ from penstock.db.schema import table_options
 from penstock.db.types import Key
 
 revision = "0014"
-down_revision = "0012"
+down_revision = "0013"
 
 
 def upgrade() -> None:

@@ -1,0 +1,104 @@
+"""`create_app`: the API, and the dashboard, over a `Penstock` of your own."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from fastapi import FastAPI, Request
+
+from penstock.access.rates import TokenBuckets
+from penstock.api.browser import BrowserRules
+from penstock.api.guard import Authenticator, Closed, identify
+from penstock.api.limits import BodyLimit, upload_bytes_max
+from penstock.api.observing import Observed
+from penstock.api.problems import ProblemsOutside, add_handlers
+from penstock.api.routing import add_routes
+from penstock.api.table import ROUTES
+from penstock.api.watching import Watchers
+from penstock.dashboard.table import ROUTES as PAGES
+from penstock.errors import Unauthenticated
+from penstock.idempotency.middleware import IdempotencyMiddleware
+from penstock.idempotency.routes import Rule, Scope
+from penstock.telemetry.exposition import Exposition
+
+if TYPE_CHECKING:
+    from penstock.engine import Penstock
+
+__all__ = ["create_app"]
+
+
+def create_app(
+    penstock: Penstock,
+    *,
+    access: Authenticator | None = None,
+    dashboard: bool = True,
+    worker: bool = False,
+    root_path: str = "",
+    hosts: Iterable[str] = (),
+) -> FastAPI:
+    """An ASGI application over this `Penstock`, to be served or mounted; it neither opens nor closes it.
+
+    `access` finds out who sends a request: without one, only public routes answer. With `worker` one runs while the
+    application does; the lifespan of an application that is mounted is its host's business, so there it is not started:
+    use `penstock.working()` in the host's lifespan. `hosts` are the names by which it may be called; none: by any.
+    """
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        if not worker:
+            yield
+            return
+        async with penstock.working():
+            yield
+
+    app = FastAPI(
+        title="Penstock",
+        root_path=root_path,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+    )
+    app.state.penstock = penstock
+    app.state.access = access or Closed()
+    settings = penstock.settings
+    app.state.rates = TokenBuckets(per_s=settings.rate_per_s, burst=settings.rate_burst, clock=penstock.clock)
+    app.state.watchers = Watchers(penstock.operations)
+    add_handlers(app)
+    add_routes(app, (*ROUTES, *(PAGES if dashboard else ())))
+    app.add_middleware(BodyLimit, settings=penstock.settings)
+    app.add_middleware(
+        IdempotencyMiddleware,
+        keys=penstock.idempotency,
+        caller=_caller,
+        rules=_rule_for,
+        body_bytes_max=upload_bytes_max(penstock.settings),
+    )
+    app.add_middleware(ProblemsOutside)
+    app.state.metrics = Exposition(penstock.db, clock=penstock.clock)
+    app.add_middleware(BrowserRules, public_url=penstock.settings.public_url, hosts=hosts)
+    app.add_middleware(Observed, metrics=app.state.metrics, clock=penstock.clock, entropy=penstock.entropy)
+    return app
+
+
+# What is asked for twice is done once by the engine itself: after a request was cut off, it may be sent again.
+_REPEATABLE = Rule(may_run_again=True)
+_ONCE = Rule()
+
+
+def _rule_for(scope: Scope) -> Rule | None:
+    """Every POST and PATCH may have a key. Of those that were cut off, a new operation or edit may be there or not."""
+    if scope["method"] not in ("POST", "PATCH"):
+        return None
+    path = scope["path"].removeprefix(scope.get("root_path", ""))
+    return _REPEATABLE if path.endswith(("/cancel", "/pause", "/resume", "/validate")) else _ONCE
+
+
+async def _caller(scope: Scope) -> Sequence[str]:
+    """Whose idempotency key it is; a key without a credential is refused before it is stored."""
+    principal = await identify(Request(scope))
+    if principal is None:
+        raise Unauthenticated("send a credential: Authorization: Bearer, followed by a key or token")
+    return (principal.tenant, principal.name)

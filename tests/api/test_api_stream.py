@@ -1,0 +1,110 @@
+"""Live progress: server-sent events that end with the operation, and can be gone on with."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import aclosing
+from typing import Any
+
+import httpx
+import pytest
+from parcel_service import DEAR, upload
+from patience import HANG_S
+
+from penstock.api.watching import Watchers
+from penstock.testing import Engine
+
+pytestmark = pytest.mark.databases("sqlite")
+
+
+def read(text: str) -> list[dict[str, Any]]:
+    """The events of a stream."""
+    found = []
+    for block in text.split("\n\n"):
+        fields = dict(line.split(": ", 1) for line in block.splitlines() if not line.startswith(":"))
+        if "event" in fields:
+            found.append({**fields, "data": json.loads(fields["data"])})
+    return found
+
+
+async def test_a_stream_tells_every_move_and_ends_with_the_operation(api: httpx.AsyncClient, works: Engine):
+    made = await upload(api)
+    await works.work_until_idle()
+    answer = await api.get(f"/api/bulks/{made}/stream")
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    events = read(answer.text)
+    moves = [event for event in events if event["event"] == "move"]
+    listed = (await api.get(f"/api/bulks/{made}/events", params={"since": 0})).json()
+    assert [(int(move["id"]), move["data"]) for move in moves] == [(each["sequence"], each) for each in listed]
+    assert [event["event"] for event in events[-2:]] == ["progress", "end"]
+    assert events[-2]["data"]["successfulRows"] == 2
+    assert events[-1]["data"] == {"status": "CompletedWithErrors"}
+
+
+async def test_a_stream_goes_on_behind_the_last_event_that_was_seen(api: httpx.AsyncClient, works: Engine):
+    made = await upload(api)
+    await works.work_until_idle()
+    numbers = [move["sequence"] for move in (await api.get(f"/api/bulks/{made}/events")).json()]
+    answer = await api.get(f"/api/bulks/{made}/stream", headers={"last-event-id": str(numbers[-2])})
+    assert [int(event["id"]) for event in read(answer.text) if event["event"] == "move"] == numbers[-1:]
+    over = await api.get(f"/api/bulks/{made}/stream", headers={"last-event-id": str(numbers[-1])})
+    assert over.status_code == 204
+    assert (await api.get(f"/api/bulks/{made}/stream", headers={"last-event-id": "x"})).status_code == 422
+
+
+async def sightings(watchers: Watchers, operation: str, seen: asyncio.Queue[Any]) -> None:
+    async with aclosing(watchers.watch(operation)) as found:
+        async for sighting in found:
+            await seen.put(sighting)
+    await seen.put("over")
+
+
+async def test_all_who_watch_one_operation_share_one_look(api: httpx.AsyncClient, works: Engine):
+    made, looks = await upload(api, DEAR), 0
+    operations = works.penstock.operations
+
+    class Counted:
+        events = operations.events
+
+        async def get(self, id: str) -> Any:
+            nonlocal looks
+            looks += 1
+            return await operations.get(id)
+
+    watchers = Watchers(Counted(), every_s=0.01)
+    queues: list[asyncio.Queue[Any]] = [asyncio.Queue() for _ in range(50)]
+    tasks = [asyncio.create_task(sightings(watchers, made, queue)) for queue in queues]
+    async with asyncio.timeout(HANG_S):
+        for queue in queues:
+            assert (await queue.get()).operation.status == "Pending"
+        assert looks < len(queues)
+        await works.work_until_idle()
+        for queue in queues:
+            while (await queue.get()).operation.waiting_rows != 2:
+                pass
+        assert watchers.viewers == len(queues)
+        watchers.close()
+        await asyncio.gather(*tasks)
+    assert watchers.viewers == 0
+
+
+async def test_a_stream_ends_when_the_server_stops(api: httpx.AsyncClient, works: Engine):
+    made = await upload(api, DEAR)
+    watchers = Watchers(works.penstock.operations, every_s=0.01)
+    seen: asyncio.Queue[Any] = asyncio.Queue()
+    task = asyncio.create_task(sightings(watchers, made, seen))
+    async with asyncio.timeout(HANG_S):
+        await seen.get()
+        watchers.close()
+        await task
+
+
+async def test_who_leaves_is_not_looked_for_any_more(api: httpx.AsyncClient, works: Engine):
+    made = await upload(api, DEAR)
+    watchers = Watchers(works.penstock.operations, every_s=0.01)
+    stream = watchers.watch(made)
+    async with asyncio.timeout(HANG_S):
+        await anext(stream)
+        await stream.aclose()
+    assert watchers.viewers == 0
