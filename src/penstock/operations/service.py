@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import builtins
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from datetime import datetime
@@ -59,6 +59,7 @@ from penstock.operations.worker.background import LONG_DEAD_S
 from penstock.operations.worker_records import remove_dead_workers
 from penstock.outbox.subscribing import subscription_row
 from penstock.pipeline import Definition, definition_of
+from penstock.services import OnHint
 from penstock.settings import Settings
 
 __all__ = ["Operations"]
@@ -81,7 +82,7 @@ class Operations:
         clock: Clock,
         entropy: Entropy,
         actor: str,
-        hint: Callable[[], None],
+        hint: OnHint,
     ) -> None:
         self._db, self._blobs, self._settings, self._definitions = db, blobs, settings, definitions
         self._clock, self._entropy, self._actor, self._hint = clock, entropy, actor, hint
@@ -139,6 +140,7 @@ class Operations:
         )
         if tx is not None:
             return await operation_views.get(self._db, tx.connection, new_id)
+        self._hint(new_id)
         return await self.get(new_id)
 
     def _told(self, notify: Notify, created_by: str) -> Mapping[str, Any]:
@@ -433,7 +435,7 @@ class Operations:
     async def resume(self, operation: str, *, cause: str | None = None, actor: str | None = None) -> Operation:
         """Go on where a paused operation stopped."""
         await control.resume(self._db, await self._number(operation), actor=actor or self._actor, cause=cause)
-        self._hint()
+        self._hint(operation)
         return await self.get(operation)
 
     async def migrate(
@@ -452,7 +454,7 @@ class Operations:
         number = await self._number(operation)
         definition = self.definition((await self.get(operation)).name)
         await migrating.migrate(self._db, number, definition, renamed or {}, actor=actor or self._actor, cause=cause)
-        self._hint()
+        self._hint(operation)
         return await self.get(operation)
 
     # --- running failed rows again
@@ -484,7 +486,7 @@ class Operations:
             retry = await retrying.retry_rows(
                 self._db, number, named, actor=actor, token=token, confirm_doubt=confirm_doubt
             )
-        self._hint()
+        self._hint(operation)
         return retry
 
     async def edit_row(
@@ -521,7 +523,7 @@ class Operations:
             data={row: raw},
             generations={row: view.generation if generation is None else generation},
         )
-        self._hint()
+        self._hint(operation)
         return retry
 
     # --- what is kept
