@@ -5,9 +5,11 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
+from penstock.access.chain import Entry
 from penstock.access.model import ApiKey
+from penstock.clock import from_micros
 
-__all__ = ["api_key"]
+__all__ = ["api_key", "audit_entry"]
 
 Document = dict[str, Any]
 
@@ -29,6 +31,19 @@ def api_key(found: ApiKey, *, now: datetime, text: str | None = None) -> Documen
         "lastUsedAt": _instant(found.last_used_at),
     }
     return document if text is None else {**document, "key": text}
+
+
+def audit_entry(found: Entry) -> Document:
+    """One entry of the audit log."""
+    return {
+        "sequence": found.sequence,
+        "at": _instant(from_micros(found.at)),
+        "actor": found.actor,
+        "action": found.action,
+        "subject": found.subject,
+        "details": None if found.details is None else dict(found.details),
+        "digest": found.digest,
+    }
 
 
 def _instant(at: datetime | None) -> str | None:

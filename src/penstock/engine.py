@@ -11,9 +11,13 @@ from copy import copy
 from types import MappingProxyType
 from typing import Any
 
+from penstock.access.audit import Audit
 from penstock.access.keys import ApiKeys
 from penstock.access.model import Principal
-from penstock.blobs.store import FileStore
+from penstock.blobs.checks.policy import BlobPolicy
+from penstock.blobs.opening import open_storage
+from penstock.blobs.service import Blobs
+from penstock.blobs.sweeping import Sweeper
 from penstock.clock import Clock, Entropy, FollowingClock, SystemClock
 from penstock.db.database import Database
 from penstock.db.shared_clock import share_clock
@@ -40,7 +44,7 @@ from penstock.settings import Settings, load_settings
 
 __all__ = ["Penstock", "run"]
 
-BackgroundDuties = Callable[[Operation], None]
+OnProgress = Callable[[Operation], None]
 
 # Another worker may be about to end the operation; each look that finds it has not doubles the pause.
 REST_LOOK_S = 0.01
@@ -48,6 +52,7 @@ REST_LOOK_S = 0.01
 
 KEYS_SWEEP_S = 60.0
 LIFECYCLES_TICK_S = 2.0
+BLOBS_SWEEP_S = 60.0
 
 
 class Penstock:
@@ -62,16 +67,26 @@ class Penstock:
         clock: Clock,
         entropy: Entropy,
         guards: Mapping[str, Guard] = MappingProxyType({}),
+        blob_policy: BlobPolicy | None = None,
     ) -> None:
         self.db, self.settings, self.definitions = db, settings, definitions
         self.clock, self.entropy = clock, entropy
-        self.files = FileStore(settings.storage_folder, fault=settings.storage_fault)
+        self.files = open_storage(settings)
         self.lifespans = Lifespans()
         self._workers: set[Worker] = set()
         actor = _user()
-        self.operations = Operations(
+        self.blobs = Blobs(
             db,
             self.files,
+            blob_policy or BlobPolicy(bytes_max=settings.upload_bytes_max or None),
+            clock=clock,
+            entropy=entropy,
+            actor=actor,
+            page_max=settings.page_max,
+        )
+        self.operations = Operations(
+            db,
+            self.blobs,
             settings,
             definitions,
             self.lifespans,
@@ -81,11 +96,20 @@ class Penstock:
             hint=self.hint,
         )
         self.idempotency = Idempotency(SqlStore(db), entropy=entropy)
-        self.signals = Signals(db, definitions, clock=clock, entropy=entropy, actor=actor, hint=self.hint)
+        self.signals = Signals(
+            db,
+            definitions,
+            clock=clock,
+            entropy=entropy,
+            actor=actor,
+            hint=self.hint,
+            secret_keys=settings.secret_keys,
+        )
         self.lifecycles = Lifecycles(
             Scope(db, clock=clock, entropy=entropy, actor=actor, guards=guards, page_max=settings.page_max)
         )
         self.deliveries = self.lifecycles.deliveries
+        self.audit = Audit(db, page_max=settings.page_max)
         self.keys = ApiKeys(db, clock=clock, entropy=entropy, actor=actor)
 
     @classmethod
@@ -99,10 +123,12 @@ class Penstock:
         clock: Clock | None = None,
         entropy: Entropy | None = None,
         guards: Mapping[str, Guard] = MappingProxyType({}),
+        blob_policy: BlobPolicy | None = None,
     ) -> AsyncIterator[Penstock]:
         """Connect to a database with these operations: classes or functions marked by `@operation`.
 
         `guards` are what lifecycles' transitions name as theirs: functions, sync or async, that allow or deny them.
+        `blob_policy` says which uploads are taken.
 
         A SQLite database is made and upgraded when needed; a server refuses until `penstock db upgrade` was run.
         """
@@ -116,7 +142,15 @@ class Penstock:
         db = await Database.open(settings.database_url, clock=clock)
         try:
             clock = await _database_clock(db, clock, settings)
-            penstock = cls(db, settings, definitions, clock=clock, entropy=entropy or Entropy(), guards=guards)
+            penstock = cls(
+                db,
+                settings,
+                definitions,
+                clock=clock,
+                entropy=entropy or Entropy(),
+                guards=guards,
+                blob_policy=blob_policy,
+            )
             try:
                 yield penstock
             finally:
@@ -132,7 +166,7 @@ class Penstock:
         to other workers until the loop runs again. One that `owns_process` ends it (exit 75), and tunes its garbage
         collector.
         """
-        self.files.require_folder()
+        self.files.require()
         worker = Worker(
             self.db,
             self.files,
@@ -170,6 +204,7 @@ class Penstock:
         return (
             Service("idempotency keys", KEYS_SWEEP_S, self._sweep_keys),
             Service("lifecycles", LIFECYCLES_TICK_S, self._tick_lifecycles),
+            Service("blobs", BLOBS_SWEEP_S, Sweeper(self.db, self.files, self.clock).tick),
         )
 
     async def _sweep_keys(self) -> None:
@@ -189,15 +224,17 @@ class Penstock:
         scoped.signals = self.signals.seen_by(visible, actor=principal.name)
         scoped.lifecycles = self.lifecycles.tenant(principal.tenant)
         scoped.deliveries = scoped.lifecycles.deliveries
+        scoped.blobs = self.blobs.tenant(principal.tenant)
+        scoped.audit = self.audit.seen_by(principal.tenant)
         scoped.definitions = {key: found for key, found in self.definitions.items() if visible.includes(key)}
         return scoped
 
     def transaction(self) -> UnitOfWork:
         """A transaction for your own statements: `async with penstock.transaction() as tx: await tx.execute(…)`.
 
-        It commits when the block ends well. `lifecycles.start`, `trigger`, `force`, `change_data` and
-        `deliveries.acknowledge` take it as `tx` and commit with it; nothing else of this `Penstock` that writes is
-        called inside it.
+        It commits when the block ends well. `lifecycles.start`, `trigger`, `force`, `change_data`,
+        `deliveries.acknowledge` and `blobs.reference`, `unreference`, `hold`, `release` and `delete` take it as `tx`
+        and commit with it; nothing else of this `Penstock` that writes is called inside it.
         """
         return self.db.unit()
 
@@ -214,7 +251,7 @@ class Penstock:
         self,
         operation: str,
         *,
-        watch: BackgroundDuties | None = None,
+        watch: OnProgress | None = None,
         every_s: float = 0.25,
         stop: asyncio.Event | None = None,
         owns_process: bool = False,
@@ -237,7 +274,7 @@ class Penstock:
         return await self.operations.get(operation)
 
     async def _follow(
-        self, operation: str, worker: Worker, stop: asyncio.Event, watch: BackgroundDuties | None, every_s: float
+        self, operation: str, worker: Worker, stop: asyncio.Event, watch: OnProgress | None, every_s: float
     ) -> None:
         """Look at the operation now and then, and more often when the worker has nothing left to do."""
         pause_s, is_due, rests = every_s, True, worker.rests

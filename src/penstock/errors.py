@@ -10,6 +10,7 @@ PenstockError
 │   ├── TooLarge            send less at once
 │   └── RowInvalid          raised by your validators: this row is wrong
 ├── NotFound                look elsewhere
+│   ├── FileChanged         a stored file is not the one that was checked
 │   └── NoSuchWait          no row could ever wait for that signal
 ├── Conflict                the record is not in a state for that
 │   ├── IllegalMove         a machine's table does not list that move
@@ -47,6 +48,7 @@ __all__ = [
     "DefinitionInvalid",
     "DiskFull",
     "Fault",
+    "FileChanged",
     "FileRejected",
     "FileUnreadable",
     "Forbidden",
@@ -139,6 +141,10 @@ class RowInvalid(InvalidInput):
 
 class NotFound(PenstockError):
     """No record has that id or name."""
+
+
+class FileChanged(NotFound):
+    """The bytes of a stored file were replaced after they had been checked; those that were checked are gone."""
 
 
 class NoSuchWait(NotFound):

@@ -40,7 +40,7 @@ from penstock.operations.model import (
     FileCheck,
     HistoryEntry,
     Operation,
-    Purged,
+    Pruned,
     RowError,
     RowView,
     StepView,
@@ -151,10 +151,16 @@ def operation(found: Operation) -> Document:
         "retryCount": found.retry_count,
         "errorMessage": found.error,
         "trouble": found.trouble,
+        "version": found.version,
+        "keep": dict(found.keep) or None,
+        "pruned": list(found.pruned),
+        "hold": found.hold,
+        "misfits": [{"worker": each.worker, "differences": list(each.differences)} for each in found.misfits],
         "metadata": found.metadata,
         "fileName": found.file_name,
         "fileSize": found.file_bytes,
         "fileSha256": found.file_sha256,
+        "blobId": found.blob_id,
         "createdBy": found.created_by,
         "createdAt": instant(found.created_at),
         "startedAt": instant(found.started_at),
@@ -295,14 +301,15 @@ def eligibility(operation_id: str, found: Eligibility) -> Document:
     }
 
 
-def purged(found: Purged, *, is_dry_run: bool) -> Document:
-    """What a purge removed, or would remove."""
+def pruned(found: Pruned, *, is_dry_run: bool) -> Document:
+    """What was removed, or would be."""
     return {
         "isDryRun": is_dry_run,
         "operations": found.operations,
         "rows": found.rows,
         "fileBytes": found.file_bytes,
         "filesLeft": found.files_left,
+        "parts": dict(found.parts),
     }
 
 

@@ -63,7 +63,7 @@ class SecretKeys:
             )
         try:
             return MultiFernet([Fernet(key) for key in keys]).decrypt(stored)
-        except InvalidToken:
+        except (InvalidToken, ValueError):  # text that is not ASCII is no token either
             where = SETTING if self._given else str(self._file)
             raise SecretsUnreadable(
                 f"they were encrypted with another key than that of {where}: set {SETTING} (secret_key) to that key; "

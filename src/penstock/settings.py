@@ -19,12 +19,14 @@ from urllib.parse import unquote, urlsplit
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
 
 from penstock.errors import Fault, SettingsInvalid
+from penstock.retention import parse_keep
 from penstock.secret_keys import SecretKeys, is_key
 
 __all__ = ["FILE", "LISTED", "Layer", "Settings", "effective", "layers", "load_settings", "masked", "origins"]
 
 MIB = 1024 * 1024
 PREFIX = "PENSTOCK_"
+STORES = ("s3", "gs", "az", "abfs", "abfss", "memory")  # what storage_url may begin with, beside file
 FILE = Path("penstock.toml")
 # Signed with a private key that we have not: with a shared secret, whoever checks tokens could make them.
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
@@ -76,15 +78,26 @@ class Settings(BaseModel):
     sync_threads: int = Field(default=16, ge=1, description="threads for steps and validators declared with plain def")
     row_bytes_max: int = Field(default=MIB, ge=1, description="the largest row a reader accepts")
     output_bytes_max: int = Field(default=64 * 1024, ge=1, description="the largest output a step may return")
+    upload_bytes_max: int = Field(default=1024 * MIB, ge=0, description="the largest file an upload may have; any if 0")
     metadata_bytes_max: int = Field(default=MIB, ge=1, description="the largest metadata an operation may have")
-    upload_bytes_max: int = Field(
-        default=1024 * MIB, ge=0, description="the largest file that the API takes; of any size if 0"
-    )
-    retention_days: float = Field(
-        default=0, ge=0, description="how long workers keep operations that have ended; for ever if 0"
+    keep: dict[str, float | None] = Field(
+        default_factory=dict,
+        description="how long what is kept of operations that have ended, such as 90d; for ever unless set",
     )
     page_max: int = Field(default=1000, ge=1, description="the longest page a query returns")
     log_level: LogLevel = Field(default="info", description="how much is logged")
+    tenant_bytes_per_day: int = Field(
+        default=0, ge=0, description="how many bytes of files a tenant may submit over HTTP within a day; 0: any"
+    )
+    tenant_open_operations_max: int = Field(
+        default=0,
+        ge=0,
+        description="how many operations a tenant may have under way to submit one more; 0: any",
+    )
+    rate_per_s: float = Field(
+        default=1000, ge=0, description="requests a second that one caller may send to one server; 0: any"
+    )
+    rate_burst: int = Field(default=2000, ge=1, description="requests that one caller may send at once")
     session_s: float = Field(default=8 * 3600.0, gt=0, description="how long a login to the dashboard lasts")
     oidc_issuer: str | None = Field(default=None, description="whose tokens the API accepts: their `iss`")
     oidc_audience: str | None = Field(default=None, description="for whom accepted tokens are made: their `aud`")
@@ -103,15 +116,24 @@ class Settings(BaseModel):
     oidc_operations_claim: str | None = Field(
         default=None, description="the claim that lists the operations that may be used; tokens without it may use none"
     )
+    log_format: Literal["text", "json"] = Field(
+        default="text", description="log lines for people, or a JSON object each"
+    )
     operations: dict[str, dict[str, Any]] = Field(default_factory=dict, description="options by operation and step")
 
     @field_validator("storage_url")
     @classmethod
-    def _is_a_folder(cls, url: str | None) -> str | None:
+    def _is_a_place(cls, url: str | None) -> str | None:
         scheme, separator, _ = (url or "").partition("://")
-        if separator and scheme != "file":
-            raise ValueError(f"files can be stored in a folder (file:…); {scheme}:// is not known")
+        if separator and scheme not in ("file", *STORES):
+            known = ", ".join(f"{each}://" for each in STORES)
+            raise ValueError(f"files can be stored in a folder (file:…) or in {known}; {scheme}:// is not known")
         return url
+
+    @field_validator("keep", mode="before")
+    @classmethod
+    def _is_a_policy(cls, given: Any) -> Any:
+        return parse_keep(given)
 
     @field_validator("secret_key")
     @classmethod
@@ -154,9 +176,17 @@ class Settings(BaseModel):
         return Path(unquote(path.removeprefix("file:")) if path.startswith("file:") else path)
 
     @property
+    def is_storage_remote(self) -> bool:
+        """Whether files are stored by `obstore`, not in a folder."""
+        return (self.storage_url or "").partition("://")[0] in STORES
+
+    @property
     def storage_folder(self) -> Path | None:
-        """The folder that holds files, beside a SQLite database unless named; None where `storage_fault` says why."""
-        if self.storage_fault is not None:
+        """The folder that holds files, beside a SQLite database unless named.
+
+        None where files lie in an object store, or `storage_fault` says why there is none.
+        """
+        if self.storage_fault is not None or self.is_storage_remote:
             return None
         if self.storage_url is not None:
             return _folder(self.storage_url)
@@ -166,14 +196,16 @@ class Settings(BaseModel):
     @property
     def storage_fault(self) -> str | None:
         """Why no file can be stored: the processes of a server database would each look in a folder of their own."""
-        if self.database_file is not None or (self.storage_url and _folder(self.storage_url).is_absolute()):
+        if self.database_file is not None or self.is_storage_remote:
+            return None
+        if self.storage_url and _folder(self.storage_url).is_absolute():
             return None
         found = (
             f"is {self.storage_url!r}, below each process's own working folder" if self.storage_url else "is not set"
         )
         return (
             f"storage_url (PENSTOCK_STORAGE_URL) {found}; with a server database it must be an absolute folder that "
-            "all processes share, such as file:///srv/penstock/files"
+            "all processes share, such as file:///srv/penstock/files, or an object store such as s3://bucket/prefix"
         )
 
 

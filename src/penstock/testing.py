@@ -33,10 +33,12 @@ from penstock.operations.service import Operations
 from penstock.operations.tables import chunks
 from penstock.operations.worker.worker import Worker
 from penstock.pipeline import BatchContext, Context, Definition, Run, StepPlan, definition_of
+from penstock.secret_keys import SecretKeys
 from penstock.settings import Settings
 
 __all__ = ["OPERATION_ID", "Engine", "ManualClock", "batch_context", "context", "engine", "json_lines"]
 
+SEALED_WITH = "cGVuc3RvY2sudGVzdGluZyBpcyBmb3IgdGVzdHMgISE="  # callback addresses; no secret
 OPERATION_ID = "01900000-0000-7000-8000-000000000000"
 
 Rows = Source | Sequence[Mapping[str, Any]]
@@ -70,6 +72,7 @@ def context(
         definition,
         is_cancelled=lambda: is_cancelled,
         public_url=public_url,
+        secret_keys=SecretKeys(SEALED_WITH),
     )
     made: Context[Any] = Context(run, row_number, generation, _encoded(definition, outputs or {}), row_key=row_key)
     made.step = _step_of(definition, step)

@@ -68,7 +68,7 @@ def test_the_newest_operation_can_be_steered_by_its_name(town: Town):
     assert town.ask("ops", "cancel", "@last")["status"] == "Cancelled"
     assert town.ask("ops", "retry", "@last", "--check")["operationId"] == operation
     assert town.call("ops", "watch", "@last")[0] == 4
-    assert town.call("run", "--resume", "@last", "--app", APP)[0] == 4
+    assert town.call("run", "--continue", "@last", "--app", APP)[0] == 4
 
 
 # --- signals
@@ -166,13 +166,12 @@ def test_signals_that_nobody_could_wait_for_are_refused(town: Town):
         ("ops", "retry", "00000000", "--rows", "0"),
         ("ops", "retry", "00000000", "--rows", "1-999999999"),
         ("ops", "retry", "00000000", "--rows", "3", "--check"),
-        ("ops", "fix", "00000000", "3"),
-        ("ops", "fix", "00000000", "3", "name"),
-        ("ops", "fix", "00000000", "3", "age:=thirty"),
-        ("ops", "fix", "00000000", "3", "age=30", "--generation", "-1"),
-        ("ops", "purge"),
-        ("ops", "purge", "--older-than", "90"),
-        ("ops", "purge", "--older-than", "tomorrow"),
+        ("ops", "edit", "00000000", "3"),
+        ("ops", "edit", "00000000", "3", "name"),
+        ("ops", "edit", "00000000", "3", "age:=thirty"),
+        ("ops", "edit", "00000000", "3", "age=30", "--generation", "-1"),
+        ("ops", "prune", "--older-than", "90"),
+        ("ops", "prune", "--older-than", "tomorrow"),
     ],
 )
 def test_wrong_usage_is_exit_2_and_says_what_would_be_right(town: Town, words: tuple[str, ...]):
@@ -250,7 +249,7 @@ def owners(town: Town, operation: str) -> list[str]:
 @on_sqlite
 def test_moves_that_the_state_does_not_admit_are_refused_with_exit_1(town: Town):
     operation = town.create("visit")
-    town.call("run", "--resume", operation, "--app", APP)
+    town.call("run", "--continue", operation, "--app", APP)
     for verb in ("cancel", "pause", "resume"):
         code, _, err = town.call("ops", verb, operation)
         assert code == 1
@@ -267,7 +266,7 @@ def failed(town: Town) -> str:
     """An operation whose three rows failed for a reason that is gone."""
     operation = town.create("visit")
     (town.folder / "flood").touch()
-    assert town.call("run", "--resume", operation, "--app", APP)[0] == 3
+    assert town.call("run", "--continue", operation, "--app", APP)[0] == 3
     (town.folder / "flood").unlink()
     return operation
 
@@ -308,7 +307,7 @@ def test_a_check_says_whether_a_retry_is_possible_and_does_nothing(town: Town, f
 @on_sqlite
 def test_a_retry_that_comes_to_nothing_is_exit_1_with_the_reasons(town: Town, failed: str):
     town.call("ops", "retry", failed, "--rows", "1")
-    town.call("run", "--resume", failed, "--app", APP)
+    town.call("run", "--continue", failed, "--app", APP)
     code, _, err = town.call("ops", "retry", failed, "--rows", "1")
     assert code == 1
     assert "row 1: " in err
@@ -322,14 +321,14 @@ def test_a_retry_that_comes_to_nothing_is_exit_1_with_the_reasons(town: Town, fa
 
 @on_sqlite
 @pytest.mark.covers("SM-043")
-def test_a_row_is_fixed_and_runs_again(town: Town):
+def test_a_row_is_edited_and_runs_again_by_either_name_of_the_command(town: Town):
     (town.folder / "citizens.csv").write_text("name,age\nAnn,thirty\nBea,31\n")
     town.call("run", "visit", "citizens.csv", "--app", APP)
     operation = town.ask("ops", "list")["items"][0]["id"]
-    code, _, err = town.call("ops", "fix", operation, "1", "age=old", "--app", APP)
+    code, _, err = town.call("ops", "edit", operation, "1", "age=old", "--app", APP)
     assert code == 1
     assert "age: " in err
-    assert town.ask("ops", "fix", operation, "1", "shoe=9")["type"] == "urn:penstock:problem:row-invalid"
+    assert town.ask("ops", "edit", operation, "1", "shoe=9")["type"] == "urn:penstock:problem:row-invalid"
     assert town.call("ops", "fix", operation, "1", "age:=30", "name=Anna", "--app", APP)[0] == 0
     town.start_worker()
     assert town.until_settled(operation)["status"] == "Completed"
@@ -338,31 +337,31 @@ def test_a_row_is_fixed_and_runs_again(town: Town):
 
 
 @on_sqlite
-def test_a_fix_of_a_row_that_was_changed_since_it_was_seen_is_refused(town: Town):
+def test_an_edit_of_a_row_that_was_changed_since_it_was_seen_is_refused(town: Town):
     (town.folder / "citizens.csv").write_text("name,age\nAnn,thirty\n")
     town.call("run", "visit", "citizens.csv", "--app", APP)
     operation = town.ask("ops", "list")["items"][0]["id"]
-    code, _, err = town.call("ops", "fix", operation, "1", "age=30", "--generation", "1")
+    code, _, err = town.call("ops", "edit", operation, "1", "age=30", "--generation", "1")
     assert (code, err) == (1, "penstock: row 1 was changed since (generation 0, you saw 1); look at it again\n")
-    assert town.call("ops", "fix", operation, "1", "age=30", "--generation", "0")[0] == 0
+    assert town.call("ops", "edit", operation, "1", "age=30", "--generation", "0")[0] == 0
 
 
-# --- purge
+# --- prune
 
 
 @on_both
-def test_a_purge_removes_what_ended_long_ago_and_says_how_much(town: Town):
+def test_pruning_removes_what_ended_long_ago_and_says_how_much(town: Town):
     (town.folder / "citizens.csv").write_text("name,age\nAnn,30\nBea,31\n")
     town.call("run", "visit", "citizens.csv", "--app", APP)
     waiting = town.create("permit")
-    assert town.call("ops", "purge", "--older-than", "1d")[:2] == (
+    assert town.call("ops", "prune", "--older-than", "1d")[:2] == (
         0, "Deleted 0 operations with 0 rows and 0 bytes of files.\n",
     )  # fmt: skip
-    would = town.ask("ops", "purge", "--older-than", "0s", "--dry-run")
+    would = town.ask("ops", "prune", "--older-than", "0s", "--dry-run")
     assert would == {"isDryRun": True, "operations": 1, "rows": 2, "fileBytes": 23, "filesLeft": 0}
-    code, out, _ = town.call("ops", "purge", "--older-than", "0s")
+    code, out, _ = town.call("ops", "prune", "--older-than", "0s")
     assert (code, out.splitlines()[0]) == (0, "Deleted 1 operation with 2 rows and 0 bytes of files.")
-    assert "1 file kept for a later purge: " in out
+    assert "1 file kept for later: " in out
     assert [found["id"] for found in town.ask("ops", "list")["items"]] == [waiting]
     assert town.call("verify")[0] == 0
 

@@ -68,7 +68,7 @@ def spoil_text(file: Path) -> None:
 DAMAGES = [truncate, spoil_header, spoil_operations, spoil_text]
 COMMANDS = [
     ("ops", "list"),
-    ("ops", "purge", "--older-than", "1d"),
+    ("ops", "prune", "--older-than", "1d"),
     ("verify",),
     ("db", "check"),
     ("doctor",),

@@ -64,7 +64,7 @@ def test_an_empty_database_is_well(town: Town, database_kind: str):
 def test_work_beside_a_live_worker_is_well_and_without_one_it_is_a_problem(town: Town):
     operation = town.create("permit")
     assert problems(town) == {
-        "work_has_workers": f"1 operation with open work, and no live worker: {operation}",
+        "open_operations_have_workers": f"1 operation with open work, and no live worker: {operation}",
     }
     process = town.start_worker()
     town.until(lambda: len(town.ask("ops", "waits", operation)["items"]) == 3, "all rows wait")
@@ -72,7 +72,7 @@ def test_work_beside_a_live_worker_is_well_and_without_one_it_is_a_problem(town:
     (worker,) = town.ask("doctor")["workers"]
     assert (worker["process"], worker["state"]) == (process.pid, "live")
     town.end(process, signal.SIGTERM)
-    assert set(problems(town)) == {"work_has_workers"}
+    assert set(problems(town)) == {"open_operations_have_workers"}
     code, out, _ = town.call("doctor")
     assert code == 1
     assert "do:   start one: `penstock worker --app MODULE`" in out
@@ -88,8 +88,8 @@ def test_a_worker_that_was_killed_is_seen_at_once_and_what_it_held_when_its_leas
     assert [worker["state"] for worker in town.ask("doctor")["workers"]] == ["dead"]
     tamper(town, workers, lease_until=LONG_AGO)
     found = problems(town)
-    assert found["nothing_is_lost"] == f"1 chunk is held by workers that are dead: {operation}"
-    assert set(found) == {"nothing_is_lost", "work_has_workers"}
+    assert found["chunks_have_live_owners"] == f"1 chunk is held by workers that are dead: {operation}"
+    assert set(found) == {"chunks_have_live_owners", "open_operations_have_workers"}
 
 
 @on_both
@@ -99,11 +99,11 @@ def test_rows_that_wait_beside_their_signal_or_past_their_deadline_are_found(tow
     town.until(lambda: len(town.ask("ops", "waits", operation)["items"]) == 2, "all rows wait")
     town.end(process, signal.SIGTERM)
     town.call("signal", operation, "permit-p2")
-    assert set(problems(town)) == {"work_has_workers"}
+    assert set(problems(town)) == {"open_operations_have_workers"}
     tamper(town, signals, accepted_at=LONG_AGO)
-    assert problems(town)["signals_are_heard"] == f"1 row waits beside a stored signal: {operation}"
+    assert problems(town)["signals_are_applied"] == f"1 row waits beside a stored signal: {operation}"
     tamper(town, row_records, deadline=LONG_AGO)
-    assert problems(town)["deadlines_are_kept"] == f"2 rows wait past the deadline: {operation}"
+    assert problems(town)["waits_end_at_their_deadlines"] == f"2 rows wait past the deadline: {operation}"
     town.call("ops", "pause", operation)
     assert problems(town) == {}
 
@@ -120,7 +120,7 @@ def test_an_operation_that_no_worker_can_go_on_with_says_why(town: Town):
     trouble = f"the stored file {file.name[:12]}… cannot be read: Is a directory"
     assert town.ask("ops", "show", operation)["trouble"] == trouble
     assert trouble in " ".join(town.call("ops", "show", operation)[1].split())
-    assert problems(town)["work_goes_on"] == f"1 operation set aside by a worker: {trouble}: {operation}"
+    assert problems(town)["no_operation_is_set_aside"] == f"1 operation set aside by a worker: {trouble}: {operation}"
     file.rmdir()
     file.write_bytes(content)
     town.until(lambda: town.ask("ops", "show", operation)["status"] == "Completed", "it goes on by itself")
@@ -135,18 +135,18 @@ def test_work_that_no_live_worker_knows_is_found(town: Town):
     tamper(town, operations, name="forgotten", created_at=LONG_AGO)
     town.start_worker()
     assert problems(town) == {
-        "work_is_known": f"work of forgotten is due, but the live workers are idle: {operation}",
+        "workers_have_the_code": f"work of forgotten is due, but the live workers are idle: {operation}",
     }
 
 
 @on_sqlite
 def test_an_overdue_chunk_that_nobody_knows_is_found_too(town: Town):
     operation = town.create("permit")
-    assert town.call("run", "--resume", operation, "--app", APP, "--no-wait")[0] == 5
+    assert town.call("run", "--continue", operation, "--app", APP, "--no-wait")[0] == 5
     tamper(town, operations, name="forgotten")
     tamper(town, chunks, due_at=LONG_AGO)
     town.start_worker()
-    assert set(problems(town)) == {"work_is_known"}
+    assert set(problems(town)) == {"workers_have_the_code"}
 
 
 @on_sqlite
@@ -191,5 +191,5 @@ def test_a_schema_that_is_missing_is_a_problem_with_the_command_to_run(
     with town_at(fresh_url, tmp_path, monkeypatch) as town:
         (tmp_path / "fresh.db").touch()
         (finding,) = [finding for finding in town.ask("doctor")["findings"] if finding["isProblem"]]
-    assert finding["check"] == "schema_fits"
+    assert finding["check"] == "schema_is_current"
     assert finding["remedy"] == "run `penstock db upgrade`"

@@ -72,7 +72,7 @@ def test_an_interrupted_run_stays_says_how_to_go_on_and_is_finished_by_resume(fo
     assert process.returncode == 130, out + err
     assert "Traceback" not in err
     resume = err.strip().splitlines()[-1].split()
-    assert resume[-4:-2] == ["--resume", call(folder, "ops", "list")["items"][0]["id"]]
+    assert resume[-4:-2] == ["--continue", call(folder, "ops", "list")["items"][0]["id"]]
     halted = call(folder, "ops", "show", resume[-3])
     assert halted["status"] == "Running"
     assert halted["processedRows"] < ROWS
@@ -119,7 +119,7 @@ def test_a_terminal_shows_each_command_to_copy_on_one_line(folder: Path):
     os.close(ours)
     made = call(folder, "ops", "list")["items"][0]["id"]
     lines = [re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", line).rstrip() for line in seen.splitlines()]
-    assert any(line.endswith(f"penstock run --resume {made} --app {APP}") for line in lines)
+    assert any(line.endswith(f"penstock run --continue {made} --app {APP}") for line in lines)
     assert any(line.endswith(f"penstock ops rows {made[:13]} --state Failed --state Invalid") for line in lines)
 
 

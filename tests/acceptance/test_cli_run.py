@@ -134,7 +134,7 @@ def test_a_run_says_at_its_start_which_operation_it_is_and_how_to_resume_it(pens
     first, second, third, *_ = err.splitlines()
     assert first == f"Operation {made} (invite)"
     assert second == "To continue it after an interruption:"
-    assert third.endswith(f"penstock run --resume {made} --app {APP}")
+    assert third.endswith(f"penstock run --continue {made} --app {APP}")
 
 
 def test_progress_can_be_left_out(penstock: Run):
@@ -169,7 +169,7 @@ def test_too_many_errors_fail_the_operation_with_exit_1(penstock: Run):
 
 
 def test_an_operation_that_was_cancelled_is_exit_4(penstock: Run, tmp_path: Path):
-    code, out, _ = penstock("run", "--resume", asyncio.run(cancelled_operation(tmp_path)), "--app", APP)
+    code, out, _ = penstock("run", "--continue", asyncio.run(cancelled_operation(tmp_path)), "--app", APP)
     assert code == 4
     assert "Cancelled" in out
 
@@ -200,7 +200,7 @@ def test_options_can_be_set_for_one_run(penstock: Run):
 
 def test_a_settled_operation_is_not_run_again_by_resume(penstock: Run):
     made = document(penstock(*invite("good.csv", "--json"))[1])
-    code, out, _ = penstock("run", "--resume", made["id"][:13], "--app", APP, "--json")
+    code, out, _ = penstock("run", "--continue", made["id"][:13], "--app", APP, "--json")
     assert code == 0
     assert document(out) == made
 
@@ -214,7 +214,7 @@ def test_a_settled_operation_is_not_run_again_by_resume(penstock: Run):
         (("run", "invite"), 2, "name an operation and a file"),
         (("run", "invite", "good.csv"), 2, "--app"),
         (("run", "invite", "good.csv", "--app", APP, "--meta", "words"), 2, "--meta takes NAME=VALUE; found 'words'"),
-        (("run", "invite", "good.csv", "--app", APP, "--resume", "x"), 2, "leave out OPERATION"),
+        (("run", "invite", "good.csv", "--app", APP, "--continue", "x"), 2, "leave out OPERATION"),
         (("run", "invite", "good.csv", "--bogus"), 2, "No such option: --bogus"),
         (("run", "invit", "good.csv", "--app", APP), 1, "did you mean 'invite'? known: dawdle, invite"),
         (("run", "invite", "none.csv", "--app", APP), 1, "file not found: none.csv"),
@@ -225,7 +225,7 @@ def test_a_settled_operation_is_not_run_again_by_resume(penstock: Run):
         (("run", "invite", "good.csv", "--app", APP), 1, "words"),
         ((*invite("good.csv"), "--set", "fnd.retries=1"), 1, "no such step; known: find, write"),
         ((*invite("good.csv"), "--db", "nosql://x"), 1, "known forms are: sqlite:///file.db"),
-        (("run", "--resume", "01900000", "--app", APP), 1, "database not found: penstock.db"),
+        (("run", "--continue", "01900000", "--app", APP), 1, "database not found: penstock.db"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_sentence_and_stores_nothing(
@@ -258,7 +258,7 @@ def test_bad_metadata_is_told_field_by_field(penstock: Run):
 
 def test_an_operation_of_another_application_is_not_resumed(penstock: Run, tmp_path: Path):
     made = document(penstock(*invite("good.csv", "--json"))[1])
-    code, _, err = penstock("run", "--resume", made["id"], "--app", f"{APP}:dawdle")
+    code, _, err = penstock("run", "--continue", made["id"], "--app", f"{APP}:dawdle")
     assert code == 1
     assert "'invite', which the application does not declare; it declares: dawdle" in err
 
@@ -266,7 +266,7 @@ def test_an_operation_of_another_application_is_not_resumed(penstock: Run, tmp_p
 def test_a_bug_shows_its_traceback(penstock: Run, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("penstock.cli.session.Place.definitions", lambda self: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        penstock("run", "--resume", "01900000")
+        penstock("run", "--continue", "01900000")
 
 
 def test_several_processes_work_on_one_file(penstock: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -200,7 +200,7 @@ def test_a_run_that_does_not_wait_leaves_the_waits_to_a_worker(town: Town):
     left = json.loads(out)
     assert (left["status"], left["waitingRows"], left["invalidRows"]) == ("Running", 1, 1)
     assert "all remaining rows wait for signals (1 row)" in err
-    assert f"--resume {left['id']}" in err
+    assert f"--continue {left['id']}" in err
     town.start_worker()
     assert town.ask("signal", left["id"], "permit-Ann")["outcome"] == "delivered"
     assert town.until_settled(left["id"])["status"] == "CompletedWithErrors"
@@ -230,4 +230,4 @@ def test_a_run_that_does_not_wait_asks_polled_steps_to_their_end(town: Town, age
 def test_a_run_that_does_not_wait_stays_for_a_signal_that_was_sent_before(town: Town):
     operation = town.create("permit", rows=1)
     town.ask("signal", operation, "permit-p1")
-    assert town.call("run", "--resume", operation, "--app", APP, "--no-wait")[0] == 0
+    assert town.call("run", "--continue", operation, "--app", APP, "--no-wait")[0] == 0

@@ -16,7 +16,7 @@ import pytest
 from patience import HANG_S, UNHURRIED
 from test_cli_processes import APP, PENSTOCK
 
-from penstock.cli.hands import QUICK_ENDS_MAX, QUICK_S, Restarts
+from penstock.cli.worker_processes import QUICK_ENDS_MAX, QUICK_S, Restarts
 
 ROWS = 60
 LOOK_S = 0.02
@@ -101,7 +101,7 @@ def test_worker_processes_end_when_the_run_that_started_them_is_killed(party: Pa
     left = party.ask("ops", "list")["items"][0]
     assert (left["status"], left["processedRows"]) == ("Running", 0)
     (party.folder / "gate").unlink()
-    finished = party.ask("run", "--resume", left["id"], "--app", APP)
+    finished = party.ask("run", "--continue", left["id"], "--app", APP)
     assert (finished["status"], finished["successfulRows"]) == ("Completed", ROWS)
 
 
@@ -127,14 +127,14 @@ def test_a_worker_process_that_is_killed_is_reported_at_once_and_replaced(party:
 
 
 def test_worker_processes_that_always_end_stop_the_run_with_a_message(party: Party):
-    host = party.start("mingle", "guests.csv", "--json", PENSTOCK_TEST_FAILPOINT="announce:after=1")
+    host = party.start("mingle", "guests.csv", "--json", PENSTOCK_TEST_FAILPOINT="register_worker:after=1")
     assert host.wait(HANG_S) == 1
     assert party.said().count("was killed by SIGKILL") == QUICK_ENDS_MAX
     problem = json.loads((party.folder / "out").read_text())
     left = party.ask("ops", "list")["items"][0]
     assert left["status"] == "Running"
     assert f"worker process 2 ended {QUICK_ENDS_MAX} times" in problem["detail"]
-    assert f"--resume {left['id']}" in problem["detail"]
+    assert f"--continue {left['id']}" in problem["detail"]
 
 
 def test_the_last_output_of_a_worker_process_is_shown(party: Party):

@@ -130,7 +130,7 @@ def test_a_row_that_kills_its_process_fails_alone_and_its_neighbours_complete(tm
     starts = [penstock(tmp_path, "run", "fatal", "rows.csv", "--app", "app.py", env=env)]
     (made,) = json.loads(penstock(tmp_path, "ops", "list").stdout)["items"]
     while starts[-1].returncode not in (0, 3) and len(starts) < STARTS_MAX:
-        starts.append(penstock(tmp_path, "run", "--resume", made["id"], "--app", "app.py", env=env))
+        starts.append(penstock(tmp_path, "run", "--continue", made["id"], "--app", "app.py", env=env))
     codes = [start.returncode for start in starts]
     assert codes == [code] * 4 + [3], starts[-1].stderr[-500:]
     done = json.loads(starts[-1].stdout)

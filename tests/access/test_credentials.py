@@ -102,11 +102,11 @@ async def test_a_session_ends_with_its_time_its_key_or_a_logout(http, e, key, cl
     assert (await http.get("/api/session")).status_code == 401
 
 
-@pytest.mark.parametrize("cookie", ["", "x", "gAAAAAB" + "A" * 100, "x" * 5000])
+@pytest.mark.parametrize("cookie", ["", "x", "\u00e4", "gAAAAAB" + "A" * 100, "x" * 5000])
 async def test_a_cookie_that_is_not_ours_is_nobody(http, key, cookie):
     await logged_in(http, key)
     http.cookies.clear()
-    answer = await http.get("/api/session", headers={"cookie": f"penstock-session={cookie}"})
+    answer = await http.get("/api/session", headers={"cookie": f"penstock-session={cookie}".encode()})
     assert answer.status_code == 401
 
 

@@ -74,6 +74,11 @@ CALLS = {
     "retry": lambda p, id: p.operations.retry(id),
     "retry_rows": lambda p, id: p.operations.retry(id, rows=[1]),
     "edit_row": lambda p, id: p.operations.edit_row(id, 1, {"name": "x"}),
+    "delete": lambda p, id: p.operations.delete(id),
+    "hold": lambda p, id: p.operations.hold(id, "why"),
+    "release": lambda p, id: p.operations.release(id),
+    "source_file": lambda p, id: p.operations.source_file(id),
+    "export": lambda p, id: p.operations.export(id),
     "verify": lambda p, id: p.operations.verify(id),
     "complete": lambda p, id: p.signals.complete(id, "paper-a"),
     "fail": lambda p, id: p.signals.fail(id, "paper-a", "no"),
@@ -149,7 +154,7 @@ async def test_what_they_do_is_done_in_their_name(e, acme, paper):
 
 async def test_a_purge_of_all_tenants_is_not_theirs_to_ask(acme, e):
     with pytest.raises(Forbidden):
-        await acme.operations.purge(datetime.now(UTC))
+        await acme.operations.prune(datetime.now(UTC))
 
 
 async def test_lifecycles_are_those_of_the_tenant(e):

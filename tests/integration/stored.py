@@ -19,7 +19,8 @@ __all__ = ["StoredRow", "StoredStep", "count_of", "history_of", "records_of", "r
 
 def stored_files(folder: Path) -> list[Path]:
     """The files in the storage folder of an engine, without the folder's mark."""
-    return sorted(path for path in (folder / "files").iterdir() if not path.name.startswith("storage-"))
+    found = (path for path in (folder / "files").rglob("*") if not path.is_dir())
+    return sorted(path for path in found if not path.name.startswith("storage-"))
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import io
 import logging
 import os
 from pathlib import Path
@@ -92,8 +91,9 @@ def test_a_storage_folder_without_room_says_so_and_keeps_nothing(tmp_path: Path,
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(DiskFull, match=r"the storage folder .* is full: No space left on device") as caught:
-        FileStore(tmp_path).put(io.BytesIO(b"rows"))
+    refused = pytest.raises(DiskFull, match=r"the storage folder .* is full: No space left on device")
+    with refused as caught, FileStore(tmp_path).stage("b1") as target:
+        target.write(b"rows")
     assert isinstance(caught.value, Unavailable)
     assert [path for path in tmp_path.iterdir() if not path.name.startswith("storage-")] == []
 
@@ -101,8 +101,8 @@ def test_a_storage_folder_without_room_says_so_and_keeps_nothing(tmp_path: Path,
 async def test_doctor_tells_of_a_disk_with_little_room(tmp_path, monkeypatch, clock):
     settings = Settings(database_url=f"sqlite:///{tmp_path / 'penstock.db'}")
     async with engine([Work], url=settings.database_url, tmp_path=tmp_path, clock=clock):
-        assert "disks_have_room" not in [symptom.check for symptom in (await diagnose(settings, clock)).symptoms]
+        assert "disks_have_space" not in [symptom.check for symptom in (await diagnose(settings, clock)).symptoms]
         monkeypatch.setattr(doctor, "ROOM_BYTES", 1 << 62)
         found = await diagnose(settings, clock)
-        (symptom,) = [symptom for symptom in found.symptoms if symptom.check == "disks_have_room"]
+        (symptom,) = [symptom for symptom in found.symptoms if symptom.check == "disks_have_space"]
         assert str(tmp_path) in symptom.what

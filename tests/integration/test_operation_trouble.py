@@ -136,9 +136,9 @@ async def test_trouble_is_tried_again_less_and_less_often_and_written_once(datab
         tries = []
         asked = e.worker.runtimes.get
 
-        async def counted(number: int) -> Any:
+        async def counted(number: int, *plan: Any) -> Any:
             tries.append(e.clock.monotonic())
-            return await asked(number)
+            return await asked(number, *plan)
 
         e.worker.runtimes.get = counted  # type: ignore[method-assign]
         for _ in range(70):
@@ -270,7 +270,7 @@ async def test_a_server_database_without_a_shared_folder_takes_no_file_and_start
             async with penstock.worker():
                 raise AssertionError("it must not start")
         with pytest.raises(SettingsInvalid, match="must be an absolute folder"):
-            await penstock.operations.purge(datetime.now(UTC))
+            await penstock.operations.prune(datetime.now(UTC))
     found = await diagnose(settings, clock)
     assert "storage_is_named" in [symptom.check for symptom in found.symptoms]
     assert not found.is_healthy
@@ -358,10 +358,9 @@ async def test_a_worker_whose_code_does_not_fit_leaves_an_operation_to_others(da
         if when == "after reading":
             await read_for_others(old)
         await new.work_until_idle()
-        state, trouble = await status(new, made)
-        assert state == ("Validating" if when == "after reading" else "Pending")
-        assert trouble is not None
-        assert "one" in trouble
+        assert await status(new, made) == ("Validating" if when == "after reading" else "Pending", None)
+        (misfit,) = (await new.operations.get(made.id)).misfits
+        assert (misfit.worker, misfit.differences) == (new.worker.lease.id, ("step 'one' is gone", "step 'two' is new"))
         fitting = await new.run(New, items(2))
         assert (fitting.status, ran) == ("Completed", ["two", "two"]), "it goes on with what fits"
         await old.work_until_idle()

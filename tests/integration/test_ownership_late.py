@@ -57,7 +57,7 @@ async def test_no_row_begins_once_a_write_has_shown_that_the_chunk_is_lost(datab
         await other.work_until_idle()
         assert await states(other, made) == [DONE] * 5
         (actor,) = [actor for actor in frozen.worker.actors.values() if actor]
-        actor.look(actor.owned.mail + 1)
+        actor.look(actor.owned.message_count + 1)
         await let_go(frozen)
         await frozen.work_until_idle()  # the lease is renewed, and all that it holds is its own
         for wall in forge.walls.values():

@@ -150,7 +150,7 @@ async def test_a_receipt_names_a_row_behind_a_crowd_that_waits_for_the_same_key(
 
 
 async def mails(e: Engine, made: Operation) -> list[int]:
-    return [chunk.mail for chunk in await chunks_of(e, made)]
+    return [chunk.message_count for chunk in await chunks_of(e, made)]
 
 
 async def test_a_paused_operation_gets_no_mail_from_sweeps_and_hears_its_signals_when_it_goes_on(e):

@@ -79,7 +79,10 @@ async def test_one_operation_is_checked_without_the_others(penstock, done):
     other = await run(penstock, b"code,weight\nP1,1\n")
     await spoil(penstock, update(operations).where(operations.c.id == done.id).values(open_chunks=3))
     assert (await penstock.operations.verify(other.id)).is_clean
-    assert rules(await penstock.operations.verify(done.id)) == {"open_chunks_are_counted", "settled_is_over"}
+    assert rules(await penstock.operations.verify(done.id)) == {
+        "open_chunks_are_counted",
+        "settled_operations_have_ended",
+    }
     assert not (await penstock.operations.verify()).is_clean
 
 
@@ -126,34 +129,46 @@ def younger(ledger: Ledger) -> None:
 @pytest.mark.parametrize(
     "first_row, change, values, rule, sentence",
     [
-        (1, step_two(0, FAILED), {}, "counters_are_recounted", "its counter succeeded is 9, its ledger has 8"),
-        (1, step_two(0, FAILED), {}, "stories_are_told", "row 1: is Failed at step 1, but has no record of it"),
-        (1, step_two(0, WAITING), {}, "stories_are_told", "is WaitingForCompletion at step 1, but has no record"),
-        (1, retried, {}, "stories_are_told", "row 1: took 3 attempts at step 0, but has no record of it"),
-        (1, beyond, {}, "places_exist", "row 1: stands at step 6, the pipeline has 2"),
-        (1, not_left, {}, "places_exist", "row 1: stands at step 1, which is already Completed"),
-        (1, skipped_past, {}, "steps_in_order", "row 1: is past step 0, which is Pending"),
-        (1, in_flight, {"is_open": 1}, "flight_has_an_owner", "row 1: is in flight, but nobody owns its chunk"),
-        (1, settled_in_flight, {"owner": "w"}, "flight_has_an_owner", "row 1: is in flight, but has its verdict"),
-        (1, step_two(0, PENDING), {}, "closed_is_over", "row 1: is Pending in a closed chunk, expected a verdict"),
-        (1, retried, {"owner": "w-1"}, "closed_is_over", "it is closed, but owned by w-1"),
-        (1, retried, {"is_raw": 1}, "closed_is_over", "it is closed, but its rows are not validated"),
+        (1, step_two(0, FAILED), {}, "counters_match_ledger", "its counter succeeded is 9, its ledger has 8"),
+        (1, step_two(0, FAILED), {}, "steps_have_records", "row 1: is Failed at step 1, but has no record of it"),
+        (1, step_two(0, WAITING), {}, "steps_have_records", "is WaitingForCompletion at step 1, but has no record"),
+        (1, retried, {}, "steps_have_records", "row 1: took 3 attempts at step 0, but has no record of it"),
+        (1, beyond, {}, "current_steps_exist", "row 1: stands at step 6, the pipeline has 2"),
+        (1, not_left, {}, "current_steps_exist", "row 1: stands at step 1, which is already Completed"),
+        (1, skipped_past, {}, "steps_are_in_order", "row 1: is past step 0, which is Pending"),
+        (1, in_flight, {"is_open": 1}, "running_rows_have_an_owner", "row 1: is in flight, but nobody owns its chunk"),
+        (
+            1,
+            settled_in_flight,
+            {"owner": "w"},
+            "running_rows_have_an_owner",
+            "row 1: is in flight, but has its verdict",
+        ),
+        (
+            1,
+            step_two(0, PENDING),
+            {},
+            "closed_chunks_have_ended",
+            "row 1: is Pending in a closed chunk, expected a verdict",
+        ),
+        (1, retried, {"owner": "w-1"}, "closed_chunks_have_ended", "it is closed, but owned by w-1"),
+        (1, retried, {"is_raw": 1}, "closed_chunks_have_ended", "it is closed, but its rows are not validated"),
         (
             11,
             step_two(3, COMPLETED),
             {},
-            "stories_are_true",
+            "records_match_ledger",
             "row 14: stands at step 1, its record of step 0 says Failed",
         ),
         (
             21,
             lambda ledger: ledger.reject(5),
             {},
-            "stories_are_true",
+            "records_match_ledger",
             "row 26: stands at step -1, its record of step 1 says TimedOut",
         ),
-        (11, younger, {}, "stories_are_true", "row 14: is in generation 1, its record of step 0 says 0"),
-        (1, retried, {"row_count": 9}, "ledger_fits", "its ledger has 10 rows and 2 steps, expected 9 and 2"),
+        (11, younger, {}, "records_match_ledger", "row 14: is in generation 1, its record of step 0 says 0"),
+        (1, retried, {"row_count": 9}, "ledger_matches_chunk", "its ledger has 10 rows and 2 steps, expected 9 and 2"),
     ],
 )
 async def test_a_ledger_that_was_changed_is_noticed(penstock, done, *, first_row, change, values, rule, sentence):
@@ -170,8 +185,8 @@ MINE = chunks.c.first_row == 11
 @pytest.mark.parametrize(
     "statement, rule, sentence",
     [
-        (update(chunks).where(MINE).values(failed=0), "counters_are_recounted", "its counter failed is 0"),
-        (update(chunks).where(MINE).values(waiting=2), "counters_are_recounted", "its counter waiting is 2"),
+        (update(chunks).where(MINE).values(failed=0), "counters_match_ledger", "its counter failed is 0"),
+        (update(chunks).where(MINE).values(waiting=2), "counters_match_ledger", "its counter waiting is 2"),
         (update(chunks).where(MINE).values(ledger=b"torn"), "chunk_is_readable", "its ledger cannot be read"),
         (update(chunks).where(MINE).values(is_open=1), "open_chunks_are_counted", "open_chunks is 0, expected 1"),
         (update(chunks).where(MINE).values(first_row=12), "rows_are_contiguous", "it begins with row 12, expected 11"),
@@ -183,58 +198,78 @@ MINE = chunks.c.first_row == 11
         ),
         (delete(chunks).where(MINE), "no_stray_records", "row 14: has a record of step 0 in chunk"),
         (update(operations).values(total_rows=39), "rows_are_counted", "total_rows is 39, expected 40"),
-        (update(operations).values(open_chunks=1), "settled_is_over", "but 1 chunks are open, expected none"),
+        (
+            update(operations).values(open_chunks=1),
+            "settled_operations_have_ended",
+            "but 1 chunks are open, expected none",
+        ),
         (update(operations).values(raw_chunks=1), "open_chunks_are_counted", "raw_chunks is 1, expected 0"),
-        (update(operations).values(owner="w-1"), "settled_is_over", "but w-1 owns it"),
-        (update(operations).values(finished_at=None), "settled_is_over", "but finished_at is missing"),
-        (update(operations).values(state="Running"), "settled_is_over", "it is Running, but nothing of it is open"),
+        (update(operations).values(owner="w-1"), "settled_operations_have_ended", "but w-1 owns it"),
+        (update(operations).values(finished_at=None), "settled_operations_have_ended", "but finished_at is missing"),
         (
             update(operations).values(state="Running"),
-            "log_is_a_path",
+            "settled_operations_have_ended",
+            "it is Running, but nothing of it is open",
+        ),
+        (
+            update(operations).values(state="Running"),
+            "transition_log_is_consistent",
             "it is Running, its log ends at CompletedWithErr",
         ),
         (update(operations).values(state="Completed"), "state_follows_from_rows", "its rows lead to CompletedWithErr"),
         (update(operations).values(state="Stopping"), "state_follows_from_rows", "but stop_outcome is None"),
-        (delete(transitions), "log_is_a_path", "its transition log is empty"),
-        (delete(transitions).where(transitions.c.event == "created"), "log_is_a_path", "does not follow None"),
-        (delete(transitions).where(transitions.c.event == "validated"), "log_is_a_path", "does not follow Validating"),
+        (delete(transitions), "transition_log_is_consistent", "its transition log is empty"),
+        (
+            delete(transitions).where(transitions.c.event == "created"),
+            "transition_log_is_consistent",
+            "does not follow None",
+        ),
+        (
+            delete(transitions).where(transitions.c.event == "validated"),
+            "transition_log_is_consistent",
+            "does not follow Validating",
+        ),
         (
             update(transitions).where(transitions.c.event == "validated").values(event="paused"),
-            "log_is_a_path",
+            "transition_log_is_consistent",
             "(Validating -paused-> Running) is not a move of the operation machine",
         ),
-        (delete(row_records).where(row_records.c.row == 14), "stories_are_told", "row 14: is Failed at step 0, but"),
-        (delete(row_records).where(row_records.c.row == 3), "stories_are_told", "row 3: is Failed at step -1, but"),
-        (delete(row_records).where(row_records.c.row == 26), "stories_are_told", "row 26: is TimedOut at step 1, but"),
-        (delete(row_records).where(row_records.c.row == 25), "stories_are_told", "row 25: took 2 attempts at step 1"),
+        (delete(row_records).where(row_records.c.row == 14), "steps_have_records", "row 14: is Failed at step 0, but"),
+        (delete(row_records).where(row_records.c.row == 3), "steps_have_records", "row 3: is Failed at step -1, but"),
+        (
+            delete(row_records).where(row_records.c.row == 26),
+            "steps_have_records",
+            "row 26: is TimedOut at step 1, but",
+        ),
+        (delete(row_records).where(row_records.c.row == 25), "steps_have_records", "row 25: took 2 attempts at step 1"),
         (
             update(row_records).where(row_records.c.row == 14).values(state="TimedOut"),
-            "stories_are_true",
+            "records_match_ledger",
             "row 14: is Failed at step 0, its record says TimedOut",
         ),
         (
             update(row_records).where(row_records.c.row == 25).values(attempt=1),
-            "stories_are_true",
+            "records_match_ledger",
             "row 25: took 2 attempts at step 1, its record says 1",
         ),
         (
             update(row_records).where(row_records.c.row == 14).values(generation=2),
-            "stories_are_true",
+            "records_match_ledger",
             "row 14: is in generation 0, its record of step 0 says 2",
         ),
         (
             update(row_records).where(row_records.c.row == 14).values(row=99),
-            "stories_are_true",
+            "records_match_ledger",
             "row 99: has a record in a chunk that holds rows 11 to 20",
         ),
         (
             update(row_records).where(row_records.c.row == 14).values(step=5),
-            "stories_are_true",
+            "records_match_ledger",
             "row 14: has a record of step 5, the pipeline has 2 steps",
         ),
         (
             update(row_records).where(row_records.c.row == 14).values(operation=999),
-            "stories_are_true",
+            "records_match_ledger",
             "row 14: has a record of operation number 999",
         ),
         (
@@ -260,7 +295,7 @@ async def test_a_difference_names_its_place(penstock, done):
     async with penstock.db.read() as tx:
         chunk = (await tx.execute(select(chunks.c.id).where(MINE))).scalar_one()
     (found,) = (await penstock.operations.verify()).differences
-    assert (found.rule, found.operation, found.chunk, found.row) == ("stories_are_told", done.id, chunk, 14)
+    assert (found.rule, found.operation, found.chunk, found.row) == ("steps_have_records", done.id, chunk, 14)
 
 
 async def test_rows_stored_against_the_operations_wish_are_noticed(penstock):
@@ -299,7 +334,7 @@ async def test_a_running_row_may_be_ahead_of_its_record(penstock, done):
 
 @pytest.mark.parametrize("harm", ["gone", "longer", "other"])
 async def test_a_file_that_was_changed_is_noticed(penstock, done, tmp_path, harm):
-    file = tmp_path / "files" / done.file_sha256
+    (file,) = (tmp_path / "files").glob(f"sealed/shared/*.{done.file_sha256}")
     content = file.read_bytes()
     match harm:
         case "gone":

@@ -11,17 +11,18 @@ __all__ = ["CLIENT_POINTS", "MOODS", "UNKILLED", "WORKER_POINTS", "Fault", "Menu
 
 # Every transaction of the engine, by who makes it.
 WORKER_POINTS = (
-    "abandon", "announce", "append", "beat", "broke", "bury", "claim", "close", "drain", "flush", "give_back",
-    "give_back_reading", "give_up", "hand_over", "intent", "late_result", "leave", "pass_on", "reject", "release",
-    "resumed", "seal", "settle", "share", "suspect", "sweep", "take", "trouble",
+    "abandon", "append", "beat", "broke", "claim", "claim_reading", "close", "drain", "flush", "give_back",
+    "give_back_reading", "give_up", "hand_over", "intent", "late_result", "limit_shares", "pass_on",
+    "register_worker", "reject", "release", "remove_dead_workers", "resumed", "seal", "settle", "suspect", "sweep",
+    "trouble", "unregister_worker",
 )  # fmt: skip
 CLIENT_POINTS = ("cancel_requested", "create", "paused", "resumed", "retry", "retry_rows", "signal", "wake")
 # Only where the answer to a COMMIT was lost or the schema is made: seen now and then, never asked for.
-# A log is folded only when it is long; events are numbered when the oracle reads them; nothing is purged there. No step
+# A log is folded only when it is long; events are numbered when the oracle reads them; nothing is pruned there. No step
 # has a limit (see `limits`), and trouble comes by chance.
 UNKILLED = frozenset(
     {
-        "clock", "fold", "give_up", "late_result", "number_events", "purge", "purge_begin", "purge_end", "share",
+        "clock", "fold", "give_up", "late_result", "limit_shares", "number_events", "prune", "prune_begin", "prune_end",
         "transaction", "trouble",
     }
 )  # fmt: skip

@@ -1,7 +1,7 @@
 """The core with one rule taken out, under seeded schedules: which faults does the oracle see, and by which rule?
 
 `python -m tests.torture.planted --seeds 16` prints a line for each; the faults are those of `protocol`'s last section,
-as `integration/test_planted_faults.py` plants them one scenario each.
+as the files `integration/test_planted_faults_*` plant them one scenario each.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _end_without_the_referee() -> Any:
     return patch.object(store, "close", close)
 
 
-@fault("let go past new mail")
+@fault("release past new messages")
 def _let_go_past_mail() -> Any:
     async def careless(tx: Any, chunk: Any, *, due_at: int) -> None:
         await store._write(tx, chunk, owner=None, due_at=due_at)

@@ -21,7 +21,7 @@ __all__ = ["Proofs"]
 EVERY_S = 0.3
 BETWEEN = 0.3  # how often an operation is verified in between
 # Whoever should have swept may have been killed or frozen; after the storm this counts too.
-_LATER = "no_signal_is_overlooked"
+_LATER = "no_signal_is_left_waiting"
 
 
 @dataclass

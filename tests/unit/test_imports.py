@@ -17,7 +17,7 @@ ROOT = Path(penstock.__file__).parent
 # except that everything may raise our errors.
 LINES: tuple[tuple[str, ...], ...] = (
     ("errors",),
-    ("secret_keys", "graphs"),
+    ("secret_keys", "graphs", "retention"),
     ("machine", "clock", "schema", "settings", "failpoints", "listing", "services"),
     ("pipeline",),
     ("db",),
@@ -26,7 +26,7 @@ LINES: tuple[tuple[str, ...], ...] = (
     ("idempotency", "lifecycles", "access"),
     ("operations",),
     ("machines", "engine"),
-    ("resources", "lifecycle_resources", "access_resources"),
+    ("resources", "lifecycle_resources", "access_resources", "telemetry"),
     ("api",),
     ("dashboard", "client"),
     ("api.app",),  # puts the API and the dashboard together
@@ -44,24 +44,27 @@ ROOT_LEVEL = LEVEL["engine"]
 OPERATIONS: tuple[tuple[str, ...], ...] = (
     ("states", "messages", "counts", "row_keys", "thresholds"),
     ("model", "tables"),
-    ("visibility",),
+    ("visibility", "auditing"),
     ("moves", "operation_ids", "worker_records"),
+    ("quotas",),
     ("chunk",),
     ("rows",),
     ("inbox",),
-    ("draining", "purging"),
+    ("draining", "pruning"),
     ("validating",),
     ("running",),
     ("views",),
     ("proof",),
     ("worker",),
-    ("intake", "control", "editing", "exporting", "retrying", "signals"),
+    ("intake", "control", "editing", "exporting", "migrating", "retrying", "signal_urls"),
+    ("signals",),
     ("checking",),
     ("service",),
 )
 LEVEL_IN_OPERATIONS = {part: level for level, line in enumerate(OPERATIONS) for part in line}
 
 PURE = (
+    "access.chain",
     "access.model",
     "machine",
     "errors",
@@ -70,6 +73,7 @@ PURE = (
     "graphs.document",
     "graphs.writing",
     "schema",
+    "retention",
     "operations.states",
     "operations.messages",
     "operations.counts",
@@ -77,6 +81,7 @@ PURE = (
     "operations.thresholds",
     "operations.model",
     "operations.chunk.ledger",
+    "operations.chunk.step_map",
     "operations.chunk.records",
     "operations.chunk.owned",
     "operations.chunk.packing",

@@ -72,7 +72,7 @@ def commands(group: Any, path: tuple[str, ...] = ("penstock",)) -> Iterator[tupl
     for name, command in group.commands.items():
         if hasattr(command, "commands"):
             yield from commands(command, (*path, name))
-        else:
+        elif not command.hidden:
             given = [p for p in command.params if p.param_type_name == "argument"]
             arguments = [p.metavar if p.required else f"[{p.metavar}]" for p in given]
             yield " ".join([*path, name, *arguments]), command
@@ -92,7 +92,7 @@ def test_the_settings_page_lists_every_setting_with_its_default_and_meaning():
 
 def test_the_options_of_operations_are_all_listed_with_their_defaults():
     found = {row[0]: row[1] for row in table(page("declarations.md"), "option", "default", "meaning")}
-    defaults = OperationOptions().document() | {"description": None}
+    defaults = dataclasses.asdict(OperationOptions()) | {"description": None}
     shown = {f"`{name}`": written(value) for name, value in defaults.items()} | {"`description`": "the docstring"}
     assert found == shown
 

@@ -38,24 +38,36 @@ def test_what_is_well_has_no_symptom():
 @pytest.mark.parametrize(
     "check, words, changed",
     [
-        ("reachable", "is away", {"trouble": "postgresql is away", "revision_needed": None, "revision": None}),
-        ("durable", "fsync is off; it must be on", {"settings": (Finding("fsync", "off", "on", is_ok=False),)}),
-        ("schema_fits", "the schema is missing", {"revision": None}),
-        ("schema_fits", "the schema is at 0007", {"revision": "0007", "is_newer": True}),
+        (
+            "database_is_reachable",
+            "is away",
+            {"trouble": "postgresql is away", "revision_needed": None, "revision": None},
+        ),
+        (
+            "database_is_durable",
+            "fsync is off; it must be on",
+            {"settings": (Finding("fsync", "off", "on", is_ok=False),)},
+        ),
+        ("schema_is_current", "the schema is missing", {"revision": None}),
+        ("schema_is_current", "the schema is at 0007", {"revision": "0007", "is_newer": True}),
         ("clocks_agree", "3.5 s ahead of", {"clock_ahead_us": 3_500_000}),
         ("clocks_agree", "3.5 s behind", {"clock_ahead_us": -3_500_000}),
-        ("workers_beat", "missed heartbeats: b-2", {"workers": (WorkerFacts("b-2", "b", 8, "lagging"),)}),
-        ("work_has_workers", "no live worker: 0199", {"workers": ()}),
-        ("work_has_workers", "no live worker: 0199", {"workers": (), "operations": open_operation("Pending")}),
-        ("work_is_known", "work of prices is due", {"operations": open_operation(overdue_chunks=2)}),
+        ("workers_renew_their_leases", "missed heartbeats: b-2", {"workers": (WorkerFacts("b-2", "b", 8, "lagging"),)}),
+        ("open_operations_have_workers", "no live worker: 0199", {"workers": ()}),
         (
-            "work_goes_on",
+            "open_operations_have_workers",
+            "no live worker: 0199",
+            {"workers": (), "operations": open_operation("Pending")},
+        ),
+        ("workers_have_the_code", "work of prices is due", {"operations": open_operation(overdue_chunks=2)}),
+        (
+            "no_operation_is_set_aside",
             "1 operation set aside by a worker: its lifespan raised OSError: 0199",
             {"operations": (replace(*open_operation(overdue_chunks=2), trouble="its lifespan raised OSError"),)},
         ),
-        ("nothing_is_lost", "2 chunks are held by workers", {"operations": open_operation(lost_chunks=2)}),
-        ("signals_are_heard", "1 row waits beside", {"operations": open_operation(overdue_signals=1)}),
-        ("deadlines_are_kept", "3 rows wait past", {"operations": open_operation(overdue_waits=3)}),
+        ("chunks_have_live_owners", "2 chunks are held by workers", {"operations": open_operation(lost_chunks=2)}),
+        ("signals_are_applied", "1 row waits beside", {"operations": open_operation(overdue_signals=1)}),
+        ("waits_end_at_their_deadlines", "3 rows wait past", {"operations": open_operation(overdue_waits=3)}),
         ("storage_is_writable", "blobs cannot be written: no", {"storage_trouble": "no"}),
         ("files_are_there", "1 open operation without a file", {"operations": open_operation(has_file=False)}),
     ],
@@ -83,7 +95,7 @@ def test_a_schema_of_a_later_release_asks_for_a_newer_penstock_and_not_for_an_up
 def test_the_wal_reset_fault_is_worth_a_note_because_penstock_never_meets_it(processes: int):
     staff = tuple(WorkerFacts(f"a-{number}", "a", number, "live") for number in range(processes))
     (found,) = examine(replace(SQLITE, workers=staff, operations=())).symptoms
-    assert (found.check, found.is_problem) == ("sqlite_is_fixed", False)
+    assert (found.check, found.is_problem) == ("sqlite_has_no_known_fault", False)
     assert "3.40.1" in found.what
     assert "another program" in found.why
 
@@ -95,7 +107,9 @@ def test_a_sqlite_with_the_fix_is_well(version: str):
 
 @pytest.mark.parametrize("version", ["3.37.0", "3.51.2", "3.9.0", "3.50.6", "3.45.3", "3.44.5"])
 def test_a_sqlite_without_the_fix_is_named(version: str):
-    assert [symptom.check for symptom in examine(replace(SQLITE, version=version)).symptoms] == ["sqlite_is_fixed"]
+    assert [symptom.check for symptom in examine(replace(SQLITE, version=version)).symptoms] == [
+        "sqlite_has_no_known_fault"
+    ]
 
 
 def test_a_small_difference_of_clocks_does_not_matter():
@@ -105,13 +119,18 @@ def test_a_small_difference_of_clocks_does_not_matter():
 def test_a_worker_that_died_is_worth_a_note_and_no_problem_beside_a_live_one():
     dead = WorkerFacts("b-2", "b", 8, "dead")
     found = examine(replace(WELL, workers=(*WELL.workers, dead)))
-    assert [(symptom.check, symptom.is_problem) for symptom in found.symptoms] == [("workers_beat", False)]
+    assert [(symptom.check, symptom.is_problem) for symptom in found.symptoms] == [
+        ("workers_renew_their_leases", False)
+    ]
     assert found.is_healthy
 
 
 def test_only_dead_workers_are_no_workers():
     dead = (WorkerFacts("b-2", "b", 8, "dead"),)
-    assert {symptom.check for symptom in symptoms(workers=dead)} == {"workers_beat", "work_has_workers"}
+    assert {symptom.check for symptom in symptoms(workers=dead)} == {
+        "workers_renew_their_leases",
+        "open_operations_have_workers",
+    }
 
 
 def test_a_paused_operation_needs_nobody():

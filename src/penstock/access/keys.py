@@ -10,6 +10,7 @@ from typing import Any
 from sqlalchemy import Select, Update, bindparam, insert, select, update
 
 from penstock.access import key_text
+from penstock.access.audit import Act, record
 from penstock.access.model import ApiKey, Principal, require_grant
 from penstock.access.tables import api_keys
 from penstock.clock import Clock, Entropy, from_micros
@@ -64,6 +65,8 @@ class ApiKeys:
             now_us = int((await tx.execute(select(self._db.now()))).scalar_one())
             ends = None if lasts is None else now_us + round(lasts.total_seconds() * MICROS)
             await tx.execute(insert(api_keys).values(**columns, created_at=now_us, expires_at=ends))
+            details = {"name": name, "role": role, "operations": columns["operations"], "expiresAt": ends}
+            await record(self._db, tx, Act(tenant, actor or self._actor, "key.create", id, details))
 
         try:
             await self._db.transaction(work, "api_key_create")
@@ -108,6 +111,9 @@ class ApiKeys:
                 .where(api_keys.c.id == given, api_keys.c.revoked_at.is_(None), *mine)
                 .values(revoked_at=self._db.now(), revoked_by=actor or self._actor)
             )
+            if done.rowcount == 1:
+                of = (await tx.execute(select(api_keys.c.tenant).where(api_keys.c.id == given))).scalar_one()
+                await record(self._db, tx, Act(of, actor or self._actor, "key.revoke", given))
             return done.rowcount == 1
 
         while True:
@@ -143,6 +149,12 @@ class ApiKeys:
         """Who asks in a session that was opened with the key of this id; None once it may not be used any more."""
         found = await self._cached(id)
         return found[1].principal if found is not None and self._is_active(found[1]) else None
+
+    def is_at_hand(self, text: str) -> bool:
+        """Whether this key was accepted a moment ago, so that nobody has to be asked about it."""
+        parsed = key_text.parse(text)
+        held = None if parsed is None else self._cache.get(parsed[0])
+        return parsed is not None and held is not None and key_text.fits(*parsed, held[1])
 
     def _is_active(self, key: ApiKey) -> bool:
         return key.state_at(from_micros(self._clock.now_us())) == "Active"

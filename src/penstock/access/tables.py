@@ -9,7 +9,7 @@ from penstock.access.model import NAME_CHARS, ROLES, TENANT_CHARS
 from penstock.db.schema import table
 from penstock.db.types import Json, Key
 
-__all__ = ["api_keys"]
+__all__ = ["api_keys", "audit_chains", "audit_entries"]
 
 api_keys = table(
     "penstock_api_key",
@@ -28,4 +28,28 @@ api_keys = table(
     CheckConstraint("role IN ({})".format(", ".join(f"'{role}'" for role in ROLES)), name="role_known"),
     CheckConstraint("(revoked_at IS NULL) = (revoked_by IS NULL)", name="revoked"),
     Index("ix_penstock_api_key_created", "created_at", "id"),
+)
+
+# What people and programs did. Each entry's digest covers the one before it, so none can be changed, removed or moved.
+audit_entries = table(
+    "penstock_audit_entry",
+    Column("tenant", Key(TENANT_CHARS), primary_key=True),
+    Column("sequence", BigInteger, primary_key=True, autoincrement=False),  # 1, 2, … within the tenant
+    Column("at", BigInteger, nullable=False),
+    Column("actor", Key(NAME_CHARS), nullable=False),
+    Column("action", Key(64), nullable=False),
+    Column("subject", Key(64), nullable=False),
+    Column("details", Json),  # null when there are none, or once they were erased
+    Column("salt", Key(32)),  # goes with them, so that nobody can guess what they were
+    Column("details_digest", Key(64)),
+    Column("digest", Key(64), nullable=False),
+    Index("ix_penstock_audit_entry_subject", "tenant", "subject", "sequence"),
+)
+
+# The end of each tenant's chain; locked by whoever adds to it, after everything else.
+audit_chains = table(
+    "penstock_audit_chain",
+    Column("tenant", Key(TENANT_CHARS), primary_key=True),
+    Column("sequence", BigInteger, nullable=False),
+    Column("digest", Key(64), nullable=False),
 )

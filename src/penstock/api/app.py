@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 
 from fastapi import FastAPI, Request
 
+from penstock.access.rates import TokenBuckets
 from penstock.api.browser import BrowserRules
 from penstock.api.guard import Authenticator, Closed, identify
 from penstock.api.limits import BodyLimit, upload_bytes_max
+from penstock.api.observing import Observed
 from penstock.api.problems import ProblemsOutside, add_handlers
 from penstock.api.routing import add_routes
 from penstock.api.table import ROUTES
@@ -19,6 +21,7 @@ from penstock.dashboard.table import ROUTES as PAGES
 from penstock.errors import Unauthenticated
 from penstock.idempotency.middleware import IdempotencyMiddleware
 from penstock.idempotency.routes import Rule, Scope
+from penstock.telemetry.exposition import Exposition
 
 if TYPE_CHECKING:
     from penstock.engine import Penstock
@@ -60,6 +63,8 @@ def create_app(
     )
     app.state.penstock = penstock
     app.state.access = access or Closed()
+    settings = penstock.settings
+    app.state.rates = TokenBuckets(per_s=settings.rate_per_s, burst=settings.rate_burst, clock=penstock.clock)
     app.state.watchers = Watchers(penstock.operations)
     add_handlers(app)
     add_routes(app, (*ROUTES, *(PAGES if dashboard else ())))
@@ -72,7 +77,9 @@ def create_app(
         body_bytes_max=upload_bytes_max(penstock.settings),
     )
     app.add_middleware(ProblemsOutside)
+    app.state.metrics = Exposition(penstock.db, clock=penstock.clock)
     app.add_middleware(BrowserRules, public_url=penstock.settings.public_url, hosts=hosts)
+    app.add_middleware(Observed, metrics=app.state.metrics, clock=penstock.clock, entropy=penstock.entropy)
     return app
 
 

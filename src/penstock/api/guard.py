@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from math import ceil
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol
 
 from fastapi import Depends, Request, Response
 from fastapi.routing import APIRoute
 
 from penstock.access.model import Principal, Role
-from penstock.errors import Forbidden, Unauthenticated
+from penstock.errors import Forbidden, Throttled, Unauthenticated
 
 if TYPE_CHECKING:
+    from penstock.access.rates import TokenBuckets
     from penstock.engine import Penstock
 
 __all__ = [
@@ -28,8 +30,14 @@ __all__ = [
     "identify",
 ]
 
-Needs = Literal["public"] | Role
-"""The role that a route needs; `public` routes need no credential."""
+Above = Literal["tenant", "monitor", "system"]
+Needs = Literal["public"] | Role | Above
+"""The role that a route needs; `public` routes need no credential.
+
+`tenant` is for what concerns a tenant as a whole, `system` for what concerns all of them: they need an admin who is not
+bound to some operations, and for `system` not to a tenant. `monitor` is for numbers about all: it needs no more than
+`read`, and no such bounds.
+"""
 
 _SCOPE_KEY = "penstock.principal"
 
@@ -67,9 +75,20 @@ async def identify(request: Request) -> Principal | None:
     """Who sends this request; the authenticator is asked once per request."""
     if _SCOPE_KEY not in request.scope:
         access: Authenticator = request.app.state.access
-        request.scope[_SCOPE_KEY] = await access.authenticate(request)
-    found: Principal | None = request.scope[_SCOPE_KEY]
-    return found
+        found = await access.authenticate(request)
+        _require_turn(request, found)
+        request.scope[_SCOPE_KEY] = found
+    principal: Principal | None = request.scope[_SCOPE_KEY]
+    return principal
+
+
+def _require_turn(request: Request, principal: Principal | None) -> None:
+    """`Throttled` when this caller has sent too many requests; who has no credential is known by address."""
+    rates: TokenBuckets = request.app.state.rates
+    address = request.client.host if request.client else ""
+    wait_s = rates.take(address if principal is None else (principal.tenant, principal.name))
+    if wait_s:
+        raise Throttled("too many requests", retry_after_s=ceil(wait_s))
 
 
 class GuardedRoute(APIRoute):
@@ -89,11 +108,26 @@ class GuardedRoute(APIRoute):
         return guard_first
 
 
-def _require(principal: Principal | None, role: Role) -> None:
+_ROLE_FOR: dict[Role | Above, Role] = {
+    "read": "read",
+    "operate": "operate",
+    "admin": "admin",
+    "tenant": "admin",
+    "monitor": "read",
+    "system": "admin",
+}
+
+
+def _require(principal: Principal | None, needs: Role | Above) -> None:
+    role = _ROLE_FOR[needs]
     if principal is None:
         raise Unauthenticated("send a credential: Authorization: Bearer, followed by a key or token")
     if not principal.has_role(role):
         raise Forbidden(f"{principal.name!r} has not the role {role!r}, which this needs")
+    if needs in ("tenant", "monitor", "system") and principal.operations is not None:
+        raise Forbidden(f"{principal.name!r} is bound to some operations, and this is about all")
+    if needs in ("monitor", "system") and principal.tenant:
+        raise Forbidden(f"{principal.name!r} is bound to a tenant, and this is about all")
 
 
 def _of(role: Needs) -> type[GuardedRoute]:
@@ -105,6 +139,9 @@ _ROUTES: dict[Needs, type[GuardedRoute]] = {
     "read": _of("read"),
     "operate": _of("operate"),
     "admin": _of("admin"),
+    "tenant": _of("tenant"),
+    "monitor": _of("monitor"),
+    "system": _of("system"),
 }
 
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from fastapi import Response
+import asyncio
+
+from fastapi import Request, Response
 
 from penstock.api.answers import JsonResponse
-from penstock.api.guard import Ask
 from penstock.api.routing import RouteTable
+from penstock.db.upgrade import HEAD, revision_of
+from penstock.errors import Unavailable
 
 __all__ = ["ROUTES"]
 
 ROUTES = RouteTable("health")
+
+ANSWER_S = 5.0
 
 
 @ROUTES.get("/health/live", role="public")
@@ -20,7 +25,11 @@ async def live() -> Response:
 
 
 @ROUTES.get("/health/ready", role="public")
-async def ready(ask: Ask) -> Response:
-    """Whether the database answers."""
-    async with ask.penstock.db.read():
-        return JsonResponse({"status": "ready"})
+async def ready(request: Request) -> Response:
+    """Whether the database answers and has the schema of this release; 503 otherwise, without saying why."""
+    try:
+        async with asyncio.timeout(ANSWER_S), request.app.state.penstock.db.connection() as connection:
+            is_ready = await revision_of(connection) == HEAD
+    except (Unavailable, TimeoutError):
+        is_ready = False
+    return JsonResponse({"status": "ready" if is_ready else "unready"}, status_code=200 if is_ready else 503)

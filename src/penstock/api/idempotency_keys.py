@@ -24,13 +24,13 @@ Callers = Annotated[
 ]
 
 
-@ROUTES.get("/api/idempotency", role="admin", response_model=ListOf[dict[str, Any]], responses=problems(422))
+@ROUTES.get("/api/idempotency", role="system", response_model=ListOf[dict[str, Any]], responses=problems(422))
 async def list_unsettled_keys(ask: Ask, limit: Annotated[int, Query(ge=1, le=1000)] = 100) -> Response:
     """Keys whose request was cut off: nobody knows whether it was carried out."""
     return JsonResponse(resources.listing(await ask.penstock.idempotency.unsettled(limit), resources.idempotency_key))
 
 
-@ROUTES.get("/api/idempotency/{key}", role="admin", response_model=dict[str, Any], responses=problems(422))
+@ROUTES.get("/api/idempotency/{key}", role="tenant", response_model=dict[str, Any], responses=problems(422))
 async def get_idempotency_key(ask: Ask, key: Key, caller: Callers = None) -> Response:
     """The state of a key and how long it is kept."""
     found = await ask.penstock.idempotency.get(key, scope=_scope(ask, caller))
@@ -39,7 +39,7 @@ async def get_idempotency_key(ask: Ask, key: Key, caller: Callers = None) -> Res
     return JsonResponse(resources.idempotency_key(found))
 
 
-@ROUTES.delete("/api/idempotency/{key}", role="admin", response_model=dict[str, Any], responses=problems(409, 422))
+@ROUTES.delete("/api/idempotency/{key}", role="tenant", response_model=dict[str, Any], responses=problems(409, 422))
 async def forget_idempotency_key(ask: Ask, key: Key, caller: Callers = None) -> Response:
     """Make a key free, so that its request can be carried out again; refused while one with it runs."""
     is_forgotten = await ask.penstock.idempotency.forget(key, scope=_scope(ask, caller))
@@ -47,4 +47,8 @@ async def forget_idempotency_key(ask: Ask, key: Key, caller: Callers = None) -> 
 
 
 def _scope(ask: Ask, caller: list[str] | None) -> tuple[str, ...]:
-    return tuple(caller) if caller else (ask.principal.tenant, ask.principal.name)
+    if not caller:
+        return (ask.principal.tenant, ask.principal.name)
+    if caller[0] != ask.principal.tenant:
+        raise NotFound("no such caller: keys are those of your own tenant")
+    return tuple(caller)

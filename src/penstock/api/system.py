@@ -32,7 +32,7 @@ async def get_machine(name: str) -> Response:
     return JsonResponse(machine_named(name).to_json())
 
 
-@ROUTES.get("/api/doctor", role="admin", response_model=DiagnosisShape)
+@ROUTES.get("/api/doctor", role="system", response_model=DiagnosisShape)
 async def get_diagnosis(ask: Ask) -> Response:
     """Checks of the database, workers, open operations and file storage, with what to do."""
     return JsonResponse(resources.diagnosis(await ask.penstock.diagnose()))

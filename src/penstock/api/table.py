@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from penstock.api import (
+    audit,
     bulks,
+    callbacks,
     catalogue,
     deliveries,
     events,
     files,
     health,
     idempotency_keys,
+    keys,
     lifecycles,
+    metrics,
     retries,
     rows,
     session,
@@ -23,16 +27,20 @@ __all__ = ["ROUTES"]
 
 ROUTES: tuple[Route, ...] = (
     *health.ROUTES,
+    *metrics.ROUTES,
     *catalogue.ROUTES,
     *bulks.ROUTES,
     *rows.ROUTES,
     *retries.ROUTES,
     *signals.ROUTES,
+    *callbacks.ROUTES,
     *files.ROUTES,
     *events.ROUTES,
     *lifecycles.ROUTES,
     *deliveries.ROUTES,
     *idempotency_keys.ROUTES,
+    *keys.ROUTES,
+    *audit.ROUTES,
     *system.ROUTES,
     *session.ROUTES,
 )

@@ -1,46 +1,39 @@
-"""Where the bytes of uploaded files live: a folder, each file sealed under its digest.
+"""A folder for the bytes of files. Each is staged first, then sealed: no reader ever sees part of one.
 
-The folder has a mark, an empty file named by chance. It is part of the key of every file that is stored here, so that a
-process with another folder can tell "this is not the place" from "the file is gone".
+The folder's mark is an empty file that is named by chance. Files of releases before blobs lie in the folder itself,
+named by their digest alone and shared by all operations with these bytes; they can be read and removed.
 """
 
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import secrets
 import tempfile
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from penstock.blobs.model import StoredBytes
+from penstock.blobs.names import SEALED, STAGED
+from penstock.blobs.storage import ListedObject, Opened, Storage, gone, shown, split_key
 from penstock.errors import DiskFull, FileUnreadable, NotFound, SettingsInvalid
 
-__all__ = ["FileStore", "Stored"]
+__all__ = ["FileStore"]
 
-_BLOCK_BYTES = 1024 * 1024
 _STAGED = "staged-"
 _MARK = "storage-"
 STALE_S = 86_400.0  # an upload that wrote nothing for so long was cut off
-LATELY_S = 3600.0  # a file stored since then may belong to an operation that is about to be stored
+LATELY_S = 3600.0  # a shared file stored since then may belong to an operation that is about to be stored
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """Bytes that are on disk for good: their key, size and SHA-256."""
-
-    key: str
-    size_bytes: int
-    sha256: str
-
-
-class FileStore:
-    """Files in a folder. Staged first, then sealed: no reader ever sees part of a file."""
+class FileStore(Storage):
+    """Files in a folder."""
 
     def __init__(self, folder: Path | None, *, fault: str | None = None) -> None:
         """Without a folder nothing can be stored or read: that raises `SettingsInvalid` with the fault."""
+        super().__init__()
         self._given, self._fault = None if folder is None else folder.absolute(), fault
         self._has_looked = False  # for what was left behind
         self._mark: str | None = None
@@ -51,62 +44,103 @@ class FileStore:
             raise SettingsInvalid(self._fault or "there is no storage folder")
         return self._given
 
-    def require_folder(self) -> None:
-        """Raise `SettingsInvalid` where files cannot be stored or read."""
+    @property
+    def place(self) -> str:
+        return "not named" if self._given is None else str(self._given)
+
+    def require(self) -> None:
         _ = self._folder
 
-    def put(self, source: BinaryIO) -> Stored:
-        """Store a stream; returns once the bytes would outlive a crash. The same bytes are kept once."""
+    def key_of(self, name: str) -> str:
+        return f"{name}@{self._marked()}"
+
+    def trouble(self) -> str | None:
+        # It is made when the first file comes, so its parent counts as well.
+        place = next(each for each in (self._folder, *self._folder.parents) if each.exists())
         try:
-            return self._put(source)
+            with tempfile.TemporaryFile(dir=place):
+                return None
+        except OSError as error:
+            return str(error)
+
+    # --- taking in
+
+    @contextmanager
+    def stage(self, blob: str) -> Iterator[BinaryIO]:
+        with self._room():
+            self._folder.mkdir(parents=True, exist_ok=True)
+            if not self._has_looked:  # once is enough: who left something behind is not there any more
+                self.remove_stale()
+            staged = self._staged(blob)
+            # Readable for whoever the umask admits: other workers may run as other users.
+            descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+            try:
+                with os.fdopen(descriptor, "wb") as target:
+                    yield target
+                    target.flush()
+                    os.fsync(target.fileno())
+            except BaseException:
+                staged.unlink(missing_ok=True)
+                raise
+
+    @contextmanager
+    def _room(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise DiskFull(f"the storage folder {self._folder} is full: {error.strerror}; make room") from error
             raise
 
-    def _put(self, source: BinaryIO) -> Stored:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        digest, size = hashlib.sha256(), 0
-        if not self._has_looked:  # once is enough: who left something behind is not there any more
-            self.remove_stale()
-        descriptor, staged = self._stage()
+    def open_staged(self, blob: str) -> Opened:
         try:
-            with os.fdopen(descriptor, "wb") as target:
-                while block := source.read(_BLOCK_BYTES):
-                    digest.update(block)
-                    size += target.write(block)
-                target.flush()
-                os.fsync(target.fileno())
-            name = digest.hexdigest()
-            os.replace(staged, self._folder / name)
-        except BaseException:
-            staged.unlink(missing_ok=True)
-            raise
-        key = f"{name}@{self._marked()}"
-        self._sync_folder()
-        return Stored(key, size, name)
+            return _opened(self._staged(blob))
+        except FileNotFoundError:
+            raise NotFound(f"nothing was uploaded for blob {blob}") from None
+        except OSError as error:
+            raise FileUnreadable(f"what was uploaded for blob {blob} cannot be read: {error.strerror}") from error
 
-    def open(self, key: str) -> BinaryIO:
-        """The stored bytes, seekable; `NotFound` when they are gone, `FileUnreadable` when only we cannot have them."""
+    def remove_staged(self, blob: str) -> int:
+        return _unlinked(self._staged(blob))
+
+    def seal(self, blob: str, name: str, staged: Opened, *, sha256: str) -> StoredBytes:
+        path = self._folder / name
+        with self._room():
+            if not path.parent.is_dir():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                for above in (path.parent.parent, self._folder):
+                    _sync(above)
+            os.replace(self._staged(blob), path)
+            key = self.key_of(name)
+            _sync(path.parent)
+            _sync(self._folder)
+        return StoredBytes(key, staged.size_bytes, sha256, staged.version)
+
+    def _staged(self, blob: str) -> Path:
+        return self._folder / f"{_STAGED}{blob}"
+
+    # --- reading
+
+    def peek(self, key: str) -> Opened:
         try:
-            return self._path(key).open("rb")
+            return _opened(self._path(key))
         except FileNotFoundError:
             self._require_home(key)
-            raise NotFound(f"the stored file {key[:12]}… is gone from the storage folder") from None
+            raise gone(key, "folder") from None
         except OSError as error:
-            raise FileUnreadable(f"the stored file {key[:12]}… cannot be read: {error.strerror}") from error
+            raise FileUnreadable(f"the stored file {shown(key)} cannot be read: {error.strerror}") from error
 
     def _path(self, key: str) -> Path:
-        return self._folder / key.partition("@")[0]
+        return self._folder / split_key(key)[0]
 
     def _require_home(self, key: str) -> None:
         """`FileUnreadable` unless this is the folder in which the file was stored."""
         if not self._folder.is_dir():
             raise FileUnreadable(f"the storage folder {self._folder} is not there")
-        mark = key.partition("@")[2]
+        mark = split_key(key)[1]
         if mark and not (self._folder / f"{_MARK}{mark}").exists():
             raise FileUnreadable(
-                f"{self._folder} is not the storage folder in which the file {key[:12]}… was stored: let storage_url "
+                f"{self._folder} is not the storage folder in which the file {shown(key)} was stored: let storage_url "
                 "(PENSTOCK_STORAGE_URL) name the same folder in every process"
             )
 
@@ -118,16 +152,41 @@ class FileStore:
             (self._folder / f"{_MARK}{self._mark}").touch()
         return self._mark
 
-    def _stage(self) -> tuple[int, Path]:
-        """A new file that whoever the umask admits can read: other workers may run as other users."""
-        staged = self._folder / f"{_STAGED}{secrets.token_hex(8)}"
-        return os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), staged
+    def listed(self, prefix: str, *, after: str = "", limit: int = 1000) -> list[ListedObject]:
+        if prefix == STAGED:
+            names = {f"{STAGED}{path.name.removeprefix(_STAGED)}": path for path in self._folder.glob(f"{_STAGED}*")}
+        else:
+            names = {f"{prefix}{path.name}": path for path in (self._folder / prefix).glob("*")}
+        found = []
+        for name in sorted(name for name in names if name > after):
+            with suppress(FileNotFoundError):  # gone by now
+                status = names[name].stat()
+                found.append(ListedObject(name, status.st_size, status.st_mtime_ns // 1000))
+            if len(found) == limit:
+                break
+        return found
+
+    def folders(self, prefix: str) -> list[str]:
+        return sorted(f"{prefix}{path.name}/" for path in (self._folder / prefix).glob("*") if path.is_dir())
+
+    # --- removing
 
     def remove(self, key: str) -> int | None:
-        """Remove a file that no operation uses; how many bytes it had, or None when it was stored lately, and stays.
+        name = split_key(key)[0]
+        if name.startswith(STAGED):
+            return self.remove_staged(name.removeprefix(STAGED))
+        if not name.startswith(SEALED):
+            return self._remove_shared(key)
+        path = self._path(key)
+        if not path.exists():
+            self._require_home(key)
+        size = _unlinked(path)
+        if size:
+            _sync(path.parent)
+        return size
 
-        Who takes a file in stores it first, and then the operation that uses it. `FileUnreadable` when it is elsewhere.
-        """
+    def _remove_shared(self, key: str) -> int | None:
+        """Remove a file that several operations may share; None when it was stored lately, and stays."""
         path = self._path(key)
         aside = path.with_name(f"{_STAGED}removed-{path.name}")
         try:
@@ -145,7 +204,7 @@ class FileStore:
             os.replace(aside, path)
             return None
         aside.unlink()
-        self._sync_folder()
+        _sync(self._folder)
         return found.st_size
 
     def remove_stale(self) -> None:
@@ -163,9 +222,25 @@ class FileStore:
         with tempfile.NamedTemporaryFile(prefix=_STAGED, dir=self._folder) as probe:
             return os.fstat(probe.fileno()).st_mtime
 
-    def _sync_folder(self) -> None:
-        descriptor = os.open(self._folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+
+def _opened(path: Path) -> Opened:
+    stream = path.open("rb")
+    status = os.fstat(stream.fileno())
+    return Opened(stream, status.st_size, f"{status.st_size:x}-{status.st_mtime_ns:x}")
+
+
+def _unlinked(path: Path) -> int:
+    try:
+        size = path.stat().st_size
+        path.unlink()
+    except FileNotFoundError:
+        return 0
+    return size
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,4 +1,4 @@
-"""`penstock ops cancel|pause|resume|retry|fix`: control operations, whichever process runs them."""
+"""`penstock ops cancel|pause|resume|retry|migrate|edit`: control operations, whichever process runs them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from penstock.operations.retrying import Eligibility, Retry
     from penstock.pipeline import Definition
 
-__all__ = ["add_to", "cancel", "fix", "pause", "resume", "retry"]
+__all__ = ["add_to", "cancel", "edit", "migrate", "pause", "resume", "retry"]
 
 ROWS_NAMED_MAX = 100_000
 SKIPPED_SHOWN = 20
@@ -34,7 +34,9 @@ def add_to(ops: typer.Typer) -> None:
     command(ops, "pause", pause, example="ops pause 0199a3c2-1b2f --cause 'the shop is closed'")
     command(ops, "resume", resume, example="ops resume 0199a3c2-1b2f")
     command(ops, "retry", retry, example="ops retry 0199a3c2-1b2f --rows 3,7-9")
-    command(ops, "fix", fix, example="ops fix 0199a3c2-1b2f 17 price=9.90 currency=EUR")
+    command(ops, "migrate", migrate, example="ops migrate 0199a3c2-1b2f --map notify=notify_customer --app shop.py")
+    command(ops, "edit", edit, example="ops edit 0199a3c2-1b2f 17 price=9.90 currency=EUR")
+    command(ops, "fix", edit, example="ops edit 0199a3c2-1b2f 17 price=9.90", is_hidden=True)  # its first name
 
 
 def cancel(
@@ -62,6 +64,40 @@ def resume(
     _steer(
         Place(db, url=url), operation, lambda penstock, id: penstock.operations.resume(id, cause=cause), as_json=as_json
     )
+
+
+def migrate(
+    operation: OperationId,
+    *,
+    renamed: Annotated[
+        list[str] | None,
+        typer.Option("--map", metavar="OLD=NEW", help="A step and its name in the new code; repeatable."),
+    ] = None,
+    cause: Cause = None,
+    db: Db = None,
+    app: App = None,
+    as_json: Json = False,
+) -> None:
+    """Let an operation go on with changed code: its rows stay at their steps.
+
+    Refused while a worker is at it (pause it first), and where a row would lose a step or run one again.
+    """
+    place = Place(db, app)
+    steps = dict(map(_renaming, renamed or ()))
+    _steer(
+        place,
+        operation,
+        lambda penstock, id: penstock.operations.migrate(id, steps, cause=cause),
+        definitions=place.definitions(),
+        as_json=as_json,
+    )
+
+
+def _renaming(given: str) -> tuple[str, str]:
+    old, equals, new = given.partition("=")
+    if not (old and equals and new):
+        raise WrongUsage(f"--map takes OLD=NEW, the names of a step before and after; found {given!r}")
+    return old, new
 
 
 def retry(
@@ -105,7 +141,7 @@ def retry(
     )
 
 
-def fix(
+def edit(
     operation: OperationId,
     row: Annotated[int, typer.Argument(min=1, metavar="ROW", help="The row's number.")],
     changes: Annotated[
@@ -143,13 +179,18 @@ def fix(
 
 
 def _steer(
-    place: Place, operation: str, request: Callable[[Penstock, str], Coroutine[Any, Any, Operation]], *, as_json: bool
+    place: Place,
+    operation: str,
+    request: Callable[[Penstock, str], Coroutine[Any, Any, Operation]],
+    *,
+    definitions: tuple[Definition, ...] = (),
+    as_json: bool,
 ) -> None:
     from penstock import resources
     from penstock.cli import views
     from penstock.cli.screen import Screen
 
-    found = ask(place, about(operation, request))
+    found = ask(place, about(operation, request), definitions=definitions)
 
     def people() -> Iterator[RenderableType]:
         yield views.operation(found)

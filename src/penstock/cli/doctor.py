@@ -70,6 +70,7 @@ def _seen(facts: Facts) -> dict[str, str]:
         "Schema": facts.revision or "missing",
         "Workers": ", ".join(f"{number} {state}" for state, number in counts.items()) or "none",
         "Open operations": f"{len(facts.operations):,}",
+        "Kept": (facts.keep or "everything, for ever") + (f"; {facts.held:,} held" if facts.held else ""),
         "Storage": facts.storage,
     }
 

@@ -91,12 +91,19 @@ def _without_types(parameters: list[Any]) -> list[Any]:
 
 
 def command(
-    app: typer.Typer, name: str, function: Callable[..., Any], *, example: str, exits: Iterable[int] = ()
+    app: typer.Typer,
+    name: str,
+    function: Callable[..., Any],
+    *,
+    example: str,
+    exits: Iterable[int] = (),
+    is_hidden: bool = False,
 ) -> None:
     """Add a command; its help is the function's docstring, and ends with an example and its exit codes."""
     paragraphs = (function.__doc__ or "").split("\n\n")
     text = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
-    app.command(name, cls=_Command, help=text.strip(), epilog=help_end(example, exits))(function)
+    add = app.command(name, cls=_Command, help=text.strip(), epilog=help_end(example, exits), hidden=is_hidden)
+    add(function)
 
 
 def help_end(example: str, exits: Iterable[int] = ()) -> str:

@@ -32,9 +32,9 @@ EXIT_MEANINGS = {
     2: "the command line is wrong",
     3: "CompletedWithErrors",
     4: "Cancelled",
-    ONLY_SIGNALS_AWAITED: "all rows that are left wait for signals (run --no-wait); the operation can be resumed",
+    ONLY_SIGNALS_AWAITED: "all rows that are left wait for signals (run --no-wait); the operation can be continued",
     75: "a step blocked its process for longer than the setting stall_s; another worker goes on with the rows",
-    INTERRUPTED: "interrupted; the operation can be resumed, and the command for that was printed",
+    INTERRUPTED: "interrupted; the operation can be continued, and the command for that was printed",
 }
 
 

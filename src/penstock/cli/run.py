@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli.completion import complete_operation_id
-from penstock.cli.hands import worker_processes
 from penstock.cli.inputs import (
     FILE_ARGUMENT,
     NAME_ARGUMENT,
@@ -29,6 +28,7 @@ from penstock.cli.printable import counted, short_id
 from penstock.cli.problems import INTERRUPTED, ONLY_SIGNALS_AWAITED, WrongUsage
 from penstock.cli.session import Place, exact_id, opened
 from penstock.cli.stopping import stop_on_signals
+from penstock.cli.worker_processes import worker_processes
 from penstock.errors import NotFound, Unavailable
 
 if TYPE_CHECKING:
@@ -58,10 +58,10 @@ def run(
     meta: Meta = None,
     meta_file: MetaFile = None,
     options: Set = None,
-    resume: Annotated[
+    continue_id: Annotated[
         str | None,
         typer.Option(
-            "--resume",
+            "--continue",
             metavar="ID",
             help="Continue an existing operation until it has ended.",
             autocompletion=complete_operation_id,
@@ -80,13 +80,13 @@ def run(
 ) -> None:
     """Run a file through an operation, wait until it has ended, and print the result.
 
-    The file is stored first. An interrupted operation continues where it stopped, with --resume.
+    The file is stored first. An interrupted operation continues where it stopped, with --continue.
     """
     from penstock.cli.progress import display
 
     place = Place(db, app)
     request = _request(
-        place, operation=operation, file=file, resume=resume, meta=meta, meta_file=meta_file, options=options
+        place, operation=operation, file=file, continue_id=continue_id, meta=meta, meta_file=meta_file, options=options
     )
     with display(is_wanted=not no_progress) as show:
         found, groups, is_leaving = asyncio.run(_work(place, request, show, no_wait=no_wait, workers=workers))
@@ -98,7 +98,7 @@ def _announce(place: Place, operation: Operation, show: Display) -> None:
     """Say which operation this is before any row runs, so that it can be found whatever happens to this process."""
     show.say(f"Operation {operation.id} ({operation.name})")
     show.say("To continue it after an interruption:")
-    show.say(f"  {place.command('run', '--resume', operation.id, app=True)}")
+    show.say(f"  {place.command('run', '--continue', operation.id, app=True)}")
 
 
 async def _stop_when_only_signals_remain(
@@ -134,7 +134,7 @@ class Request:
     file: Path | None = None
     metadata: dict[str, Any] | None = None
     options: dict[str, str] | None = None
-    resume: str | None = None
+    continue_id: str | None = None
 
 
 def _request(
@@ -142,21 +142,21 @@ def _request(
     *,
     operation: str | None,
     file: str | None,
-    resume: str | None,
+    continue_id: str | None,
     meta: list[str] | None,
     meta_file: str | None,
     options: list[str] | None,
 ) -> Request:
     """Everything that can be refused before a database is opened."""
-    if resume is not None:
+    if continue_id is not None:
         if operation or file or meta or meta_file or options:
             raise WrongUsage(
-                "--resume continues an operation as it was created; "
+                "--continue continues an operation as it was created; "
                 "leave out OPERATION, FILE, --meta, --meta-file and --set"
             )
-        return Request(place.definitions(), resume=resume)
+        return Request(place.definitions(), continue_id=continue_id)
     if operation is None or file is None:
-        raise WrongUsage("name an operation and a file: penstock run OPERATION FILE, or --resume ID")
+        raise WrongUsage("name an operation and a file: penstock run OPERATION FILE, or --continue ID")
     definition = place.definition(operation)
     return Request(
         (definition,), definition, existing_file(file), metadata(meta, meta_file), overrides(options) or None
@@ -168,7 +168,7 @@ async def _work(
 ) -> tuple[Operation, Sequence[ErrorGroup], bool]:
     """The operation as it stands at the end, its errors, and whether it was left because only signals are awaited."""
     with stop_on_signals() as stop:
-        async with opened(place, definitions=request.definitions, makes=request.resume is None) as penstock:
+        async with opened(place, definitions=request.definitions, makes=request.continue_id is None) as penstock:
             operation, is_leaving = await _begin(penstock, request), False
             if not operation.is_settled:
                 _announce(place, operation, show)
@@ -195,8 +195,8 @@ async def _begin(penstock: Penstock, request: Request) -> Operation:
         return await penstock.operations.create(
             request.definition, file=request.file, metadata=request.metadata, options=request.options
         )
-    assert request.resume is not None
-    operation = await penstock.operations.get(await exact_id(penstock, request.resume))
+    assert request.continue_id is not None
+    operation = await penstock.operations.get(await exact_id(penstock, request.continue_id))
     if operation.name.casefold() not in penstock.definitions:
         known = ", ".join(definition.name for definition in request.definitions)
         raise NotFound(
@@ -210,8 +210,8 @@ def _left_open(place: Place, operation: Operation) -> str:
     done = (
         f"{operation.processed_rows:,} of {operation.total_rows:,} rows done" if operation.total_rows else "not begun"
     )
-    resume = place.command("run", "--resume", operation.id, app=True)
-    return f"Operation {operation.id} is {operation.status} ({done}). To continue it:\n  {resume}"
+    command_line = place.command("run", "--continue", operation.id, app=True)
+    return f"Operation {operation.id} is {operation.status} ({done}). To continue it:\n  {command_line}"
 
 
 def _say_farewell(place: Place, operation: Operation, *, is_leaving: bool) -> None:

@@ -7,7 +7,6 @@ import logging
 import shlex
 import shutil
 import sys
-import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -128,7 +127,7 @@ async def opened(
     settings = place.settings()
     if not makes:
         require_database(settings.database_url)
-    log_to_stderr(settings.log_level)
+    log_to_stderr(settings.log_level, as_json=settings.log_format == "json")
     guards = place.guards() if makes else {}  # only they have workers, who fire timers
     async with Penstock.open(settings=settings, operations=definitions, guards=guards) as penstock:
         yield penstock
@@ -221,31 +220,17 @@ def require_database(url: str) -> None:
         )
 
 
-def log_to_stderr(level: str, *, with_time: bool = False) -> None:
+def log_to_stderr(level: str, *, with_time: bool = False, as_json: bool = False) -> None:
     """Let our loggers speak on stderr; a process that stays says when, in UTC. The first call decides how."""
+    from penstock.telemetry.logs import JsonFormatter, LineFormatter
+
     logger = logging.getLogger("penstock")
     logger.setLevel(level.upper())
     if not logger.handlers:
         handler = logging.StreamHandler(_CurrentStderr())
-        handler.setFormatter(_timed_formatter() if with_time else _Formatter(LOG_LINE))
+        line = f"%(asctime)s.%(msecs)03dZ {LOG_LINE}" if with_time else LOG_LINE
+        handler.setFormatter(JsonFormatter() if as_json else LineFormatter(line, "%Y-%m-%dT%H:%M:%S"))
         logger.addHandler(handler)
-
-
-def _timed_formatter() -> logging.Formatter:
-    formatter = _Formatter(f"%(asctime)s.%(msecs)03dZ {LOG_LINE}", "%Y-%m-%dT%H:%M:%S")
-    formatter.converter = time.gmtime
-    return formatter
-
-
-class _Formatter(logging.Formatter):
-    """Adds to what a step logs which row of which operation it is about."""
-
-    def formatMessage(self, record: logging.LogRecord) -> str:
-        text, fields = super().formatMessage(record), vars(record)
-        if not record.name.startswith("penstock.operations.") or "operation_id" not in fields:
-            return text
-        row = f"row {fields['row_number']}, " if "row_number" in fields else ""
-        return f"{text} [{row}step {fields.get('step_name')}, operation {fields['operation_id']}]"
 
 
 class _CurrentStderr:

@@ -61,7 +61,7 @@ def worker(
     settings = place.settings()
     if settings.storage_fault is not None:  # said at once, not when the database is there
         raise SettingsInvalid(settings.storage_fault)
-    log_to_stderr(settings.log_level, with_time=True)
+    log_to_stderr(settings.log_level, with_time=True, as_json=settings.log_format == "json")
     starts = asyncio.run(_serve(place, definitions))
     if as_json:
         names = sorted(definition.name for definition in definitions)

@@ -19,7 +19,7 @@ from penstock.errors import DatabaseUnready, Unavailable
 __all__ = ["HEAD", "REVISIONS", "Report", "check", "prepare_schema", "revision_of", "upgrade"]
 
 # Every revision, oldest first; a test keeps it equal to the folder of migrations.
-REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0013")
+REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0011", "0013")
 HEAD = REVISIONS[-1]
 MIGRATIONS = Path(__file__).parent / "migrations"
 LOCK_PAUSE_S = 0.1

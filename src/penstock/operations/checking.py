@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
+from penstock.blobs.model import StoredBytes
 from penstock.clock import Clock, from_micros
 from penstock.errors import Fault, FileRejected, MetadataInvalid, RowInvalid
 from penstock.formats import Limits, Reader, format_of, open_reader
@@ -158,7 +159,7 @@ def _runtime(
     return OperationRuntime(
         number=0,
         file_format="",
-        file_key="",
+        file=StoredBytes("", 0, ""),
         definition=definition,
         pipeline=pipeline,
         run=Run("", definition.name, meta, definition),

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 
 from penstock.clock import Clock
 from penstock.db.connection import Connection
 from penstock.db.database import Database
-from penstock.errors import IllegalMove
+from penstock.errors import IllegalMove, NotFound
+from penstock.operations.auditing import log_act
 from penstock.operations.chunk import store
 from penstock.operations.draining import abandon_readings, drain_chunk
-from penstock.operations.moves import Head, head_of, move
+from penstock.operations.moves import Head, head_of, move, note, touch
+from penstock.operations.operation_ids import IS_THERE
 from penstock.operations.states import OPERATION
 from penstock.operations.tables import operations
 from penstock.pipeline import Definition
 
-__all__ = ["cancel", "drain", "pause", "resume"]
+__all__ = ["cancel", "drain", "hold", "pause", "release", "resume"]
 
 
 async def cancel(db: Database, number: int, *, actor: str, cause: str | None = None) -> Head:
@@ -30,7 +33,8 @@ async def cancel(db: Database, number: int, *, actor: str, cause: str | None = N
             db, tx, number, "cancel_requested", actor=actor, cause=cause, stop_outcome="Cancelled"
         )
 
-    return await _moved(db, number, stop, "cancel_requested", is_done=("Stopping", "Cancelled"))
+    noted = partial(log_act, action="cancel", actor=actor, details=_cause(cause))
+    return await _moved(db, number, stop, "cancel_requested", noted, is_done=("Stopping", "Cancelled"))
 
 
 async def pause(db: Database, number: int, *, actor: str, cause: str | None = None) -> Head:
@@ -39,7 +43,8 @@ async def pause(db: Database, number: int, *, actor: str, cause: str | None = No
     async def stop(tx: Connection) -> Head | None:
         return await move(db, tx, number, "paused", actor=actor, cause=cause)
 
-    return await _moved(db, number, stop, "paused", is_done=("Paused",))
+    noted = partial(log_act, action="pause", actor=actor, details=_cause(cause))
+    return await _moved(db, number, stop, "paused", noted, is_done=("Paused",))
 
 
 async def resume(db: Database, number: int, *, actor: str, cause: str | None = None) -> Head:
@@ -52,7 +57,31 @@ async def resume(db: Database, number: int, *, actor: str, cause: str | None = N
         return head or await move(db, tx, number, "reading_resumed", ~is_read, actor=actor, cause=cause)
 
     running = ("Pending", "Validating", "Running", "Retrying")
-    return await _moved(db, number, go_on, "resumed", is_done=running)
+    noted = partial(log_act, action="resume", actor=actor, details=_cause(cause))
+    return await _moved(db, number, go_on, "resumed", noted, is_done=running)
+
+
+async def hold(db: Database, number: int, reason: str, *, actor: str) -> None:
+    """Let nothing of an operation be removed; `NotFound` when its removal has begun."""
+
+    async def place(tx: Connection) -> None:
+        head = await touch(tx, number, IS_THERE, hold=reason)
+        if head is None:
+            raise NotFound("the operation has been removed")
+        await note(db, tx, head, "held", actor=actor, cause=reason)
+
+    await db.transaction(place, "hold")
+
+
+async def release(db: Database, number: int, *, actor: str, cause: str | None) -> None:
+    """End a hold; releasing twice is releasing once."""
+
+    async def end(tx: Connection) -> None:
+        head = await touch(tx, number, operations.c.hold.is_not(None), hold=None)
+        if head is not None:
+            await note(db, tx, head, "released", actor=actor, cause=cause)
+
+    await db.transaction(end, "hold")
 
 
 async def _moved(
@@ -60,12 +89,16 @@ async def _moved(
     number: int,
     work: Callable[[Connection], Awaitable[Head | None]],
     event: str,
+    noted: Callable[[Database, Connection, int], Awaitable[None]],
     *,
     is_done: tuple[str, ...],
 ) -> Head:
     async def notify(tx: Connection) -> Head | None:
         await db.ring(tx)
-        return await work(tx)
+        head = await work(tx)
+        if head is not None:
+            await noted(db, tx, number)
+        return head
 
     head = await db.transaction(notify, event)
     if head is not None:
@@ -75,6 +108,10 @@ async def _moved(
     if head.state not in is_done:
         raise IllegalMove(OPERATION.name, f"operation {head.id}", head.state, event, OPERATION.allowed(head.state))
     return head
+
+
+def _cause(cause: str | None) -> dict[str, str] | None:
+    return None if cause is None else {"cause": cause}
 
 
 async def drain(

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
 from sqlalchemy import insert
 
-from penstock.blobs.store import FileStore, Stored
+from penstock.access.audit import Act, record
+from penstock.blobs import queries as blob_queries
+from penstock.blobs.checks.upload import Rejection
+from penstock.blobs.model import BlobDescriptor
+from penstock.blobs.service import Blobs
+from penstock.blobs.uploading import check_and_seal, stage_stream
 from penstock.clock import Clock, Entropy, operation_id
 from penstock.db.connection import Connection
 from penstock.db.database import Database
 from penstock.errors import Fault, FileRejected, MetadataInvalid, SettingsInvalid
 from penstock.formats import format_of
 from penstock.journal import queries as journal
+from penstock.operations.pruning.removal import reference_of
 from penstock.operations.states import OPERATION
 from penstock.operations.tables import operations
 from penstock.operations.validating.without_rows import refuse_without_rows
@@ -30,15 +37,16 @@ from penstock.secret_keys import SecretKeys
 __all__ = ["Source", "accept_metadata", "create", "name_of", "open_source"]
 
 Source = str | Path | bytes | BinaryIO
+Link = Callable[[Connection], Awaitable[BlobDescriptor]]
 
 
 async def create(
     db: Database,
-    files: FileStore,
+    blobs: Blobs,
     definition: Definition,
     pipeline: object,
     *,
-    source: Source,
+    source: Source | BlobDescriptor,
     file_name: str | None,
     metadata: Any,
     overrides: Mapping[str, Any],
@@ -49,7 +57,7 @@ async def create(
     keys: SecretKeys,
     metadata_bytes_max: int,
 ) -> str:
-    """Store the file, then the operation that runs over it; returns its id.
+    """Store the file as a blob, then the operation that runs over it; or use a blob that is Valid. Returns its id.
 
     Unknown formats, metadata that does not fit, unknown options and files without rows are refused before anything is
     stored; of a stream that cannot be rewound, it is the reading that finds no row.
@@ -57,29 +65,66 @@ async def create(
     resolved = definition.for_run(overrides)
     meta = await accept_metadata(resolved, pipeline, metadata, bytes_max=metadata_bytes_max)
     columns = _metadata_columns(resolved, meta, keys)
-    name = file_name or name_of(source)
+    new_id = operation_id(clock, entropy)
+    name = file_name or (source.file_name if isinstance(source, BlobDescriptor) else name_of(source))
     file_format = format_of(name)
 
-    def store() -> Stored:
-        with open_source(source) as stream:
+    def look() -> None:
+        with _opened(blobs, source) as stream:
             refuse_without_rows(resolved, stream, file_name=name, file_format=file_format)
-            return files.put(stream)
 
-    stored = await asyncio.to_thread(store)
-    return await db.transaction(
-        _insertion(
-            db,
-            operation_id(clock, entropy),
-            resolved,
-            stored,
-            file_name=name,
-            file_format=file_format,
-            created_by=created_by,
-            tenant=stored_tenant(tenant),
-            **columns,
-        ),
-        "create",
-    )
+    await asyncio.to_thread(look)
+    if isinstance(source, BlobDescriptor):
+        link: Link = partial(_use, blobs, source.id, reference_of(new_id))
+    else:
+        link = await _stored(db, blobs, source, name, owner=reference_of(new_id), actor=created_by)
+    values = {
+        "file_name": name,
+        "file_format": file_format,
+        "created_by": created_by,
+        "tenant": stored_tenant(tenant),
+        **columns,
+    }
+    return await db.transaction(_insertion(db, new_id, resolved, link, **values), "create")
+
+
+async def _use(blobs: Blobs, blob: str, owner: str, tx: Connection) -> BlobDescriptor:
+    return await blobs.refer(tx, blob, owner)
+
+
+async def _stored(db: Database, blobs: Blobs, source: Source, file_name: str, *, owner: str, actor: str) -> Link:
+    """Store a file as a blob that belongs to the operation; it becomes Valid together with the operation."""
+    blobs.storage.require()
+    made = blobs.new(file_name, actor=actor, is_temporary=True, limit=False)
+    begun = await db.transaction(partial(blobs.begin, made), "blob_create")
+
+    def store() -> Any:
+        with open_source(source) as stream:
+            return stage_stream(blobs.storage, begun, stream)
+
+    try:
+        staged = await asyncio.to_thread(store)
+        sealed = await check_and_seal(blobs.storage, begun, staged, blobs.policy, looks_inside=False)
+        if isinstance(sealed, Rejection):
+            raise FileRejected(f"{file_name}: {sealed.reason}", code=sealed.code)
+    except BaseException as error:
+        await asyncio.shield(blobs.give_up(begun, error))
+        raise
+    after = begun.mark_as_valid(blobs.now(), sealed)
+
+    async def link(tx: Connection) -> BlobDescriptor:
+        valid = await blob_queries.move(db, tx, begun, after, "validated", actor=actor)
+        await blob_queries.add_reference(db, tx, valid.id, owner)
+        return valid
+
+    return link
+
+
+@contextmanager
+def _opened(blobs: Blobs, source: Source | BlobDescriptor) -> Iterator[BinaryIO]:
+    opening = blobs.storage.open(source.stored) if isinstance(source, BlobDescriptor) else open_source(source)
+    with opening as stream:
+        yield stream
 
 
 async def accept_metadata(definition: Definition, pipeline: object, metadata: Any, *, bytes_max: int) -> Any:
@@ -119,12 +164,14 @@ def _insertion(
     db: Database,
     new_id: str,
     definition: Definition,
-    stored: Stored,
+    link: Link,
     *,
     created_by: str,
     **columns: Any,
 ) -> Any:
     async def insert_operation(tx: Connection) -> str:
+        blob = await link(tx)
+        stored = blob.stored
         await tx.execute(
             insert(operations).values(
                 id=new_id,
@@ -135,7 +182,10 @@ def _insertion(
                 file_key=stored.key,
                 file_bytes=stored.size_bytes,
                 file_sha256=stored.sha256,
+                file_version=stored.version,
+                blob=blob.id,
                 plan=definition.plan_document(),
+                keep=definition.options.keep,
                 created_by=created_by,
                 created_at=db.now(),
                 **columns,
@@ -152,6 +202,9 @@ def _insertion(
             actor=created_by,
         )
         await db.ring(tx)
+        details = {"name": definition.name, "fileName": columns["file_name"], "sha256": stored.sha256}
+        act = Act(columns["tenant"] or "", created_by, "operation.create", new_id, details)
+        await record(db, tx, act)
         return new_id
 
     return insert_operation

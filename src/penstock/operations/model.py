@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -18,9 +19,10 @@ __all__ = [
     "FileCheck",
     "FileFault",
     "HistoryEntry",
+    "Misfit",
     "Operation",
     "Page",
-    "Purged",
+    "Pruned",
     "RowError",
     "RowState",
     "RowView",
@@ -40,6 +42,17 @@ StepState = Literal[
 RowState = Literal[
     "Pending", "Running", "WaitingForCompletion", "Completed", "Invalid", "Failed", "TimedOut", "Cancelled"
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class Misfit:
+    """A live worker that leaves an operation alone, because its code is not what the operation was planned for."""
+
+    worker: str
+    differences: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"worker {self.worker}: {'; '.join(self.differences)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +85,12 @@ class Operation:
     options: Mapping[str, Any] = field(repr=False)
     steps_done: int = 0  # over all rows; a row that has failed counts as done with all
     trouble: str | None = None  # why the worker that tried last could not go on with it; None once one does
+    version: str | None = None  # of the code it was created for, or moved to
+    misfits: tuple[Misfit, ...] = ()  # live workers that have other code; of a settled operation none
+    keep: Mapping[str, float | None] = field(default_factory=dict)  # its own policy: seconds by part, None for ever
+    pruned: tuple[str, ...] = ()  # what was removed of it
+    hold: str | None = None  # why nothing of it is removed
+    blob_id: str | None = None  # its file; None when it was stored before there were blobs
 
     @property
     def processed_rows(self) -> int:
@@ -262,16 +281,18 @@ class VerifyReport:
 
 
 @dataclass(slots=True)
-class Purged:
-    """What a purge removed: operations with their rows, and the bytes of their files.
+class Pruned:
+    """What was removed: whole operations with their rows, the bytes of files, and parts of operations that stay.
 
-    `files_left` counts files for a later purge: they could not be removed, or were stored within the last hour.
+    `files_left` counts files for a later time: they could not be removed, or were stored within the last hour. `parts`
+    says of how many operations that stay their rows, outputs, history or files were removed.
     """
 
     operations: int = 0
     rows: int = 0
     file_bytes: int = 0
     files_left: int = 0
+    parts: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from penstock.db.database import Database
 from penstock.errors import NotFound
 from penstock.journal import queries as journal
 from penstock.operations.counts import Counts
-from penstock.operations.states import OPERATION
+from penstock.operations.states import NOTES, OPERATION
 from penstock.operations.tables import chunks, operations
 from penstock.operations.thresholds import Tally
 
@@ -33,6 +33,7 @@ __all__ = [
     "finish_if_over",
     "head_of",
     "move",
+    "note",
     "state_of",
     "sum_counts",
     "touch",
@@ -147,6 +148,22 @@ async def move(
     return head
 
 
+async def note(db: Database, tx: Connection, head: Head, event: str, *, actor: str, cause: str | None) -> None:
+    """Log something of an operation that does not change its state; its row was updated in this transaction."""
+    assert event in NOTES
+    await journal.record(
+        tx,
+        machine=OPERATION.name,
+        subject=head.id,
+        source=head.state,
+        event=event,
+        target=head.state,
+        at=db.now(),
+        actor=actor,
+        cause=cause,
+    )
+
+
 async def end_validation(db: Database, tx: Connection, head: Head, *, actor: str) -> None:
     """Let the rows run once all of the file is read and validated.
 
@@ -218,5 +235,5 @@ async def head_of(tx: Connection, number: int) -> Head:
     """The head as this transaction sees it; for a decision, update the row first."""
     found = (await tx.send(_HEAD_OF, {"number": number})).rows
     if not found:
-        raise NotFound("the operation has been purged")
+        raise NotFound("the operation has been removed")
     return Head(*found[0])

@@ -17,7 +17,7 @@ __all__ = ["IS_THERE", "number_of"]
 
 PREFIX_CHARS = 8  # the fewest characters of an id that can be given for it
 NEAR_LISTED_MAX = 10
-# An operation whose purge has begun is gone for callers.
+# An operation whose removal has begun is gone for callers.
 IS_THERE = operations.c.stop_outcome.is_distinct_from(REMOVED)
 
 

@@ -17,6 +17,7 @@ from sqlalchemy.exc import IntegrityError
 from penstock.db.connection import Connection
 from penstock.db.database import Database
 from penstock.errors import Conflict, NotFound
+from penstock.operations.auditing import log_act, some_rows
 from penstock.operations.chunk import store
 from penstock.operations.chunk.owned import OwnedChunk
 from penstock.operations.inbox.applying import refusal
@@ -77,13 +78,20 @@ async def can_retry(db: Database, number: int) -> Eligibility:
 async def _operation(tx: Connection, number: int) -> RowMapping:
     row = (await tx.execute(select(operations).where(operations.c.number == number))).one_or_none()
     if row is None or row.stop_outcome == REMOVED:
-        raise NotFound("the operation has been purged")
+        raise NotFound("the operation has been removed")
     return row._mapping
+
+
+def _missing(row: RowMapping) -> list[str]:
+    """What of an operation its rows would need to run again, and was removed."""
+    pruned = row["pruned"] or {}
+    needed = ("rows", "outputs") if row["plan"]["options"]["track_row_data"] else ("files", "outputs")
+    return [part for part in needed if part in pruned]
 
 
 def _objections(row: RowMapping) -> list[str]:
     options = row["plan"]["options"]
-    reasons = []
+    reasons = [f"its {' and '.join(gone)} were removed (see `keep`)"] if (gone := _missing(row)) else []
     if row["state"] not in _ENDED:
         reasons.append(f"the operation is {row['state']}; all rows can be retried once it is {', '.join(_ENDED)}")
     elif row["reading"] != "complete":
@@ -128,6 +136,7 @@ async def _ask_for_all(
     if head is None:
         return False
     await _request(db, tx, head, [(chunk, None, None) for chunk in found], token=token, actor=actor)
+    await log_act(db, tx, number, "retry", actor=actor)
     return True
 
 
@@ -204,6 +213,8 @@ async def retry_rows(
         )
         await touch(tx, number, open_chunks=operations.c.open_chunks + len(reopened))
         retry.submitted = len(asked)
+        action = "edit" if data else "retry"
+        await log_act(db, tx, number, action, actor=actor, details=some_rows([row for _, row in asked]))
         return retry
 
     try:
@@ -229,6 +240,8 @@ async def _open_for_rows(db: Database, tx: Connection, number: int, *, actor: st
     row = await _operation(tx, number)
     if head is None:
         raise Conflict(f"rows of an operation that is {row['state']} cannot be retried")
+    if gone := _missing(row):
+        raise Conflict(f"rows of operation {head.id} cannot be retried: its {' and '.join(gone)} were removed")
     options = row["plan"]["options"]
     if not options["retryable"]:
         raise Conflict(f"operation {head.id} is declared as not retryable")
@@ -278,7 +291,9 @@ async def _open(db: Database, tx: Connection, found: Sequence[int]) -> None:
         mine = chunks.c.id.in_(found[start : start + CHUNKS_OPENED_EACH])
         # An UPDATE of many would lock them in an order of its own.
         await tx.execute(select(chunks.c.id).where(mine).order_by(chunks.c.id).with_for_update())
-        await tx.execute(update(chunks).where(mine).values(is_open=1, mail=chunks.c.mail + 1, due_at=db.now()))
+        await tx.execute(
+            update(chunks).where(mine).values(is_open=1, message_count=chunks.c.message_count + 1, due_at=db.now())
+        )
 
 
 async def _judge(tx: Connection, number: int) -> tuple[Retry, list[int]]:

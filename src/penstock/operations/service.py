@@ -10,32 +10,38 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from penstock.blobs.store import FileStore
+from penstock.access.audit import Audit
+from penstock.blobs.model import BlobDescriptor
+from penstock.blobs.service import Blobs
 from penstock.clock import Clock, Entropy, micros, operation_id
 from penstock.db.connection import Connection
 from penstock.db.database import Database
 from penstock.errors import Conflict, Forbidden, InvalidInput, NotFound
 from penstock.formats import Limits
 from penstock.journal.numbering import number_new
-from penstock.operations import control, intake, purging, retrying
+from penstock.operations import control, intake, migrating, retrying
 from penstock.operations.checking import check_file, check_row
 from penstock.operations.editing import edited
 from penstock.operations.exporting import Export, SourceFile, exported
 from penstock.operations.intake import Source
 from penstock.operations.model import (
+    Difference,
     ErrorGroup,
     Event,
     FileCheck,
     HistoryEntry,
     Operation,
     Page,
-    Purged,
+    Pruned,
     RowError,
     RowView,
     VerifyReport,
 )
 from penstock.operations.operation_ids import number_of
 from penstock.operations.proof.verify import verify
+from penstock.operations.pruning import applying as pruning
+from penstock.operations.pruning.applying import Policy
+from penstock.operations.quotas import require_room
 from penstock.operations.retrying import Eligibility, Retry
 from penstock.operations.rows.lifespans import Lifespans
 from penstock.operations.rows.stored_metadata import load_metadata
@@ -60,7 +66,7 @@ class Operations:
     def __init__(
         self,
         db: Database,
-        files: FileStore,
+        blobs: Blobs,
         settings: Settings,
         definitions: Mapping[str, Definition],
         lifespans: Lifespans,
@@ -70,7 +76,7 @@ class Operations:
         actor: str,
         hint: Callable[[], None],
     ) -> None:
-        self._db, self._files, self._settings, self._definitions = db, files, settings, definitions
+        self._db, self._blobs, self._settings, self._definitions = db, blobs, settings, definitions
         self._clock, self._entropy, self._actor, self._hint = clock, entropy, actor, hint
         self._pipeline = lifespans.pipeline
         self._visible = EVERYTHING
@@ -79,6 +85,7 @@ class Operations:
         """The same for somebody who knows of these operations only; for them the others do not exist."""
         scoped = copy(self)
         scoped._visible, scoped._actor = visible, actor
+        scoped._blobs = self._blobs if visible.tenant is None else self._blobs.tenant(visible.tenant)
         scoped._definitions = {key: found for key, found in self._definitions.items() if visible.includes(key)}
         return scoped
 
@@ -86,21 +93,27 @@ class Operations:
         self,
         operation: object,
         *,
-        file: Source,
+        file: Source | None = None,
+        blob: str | None = None,
         metadata: Any = None,
         file_name: str | None = None,
         options: Mapping[str, Any] | None = None,
         created_by: str | None = None,
     ) -> Operation:
-        """Create an operation, given by name or declaration, for a file. When this returns, it is durable."""
+        """Create an operation, given by name or declaration, for a file or a Valid blob. Durable when this returns.
+
+        `file` is stored as a blob of its own, which goes when the operation is removed.
+        """
         definition = self.definition(operation)
+        if self._visible.tenant is not None:
+            await require_room(self._db, self._visible.tenant, self._settings)
         deployed = self._settings.operations.get(definition.name, {})
         new_id = await intake.create(
             self._db,
-            self._files,
+            self._blobs,
             definition,
             await self._pipeline(definition),
-            source=file,
+            source=await self._source(file, blob),
             file_name=file_name,
             metadata=metadata,
             overrides={**deployed, **(options or {})},
@@ -112,6 +125,13 @@ class Operations:
             metadata_bytes_max=self._settings.metadata_bytes_max,
         )
         return await self.get(new_id)
+
+    async def _source(self, file: Source | None, blob: str | None) -> Source | BlobDescriptor:
+        if file is not None and blob is None:
+            return file
+        if blob is not None and file is None:
+            return await self._blobs.get(blob)
+        raise InvalidInput("an operation needs a file or a blob, and only one of them")
 
     def definition(self, operation: object) -> Definition:
         """The definition of an operation given by name or declaration; it must be one of those we were opened with."""
@@ -125,7 +145,7 @@ class Operations:
     async def get(self, operation: str) -> Operation:
         """The operation with this id."""
         async with self._db.read() as tx:
-            return await operation_views.get(tx, operation, self._visible)
+            return await operation_views.get(self._db, tx, operation, self._visible)
 
     async def list(
         self,
@@ -145,7 +165,14 @@ class Operations:
         filters = OperationFilter(name, status, created_by, created_from, created_to, self._visible)
         async with self._db.read() as tx:
             return await operation_views.list_operations(
-                tx, filters, sort=sort, descending=descending, cursor=cursor, offset=offset, limit=self._page(limit)
+                self._db,
+                tx,
+                filters,
+                sort=sort,
+                descending=descending,
+                cursor=cursor,
+                offset=offset,
+                limit=self._page(limit),
             )
 
     async def count(
@@ -288,10 +315,9 @@ class Operations:
     async def source_file(self, operation: str) -> SourceFile:
         """The file as it was uploaded; close its stream."""
         async with self._db.read() as tx:
-            key = await operation_views.file_key(tx, operation, self._visible)
-            found = await operation_views.get(tx, operation, self._visible)
-        stream = await asyncio.to_thread(self._files.open, key)
-        return SourceFile(found.file_name, found.file_bytes, found.file_sha256, stream)
+            name, stored = await operation_views.file_of(tx, operation, self._visible)
+        stream = await asyncio.to_thread(self._blobs.storage.opened, stored)
+        return SourceFile(name, stored.size_bytes, stored.sha256, stream)
 
     async def export(
         self,
@@ -364,6 +390,25 @@ class Operations:
         self._hint()
         return await self.get(operation)
 
+    async def migrate(
+        self,
+        operation: str,
+        renamed: Mapping[str, str] | None = None,
+        *,
+        cause: str | None = None,
+        actor: str | None = None,
+    ) -> Operation:
+        """Let an operation go on with the code of this process, whose steps are others than when it was created.
+
+        A step is the one of the same name, or the one that `renamed` names for it; rows go on where they are.
+        `Conflict` where one would lose a step or run one again, or while a worker is at it (pause it first).
+        """
+        number = await self._number(operation)
+        definition = self.definition((await self.get(operation)).name)
+        await migrating.migrate(self._db, number, definition, renamed or {}, actor=actor or self._actor, cause=cause)
+        self._hint()
+        return await self.get(operation)
+
     # --- running failed rows again
 
     async def can_retry(self, operation: str) -> Eligibility:
@@ -433,20 +478,43 @@ class Operations:
         self._hint()
         return retry
 
-    async def purge(self, before: datetime, *, dry_run: bool = False) -> Purged:
-        """Remove operations that settled before an instant for good: records, events, files. Or only say what would go.
+    # --- what is kept
 
-        Transactions are short, so that work goes on meanwhile; what a crash leaves half done, the next purge finishes.
+    async def prune(self, before: datetime | None = None, *, dry_run: bool = False) -> Pruned:
+        """Remove for good what policies (`keep`) say is old enough; or only say what would go.
+
+        With `before`, remove instead every operation that ended before that instant: records, events, files. What is
+        held stays. Transactions are short, so that work goes on meanwhile; what a crash leaves half done, the next one
+        finishes.
         """
         if self._visible is not EVERYTHING:
-            raise Forbidden("a purge removes the operations of all tenants; run `penstock ops purge`")
-        if before.tzinfo is None:
-            raise InvalidInput("purge takes an instant with its time zone, such as datetime.now(UTC)")
+            raise Forbidden("this removes operations of all tenants; run `penstock ops prune`")
+        if before is not None and before.tzinfo is None:
+            raise InvalidInput("prune takes an instant with its time zone, such as datetime.now(UTC)")
+        policy = Policy(self._settings.keep, all_before=None if before is None else micros(before))
         if dry_run:
-            return await purging.purgeable(self._db, micros(before))
-        self._files.require_folder()
+            return await pruning.would_prune(self._db, policy, self._clock.now_us())
+        self._blobs.storage.require()
         await remove_dead_workers(self._db, long_dead_s=LONG_DEAD_S)
-        return await purging.purge(self._db, self._files, micros(before))
+        return await pruning.prune(self._db, self._blobs.storage, policy, self._clock.now_us())
+
+    async def delete(self, operation: str) -> Pruned:
+        """Remove one operation that has ended, for good; `Conflict` while it is held or under way."""
+        number = await self._number(operation)
+        self._blobs.storage.require()
+        return await pruning.delete(self._db, self._blobs.storage, number)
+
+    async def hold(self, operation: str, reason: str, *, actor: str | None = None) -> Operation:
+        """Let nothing of an operation be removed, whatever any policy says, until `release`. The last reason counts."""
+        if not reason.strip():
+            raise InvalidInput("a hold needs a reason, for whoever meets it later")
+        await control.hold(self._db, await self._number(operation), reason, actor=actor or self._actor)
+        return await self.get(operation)
+
+    async def release(self, operation: str, *, cause: str | None = None, actor: str | None = None) -> Operation:
+        """End the hold of an operation; policies apply again."""
+        await control.release(self._db, await self._number(operation), actor=actor or self._actor, cause=cause)
+        return await self.get(operation)
 
     async def _layout(self, tx: Connection, operation: str) -> RowLayout:
         return await operation_views.layout(tx, operation, self._definitions, self._visible)
@@ -492,7 +560,12 @@ class Operations:
 
         Work may go on meanwhile. `deep` also reads the stored files.
         """
-        return await verify(self._db, self._files, operation, deep=deep, visible=self._visible)
+        found = await verify(self._db, self._blobs.storage, operation, deep=deep, visible=self._visible)
+        if operation is not None:
+            return found
+        audit = Audit(self._db, tenant=self._visible.tenant, page_max=self._settings.page_max)
+        wrong = [Difference("audit_chain", fault, None, None, None) async for fault in audit.faults()]
+        return replace(found, differences=(*found.differences, *wrong))
 
     def _page(self, limit: int) -> int:
         if limit < 1:

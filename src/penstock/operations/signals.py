@@ -14,21 +14,25 @@ from sqlalchemy import ColumnElement, and_, or_, select
 from penstock.clock import Clock, Entropy, from_micros, operation_id
 from penstock.db.connection import Connection
 from penstock.db.database import Database
-from penstock.errors import InvalidInput, NotFound
+from penstock.errors import InvalidInput, NoSuchWait, NotFound
 from penstock.listing import Page
 from penstock.operations.inbox.addressing import is_row_number, subject_of, unscope
 from penstock.operations.inbox.matching import has_signal
 from penstock.operations.inbox.signal_batching import PendingSignal, Receipt, SignalBatcher, about_to_be_taken
 from penstock.operations.messages import cut
 from penstock.operations.operation_ids import number_of
+from penstock.operations.signal_urls import NO_WAIT, require_wait
 from penstock.operations.tables import operations, row_records, signals
 from penstock.operations.visibility import EVERYTHING, Visible
 from penstock.pipeline import Definition
+from penstock.pipeline.signal_tokens import unseal
+from penstock.secret_keys import SecretKeys
 
 __all__ = ["Receipt", "Signals", "Unclaimed", "Wait", "signal_key"]
 
 PAYLOAD_BYTES_MAX = 64 * 1024
 LISTED_AT_ONCE = 500
+BY_ADDRESS = "callback address"  # who sent a signal that came by one
 
 
 def signal_key(operation_id: str, key: str, row: int) -> str:
@@ -82,7 +86,9 @@ class Signals:
         entropy: Entropy,
         actor: str,
         hint: Callable[[], None],
+        secret_keys: SecretKeys,
     ) -> None:
+        self._secret_keys = secret_keys
         self._db, self._clock, self._entropy, self._actor = db, clock, entropy, actor
         self._batcher = SignalBatcher(db, hint=hint, definitions=definitions)
         self._visible = EVERYTHING
@@ -123,8 +129,28 @@ class Signals:
         actor: str | None = None,
     ) -> Receipt:
         """The awaited thing has failed: so does the step, with this message."""
-        content = {"outcome": "failed", "payload": None, "message": cut(message or "failed by a signal")}
-        return await self._post(operation, key, content, row=row, id=id, actor=actor)
+        return await self._post(operation, key, _failure(message), row=row, id=id, actor=actor)
+
+    async def complete_wait(self, token: str, *, payload: Any = None) -> Receipt:
+        """As `complete`, for the one wait whose callback address (`ctx.signal_url`) has this token. Once: a repeat
+        answers like the first. `NoSuchWait` when the token is wrong or the wait is over.
+        """
+        content = {"outcome": "ok", "payload": None if payload is None else _encoded(payload), "message": None}
+        return await self._post_to(token, content)
+
+    async def fail_wait(self, token: str, message: str) -> Receipt:
+        """As `fail`, for the one wait whose callback address has this token."""
+        return await self._post_to(token, _failure(message))
+
+    async def _post_to(self, token: str, content: dict[str, Any]) -> Receipt:
+        address = unseal(self._secret_keys, token)
+        if address is None:
+            raise NoSuchWait(NO_WAIT)
+        async with self._db.read() as tx:
+            await require_wait(tx, address)
+        return await self._post(
+            address.operation, address.key, content, row=address.row, id=address.signal_id, actor=BY_ADDRESS
+        )
 
     async def _post(
         self, operation: str, key: str, content: dict[str, Any], *, row: int | None, id: str | None, actor: str | None
@@ -246,6 +272,10 @@ async def _is_behind(tx: Connection, after: int | str, listed: int | None, visib
         raise InvalidInput(f"{after!r} is not a cursor of this list")
     is_later = and_(row_records.c.operation == number, row_records.c.row > int(row))
     return or_(row_records.c.operation > number, is_later) if listed is None else is_later
+
+
+def _failure(message: str) -> dict[str, Any]:
+    return {"outcome": "failed", "payload": None, "message": cut(message or "failed by a signal")}
 
 
 def _encoded(payload: Any) -> msgspec.Raw:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock.machine import Machine
 
-__all__ = ["OPERATION", "ROW_STEP"]
+__all__ = ["NOTES", "OPERATION", "ROW_STEP"]
 
 # fmt: off
 OPERATION = Machine.of(
@@ -39,6 +39,9 @@ OPERATION = Machine.of(
     ("Retrying",            "paused",               "Paused"),
     settled=("Completed", "CompletedWithErrors", "Failed", "Cancelled"),
 )
+
+# What is logged of an operation beside its moves: its state stays as it is.
+NOTES = frozenset({"migrated", "held", "released"})
 
 ROW_STEP = Machine.of(
     "row step",

@@ -26,7 +26,7 @@ __all__ = [
     "workers",
 ]
 
-REMOVED = "Removed"  # the `stop_outcome` of an operation whose purge has begun
+REMOVED = "Removed"  # the `stop_outcome` of an operation whose removal has begun
 
 
 def _one_of(column: str, machine: Machine) -> CheckConstraint:
@@ -41,6 +41,7 @@ workers = table(
     Column("started_at", BigInteger, nullable=False),
     Column("host", Key(255), nullable=False),
     Column("process", Integer, nullable=False),
+    Column("code", Json),  # of each operation it has the code of: version and steps; null if it does not say
 )
 
 operations = table(
@@ -81,6 +82,11 @@ operations = table(
     Column("trouble", LongText),  # why the worker that tried last could not go on; others may
     Column("encrypted_metadata", LongText),  # the whole of it, if there are secrets in it
     Column("tenant", Key(64)),  # null for the one without a name
+    Column("keep", Json),  # how long what is kept of it, in seconds, where it has a policy of its own
+    Column("pruned", Json),  # what was removed of it
+    Column("hold", LongText),  # why nothing of it is removed
+    Column("blob", Key(36)),  # its file; null when it was stored before there were blobs
+    Column("file_version", Key(200)),  # what the storage said of these very bytes
     _one_of("state", OPERATION),
     CheckConstraint("reading IN ('open', 'complete', 'abandoned')", name="reading_known"),
     CheckConstraint("open_chunks >= 0", name="open_chunks_counted"),
@@ -102,7 +108,8 @@ chunks = table(
     Column("fence", BigInteger, nullable=False, default=0),
     Column("version", BigInteger, nullable=False, default=0),
     Column("due_at", BigInteger, nullable=False),
-    Column("mail", BigInteger, nullable=False, default=0),
+    # Workers of earlier releases, which may run beside this one, know the column by its first name.
+    Column("mail", BigInteger, key="message_count", nullable=False, default=0),
     Column("succeeded", Integer, nullable=False, default=0),
     Column("invalid", Integer, nullable=False, default=0),
     Column("failed", Integer, nullable=False, default=0),

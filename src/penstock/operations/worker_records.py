@@ -4,14 +4,37 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from sqlalchemy import delete, select
 
 from penstock.db.connection import Connection
 from penstock.db.database import Database
+from penstock.operations.model import Misfit
 from penstock.operations.tables import workers
+from penstock.pipeline.fitting import differences
 
-__all__ = ["host_name", "is_process_alive", "remove_dead_workers"]
+__all__ = ["WorkerCode", "code_of_live_workers", "host_name", "is_process_alive", "misfits", "remove_dead_workers"]
+
+WorkerCode = tuple[str, Mapping[str, Any]]  # a worker, and by operation the version and steps it has the code of
+
+
+async def code_of_live_workers(db: Database, tx: Connection) -> list[WorkerCode]:
+    """What live workers say of their code; workers of earlier releases say nothing."""
+    query = select(workers.c.id, workers.c.code).where(workers.c.lease_until >= db.now()).order_by(workers.c.id)
+    return [(row.id, row.code) for row in await tx.execute(query) if row.code is not None]
+
+
+def misfits(name: str, plan: Mapping[str, Any], live: Iterable[WorkerCode]) -> tuple[tuple[Misfit, ...], bool]:
+    """The workers whose code does not fit an operation, and whether that of another does."""
+    found, is_fitted = [], False
+    for worker, code in live:
+        if name in code:
+            wrong = differences(plan, code[name])
+            found += [Misfit(worker, wrong)] if wrong else []
+            is_fitted |= not wrong
+    return tuple(found), is_fitted
 
 
 def host_name() -> str:
@@ -51,5 +74,5 @@ async def remove_dead_workers(db: Database, *, long_dead_s: float) -> int:
             await tx.execute(delete(workers).where(workers.c.id.in_(gone)))
         await tx.execute(delete(workers).where(workers.c.lease_until < db.now() - round(long_dead_s * 1e6)))
 
-    await db.transaction(remove, "bury")
+    await db.transaction(remove, "remove_dead_workers")
     return len(gone)

@@ -21,6 +21,7 @@ from penstock.pipeline.steps import Step
 __all__ = ["compiled"]
 
 NAME_CHARS_MAX = 100
+VERSION_CHARS_MAX = 40
 T = TypeVar("T")
 
 
@@ -34,6 +35,7 @@ def compiled(declared: Any, name: str, settings: Mapping[str, Any], names: Mappi
     assert shape is not None
     given: dict[str, Any] = {"description": inspect.getdoc(declared) if declared.__doc__ else "", **settings}
     row_key, validators = given.pop("row_key", None), given.pop("validators", ())
+    version = _version(given.pop("version", None), report)
     row = _built(lambda: RowType(shape.row, row_key), report) or _without_key(shape.row)
     meta = _built(lambda: MetaType(shape.meta), report)
     options, faults = operation_options(given)
@@ -56,12 +58,25 @@ def compiled(declared: Any, name: str, settings: Mapping[str, Any], names: Mappi
         validate_metadata=shape.validate_metadata,
         source=declared,
         enter=shape.enter,
+        version=version,
     )
 
 
 def _check_name(name: str, report: Report) -> None:
     if not name or name != name.strip() or len(name) > NAME_CHARS_MAX or "/" in name or not name.isprintable():
         report.add(f"the name must be 1 to {NAME_CHARS_MAX} printable characters without '/' or spaces around it")
+
+
+def _version(version: Any, report: Report) -> str | None:
+    """The version as text; versions are only compared, so any text or number will do."""
+    if version is None:
+        return None
+    text = str(version)
+    if isinstance(version, bool) or not isinstance(version, str | int) or not text.strip() or not text.isprintable():
+        report.add(f"must be text or a whole number, such as 2; found {version!r}", "version")
+    elif len(text) > VERSION_CHARS_MAX:
+        report.add(f"must have at most {VERSION_CHARS_MAX} characters; found {len(text)}", "version")
+    return text
 
 
 def _shape(declared: Any, names: Mapping[str, Any], report: Report) -> Shape | None:

@@ -7,15 +7,16 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequenc
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, cast, overload
-from urllib.parse import quote
 
 from typing_extensions import TypeVar
 
 from penstock.errors import NotFound
+from penstock.pipeline.signal_tokens import seal
 
 if TYPE_CHECKING:
     from penstock.pipeline.definition import Definition, StepPlan
     from penstock.pipeline.steps import Step, StepObject
+    from penstock.secret_keys import SecretKeys
 
 __all__ = ["BatchContext", "Context", "Done", "NoOutput", "Outputs", "Run"]
 
@@ -50,6 +51,7 @@ class Run:
     is_cancelled: Callable[[], bool] = lambda: False
     beat: Callable[[], None] = lambda: None
     public_url: str | None = None
+    secret_keys: SecretKeys | None = None  # seal callback addresses
 
 
 class Outputs(Mapping[str, Any]):
@@ -86,8 +88,8 @@ class RowLogger(logging.LoggerAdapter[logging.Logger]):
 class Context(Generic[MetaT]):
     """One row on its way through the steps.
 
-    The engine makes one for each row and sets `step`, `attempt`, `deadline`, `signal_key` and `signal_token` before
-    each call; it adds to `stored` as steps complete. Steps read only.
+    The engine makes one for each row and sets `step`, `attempt`, `deadline` and `signal_key` before each
+    call; it adds to `stored` as steps complete. Steps read only.
     """
 
     __slots__ = (
@@ -99,7 +101,6 @@ class Context(Generic[MetaT]):
         "row_number",
         "run",
         "signal_key",
-        "signal_token",
         "step",
         "stored",
     )
@@ -125,7 +126,6 @@ class Context(Generic[MetaT]):
         self.attempt = 1
         self.deadline: datetime | None = None
         self.signal_key: str | None = None
-        self.signal_token: str | None = None
 
     @property
     def row_key(self) -> str | None:
@@ -155,7 +155,7 @@ class Context(Generic[MetaT]):
     @property
     def effect_key(self) -> str:
         """Send this to the other side as its idempotency key: it is the same in every attempt of this step."""
-        key = f"{self.run.operation_id}:{self.row_number}:{self.step.attribute}"
+        key = f"{self.run.operation_id}:{self.row_number}:{self.step.effect_name or self.step.attribute}"
         return f"{key}:{self.generation}" if self.step.options.effect_key == "generation" else key
 
     @property
@@ -194,13 +194,22 @@ class Context(Generic[MetaT]):
 
     @property
     def signal_url(self) -> str | None:
-        """Where the other side may post the signal for this row; None without a public URL or a signal to wait for."""
-        base, key = self.run.public_url, self.signal_key
-        if base is None or key is None:
+        """Where the other side may post the signal for this one wait, without another credential; once.
+
+        None without a public URL or a signal to wait for. `SettingsInvalid` without a secret key to seal it with.
+        """
+        base, key, secret_keys = self.run.public_url, self.signal_key, self.run.secret_keys
+        if base is None or key is None or secret_keys is None:
             return None
-        token = f"&token={quote(self.signal_token, safe='')}" if self.signal_token else ""
-        path = f"/api/bulks/{self.run.operation_id}/signal/{quote(key, safe='')}?row={self.row_number}"
-        return base.rstrip("/") + path + token
+        token = seal(
+            secret_keys,
+            operation=self.run.operation_id,
+            key=key,
+            row=self.row_number,
+            step=self.step.index,
+            generation=self.generation,
+        )
+        return f"{base.rstrip('/')}/api/signals/{token}"
 
     @property
     def logger(self) -> RowLogger:

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from penstock.errors import DeclarationError, NotFound
 from penstock.pipeline.context import Context
+from penstock.pipeline.fitting import differences
 from penstock.pipeline.keys import KeyTemplate
 from penstock.pipeline.metadata import MetaType
 from penstock.pipeline.options import OperationOptions, StepKind, StepOptions
@@ -81,6 +82,7 @@ class StepPlan:
     functions: StepFunctions = field(repr=False)
     declared: object = field(repr=False)
     key_template: KeyTemplate | None = None
+    effect_name: str = ""  # in effect keys, where it is not the attribute: the name before the step was renamed
 
     @property
     def is_barrier(self) -> bool:
@@ -107,7 +109,9 @@ class StepPlan:
 
     def document(self) -> dict[str, Any]:
         """The JSON form."""
-        place = {"index": self.index, "name": self.name, "attribute": self.attribute, "kind": self.kind}
+        place: dict[str, Any] = {"index": self.index, "name": self.name, "attribute": self.attribute, "kind": self.kind}
+        if self.effect_name:
+            place["effect_name"] = self.effect_name
         return place | {"options": self.options.document(self.kind)}
 
 
@@ -139,6 +143,7 @@ class Definition:
     validate_metadata: Hook | None
     source: object = field(repr=False)
     enter: Callable[[], AbstractAsyncContextManager[object]] = field(repr=False)
+    version: str | None = None
 
     @property
     def description(self) -> str:
@@ -199,11 +204,20 @@ class Definition:
         """What is stored with an operation: its effective options, on which all workers agree, and its steps."""
         return {
             "operation": self.name,
+            "version": self.version,
             "row_key": self.row_key,
             "secret_fields": sorted(self.row.secret_names),
             "options": self.options.document(),
             "steps": [step.document() for step in self.steps],
         }
+
+    def code_document(self) -> dict[str, Any]:
+        """What a worker says of its code: by this others can tell whether it fits an operation."""
+        return {"version": self.version, "steps": [[step.attribute, step.kind] for step in self.steps]}
+
+    def differences(self, plan: Mapping[str, Any]) -> tuple[str, ...]:
+        """What of a stored `plan_document` this code does not have as it was; nothing when it fits."""
+        return differences(plan, self.code_document())
 
     @cached_property
     def _by_name(self) -> dict[str, StepPlan]:

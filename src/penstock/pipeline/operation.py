@@ -23,6 +23,7 @@ class OperationSettings(TypedDict, total=False):
     """What may be said about an operation."""
 
     description: str
+    version: str | int | None
     row_key: str | None
     validators: Iterable[Validator]
     retryable: bool
@@ -32,6 +33,7 @@ class OperationSettings(TypedDict, total=False):
     max_error_rate: float | None
     max_retry_attempts: int
     allow_empty: bool
+    keep: str | Mapping[str, Any] | None
     tags: Iterable[str]
 
 

@@ -22,6 +22,7 @@ from penstock.pipeline.rules import (
     texts,
     whole,
 )
+from penstock.retention import parse_keep
 
 __all__ = [
     "CommonSettings",
@@ -113,11 +114,13 @@ class OperationOptions:
     max_error_rate: float | None = None
     max_retry_attempts: int = 10
     allow_empty: bool = False
+    keep: Mapping[str, float | None] | None = None
     tags: tuple[str, ...] = ()
 
     def document(self) -> dict[str, Any]:
         """The JSON form."""
-        return asdict(self) | {"tags": list(self.tags)}
+        # How long what is kept is no part of the plan: workers need not agree on it.
+        return {name: value for name, value in asdict(self).items() if name != "keep"} | {"tags": list(self.tags)}
 
 
 def _backoff(value: Any) -> Backoff:
@@ -155,6 +158,7 @@ OPERATION_RULES: Mapping[str, Rule] = {
     "max_error_rate": optional(share),
     "max_retry_attempts": whole(0),
     "allow_empty": claim,
+    "keep": optional(parse_keep),
     "tags": texts,
 }
 

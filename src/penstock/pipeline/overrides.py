@@ -54,14 +54,12 @@ def overridden_for_run(definition: Definition, overrides: Mapping[str, Any]) -> 
 
 def planned(definition: Definition, plan: Mapping[str, Any]) -> Definition:
     """The definition with all options of a stored plan; `InvalidInput` when the plan does not fit it."""
-    before = [(step["attribute"], step["kind"]) for step in plan["steps"]]
-    if before != [(step.attribute, step.kind) for step in definition.steps]:
-        names = ", ".join(name for name, _ in before)
-        raise DeclarationError(f"its steps were {names} when it was created, and are others now")
+    if found := definition.differences(plan):
+        raise DeclarationError(f"the code does not fit: {'; '.join(found)}")
     options, faults = operation_options(plan["options"])
     row = _rekeyed(definition.row, plan["row_key"], faults)
     steps = tuple(
-        _as_stored(definition, step, stored["options"], faults)
+        _as_stored(definition, step, stored, faults)
         for step, stored in zip(definition.steps, plan["steps"], strict=True)
     )
     _raise_any(definition, faults)
@@ -134,14 +132,15 @@ def _changed(definition: Definition, step: StepPlan, changes: Changes, faults: l
 
 def _as_stored(definition: Definition, step: StepPlan, stored: Mapping[str, Any], faults: list[Fault]) -> StepPlan:
     """The step with stored options. Without a stored key template its code computes the key, as it does now."""
-    given = {name: value for name, value in stored.items() if name not in RETIRED}
+    given = {name: value for name, value in stored["options"].items() if name not in RETIRED}
     given["retry_on"] = step.options.retry_on  # of classes only the names are stored
     options, wrong = step_options(step.kind, given, step.attribute)
     faults += wrong
     template = step.key_template
     if options.key is not None:
         template = _template(definition, step, options.key, faults)
-    return replace(step, options=options, key_template=template)
+    effect_name = stored.get("effect_name", "")
+    return replace(step, options=options, key_template=template, effect_name=effect_name)
 
 
 def _template(definition: Definition, step: StepPlan, key: str, faults: list[Fault]) -> KeyTemplate | None:

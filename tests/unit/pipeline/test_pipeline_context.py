@@ -21,6 +21,8 @@ from penstock.pipeline import (
     operation,
     step,
 )
+from penstock.pipeline.signal_tokens import WaitAddress, unseal
+from penstock.secret_keys import SecretKeys, new_key
 
 
 class Row(BaseModel):
@@ -149,12 +151,15 @@ def test_a_missing_output_is_told_clearly():
 
 @pytest.mark.covers("SG-028")
 def test_a_signalled_step_knows_where_its_signal_may_be_posted():
-    ctx = context(public_url="https://p.example/")
+    keys = SecretKeys(new_key())
+    ctx = context(public_url="https://p.example/", secret_keys=keys)
     assert ctx.signal_url is None
     ctx.signal_key = "a/b c"
-    assert ctx.signal_url == "https://p.example/api/bulks/op-1/signal/a%2Fb%20c?row=7"
-    ctx.signal_token = "t+1"
-    assert ctx.signal_url == "https://p.example/api/bulks/op-1/signal/a%2Fb%20c?row=7&token=t%2B1"
+    base, _, token = str(ctx.signal_url).rpartition("/")
+    assert base == "https://p.example/api/signals"
+    assert unseal(keys, token) == WaitAddress("signal", "op-1", "a/b c", 7, ctx.step.index, 2)
+    assert unseal(SecretKeys(new_key()), token) is None
+    assert unseal(keys, keys.encrypt(b'["session", "op-1", "a/b c", 7, 4, 2]')) is None
 
 
 def test_heartbeat_and_cancelled_reach_the_run():

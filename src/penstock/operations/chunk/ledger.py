@@ -225,6 +225,13 @@ class Ledger:
             if track.state[i] == PENDING:
                 track.attempt[i] -= 1
 
+    def drop_outputs(self) -> bool:
+        """Forget what steps returned; False when there was nothing."""
+        had_some = any(track.outputs for track in self.tracks)
+        for track in self.tracks:
+            track.outputs = {}
+        return had_some
+
     # --- storing
 
     def encode(self) -> bytes:

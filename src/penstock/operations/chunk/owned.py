@@ -73,7 +73,7 @@ class OwnedChunk:
     is_open: bool
     is_raw: bool  # its rows are still to be validated, by whoever claims it
     unsuccessful: int  # rows, as of `version`
-    mail: int
+    message_count: int
     ledger: Ledger
     data: bytes | None
     has_trouble: bool = False  # somebody could not go on with the operation

@@ -119,7 +119,7 @@ async def candidates(
         found += (await tx.send(db.prepared(_runnable, *sizes, True), given)).rows
     if names and not found:
         found = (await tx.send(db.prepared(_runnable, *sizes), given)).rows
-    return [_owned(dict(zip(_CANDIDATE.keys(), row, strict=True))) for row in found[:limit]]
+    return [_owned(dict(zip(_CANDIDATE, row, strict=True))) for row in found[:limit]]
 
 
 def _numbered(name: str, values: Iterable[Any]) -> dict[str, Any]:
@@ -185,7 +185,7 @@ def _owned(row: Mapping[str, Any]) -> OwnedChunk:
         is_open=bool(row["is_open"]),
         is_raw=bool(row["is_raw"]),
         unsuccessful=row["invalid"] + row["failed"] + row["timed_out"],
-        mail=row["mail"],
+        message_count=row["message_count"],
         ledger=Ledger.decode(row["ledger"], rows=row["row_count"], steps=steps, base=0),
         data=row["data"],
         has_trouble=row.get("trouble") is not None,
@@ -201,7 +201,7 @@ async def claim(db: Database, tx: Connection, owned: OwnedChunk, *, owner: str, 
 
     The caller raises the fence of `owned` once this is committed.
     """
-    values: dict[str, Any] = {"taker": owner, "seen_mail": owned.mail}
+    values: dict[str, Any] = {"taker": owner, "seen_messages": owned.message_count}
     if write:
         values["intent"] = owned.ledger.encode()
     done = await tx.send(db.prepared(_claim, write), {**values, **_place(owned)})
@@ -217,7 +217,7 @@ def _claim(db: Database, write: bool) -> Update:
         .where(
             *_AS_KNOWN,  # an owner whose lease is over may have written since
             chunks.c.is_open == 1,
-            chunks.c.mail == bindparam("seen_mail"),
+            chunks.c.message_count == bindparam("seen_messages"),
             is_free(db, chunks.c.owner),
         )
         .values(values)
@@ -247,14 +247,15 @@ async def is_written(db: Database, owned: OwnedChunk) -> bool:
 
 async def load(tx: Connection, operation: int, *filters: ColumnElement[bool], limit: int) -> list[OwnedChunk]:
     """Chunks of an operation with their records, in order, as last committed; for reading only."""
+    columns = _CANDIDATE | {"data": literal(None)}  # the rows are not needed
     query = (
-        select(chunks, literal(None).label("data"), operations.c.state.label("operation_state"), operations.c.plan)
+        select(*columns.values())
         .join(operations, operations.c.number == chunks.c.operation)
         .where(chunks.c.operation == operation, *filters)
         .order_by(chunks.c.id)
         .limit(limit)
     )
-    found = [_owned(row._asdict()) for row in await tx.execute(query)]
+    found = [_owned(dict(zip(columns, row, strict=True))) for row in await tx.execute(query)]
     for owned in found:
         await load_records(tx, owned)
     return found
@@ -304,21 +305,21 @@ async def _write_records(db: Database, tx: Connection, writing: ChunkWrite) -> N
 
 # The columns that are sent along (the ledger, the counts) are set too.
 _FLUSH = update(chunks).where(*_AS_KNOWN).values(version=chunks.c.version + 1)
-_RELEASE = _FLUSH.where(chunks.c.mail == bindparam("seen_mail")).values(owner=None)
+_RELEASE = _FLUSH.where(chunks.c.message_count == bindparam("seen_messages")).values(owner=None)
 _CLOSE = _RELEASE.values(is_open=0)
 _NEW_LINES = insert(history)
 NEW_ROWS = insert(chunk_rows)
 
 
 async def lock(tx: Connection, owned: OwnedChunk) -> int:
-    """Lock a chunk we own until the commit, so that no message is added; returns its `mail`. `Lost` when not ours."""
+    """Lock a chunk we own until the commit, so that no message is added; returns their number. `Lost` when not ours."""
     if (await tx.send(_LOCK, _place(owned))).matched != 1:
         raise Lost(f"chunk {owned.id} at fence {owned.fence}")
-    return int((await tx.send(_MAIL_OF, {"the_chunk": owned.id})).one()[0])
+    return int((await tx.send(_MESSAGE_COUNT, {"the_chunk": owned.id})).one()[0])
 
 
 _LOCK = update(chunks).where(*_AS_KNOWN).values(fence=chunks.c.fence)
-_MAIL_OF = select(chunks.c.mail).where(chunks.c.id == bindparam("the_chunk"))
+_MESSAGE_COUNT = select(chunks.c.message_count).where(chunks.c.id == bindparam("the_chunk"))
 
 
 async def release(tx: Connection, owned: OwnedChunk, *, due_at: int) -> None:
@@ -353,7 +354,7 @@ def _hand_over(db: Database) -> Update:
 
 
 async def _give_up(tx: Connection, statement: Update, owned: OwnedChunk, **values: Any) -> None:
-    if (await tx.send(statement, {**values, "seen_mail": owned.mail, **_place(owned)})).matched != 1:
+    if (await tx.send(statement, {**values, "seen_messages": owned.message_count, **_place(owned)})).matched != 1:
         await _raise_refusal(tx, owned)
 
 

@@ -31,6 +31,7 @@ class Subject:
     name: str
     state: str
     plan: Any
+    tenant: str | None
 
     def step_name(self, step: int) -> str:
         """What the step with this index is called."""

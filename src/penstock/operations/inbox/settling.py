@@ -45,7 +45,7 @@ class Overtaken(Exception):
 class Settlement:
     """What was decided and written; the owner applies it to its chunk in memory once it is committed."""
 
-    mail: int
+    message_count: int
     requests: Sequence[Request]
     matches: Mapping[Match, SignalContent]
     now: int
@@ -61,7 +61,7 @@ class Settlement:
         apply_requests(owned, self.requests, raw_of, self.now)
         apply_signals(owned, self.matches, self.now)
         apply_deadlines(owned, self.now)
-        owned.mail = self.mail
+        owned.message_count = self.message_count
         owned.written(self.writing)
         owned.lines = later
 
@@ -79,7 +79,7 @@ async def settle(
 
     `owned` is a copy, because rows go on while this runs. `steps` judge the payloads of signals.
     """
-    mail = await store.lock(tx, owned)
+    message_count = await store.lock(tx, owned)
     requested = await _requests(tx, owned.id)
     records = await store.records_of(tx, owned.id) if requested else {}
     trial = owned.copy()
@@ -94,7 +94,7 @@ async def settle(
     await store.flush(db, tx, owned, writing)
     await _consume(db, tx, trial, matches)
     await _answer(tx, outcomes)
-    return Settlement(mail, requested, matches, now, writing, lines_before, records)
+    return Settlement(message_count, requested, matches, now, writing, lines_before, records)
 
 
 async def drain(
@@ -253,7 +253,11 @@ def _lowest(db: Database) -> Select[*tuple[Any, ...]]:
 
 def _wake(db: Database) -> Update:
     due_at = db.dialect.least(chunks.c.due_at, db.now())
-    return update(chunks).where(chunks.c.id == bindparam("the_chunk")).values(mail=chunks.c.mail + 1, due_at=due_at)
+    return (
+        update(chunks)
+        .where(chunks.c.id == bindparam("the_chunk"))
+        .values(message_count=chunks.c.message_count + 1, due_at=due_at)
+    )
 
 
 async def sweep(db: Database) -> int:

@@ -16,6 +16,7 @@ from typing import Any, Literal
 from sqlalchemy import Insert, bindparam, insert, select
 from sqlalchemy.exc import IntegrityError, StatementError
 
+from penstock.access.audit import Act, record
 from penstock.db.connection import Connection
 from penstock.db.database import CommitUnknown, Database
 from penstock.db.types import NotStorable, storable
@@ -189,6 +190,7 @@ class SignalBatcher:
             if (await tx.execute(_TAKES_SIGNALS, {"number": subject.number})).first() is None:
                 return False
             await tx.execute(self.db.prepared(_new_signals), [pending.columns(subject) for pending in batch])
+            await record(self.db, tx, *_acts(subject, batch))
             return True
 
         for pending in batch:
@@ -208,6 +210,18 @@ class SignalBatcher:
         self.hint()
         taken = await self.db.look(partial(_takers, self.db, subject, batch))
         _answer(batch, lambda pending: taken.get(pending.token) or Receipt("stored", pending.token))
+
+
+def _acts(subject: Subject, batch: Iterable[PendingSignal]) -> list[Act]:
+    """The signals as the audit log tells of them: those of one sender together. Keys and payloads are personal."""
+    by_actor: dict[str, list[Any]] = {}
+    for pending in batch:
+        told = {"id": pending.token, "row": pending.row, "outcome": pending.content["outcome"]}
+        by_actor.setdefault(pending.content["actor"], []).append(told)
+    return [
+        Act(subject.tenant or "", actor, "operation.signal", subject.id, {"signals": told})
+        for actor, told in by_actor.items()
+    ]
 
 
 def _answer(batch: Iterable[PendingSignal], answer: Callable[[PendingSignal], Receipt | Exception]) -> None:

@@ -23,7 +23,7 @@ from penstock.operations.chunk.ledger import (
 from penstock.operations.chunk.records import StepRecord
 from penstock.operations.counts import Counts
 
-__all__ = ["CHUNK_RULES", "ChunkFacts", "Finding", "ledger_fits"]
+__all__ = ["CHUNK_RULES", "ChunkFacts", "Finding", "ledger_matches_chunk"]
 
 Finding = tuple[int | None, str]
 
@@ -48,20 +48,21 @@ class ChunkFacts:
     steps: int
     tracks_rows: bool
     stored_rows: int | None
+    are_rows_pruned: bool = False  # their removal is under way
 
     def row(self, i: int) -> int:
         """The number of row i."""
         return self.first_row + i
 
 
-def ledger_fits(chunk: ChunkFacts) -> Iterator[Finding]:
+def ledger_matches_chunk(chunk: ChunkFacts) -> Iterator[Finding]:
     """The ledger has this chunk's rows and the operation's steps."""
     found, right = (chunk.ledger.rows, chunk.ledger.steps), (chunk.row_count, chunk.steps)
     if found != right:
         yield None, f"its ledger has {found[0]} rows and {found[1]} steps, expected {right[0]} and {right[1]}"
 
 
-def counters_are_recounted(chunk: ChunkFacts) -> Iterator[Finding]:
+def counters_match_ledger(chunk: ChunkFacts) -> Iterator[Finding]:
     """Each counter is what the ledger counts to."""
     recount = chunk.ledger.counts()
     for column in fields(Counts):
@@ -70,7 +71,7 @@ def counters_are_recounted(chunk: ChunkFacts) -> Iterator[Finding]:
             yield None, f"its counter {column.name} is {found}, its ledger has {right}"
 
 
-def steps_in_order(chunk: ChunkFacts) -> Iterator[Finding]:
+def steps_are_in_order(chunk: ChunkFacts) -> Iterator[Finding]:
     """Steps before a row's current one ended well."""
     ledger = chunk.ledger
     for place in range(1, ledger.steps + 1):
@@ -85,7 +86,7 @@ def steps_in_order(chunk: ChunkFacts) -> Iterator[Finding]:
                 )
 
 
-def places_exist(chunk: ChunkFacts) -> Iterator[Finding]:
+def current_steps_exist(chunk: ChunkFacts) -> Iterator[Finding]:
     """No row is beyond the end of the pipeline, and none at a step that has ended well."""
     ledger = chunk.ledger
     for i, at in enumerate(ledger.at):
@@ -95,7 +96,7 @@ def places_exist(chunk: ChunkFacts) -> Iterator[Finding]:
             yield chunk.row(i), f"stands at step {at - 1}, which is already {STATES[ledger.tracks[at].state[i]]}"
 
 
-def flight_has_an_owner(chunk: ChunkFacts) -> Iterator[Finding]:
+def running_rows_have_an_owner(chunk: ChunkFacts) -> Iterator[Finding]:
     """Nothing is in flight in a chunk that nobody owns, nor after its verdict."""
     if not any(chunk.ledger.in_flight):
         return
@@ -106,7 +107,7 @@ def flight_has_an_owner(chunk: ChunkFacts) -> Iterator[Finding]:
             yield chunk.row(i), "is in flight, but has its verdict"
 
 
-def closed_is_over(chunk: ChunkFacts) -> Iterator[Finding]:
+def closed_chunks_have_ended(chunk: ChunkFacts) -> Iterator[Finding]:
     """A closed chunk has no owner, nothing to validate and only rows with a verdict."""
     if chunk.is_open:
         return
@@ -119,7 +120,7 @@ def closed_is_over(chunk: ChunkFacts) -> Iterator[Finding]:
             yield chunk.row(i), f"is {STATES[chunk.ledger.state(i)]} in a closed chunk, expected a verdict"
 
 
-def stories_are_told(chunk: ChunkFacts) -> Iterator[Finding]:
+def steps_have_records(chunk: ChunkFacts) -> Iterator[Finding]:
     """A row that is invalid, failed, timed out, waiting or was retried has a record of it."""
     ledger = chunk.ledger
     for i in _may_need_records(ledger):
@@ -143,7 +144,7 @@ def _must_have_record(chunk: ChunkFacts, i: int, place: int, what: str) -> Itera
         yield chunk.row(i), f"{what} at step {place - 1}, but has no record of it"
 
 
-def stories_are_true(chunk: ChunkFacts) -> Iterator[Finding]:
+def records_match_ledger(chunk: ChunkFacts) -> Iterator[Finding]:
     """Each record belongs to a row and a step of this chunk, and says of it what the ledger says."""
     for (row, step), record in chunk.records.items():
         i, place = row - chunk.first_row, step + 1
@@ -184,7 +185,7 @@ def waits_have_deadlines(chunk: ChunkFacts) -> Iterator[Finding]:
 def rows_are_stored(chunk: ChunkFacts) -> Iterator[Finding]:
     """Tracked rows are there, all of them, once they were validated; others are not."""
     if not chunk.tracks_rows:
-        if chunk.stored_rows is not None:
+        if chunk.stored_rows is not None and not chunk.are_rows_pruned:
             yield None, f"it stores {chunk.stored_rows} rows, but the operation does not track row data"
     elif chunk.stored_rows is None:
         if not (chunk.is_raw or {PENDING, CANCELLED} & {*chunk.ledger.tracks[0].state}):
@@ -196,13 +197,13 @@ def rows_are_stored(chunk: ChunkFacts) -> Iterator[Finding]:
 ChunkRule = Callable[[ChunkFacts], Iterator[Finding]]
 
 CHUNK_RULES: Sequence[ChunkRule] = (
-    counters_are_recounted,
-    places_exist,
-    steps_in_order,
-    flight_has_an_owner,
-    closed_is_over,
-    stories_are_told,
-    stories_are_true,
+    counters_match_ledger,
+    current_steps_exist,
+    steps_are_in_order,
+    running_rows_have_an_owner,
+    closed_chunks_have_ended,
+    steps_have_records,
+    records_match_ledger,
     waits_have_deadlines,
     rows_are_stored,
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import tempfile
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -12,19 +11,22 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Row, func, select
 
-from penstock.blobs.store import FileStore
+from penstock.blobs.opening import open_storage
+from penstock.blobs.storage import Storage
 from penstock.clock import Clock
 from penstock.db.connection import Connection
 from penstock.db.database import Database
 from penstock.db.upgrade import HEAD, REVISIONS, check
-from penstock.errors import DatabaseDamaged, FileUnreadable, NotFound, PenstockError, SecretsUnreadable
+from penstock.errors import DatabaseDamaged, FileUnreadable, NotFound, PenstockError, SecretsUnreadable, SettingsInvalid
 from penstock.operations.chunk.store import is_dead, is_free
 from penstock.operations.inbox.matching import has_signal
 from penstock.operations.inbox.settling import AT_WORK
 from penstock.operations.proof.symptoms import Diagnosis, Facts, Health, OpenOperation, WorkerFacts, examine
+from penstock.operations.pruning.applying import LOOK_AGAIN_S, Policy, due_operations
 from penstock.operations.states import OPERATION
 from penstock.operations.tables import chunks, operations, row_records, signals, workers
-from penstock.operations.worker_records import host_name, is_process_alive
+from penstock.operations.worker_records import code_of_live_workers, host_name, is_process_alive, misfits
+from penstock.retention import keep_text
 from penstock.settings import Settings
 
 __all__ = ["diagnose"]
@@ -32,6 +34,7 @@ __all__ = ["diagnose"]
 OVERDUE_S = 10.0  # workers look every second and sweep every five: what is due for longer is stuck
 OPEN_OPERATIONS_MAX = 1000
 ENCRYPTED_MAX = 1000
+REMOVAL_OVERDUE_S = 3 * LOOK_AGAIN_S  # workers look for what is due once in that time
 ROOM_BYTES = 16 * 1024 * 1024  # less than this is as good as full
 
 
@@ -42,12 +45,12 @@ async def diagnose(settings: Settings, clock: Clock) -> Diagnosis:
 
 async def collect(settings: Settings, clock: Clock) -> Facts:
     """Everything the checks look at, as far as it can be seen."""
-    storage = settings.storage_folder
+    storage = open_storage(settings)
     facts = Facts(
-        storage="not named" if storage is None else str(storage),
+        storage=storage.place,
         storage_fault=settings.storage_fault,
-        storage_trouble=None if storage is None else await asyncio.to_thread(_storage_trouble, storage),
-        crowded=await asyncio.to_thread(_crowded, (storage, settings.database_file)),
+        storage_trouble=None if settings.storage_fault else await asyncio.to_thread(_storage_trouble, storage),
+        crowded=await asyncio.to_thread(_crowded, (settings.storage_folder, settings.database_file)),
     )
     try:
         report = await check(settings.database_url, clock)
@@ -78,9 +81,15 @@ async def _with_records(facts: Facts, settings: Settings, clock: Clock) -> Facts
             found = await _open_operations(db, tx, now)
             busy = await _busy_workers(db, tx)
             encrypted = await _encrypted(tx)
+            held = (await tx.execute(select(func.count()).where(operations.c.hold.is_not(None)))).scalar_one()
+        overdue = 0
+        async for _ in due_operations(db, Policy(settings.keep), now - round(REMOVAL_OVERDUE_S * 1e6)):
+            overdue += 1
+            if overdue == OPEN_OPERATIONS_MAX:
+                break
     finally:
         await db.close()
-    files = None if settings.storage_folder is None else FileStore(settings.storage_folder)
+    files = None if settings.storage_fault else open_storage(settings)
     seen = await asyncio.to_thread(lambda: tuple(_with_file(opened, files, key) for opened, key in found))
     locked, why = _locked(encrypted, settings)
     return replace(
@@ -88,6 +97,9 @@ async def _with_records(facts: Facts, settings: Settings, clock: Clock) -> Facts
         clock_ahead_us=ahead_us,
         workers=tuple(known),
         busy_workers=busy,
+        keep=keep_text(settings.keep),
+        held=held,
+        overdue_removals=overdue,
         operations=seen,
         locked=locked,
         locked_why=why,
@@ -149,8 +161,10 @@ async def _open_operations(db: Database, tx: Connection, now: int) -> list[tuple
         .order_by(operations.c.number)
         .limit(OPEN_OPERATIONS_MAX)
     )
+    live = await code_of_live_workers(db, tx)
     found = []
     for row in await tx.execute(query):
+        others, is_fitted = misfits(row.name, row.plan, live)
         is_at_work = row.state in AT_WORK  # nothing of a paused operation is due
         is_unread = (
             row.state in ("Pending", "Validating")
@@ -167,6 +181,8 @@ async def _open_operations(db: Database, tx: Connection, now: int) -> list[tuple
             overdue_signals=signalled.get(row.number, 0) * is_at_work,
             overdue_waits=late.get(row.number, 0) * is_at_work,
             trouble=row.trouble,
+            misfits=tuple(map(str, others)),
+            is_fitted=is_fitted,
         )
         found.append((opened, row.file_key))
     return found
@@ -179,14 +195,14 @@ async def _by_operation(
     return {number: int(count) for number, count in found}
 
 
-def _with_file(operation: OpenOperation, files: FileStore | None, key: str) -> OpenOperation:
+def _with_file(operation: OpenOperation, files: Storage | None, key: str) -> OpenOperation:
     """The operation, and whether its file is there and can be read."""
     try:
         if files is not None:
-            files.open(key).close()
+            files.peek(key).stream.close()
     except NotFound:
         return replace(operation, has_file=False)
-    except FileUnreadable as error:
+    except (FileUnreadable, SettingsInvalid) as error:
         return replace(operation, file_trouble=str(error))
     return operation
 
@@ -203,11 +219,9 @@ def _nearest(path: Path) -> Path:
     return next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())
 
 
-def _storage_trouble(folder: Path) -> str | None:
-    """Why nothing could be stored in a folder; it is made when the first file comes, so its parent counts as well."""
-    place = _nearest(folder)
+def _storage_trouble(storage: Storage) -> str | None:
+    """Why nothing could be stored."""
     try:
-        with tempfile.TemporaryFile(dir=place):
-            return None
-    except OSError as error:
+        return storage.trouble()
+    except PenstockError as error:
         return str(error)

@@ -10,7 +10,7 @@ from penstock.operations.chunk.ledger import Ledger
 from penstock.operations.counts import Counts
 from penstock.operations.moves import Head, ending
 from penstock.operations.proof.chunk_invariants import Finding
-from penstock.operations.states import OPERATION
+from penstock.operations.states import NOTES, OPERATION
 
 __all__ = ["OPERATION_RULES", "OperationFacts"]
 
@@ -58,7 +58,7 @@ def open_chunks_are_counted(facts: OperationFacts) -> Iterator[Finding]:
         yield None, f"raw_chunks is {facts.head.raw_chunks}, expected {facts.raw_chunks}"
 
 
-def settled_is_over(facts: OperationFacts) -> Iterator[Finding]:
+def settled_operations_have_ended(facts: OperationFacts) -> Iterator[Finding]:
     """A settled operation has nothing open, nothing unfinished and no owner; any other has something open."""
     head = facts.head
     if facts.is_settled != (facts.finished_at is not None):
@@ -87,7 +87,7 @@ def rows_are_counted(facts: OperationFacts) -> Iterator[Finding]:
         yield None, f"total_rows is {facts.total_rows}, expected {total} (reading is {head.reading})"
 
 
-def reading_fields_are_sane(facts: OperationFacts) -> Iterator[Finding]:
+def reading_fields_are_consistent(facts: OperationFacts) -> Iterator[Finding]:
     """What belongs to the reading of the file is there while it is read, and points behind what was stored."""
     head = facts.head
     if facts.suspect_row is not None:
@@ -101,7 +101,8 @@ def reading_fields_are_sane(facts: OperationFacts) -> Iterator[Finding]:
 
 def state_follows_from_rows(facts: OperationFacts) -> Iterator[Finding]:
     """The last move is the one that the verdicts and the stop outcome lead to."""
-    head, last = facts.head, facts.log[-1] if facts.log else None
+    head = facts.head
+    last = next((entry for entry in reversed(facts.log) if entry.event not in NOTES), None)
     if head.state == "Stopping" and head.stop_outcome not in ("Cancelled", "Failed"):
         yield None, f"it is Stopping, but stop_outcome is {head.stop_outcome}, expected Cancelled or Failed"
     if last is None or not facts.is_settled or last.source is None:
@@ -115,7 +116,7 @@ def state_follows_from_rows(facts: OperationFacts) -> Iterator[Finding]:
         yield None, f"it is {head.state}, its rows lead to {right}"
 
 
-def log_is_a_path(facts: OperationFacts) -> Iterator[Finding]:
+def transition_log_is_consistent(facts: OperationFacts) -> Iterator[Finding]:
     """The transition log leads from creation to the present state by moves that the table lists."""
     if not facts.log:
         yield None, "its transition log is empty"
@@ -126,6 +127,7 @@ def log_is_a_path(facts: OperationFacts) -> Iterator[Finding]:
         if entry.source != state:
             yield None, f"{move} does not follow {state}"
         right = OPERATION.initial if entry.event == "created" else OPERATION.moves.get((str(entry.source), entry.event))
+        right = state if entry.event in NOTES else right
         if (entry.event == "created") != (entry is facts.log[0]) or entry.target != right:
             yield None, f"{move} is not a move of the operation machine"
         state = entry.target
@@ -137,9 +139,9 @@ OperationRule = Callable[[OperationFacts], Iterator[Finding]]
 
 OPERATION_RULES: Sequence[OperationRule] = (
     open_chunks_are_counted,
-    settled_is_over,
+    settled_operations_have_ended,
     rows_are_counted,
-    reading_fields_are_sane,
+    reading_fields_are_consistent,
     state_follows_from_rows,
-    log_is_a_path,
+    transition_log_is_consistent,
 )

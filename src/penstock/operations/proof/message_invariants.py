@@ -64,7 +64,7 @@ class MessageFacts:
         return 0 <= step < len(self.kinds) and self.kinds[step] == "signal"
 
 
-def taken_signals_are_told(facts: MessageFacts) -> Iterator[Finding]:
+def consumed_signals_ended_their_wait(facts: MessageFacts) -> Iterator[Finding]:
     """A signal that was taken names a step whose record says that a signal ended it."""
     for signal in facts.signals:
         if not signal.is_taken or signal.consumed_row is None or signal.consumed_step is None:
@@ -113,7 +113,7 @@ def ended_waits_have_signals(facts: MessageFacts) -> Iterator[Finding]:
             yield row, f"is {record.state} at step {step}, which a signal must have ended, but it took none"
 
 
-def no_signal_is_overlooked(facts: MessageFacts) -> Iterator[Finding]:
+def no_signal_is_left_waiting(facts: MessageFacts) -> Iterator[Finding]:
     """No row waits for a signal that was stored long ago."""
     if facts.overlooked_at is None:
         return
@@ -147,7 +147,7 @@ def generations_have_history(facts: MessageFacts) -> Iterator[Finding]:
             yield row, f"is in generation {chunk.ledger.generation[i]}, its history tells of the end of {past}"
 
 
-def requests_are_answered(facts: MessageFacts) -> Iterator[Finding]:
+def requests_have_outcomes(facts: MessageFacts) -> Iterator[Finding]:
     """A request for a closed chunk has its outcome, and a row that it was applied to went on."""
     chunk = facts.chunk
     for request in facts.requests:
@@ -165,9 +165,9 @@ def requests_are_answered(facts: MessageFacts) -> Iterator[Finding]:
 MessageRule = Callable[[MessageFacts], Iterator[Finding]]
 
 MESSAGE_RULES: Sequence[MessageRule] = (
-    taken_signals_are_told,
+    consumed_signals_ended_their_wait,
     ended_waits_have_signals,
-    no_signal_is_overlooked,
+    no_signal_is_left_waiting,
     generations_have_history,
-    requests_are_answered,
+    requests_have_outcomes,
 )

@@ -43,6 +43,8 @@ class OpenOperation:
     overdue_signals: int = 0  # rows that wait although their signal is here
     overdue_waits: int = 0  # rows that wait although their deadline has passed
     trouble: str | None = None  # why the worker that tried last could not go on
+    misfits: tuple[str, ...] = ()  # live workers with other code, and what differs
+    is_fitted: bool = False  # a live worker has the code it was planned for
     file_trouble: str | None = None  # why a file that may be there cannot be read here
 
 
@@ -63,6 +65,9 @@ class Facts:
     locked: tuple[str, ...] = ()  # operations whose secrets this process cannot decrypt
     locked_why: str = ""
     busy_workers: int = 0
+    keep: str = ""  # how long what is kept, by the deployment's policy
+    held: int = 0  # operations of which nothing may be removed
+    overdue_removals: int = 0  # operations of which more is stored than policies say
     operations: tuple[OpenOperation, ...] = ()
     storage: str = ""
     crowded: tuple[tuple[str, int], ...] = ()  # folders with little room, and the bytes that are free
@@ -107,41 +112,42 @@ def examine(facts: Facts) -> Diagnosis:
 # --- the checks
 
 
-def reachable(facts: Facts) -> Iterator[Symptom]:
+def database_is_reachable(facts: Facts) -> Iterator[Symptom]:
     """The database answers."""
     if facts.trouble is not None:
         yield Symptom(
-            "reachable", facts.trouble, "nothing works without the database",
+            "database_is_reachable", facts.trouble, "nothing works without the database",
             "start it, or name another with --db or PENSTOCK_DATABASE_URL",
         )  # fmt: skip
 
 
-def intact(facts: Facts) -> Iterator[Symptom]:
+def database_is_intact(facts: Facts) -> Iterator[Symptom]:
     """The database can be read."""
     if facts.damage is not None:
         yield Symptom(
-            "intact", facts.damage, "nothing can be trusted that is read from it, and writing makes it worse",
+            "database_is_intact",
+            facts.damage, "nothing can be trusted that is read from it, and writing makes it worse",
             "do what the message says; `penstock db check` lists the damage, `penstock verify` judges what was saved",
         )  # fmt: skip
 
 
-def durable(facts: Facts) -> Iterator[Symptom]:
+def database_is_durable(facts: Facts) -> Iterator[Symptom]:
     """The database's version and settings keep what it has confirmed."""
     for finding in facts.settings:
         if not finding.is_ok:
             yield Symptom(
-                "durable", str(finding), "the database could lose data that it has committed",
+                "database_is_durable", str(finding), "the database could lose data that it has committed",
                 f"upgrade the database to {finding.right}" if finding.setting == "version"
                 else f"set {finding.setting} to {finding.right}",
             )  # fmt: skip
 
 
-def schema_fits(facts: Facts) -> Iterator[Symptom]:
+def schema_is_current(facts: Facts) -> Iterator[Symptom]:
     """The schema is this release's."""
     if facts.revision != facts.revision_needed:
         found = "missing" if facts.revision is None else f"at {facts.revision}"
         yield Symptom(
-            "schema_fits", f"the schema is {found}; this release needs {facts.revision_needed}",
+            "schema_is_current", f"the schema is {found}; this release needs {facts.revision_needed}",
             "workers and services of this release refuse to start",
             "upgrade Penstock on this machine" if facts.is_newer else "run `penstock db upgrade`",
         )  # fmt: skip
@@ -154,12 +160,12 @@ def has_wal_reset_fault(version: str) -> bool:
     return bool(release) and release < WAL_RESET_FIXED and not is_mended
 
 
-def sqlite_is_fixed(facts: Facts) -> Iterator[Symptom]:
+def sqlite_has_no_known_fault(facts: Facts) -> Iterator[Symptom]:
     """SQLite has no known fault that several processes could meet."""
     if facts.database == "sqlite" and has_wal_reset_fault(facts.version):
         fixed = ".".join(map(str, WAL_RESET_FIXED))
         yield Symptom(
-            "sqlite_is_fixed",
+            "sqlite_has_no_known_fault",
             f"this is SQLite {facts.version}, which has the WAL-reset bug (fixed in {fixed})",
             "another program that writes to this file could, very rarely, corrupt it; Penstock's own processes cannot, "
             "because they checkpoint only while they hold the write lock",
@@ -183,52 +189,73 @@ def clocks_agree(facts: Facts) -> Iterator[Symptom]:
         )
 
 
-def workers_beat(facts: Facts) -> Iterator[Symptom]:
+def workers_renew_their_leases(facts: Facts) -> Iterator[Symptom]:
     """Workers renew their leases in time."""
     lagging = [worker for worker in facts.workers if worker.state == "lagging"]
     if lagging:
         yield Symptom(
-            "workers_beat", f"{_count(lagging, 'worker')} missed heartbeats: {_named(w.id for w in lagging)}",
+            "workers_renew_their_leases",
+            f"{_count(lagging, 'worker')} missed heartbeats: {_named(w.id for w in lagging)}",
             "a worker whose lease runs out loses its rows to another",
             "look at its machine and its connection to the database: overloaded, suspended or cut off",
         )  # fmt: skip
     dead = [worker for worker in facts.workers if worker.state == "dead"]
     if dead:
         yield Symptom(
-            "workers_beat", f"{_count(dead, 'worker')} ended without signing off: {_named(w.id for w in dead)}",
+            "workers_renew_their_leases",
+            f"{_count(dead, 'worker')} ended without signing off: {_named(w.id for w in dead)}",
             "it was killed, or its machine was; what it held is taken over by any live worker",
             "nothing, if this was expected; live workers remove its record", is_problem=False,
         )  # fmt: skip
 
 
-def work_has_workers(facts: Facts) -> Iterator[Symptom]:
+def open_operations_have_workers(facts: Facts) -> Iterator[Symptom]:
     """Where there is work, there is a live worker."""
     waiting = [operation for operation in facts.operations if operation.state != "Paused"]
     if waiting and not facts.has_workers:
         yield Symptom(
-            "work_has_workers", f"{_count(waiting, 'operation')} with open work, and no live worker: {_ids(waiting)}",
+            "open_operations_have_workers",
+            f"{_count(waiting, 'operation')} with open work, and no live worker: {_ids(waiting)}",
             "these operations make no progress, and their deadlines are not enforced",
             "start one: `penstock worker --app MODULE`",
         )  # fmt: skip
 
 
-def work_is_known(facts: Facts) -> Iterator[Symptom]:
+def workers_have_the_code(facts: Facts) -> Iterator[Symptom]:
     """Live workers know the operations there are."""
-    unknown = [each for each in facts.operations if each.overdue_chunks and each.trouble is None]
+    unknown = [each for each in facts.operations if each.overdue_chunks and each.trouble is None and not each.misfits]
     if unknown and facts.has_workers and not facts.busy_workers:
         names = ", ".join(sorted({operation.name for operation in unknown}))
         yield Symptom(
-            "work_is_known", f"work of {names} is due, but the live workers are idle: {_ids(unknown)}",
+            "workers_have_the_code", f"work of {names} is due, but the live workers are idle: {_ids(unknown)}",
             "no live worker has the code of these operations, so they do not go on",
             "start a worker whose --app holds them",
         )  # fmt: skip
 
 
-def work_goes_on(facts: Facts) -> Iterator[Symptom]:
+def code_fits_operations(facts: Facts) -> Iterator[Symptom]:
+    """Live workers have the code that operations were planned for."""
+    found = [operation for operation in facts.operations if operation.misfits]
+    for is_fitted in (False, True):
+        if some := [operation for operation in found if operation.is_fitted is is_fitted]:
+            listed = _named(dict.fromkeys(text for operation in some for text in operation.misfits))
+            yield Symptom(
+                "code_fits_operations",
+                f"{_count(some, 'operation')} left alone by workers with other code: {_ids(some)}: {listed}",
+                "other live workers have the code that fits, and go on with it; so it is during a deployment"
+                if is_fitted else "no live worker has the code that fits, so nothing of it goes on",
+                "keep a worker with the code that fits until these operations have ended, or migrate them: "
+                "`penstock ops migrate ID --app MODULE`",
+                is_problem=not is_fitted,
+            )  # fmt: skip
+
+
+def no_operation_is_set_aside(facts: Facts) -> Iterator[Symptom]:
     """Workers can go on with the operations they know."""
-    for trouble, found in _grouped(facts.operations, lambda each: each.trouble).items():
+    for trouble, found in _grouped(facts.operations, lambda each: None if each.misfits else each.trouble).items():
         yield Symptom(
-            "work_goes_on", f"{_count(found, 'operation')} set aside by a worker: {trouble}: {_ids(found)}",
+            "no_operation_is_set_aside",
+            f"{_count(found, 'operation')} set aside by a worker: {trouble}: {_ids(found)}",
             "that worker cannot go on with it and tries again within a minute; no other has gone on with it since",
             "fix what the message names; nothing has to be restarted, unless a worker needs other code",
         )  # fmt: skip
@@ -245,42 +272,54 @@ def _grouped(
     return groups
 
 
-def nothing_is_lost(facts: Facts) -> Iterator[Symptom]:
+def chunks_have_live_owners(facts: Facts) -> Iterator[Symptom]:
     """No chunk is owned by a dead worker."""
     lost = [operation for operation in facts.operations if operation.lost_chunks and operation.state != "Paused"]
     if lost:
         number = sum(operation.lost_chunks for operation in lost)
         yield Symptom(
-            "nothing_is_lost",
+            "chunks_have_live_owners",
             f"{number:,} {'chunk is' if number == 1 else 'chunks are'} held by workers that are dead: {_ids(lost)}",
             "their rows make no progress until a live worker takes them over, which takes seconds",
             "run this again in a moment" if facts.has_workers else "start a worker: `penstock worker --app MODULE`",
         )
 
 
-def signals_are_heard(facts: Facts) -> Iterator[Symptom]:
+def signals_are_applied(facts: Facts) -> Iterator[Symptom]:
     """No row waits for a signal that is here."""
     overdue = [operation for operation in facts.operations if operation.overdue_signals]
     if overdue:
         number = sum(operation.overdue_signals for operation in overdue)
         yield Symptom(
-            "signals_are_heard",
+            "signals_are_applied",
             f"{number:,} {'row waits' if number == 1 else 'rows wait'} beside a stored signal: {_ids(overdue)}",
             "the signal was accepted but its row does not go on",
             "start a worker that has these operations; it looks for such rows every few seconds",
         )
 
 
-def deadlines_are_kept(facts: Facts) -> Iterator[Symptom]:
+def waits_end_at_their_deadlines(facts: Facts) -> Iterator[Symptom]:
     """No row waits past its deadline."""
     late = [operation for operation in facts.operations if operation.overdue_waits]
     if late:
         number = sum(operation.overdue_waits for operation in late)
         yield Symptom(
-            "deadlines_are_kept",
+            "waits_end_at_their_deadlines",
             f"{number:,} {'row waits' if number == 1 else 'rows wait'} past the deadline: {_ids(late)}",
             "these rows should have timed out, and their operations cannot end",
             "start a worker that has these operations",
+        )
+
+
+def policies_are_applied(facts: Facts) -> Iterator[Symptom]:
+    """Nothing is stored for longer than policies say."""
+    if facts.overdue_removals:
+        many = facts.overdue_removals
+        yield Symptom(
+            "policies_are_applied",
+            f"{many:,} {'operation is' if many == 1 else 'operations are'} kept for longer than the policies say",
+            "workers remove what is due, a little every few seconds; none does, or more is due than they can remove",
+            "start a worker, look in its log for why it fails, or run `penstock ops prune`",
         )
 
 
@@ -315,11 +354,11 @@ def storage_is_writable(facts: Facts) -> Iterator[Symptom]:
         )  # fmt: skip
 
 
-def disks_have_room(facts: Facts) -> Iterator[Symptom]:
+def disks_have_space(facts: Facts) -> Iterator[Symptom]:
     """What is written finds room."""
     for folder, free in facts.crowded:
         yield Symptom(
-            "disks_have_room", f"the disk of {folder} is full, or nearly so: {free:,} bytes are free",
+            "disks_have_space", f"the disk of {folder} is full, or nearly so: {free:,} bytes are free",
             "nothing is lost, but nothing goes on while it is full",
             "make room; workers go on by themselves",
         )  # fmt: skip
@@ -346,23 +385,25 @@ def files_are_there(facts: Facts) -> Iterator[Symptom]:
 
 Check = Callable[[Facts], Iterable[Symptom]]
 CHECKS: tuple[Check, ...] = (
-    reachable,
-    intact,
-    durable,
-    schema_fits,
-    sqlite_is_fixed,
+    database_is_reachable,
+    database_is_intact,
+    database_is_durable,
+    schema_is_current,
+    sqlite_has_no_known_fault,
     clocks_agree,
-    workers_beat,
-    work_has_workers,
-    work_is_known,
-    work_goes_on,
-    nothing_is_lost,
-    signals_are_heard,
-    deadlines_are_kept,
+    workers_renew_their_leases,
+    open_operations_have_workers,
+    workers_have_the_code,
+    code_fits_operations,
+    no_operation_is_set_aside,
+    chunks_have_live_owners,
+    signals_are_applied,
+    waits_end_at_their_deadlines,
+    policies_are_applied,
     secrets_are_readable,
     storage_is_named,
     storage_is_writable,
-    disks_have_room,
+    disks_have_space,
     files_are_there,
 )
 

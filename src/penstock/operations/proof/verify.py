@@ -8,7 +8,6 @@ takes does not depend on the operation's size. The facts are read here; the rule
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 import msgspec
 from sqlalchemy import ColumnElement, Row, Select, exists, select
 
-from penstock.blobs.store import FileStore
+from penstock.blobs.storage import Storage, digest_of
 from penstock.db.connection import Connection
 from penstock.db.database import Database
 from penstock.errors import DatabaseDamaged, FileUnreadable, NotFound
@@ -28,9 +27,9 @@ from penstock.operations.counts import Counts
 from penstock.operations.model import Difference, VerifyReport
 from penstock.operations.moves import Head
 from penstock.operations.operation_ids import number_of
-from penstock.operations.proof.chunk_invariants import CHUNK_RULES, ChunkFacts, Finding, ledger_fits
+from penstock.operations.proof.chunk_invariants import CHUNK_RULES, ChunkFacts, Finding, ledger_matches_chunk
 from penstock.operations.proof.invariants import OPERATION_RULES, OperationFacts
-from penstock.operations.proof.message_invariants import MESSAGE_RULES
+from penstock.operations.proof.message_invariants import MESSAGE_RULES, generations_have_history
 from penstock.operations.proof.message_reading import OVERLOOKED_US, MessageReader, Messages
 from penstock.operations.states import OPERATION
 from penstock.operations.tables import REMOVED, chunk_rows, chunks, operations, requests, row_records, signals, workers
@@ -42,7 +41,6 @@ BATCH_CHUNKS = 16
 OPERATIONS_READ = 100
 LOG_READ = 1000
 LISTED_MAX = 10_000
-HASH_BYTES = 1024 * 1024
 
 _UNREADABLE = (DatabaseDamaged, msgspec.DecodeError, ValueError, TypeError, KeyError, IndexError, AttributeError)
 
@@ -76,7 +74,7 @@ class _Report:
 
 
 async def verify(
-    db: Database, files: FileStore, operation: str | None, *, deep: bool, visible: Visible = EVERYTHING
+    db: Database, files: Storage, operation: str | None, *, deep: bool, visible: Visible = EVERYTHING
 ) -> VerifyReport:
     """Check one operation or all of them; `deep` also reads every stored file and compares its digest."""
     report = _Report()
@@ -105,11 +103,11 @@ async def _numbers(db: Database, visible: Visible) -> AsyncIterator[int]:
         last = found[-1]
 
 
-async def _verify_operation(db: Database, files: FileStore, number: int, report: _Report, *, deep: bool) -> None:
+async def _verify_operation(db: Database, files: Storage, number: int, report: _Report, *, deep: bool) -> None:
     async with db.read() as tx:
         row = (await tx.execute(select(operations).where(operations.c.number == number))).one_or_none()
         if row is None or row.stop_outcome == REMOVED:
-            return  # a purge has removed it, or has begun to
+            return  # it was removed, or its removal has begun
         facts = await _operation_facts(tx, row)
         reader = MessageReader(tx, number, now=await _swept_now(db, tx, row))
         async for batch in _chunk_batches(tx, number):
@@ -121,6 +119,8 @@ async def _verify_operation(db: Database, files: FileStore, number: int, report:
     report.add_all("no_stray_records", strays, row.id)
     for rule in OPERATION_RULES:
         report.add_all(rule.__name__, rule(facts), row.id)
+    if "files" in (row.pruned or {}):
+        return
     report.add_all("file_is_stored", await asyncio.to_thread(_file_findings, files, row, deep), row.id)
 
 
@@ -195,12 +195,14 @@ def _check_batch(
         except _Unreadable as error:
             report.add("chunk_is_readable", str(error), operation.id, chunk.id, None)
             continue
-        if report.add_all("ledger_fits", ledger_fits(known), operation.id, chunk.id):
+        if report.add_all("ledger_matches_chunk", ledger_matches_chunk(known), operation.id, chunk.id):
             continue
         facts.add_ledger(known.ledger)
         for rule in CHUNK_RULES:
             report.add_all(rule.__name__, rule(known), operation.id, chunk.id)
         for message_rule in MESSAGE_RULES:
+            if message_rule is generations_have_history and "history" in (operation.pruned or {}):
+                continue
             found = message_rule(messages.of(chunk, known, kinds))
             report.add_all(message_rule.__name__, found, operation.id, chunk.id)
 
@@ -215,7 +217,7 @@ class _Unreadable(Exception):
 
 
 def _chunk_facts(operation: Row[Any], chunk: Row[Any], records: dict[tuple[int, int], StepRecord]) -> ChunkFacts:
-    steps = len(operation.plan["steps"])
+    steps, pruned = len(operation.plan["steps"]), operation.pruned or {}
     try:
         ledger = Ledger.decode(chunk.ledger, rows=chunk.row_count, steps=steps, base=0)
     except _UNREADABLE as error:
@@ -236,7 +238,8 @@ def _chunk_facts(operation: Row[Any], chunk: Row[Any], records: dict[tuple[int, 
         ledger=ledger,
         records=records,
         steps=steps,
-        tracks_rows=operation.plan["options"]["track_row_data"],
+        tracks_rows=operation.plan["options"]["track_row_data"] and "rows" not in pruned,
+        are_rows_pruned=pruned.get("rows") is False,
         stored_rows=stored,
     )
 
@@ -275,20 +278,17 @@ def _orphans(name: ColumnElement[Any], belongs: ColumnElement[Any], to: ColumnEl
     return select(name, belongs).where(~exists().where(to == belongs)).limit(LISTED_MAX)
 
 
-def _file_findings(files: FileStore, operation: Row[Any], deep: bool) -> list[Finding]:
+def _file_findings(files: Storage, operation: Row[Any], deep: bool) -> list[Finding]:
     """The operation's file is there with its recorded size, and its digest where that is wanted."""
-    digest, size = hashlib.sha256(), 0
     try:
-        with files.open(operation.file_key) as stream:
-            if deep:
-                while block := stream.read(HASH_BYTES):
-                    digest.update(block)
-            size = stream.seek(0, 2)
+        opened = files.peek(operation.file_key)
+        with opened.stream as stream:
+            digest, size = digest_of(stream) if deep else "", opened.size_bytes
     except (NotFound, FileUnreadable) as error:
         return [(None, str(error))]
     found: list[Finding] = []
     if size != operation.file_bytes:
         found.append((None, f"its file has {size} bytes, expected {operation.file_bytes}"))
-    if deep and digest.hexdigest() != operation.file_sha256:
-        found.append((None, f"its file has the digest {digest.hexdigest()}, expected {operation.file_sha256}"))
+    if deep and digest != operation.file_sha256:
+        found.append((None, f"its file has the digest {digest}, expected {operation.file_sha256}"))
     return found

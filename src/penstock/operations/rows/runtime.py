@@ -14,6 +14,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
+from penstock.blobs.model import StoredBytes
 from penstock.clock import Clock, from_micros
 from penstock.errors import PenstockError
 from penstock.operations.rows.gates import Gate, Limiter, Pace
@@ -25,7 +26,7 @@ from penstock.pipeline import BoundStep, Definition, Done, Hook, Run, StepPlan
 from penstock.pipeline.outputs import OUTPUT_BYTES_MAX
 from penstock.pipeline.secret_values import mask_texts
 
-__all__ = ["Broken", "CannotRun", "NoOutput", "OperationRuntime", "StepRuntime"]
+__all__ = ["Broken", "CannotRun", "DoesNotFit", "NoOutput", "OperationRuntime", "StepRuntime"]
 
 Call = Callable[[Any, Any], Any]
 
@@ -192,7 +193,7 @@ class OperationRuntime:
         *,
         number: int,
         file_format: str,
-        file_key: str,
+        file: StoredBytes,
         definition: Definition,
         pipeline: object,
         run: Run,
@@ -205,7 +206,7 @@ class OperationRuntime:
         output_bytes_max: int = OUTPUT_BYTES_MAX,
     ) -> None:
         self.log = logging.getLogger(f"penstock.operations.{run.operation_name}")
-        self.number, self.file_format, self.file_key = number, file_format, file_key
+        self.number, self.file_format, self.file = number, file_format, file
         self.definition, self.run, self.task_pool = definition, run, task_pool
         self.clock, self.jitter, self.threads = clock, jitter, threads
         self.start_limit, self.may_start = start_limit, start_limit.may_start
@@ -258,3 +259,10 @@ class Broken(PenstockError):
 
 class CannotRun(PenstockError):
     """The operation cannot be run by this worker now; later, or elsewhere, it may."""
+
+
+class DoesNotFit(CannotRun):
+    """The code of this worker is not the code that the operation was planned for."""
+
+    def __init__(self, differences: Sequence[str]) -> None:
+        super().__init__("; ".join(differences))

@@ -89,9 +89,9 @@ class ChunkActor:
             self._halt = why
             self._changed.set()
 
-    def look(self, mail: int) -> None:
-        """Take note of the chunk's `mail` in the database; if it has grown, read the messages."""
-        if mail != self.owned.mail:
+    def look(self, message_count: int) -> None:
+        """Take note of how many messages the chunk has in the database; if it has grown, read the messages."""
+        if message_count != self.owned.message_count:
             self._must_look = True
             self._changed.set()
 

@@ -48,7 +48,7 @@ class Claims:
         if runtime.columns != owned.columns:  # the runtime was made before the file was first opened
             runtime.use_columns(owned.columns)
         is_new = owned.version == 0 or (owned.ledger.is_fresh and not owned.is_raw)
-        if owned.mail == 0 and is_new:
+        if owned.message_count == 0 and is_new:
             owned.ledger.base = self._clock.now_us()
             group = next_group(owned, runtime.spans, now=owned.ledger.base, limit=self._timing.flush_rows)
             progress = await self._progress(
@@ -75,7 +75,7 @@ class Claims:
         """The chunk with its rows; `is_whole` when the first group has all rows, so that its job can read them."""
         if owned.data is not None:
             return ChunkProgress(runtime, owned, unpack_rows(owned.data))
-        if owned.is_raw and is_whole:
+        if owned.is_raw and is_whole and self._sources.is_local:
             progress = ChunkProgress(runtime, owned, StoredRows.of([]))
             progress.unread = pieces(self._sources.kept(runtime), owned)
             return progress

@@ -26,7 +26,7 @@ async def record_late_results(db: Database, owned: OwnedChunk, *, owner: str, no
     lines = late_results(owned, owner=owner, now=now)
 
     async def write(tx: Connection) -> None:
-        # Locked, so that a purge that removes the chunk finds the lines.
+        # Locked, so that whoever removes the chunk finds the lines.
         is_taken = update(chunks).where(chunks.c.id == owned.id, chunks.c.fence != owned.fence)
         if (await tx.execute(is_taken.values(fence=chunks.c.fence))).rowcount:
             await tx.execute(insert(history), lines)

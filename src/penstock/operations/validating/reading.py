@@ -64,6 +64,7 @@ def _new_chunk(db: Database) -> Insert:
 
 
 T = TypeVar("T")
+A = TypeVar("A")
 
 
 class Interrupted(Exception):
@@ -86,7 +87,7 @@ async def take(db: Database, head: Head, *, owner: str, chunk_rows: int) -> Head
             values["suspect_until"] = func.coalesce(operations.c.suspect_until, until)
         return await touch(tx, head.number, *guards, **values, suspect_row=None)
 
-    return await db.transaction(claim, "take")
+    return await db.transaction(claim, "claim_reading")
 
 
 class Pieces:
@@ -131,10 +132,12 @@ class Reading:
         patience_s: float,
         turn: Callable[[bool], AbstractAsyncContextManager[None]],
         helpers: Callable[[], int],
+        is_local: bool = True,
     ) -> None:
         self.db, self.runtime, self.head, self.owner = db, runtime, head, owner
         self.helpers, self.raw_chunks = helpers, head.raw_chunks
         self.limits, self.chunk_rows, self.turn = limits, chunk_rows, turn
+        self._is_local = is_local
         self.patience_s = patience_s
         self.crashes, self.suspect_until = head.crashes, head.suspect_until or 0
         self.is_halted = False
@@ -197,8 +200,12 @@ class Reading:
     async def _drafts(self, reader: Reader) -> AsyncGenerator[list[Draft], None]:
         """The file in chunks: some that are left raw for other workers, then one that is validated here, and so on."""
         pieces = Pieces(reader, Position.parse(self.head.position) if self.head.position else None)
-        while drafts := self._skipped(pieces) or await self._draft(pieces):
+        while drafts := await self._read_by(self._skipped, pieces) or await self._draft(pieces):
             yield drafts
+
+    async def _read_by(self, read: Callable[[A], T], given: A) -> T:
+        """Read from the file: on the loop's own thread, unless that would make the loop wait for a network."""
+        return read(given) if self._is_local else await asyncio.to_thread(read, given)
 
     def _skipped(self, pieces: Pieces) -> list[Draft]:
         """The next chunks, raw and not read, if other workers can validate them and the format can skip rows."""
@@ -218,7 +225,7 @@ class Reading:
         draft: Draft | None = None
         size = self._next_size(pieces.start)
         piece = piece_size(size)
-        while (batch := pieces.take(piece)) is not None:
+        while (batch := await self._read_by(pieces.take, piece)) is not None:
             self._raise_when_halted()
             draft = draft or Draft(self.runtime, batch.start, is_raw=not pieces.can_skip and self._is_left_to_others())
             draft.add(batch, () if draft.is_raw else await self._check(batch))

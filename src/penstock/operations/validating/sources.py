@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import BinaryIO
 
-from penstock.blobs.store import FileStore
+from penstock.blobs.storage import Storage
 from penstock.formats import Batch, Limits, Position, Reader, open_reader
 from penstock.operations.chunk.owned import OwnedChunk
 from penstock.operations.rows.runtime import Broken, OperationRuntime
@@ -18,21 +18,22 @@ __all__ = ["Sources", "pieces"]
 class Sources:
     """Opens the files. Those of running operations stay open, for their chunks come one after the other."""
 
-    def __init__(self, files: FileStore, limits: Limits) -> None:
+    def __init__(self, files: Storage, limits: Limits) -> None:
         self._files, self._limits = files, limits
+        self.is_local = files.is_local  # reading one waits for no network, so it may be done on the loop's thread
         self._kept: dict[int, tuple[BinaryIO, Reader]] = {}
 
     def kept(self, runtime: OperationRuntime) -> Reader:
         """A reader that stays open until the operation is forgotten; for the loop's thread alone."""
         if runtime.number not in self._kept:
-            source = self._files.open(runtime.file_key)
+            source = self._files.opened(runtime.file)
             self._kept[runtime.number] = source, self._reader(runtime, source)
         return self._kept[runtime.number][1]
 
     @contextmanager
     def opened(self, runtime: OperationRuntime) -> Iterator[Reader]:
         """A reader for the caller alone."""
-        with self._files.open(runtime.file_key) as source:
+        with self._files.open(runtime.file) as source:
             yield self._reader(runtime, source)
 
     def close(self, *, but: Collection[int] = ()) -> None:

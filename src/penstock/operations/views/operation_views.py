@@ -9,10 +9,11 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, RowMapping, case, exists, func, or_, select, tuple_
 
+from penstock.blobs.model import StoredBytes
 from penstock.clock import from_micros, micros
 from penstock.db.connection import Connection
 from penstock.db.database import Database
-from penstock.errors import InvalidInput
+from penstock.errors import InvalidInput, NotFound
 from penstock.journal import queries as journal
 from penstock.journal.tables import transitions
 from penstock.operations.counts import Counts
@@ -23,13 +24,14 @@ from penstock.operations.states import OPERATION
 from penstock.operations.tables import chunks, operations, workers
 from penstock.operations.views.chunk_view import RowLayout
 from penstock.operations.visibility import EVERYTHING, Visible
+from penstock.operations.worker_records import WorkerCode, code_of_live_workers, misfits
 from penstock.pipeline import Definition
 
 __all__ = [
     "OperationFilter",
     "count_operations",
     "events",
-    "file_key",
+    "file_of",
     "get",
     "is_time_counted",
     "latest_instant",
@@ -63,11 +65,12 @@ async def is_time_counted(tx: Connection, db: Database) -> bool:
     return bool((await tx.execute(select(or_(has_workers, has_operations)))).scalar())
 
 
-async def get(tx: Connection, operation: str, visible: Visible = EVERYTHING) -> Operation:
+async def get(db: Database, tx: Connection, operation: str, visible: Visible = EVERYTHING) -> Operation:
     """The operation with this id."""
     number = await number_of(tx, operation, visible)
     row = (await tx.execute(select(operations).where(operations.c.number == number))).one()
-    return _operation(row._mapping, (await _counts(tx, [number])).get(number, Tallied()))
+    tallied = (await _counts(tx, [number])).get(number, Tallied())
+    return _operation(row._mapping, tallied, await _live_code(db, tx, [row._mapping]))
 
 
 async def layout(
@@ -132,13 +135,17 @@ async def count_operations(tx: Connection, filters: OperationFilter) -> int:
     return int((await tx.execute(query)).scalar_one())
 
 
-async def file_key(tx: Connection, operation: str, visible: Visible = EVERYTHING) -> str:
-    """The key of the file in the storage."""
+async def file_of(tx: Connection, operation: str, visible: Visible = EVERYTHING) -> tuple[str, StoredBytes]:
+    """The name of the file, and where its bytes are; `NotFound` once they were removed."""
     number = await number_of(tx, operation, visible)
-    return str((await tx.execute(select(operations.c.file_key).where(operations.c.number == number))).scalar_one())
+    row = (await tx.execute(select(operations).where(operations.c.number == number))).one()
+    if "files" in (row.pruned or {}):
+        raise NotFound(f"the file of operation {row.id} was removed")
+    return row.file_name, StoredBytes(row.file_key, row.file_bytes, row.file_sha256, row.file_version)
 
 
 async def list_operations(
+    db: Database,
     tx: Connection,
     filters: OperationFilter,
     *,
@@ -165,7 +172,8 @@ async def list_operations(
         next_cursor = f"{last['number']}:{last[by.name]}"
     shown = rows[:limit]
     counts = await _counts(tx, [row["number"] for row in shown])
-    return Page([_operation(row, counts.get(row["number"], Tallied())) for row in shown], next_cursor)
+    live = await _live_code(db, tx, shown)
+    return Page([_operation(row, counts.get(row["number"], Tallied()), live) for row in shown], next_cursor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,11 +283,17 @@ async def _moves(
     return found[:limit][::-1] if since is None else found[:limit]
 
 
-def _operation(row: RowMapping, tallied: Tallied) -> Operation:
+async def _live_code(db: Database, tx: Connection, rows: Sequence[RowMapping]) -> Sequence[WorkerCode]:
+    """What live workers say of their code, where one of these operations is still to be worked on."""
+    is_open = any(not OPERATION.is_settled(row["state"]) for row in rows)
+    return await code_of_live_workers(db, tx) if is_open else ()
+
+
+def _operation(row: RowMapping, tallied: Tallied, live: Sequence[WorkerCode]) -> Operation:
     def instant(name: str) -> datetime | None:
         return None if row[name] is None else from_micros(row[name])
 
-    plan, counts = row["plan"], tallied.counts
+    plan, counts, is_settled = row["plan"], tallied.counts, OPERATION.is_settled(row["state"])
     return Operation(
         id=row["id"],
         name=row["name"],
@@ -306,5 +320,11 @@ def _operation(row: RowMapping, tallied: Tallied) -> Operation:
         steps=tuple(step["name"] for step in plan["steps"]),
         steps_done=tallied.rows_over * len(plan["steps"]) + tallied.steps_done,
         options=plan["options"],
-        trouble=None if OPERATION.is_settled(row["state"]) else row["trouble"],
+        trouble=None if is_settled else row["trouble"],
+        version=plan.get("version"),
+        misfits=() if is_settled else misfits(row["name"], plan, live)[0],
+        keep=row["keep"] or {},
+        pruned=tuple(row["pruned"] or ()),
+        hold=row["hold"],
+        blob_id=row["blob"],
     )

@@ -19,7 +19,7 @@ from penstock.db.connection import Connection
 from penstock.errors import Unavailable
 from penstock.operations.inbox import settling
 from penstock.operations.moves import touch
-from penstock.operations.purging import Retention
+from penstock.operations.pruning.applying import Retention
 from penstock.operations.running.actor import Halt
 from penstock.operations.tables import chunks, operations, workers
 from penstock.operations.worker.limit_shares import remove_dead_shares
@@ -42,7 +42,7 @@ class BackgroundDuties:
 
     def __init__(self, worker: Worker, services: Sequence[Service] = ()) -> None:
         self._worker, self._db = worker, worker.db
-        retention = Retention(worker.db, worker.files, worker.clock, days=worker.settings.retention_days)
+        retention = Retention(worker.db, worker.files, worker.clock, keep=worker.settings.keep)
         self.services = (
             Service("clock", SWEEP_S, self.follow_clock),
             Service("retention", SWEEP_S, retention.tick),
@@ -85,8 +85,10 @@ class BackgroundDuties:
                 select(operations.c.number, operations.c.state).where(operations.c.number.in_(worker.working))
             )
             stopped: dict[int, Halt] = {number: state for number, state in states if state in ("Paused", "Stopping")}
-            owned = await tx.execute(select(chunks.c.id, chunks.c.mail, chunks.c.fence).where(chunks.c.owner == owner))
-            mail = [tuple(row) for row in owned]
+            owned = await tx.execute(
+                select(chunks.c.id, chunks.c.message_count, chunks.c.fence).where(chunks.c.owner == owner)
+            )
+            held = [tuple(row) for row in owned]
             reading = await tx.execute(
                 select(operations.c.number, operations.c.fence).where(operations.c.owner == owner)
             )
@@ -95,14 +97,14 @@ class BackgroundDuties:
             living = list((await tx.execute(alive)).scalars())
         if owner in living:
             worker.peers = replace(worker.peers, rank=living.index(owner), workers=len(living))
-        mine = {chunk: fence for chunk, _, fence in mail}
+        mine = {chunk: fence for chunk, _, fence in held}
         for chunk, known in at_work.items():
             # Only actors that were at work before we read, and still are: what we read says nothing of the others.
             if worker.actors.get(chunk) is known and mine.get(chunk) != known.owned.fence:
                 known.halt("lost")
         await worker.limit_shares.look_round(worker.running, has_lapsed=has_lapsed)
         worker.lease.confirm(renewed_until_ns)
-        for chunk, count, fence in mail:
+        for chunk, count, fence in held:
             actor = worker.actors.get(chunk)
             if actor is not None and actor.owned.fence == fence:
                 actor.look(count)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Mapping
+from typing import Any
 
 from sqlalchemy import delete, insert, update
 
@@ -24,9 +26,11 @@ __all__ = ["Lease"]
 class Lease:
     """One worker's right to own chunks. The id is new at each start, so a restarted worker owns nothing."""
 
-    def __init__(self, db: Database, clock: Clock, entropy: Entropy, *, lease_s: float, margin_s: float) -> None:
+    def __init__(
+        self, db: Database, clock: Clock, entropy: Entropy, *, lease_s: float, margin_s: float, code: Mapping[str, Any]
+    ) -> None:
         self._db, self._clock = db, clock
-        self._lease_s = lease_s
+        self._lease_s, self._code = lease_s, code
         self._start_ns = round((lease_s - margin_s) * 1e9)
         self.id = f"{socket.gethostname()[:20]}-{entropy.bits(64):016x}"
         self.start_limit = StartLimit(clock)  # not in the last seconds of a lease
@@ -48,11 +52,12 @@ class Lease:
                     started_at=db.now(),
                     host=host_name(),
                     process=os.getpid(),
+                    code=self._code,
                 )
             )
 
         sent = self._clock.ticks_ns()
-        await db.transaction(announce, "announce")
+        await db.transaction(announce, "register_worker")
         self.start_limit.until_ns = self._renewed_until_ns = sent + self._start_ns
 
     async def beat(self, over: Database | None = None) -> bool:
@@ -98,4 +103,4 @@ class Lease:
             await tx.execute(delete(workers).where(workers.c.id == self.id))
 
         self.start_limit.until_ns = self._renewed_until_ns = 0
-        await self._db.transaction(leave, "leave")
+        await self._db.transaction(leave, "unregister_worker")

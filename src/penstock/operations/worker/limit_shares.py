@@ -133,7 +133,7 @@ class LimitShares:
                 part.hold(mine.units, fair, rests=seen.has_others(self._worker))
                 return
         change = partial(self._change, number, limits, in_use)
-        units, fair, rests = await self._db.transaction(change, "share")
+        units, fair, rests = await self._db.transaction(change, "limit_shares")
         part.hold(units, fair, rests=rests)
 
     async def _change(
@@ -172,7 +172,7 @@ class LimitShares:
             mine = (limit_shares.c.operation == number, limit_shares.c.worker == self._worker)
             await tx.execute(delete(limit_shares).where(*mine))
 
-        await self._db.transaction(leave, "share")
+        await self._db.transaction(leave, "limit_shares")
 
 
 async def remove_dead_shares(db: Database) -> None:
@@ -187,7 +187,7 @@ async def remove_dead_shares(db: Database) -> None:
         await tx.execute(delete(limit_shares).where(limit_shares.c.operation == number, is_theirs))
 
     for number in numbers:
-        await db.transaction(partial(remove, number), "share")
+        await db.transaction(partial(remove, number), "limit_shares")
 
 
 async def _shares_in(db: Database, tx: Connection, numbers: Collection[int], worker: str) -> dict[int, Seen]:

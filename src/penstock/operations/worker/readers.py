@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import select
 
@@ -37,15 +39,15 @@ class Readers:
         if found and worker.clock.is_real:
             await worker.look_round()  # other workers may have started within the last second, and can help
         started = False
-        for seen, had_trouble in found:
-            started = await self._start(seen, had_trouble=had_trouble) or started
+        for seen, plan, had_trouble in found:
+            started = await self._start(seen, plan, had_trouble=had_trouble) or started
         return started
 
-    async def _find(self, limit: int) -> list[tuple[Head, bool]]:
-        """Operations to be read, and whether a worker had trouble with them."""
+    async def _find(self, limit: int) -> list[tuple[Head, Mapping[str, Any], bool]]:
+        """Operations to be read, their plans, and whether a worker had trouble with them."""
         worker = self._worker
         query = (
-            select(*HEAD, operations.c.trouble)
+            select(*HEAD, operations.c.plan, operations.c.trouble)
             .where(
                 operations.c.state.in_(("Pending", "Validating")),
                 operations.c.reading == "open",
@@ -57,12 +59,12 @@ class Readers:
             .limit(limit)
         )
         async with self._db.read() as tx:
-            return [(Head(*row[:-1]), row.trouble is not None) for row in await tx.execute(query)]
+            return [(Head(*row[:-2]), row.plan, row.trouble is not None) for row in await tx.execute(query)]
 
-    async def _start(self, seen: Head, *, had_trouble: bool) -> bool:
+    async def _start(self, seen: Head, plan: Mapping[str, Any], *, had_trouble: bool) -> bool:
         worker = self._worker
         try:
-            runtime = await worker.runtimes.get(seen.number)
+            runtime = await worker.runtimes.get(seen.number, plan)
         except CannotRun as error:
             await worker.troubles.put_aside(seen.number, error)
             return False
@@ -86,7 +88,7 @@ class Readers:
     async def _read(self, head: Head, runtime: OperationRuntime, *, had_trouble: bool) -> None:
         worker = self._worker
         try:
-            with worker.files.open(runtime.file_key) as source:
+            with await asyncio.to_thread(worker.files.opened, runtime.file) as source:
                 reading = worker.readings[head.number] = Reading(
                     self._db,
                     runtime,
@@ -97,6 +99,7 @@ class Readers:
                     patience_s=worker.settings.lease_s,
                     turn=worker.shared_lock.turn,
                     helpers=lambda: worker.peers.workers - 1,
+                    is_local=worker.files.is_local,
                 )
                 if worker.is_stopping:
                     reading.halt()

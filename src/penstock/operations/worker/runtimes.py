@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from sqlalchemy import Row, select
 
+from penstock.blobs.model import StoredBytes
 from penstock.clock import Clock, Entropy
 from penstock.db.database import Database
 from penstock.errors import InvalidInput, OperationUnready, PenstockError
 from penstock.operations.rows.lifespans import Lifespans
-from penstock.operations.rows.runtime import Broken, CannotRun, OperationRuntime
+from penstock.operations.rows.runtime import CannotRun, DoesNotFit, OperationRuntime
 from penstock.operations.rows.start_limit import StartLimit
 from penstock.operations.rows.stored_metadata import load_metadata
 from penstock.operations.rows.task_pool import Spawn, TaskPool
@@ -46,6 +48,7 @@ class OperationRuntimes:
         self._db, self.definitions, self._settings, self._lifespans = db, definitions, settings, lifespans
         self._clock, self._entropy, self._spawn, self._start_limit = clock, entropy, spawn, start_limit
         self._made: dict[int, OperationRuntime] = {}
+        self._plans: dict[int, Mapping[str, Any]] = {}  # that they were made by
         self._threads = ThreadPoolExecutor(settings.sync_threads, thread_name_prefix="penstock-step")
 
     @property
@@ -63,35 +66,52 @@ class OperationRuntimes:
         """The largest number of rows that one of the running operations may have in flight."""
         return max((made.definition.options.max_row_concurrency for made in self._made.values()), default=0)
 
-    async def get(self, number: int) -> OperationRuntime:
-        """The operation's runtime; `CannotRun` when its code does not fit what was stored, or cannot be started."""
-        if number not in self._made:
+    async def get(self, number: int, plan: Mapping[str, Any] | None = None) -> OperationRuntime:
+        """The operation's runtime; one that was made by another plan than this is made anew.
+
+        `CannotRun` when the code does not fit what is stored, or cannot be started.
+        """
+        made_by = self._plans.get(number)
+        if made_by is None or (plan is not None and made_by != plan):
             async with self._db.read() as tx:
                 row = (await tx.execute(select(operations).where(operations.c.number == number))).one()
             try:
                 made = await self._make(row)
+            except DoesNotFit:
+                raise
             except PenstockError as error:
                 raise CannotRun(str(error)) from error
             except Exception as error:  # models and options are the user's code
                 raise CannotRun(f"{type(error).__name__}: {error}") from error
-            self._made.setdefault(number, made)
+            if self._plans.get(number) != row.plan:  # nobody else has made it meanwhile
+                self._made[number], self._plans[number] = made, row.plan
         return self._made[number]
 
-    async def _make(self, row: Row[tuple[object, ...]]) -> OperationRuntime:
+    async def _make(self, row: Row[Any]) -> OperationRuntime:
         declared = self.definitions[row.name.casefold()]
+        if found := declared.differences(row.plan):
+            raise DoesNotFit(found)
         try:
             definition = declared.as_planned(row.plan)
             keys = self._settings.secret_keys
             meta = load_metadata(definition, row.id, row.metadata, row.encrypted_metadata, keys)
         except InvalidInput as error:
-            raise Broken(f"it does not fit its declaration any more: {error}") from error
+            raise CannotRun(f"it does not fit its declaration any more: {error}") from error
         return OperationRuntime(
             number=row.number,
             file_format=row.file_format,
-            file_key=row.file_key,
+            file=StoredBytes(row.file_key, row.file_bytes, row.file_sha256, row.file_version),
             definition=definition,
             pipeline=await self._pipeline(declared),
-            run=Run(row.id, row.name, meta, definition, beat=self._beat, public_url=self._settings.public_url),
+            run=Run(
+                row.id,
+                row.name,
+                meta,
+                definition,
+                beat=self._beat,
+                public_url=self._settings.public_url,
+                secret_keys=keys,
+            ),
             columns=row.columns,
             task_pool=TaskPool(definition.options.max_row_concurrency, self._spawn),
             clock=self._clock,
@@ -112,7 +132,7 @@ class OperationRuntimes:
             ) from None
 
     async def forget_settled(self, working: Collection[int]) -> None:
-        """Drop the runtimes of operations that have ended or were purged."""
+        """Drop the runtimes of operations that have ended or were removed."""
         idle = set(self._made) - set(working)
         if not idle:
             return
@@ -121,6 +141,7 @@ class OperationRuntimes:
             opened = (await tx.execute(select(operations.c.number).where(is_open))).scalars().all()
         for number in idle - set(opened):
             self._made.pop(number, None)
+            self._plans.pop(number, None)
 
     def set_cancelled(self, number: int) -> None:
         """Tell running steps of the operation, when they ask, that they should stop."""

@@ -44,10 +44,10 @@ class SetAside:
         """Set it aside for a short time: we need units that other workers will give back."""
         self._pauses[number] = _Pause(self._monotonic() + seconds, PAUSE_FIRST_S)
 
-    def for_trouble(self, number: int) -> float:
+    def for_trouble(self, number: int, *, pause_max_s: float = PAUSE_MAX_S) -> float:
         """Set it aside because of trouble; each time in a row the pause doubles. Returns how long it is."""
         before = self._pauses.get(number)
-        pause_s = PAUSE_FIRST_S if before is None else before.pause_s
+        pause_s = PAUSE_FIRST_S if before is None else min(before.pause_s, pause_max_s)
         self._pauses[number] = _Pause(self._monotonic() + pause_s, min(2 * pause_s, PAUSE_MAX_S))
         return pause_s
 

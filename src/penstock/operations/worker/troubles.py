@@ -6,16 +6,23 @@ import contextlib
 import logging
 from typing import Any
 
+from sqlalchemy import select
+
 from penstock.db.connection import Connection
 from penstock.db.database import Database
 from penstock.errors import NotFound, Unavailable
 from penstock.operations.messages import cut
 from penstock.operations.moves import Head, head_of, move
+from penstock.operations.rows.runtime import DoesNotFit
+from penstock.operations.tables import operations
 from penstock.operations.worker.set_aside import SetAside, clear_trouble, write_trouble
+from penstock.operations.worker_records import code_of_live_workers, misfits
 
 __all__ = ["Troubles"]
 
 log = logging.getLogger("penstock.worker")
+
+MISFIT_PAUSE_MAX_S = 10.0  # it may be migrated to the code that is here
 
 
 class Troubles:
@@ -26,14 +33,35 @@ class Troubles:
 
     async def put_aside(self, number: int, error: Exception) -> None:
         """Leave an operation alone for a while: this worker cannot go on with it, others may."""
+        if isinstance(error, DoesNotFit):
+            await self._leave_to_others(number, error)
+            return
         pause_s = self._set_aside.for_trouble(number)
         trouble = cut(f"its stored file cannot be read: {error}" if isinstance(error, OSError) else str(error))
 
+        await self._write(number, trouble, pause_s)
+
+    async def _leave_to_others(self, number: int, error: DoesNotFit) -> None:
+        """Leave an operation to workers whose code fits it; that there is none is trouble."""
+        pause_s = self._set_aside.for_trouble(number, pause_max_s=MISFIT_PAUSE_MAX_S)
+        async with self._db.read() as tx:
+            query = select(operations.c.name, operations.c.plan).where(operations.c.number == number)
+            found = (await tx.execute(query)).one_or_none()
+            live = await code_of_live_workers(self._db, tx)
+        if found is None:
+            return
+        _, is_fitted = misfits(found.name, found.plan, live)
+        if is_fitted:
+            log.info("operation %s (%d) is left to others: %s", found.name, number, error)
+        else:
+            await self._write(number, cut(f"no live worker has code that fits it: {error}"), pause_s)
+
+    async def _write(self, number: int, trouble: str, pause_s: float) -> None:
         async def write(tx: Connection) -> tuple[Head, bool]:
             is_new = await write_trouble(tx, number, trouble)
             return await head_of(tx, number), is_new
 
-        with contextlib.suppress(NotFound):  # it was purged
+        with contextlib.suppress(NotFound):  # it was removed
             head, is_new = await self._db.transaction(write, "trouble")
             # The same trouble is an error once, though it is met again after each pause.
             level = logging.ERROR if is_new else logging.DEBUG

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Self
 
-from penstock.blobs.store import FileStore
+from penstock.blobs.storage import Storage
 from penstock.clock import Clock, Entropy, FollowingClock
 from penstock.db.database import Database
 from penstock.errors import FileRejected, FileUnreadable, NotFound, Unavailable
@@ -77,7 +77,7 @@ class Worker:
     def __init__(
         self,
         db: Database,
-        files: FileStore,
+        files: Storage,
         definitions: Mapping[str, Definition],
         settings: Settings,
         lifespans: Lifespans,
@@ -100,7 +100,8 @@ class Worker:
         self.peers = Peers()
         self.set_aside = SetAside(clock.monotonic)
         self.outage = Outage(clock.monotonic)
-        self.lease = Lease(db, clock, entropy, lease_s=settings.lease_s, margin_s=settings.lease_margin_s)
+        code = {definition.name: definition.code_document() for definition in definitions.values()}
+        self.lease = Lease(db, clock, entropy, lease_s=settings.lease_s, margin_s=settings.lease_margin_s, code=code)
         self.troubles = Troubles(db, self.set_aside, owner=self.lease.id)
         self.runtimes = OperationRuntimes(
             db,
@@ -341,7 +342,7 @@ class Worker:
                 clock=self.clock,
                 definitions=self.runtimes.definitions,
             )
-        runtime = await self.runtimes.get(owned.operation)
+        runtime = await self.runtimes.get(owned.operation, owned.plan)
         if not owned.is_raw and not await self.limit_shares.take_part(runtime):
             self.set_aside.for_a_moment(owned.operation, self.settings.control_poll_s)
             return None

@@ -1,4 +1,4 @@
-"""Planted faults, as in `test_planted_faults`: lost answers to commits, reading, and rows lost with their worker."""
+"""Planted faults, lost answers to commits, reading, and rows lost with their worker."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 from approvals import Paper, Wall, at_wall, clean, papers
+from planted import both, office, parked
 from sqlalchemy import Integer, bindparam, update
 from stored import rows_of
-from test_planted_faults import both, office, parked
 
 from penstock import Context, failpoints, operation
 from penstock.db.database import CommitUnknown

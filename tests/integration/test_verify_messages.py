@@ -1,4 +1,4 @@
-"""`verify` finds nothing in the mail that the engine handled, and everything that it would never leave behind."""
+"""`verify` finds nothing in the signals and requests that the engine handled, and everything it would never leave."""
 
 from __future__ import annotations
 
@@ -75,37 +75,37 @@ FAULTS: list[tuple[Executable, str, str]] = [
     ),
     (
         update(signals).where(OF_ROW_1).values(outcome="failed"),
-        "taken_signals_are_told",
+        "consumed_signals_ended_their_wait",
         "(failed) at step 1, which is Completed",
     ),
     (
         update(signals).where(OF_ROW_1).values(consumed_row=4),
-        "taken_signals_are_told",
+        "consumed_signals_ended_their_wait",
         "row 4: took signal 1 (ok) at step 1, which is WaitingForCompletion",
     ),
     (
         update(signals).where(OF_ROW_1).values(key="paper-p9"),
-        "taken_signals_are_told",
+        "consumed_signals_ended_their_wait",
         "waited for 'paper-p1' at step 1, but took a signal for 'paper-p9'",
     ),
     (
         update(signals).where(signals.c.consumed_generation == 1).values(accepted_at=1),
-        "taken_signals_are_told",
+        "consumed_signals_ended_their_wait",
         "at step 1, which was there before its generation began",
     ),
     (
         update(signals).where(OF_ROW_1).values(consumed_step=0),
-        "taken_signals_are_told",
+        "consumed_signals_ended_their_wait",
         "was taken at step 0, which waits for none",
     ),
     (
         update(signals).where(OF_ROW_1).values(consumed_generation=3),
-        "taken_signals_are_told",
+        "consumed_signals_ended_their_wait",
         "was taken in generation 3, which the row has not been through",
     ),
     (
         delete(row_records).where(row_records.c.row == 1, STEP),
-        "taken_signals_are_told",
+        "consumed_signals_ended_their_wait",
         "row 1: signal 1 was taken at step 1, but there is no record of it",
     ),
     (
@@ -130,24 +130,24 @@ FAULTS: list[tuple[Executable, str, str]] = [
     ),
     (
         update(requests).values(outcome=None),
-        "requests_are_answered",
+        "requests_have_outcomes",
         "row 2: request 1 was left for a closed chunk and has no outcome",
     ),
     (
         update(requests).values(generation=1),
-        "requests_are_answered",
+        "requests_have_outcomes",
         "row 2: is in generation 1 still, but request 1 was applied",
     ),
-    (update(requests).values(row=5), "requests_are_answered", "row 5: request 1 is for a row of another chunk"),
+    (update(requests).values(row=5), "requests_have_outcomes", "row 5: request 1 is for a row of another chunk"),
     (update(requests).values(chunk=999_999), "no_stray_records", "request 1 is for chunk 999999"),
     (
         update(operations).values(suspect_row=3),
-        "reading_fields_are_sane",
+        "reading_fields_are_consistent",
         "its file is read, but row 3 of it is still suspected",
     ),
     (
         update(chunks).where(chunks.c.first_row == 5).values(is_raw=1),
-        "reading_fields_are_sane",
+        "reading_fields_are_consistent",
         "it is Running, but 1 chunks are not validated",
     ),
 ]

@@ -1,0 +1,1 @@
+"""What uploaded bytes are checked for before anybody may use them."""

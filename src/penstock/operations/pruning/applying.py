@@ -1,0 +1,220 @@
+"""Applying policies: which operations have something that is due, and removing it, all at once or bit by bit."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import repeat
+from typing import Any
+
+from sqlalchemy import Row, func, or_, select
+
+from penstock.blobs.storage import Storage
+from penstock.blobs.tables import rows as blobs
+from penstock.clock import Clock
+from penstock.db.connection import Connection
+from penstock.db.database import Database
+from penstock.errors import Conflict
+from penstock.operations.model import Pruned
+from penstock.operations.operation_ids import IS_THERE
+from penstock.operations.pruning.parts import begin_part, end_part, remove_part
+from penstock.operations.pruning.removal import IS_BEGUN, IS_OVER, Due, Removal
+from penstock.operations.states import OPERATION
+from penstock.operations.tables import REMOVED, operations
+from penstock.retention import Keep, due_parts
+
+__all__ = ["LOOK_AGAIN_S", "Policy", "Retention", "delete", "due_operations", "prune", "would_prune"]
+
+LOOKED_AT = 1000  # operations in one read
+FILES_EACH = 500  # in one statement
+OPERATIONS_EACH = 100  # emptied before their files are looked at and their rows go
+PASS_OPERATIONS = 10  # by a worker at a time, for it has more to do
+PASS_TRANSACTIONS = 10
+LOOK_AGAIN_S = 3600.0
+
+_NAMES = (
+    "number", "id", "file_key", "file_sha256", "file_bytes", "blob", "rows_read", "finished_at", "revision", "keep",
+    "pruned", "stop_outcome",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How long what is kept: by the deployment, for operations without a word of their own; or all the same for all.
+
+    `all_before` names an instant: whatever has ended before it goes as a whole, and nothing else.
+    """
+
+    keep: Keep = field(default_factory=dict)
+    all_before: int | None = None
+
+    def due(self, row: Row[Any], now_us: int) -> tuple[str, ...]:
+        """What of an operation is due."""
+        if row.stop_outcome == REMOVED:
+            return ("operations",)
+        if self.all_before is not None:
+            return ("operations",) if row.finished_at < self.all_before else ()
+        keep = {**self.keep, **(row.keep or {})}
+        return due_parts(keep, ended_us=row.finished_at, now_us=now_us, pruned=row.pruned or {})
+
+    def latest_end(self, now_us: int) -> int:
+        """Of operations without a policy of their own, only those that ended before this can be due."""
+        shortest = min((kept for kept in self.keep.values() if kept is not None), default=None)
+        return self.all_before or (0 if shortest is None else now_us - round(shortest * 1e6))
+
+
+async def due_operations(db: Database, policy: Policy, now_us: int, *, after: int = 0) -> AsyncIterator[Due]:
+    """The operations of which something is due, by number; those that are held are left out."""
+    may_be_due = or_(operations.c.finished_at < policy.latest_end(now_us), operations.c.keep.is_not(None))
+    is_due = or_(IS_OVER & operations.c.hold.is_(None) & may_be_due, IS_BEGUN)
+    query = select(*(operations.c[name] for name in _NAMES)).where(is_due).order_by(operations.c.number)
+    while True:
+        async with db.read() as tx:
+            found = (await tx.execute(query.where(operations.c.number > after).limit(LOOKED_AT))).all()
+        for row in found:
+            if parts := policy.due(row, now_us):
+                yield _due(row, parts)
+        if len(found) < LOOKED_AT:
+            return
+        after = found[-1].number
+
+
+def _due(row: Row[Any], parts: tuple[str, ...]) -> Due:
+    return Due(
+        number=row.number,
+        id=row.id,
+        file_key=row.file_key,
+        file_sha256=row.file_sha256,
+        file_bytes=row.file_bytes,
+        blob=row.blob,
+        rows=row.rows_read,
+        ended_us=row.finished_at,
+        revision=row.revision,
+        pruned=row.pruned or {},
+        parts=parts,
+        is_begun=row.stop_outcome == REMOVED,
+    )
+
+
+async def prune(db: Database, files: Storage, policy: Policy, now_us: int) -> Pruned:
+    """Remove all that is due, the oldest operations first. A retry or a hold that comes before its removal wins."""
+    removal = Removal(db, files)
+    found: list[Due] = []
+    async for due in due_operations(db, policy, now_us):
+        found.append(due)
+        if len(found) == OPERATIONS_EACH:
+            await _remove(removal, found, repeat(None))
+            found = []
+    await _remove(removal, found, repeat(None))
+    await asyncio.to_thread(files.remove_stale)
+    return removal.done
+
+
+async def _remove(removal: Removal, found: Sequence[Due], budget: Iterator[None]) -> int:
+    """Remove what is due while the budget of transactions lasts; the number of the last one dealt with, or 0."""
+    last = 0
+    for due in found:
+        is_whole = due.parts == ("operations",)
+        if not await (removal.empty(due, budget) if is_whole else _remove_parts(removal, due, budget)):
+            break
+        last = due.number
+    await removal.end()
+    return last
+
+
+async def _remove_parts(removal: Removal, due: Due, budget: Iterator[None]) -> bool:
+    """Remove parts of an operation; False when the budget is spent before that."""
+    db, pruned, revision = removal.db, dict(due.pruned), due.revision
+    for part in due.parts:
+        if part not in pruned:
+            begin = partial(
+                begin_part, number=due.number, part=part, ended_us=due.ended_us, pruned=pruned, revision=revision
+            )
+            if not await db.transaction(begin, "prune_part"):
+                return True  # it was retried, held or changed meanwhile; the next look sees it as it is
+            pruned, revision = pruned | {part: False}, revision + 1
+        if part == "files":
+            if not await removal.remove_file(due):
+                continue
+        elif not await remove_part(db, due.number, part, budget):
+            return False
+        await db.transaction(partial(end_part, number=due.number, part=part), "prune_part")
+        pruned, revision = pruned | {part: True}, revision + 2
+        removal.done.parts[part] += 1
+    return True
+
+
+async def would_prune(db: Database, policy: Policy, now_us: int) -> Pruned:
+    """What `prune` would remove now."""
+    found, uses, sizes = Pruned(), Counter[str](), {}
+    async for due in due_operations(db, policy, now_us):
+        file = due.blob or due.file_sha256
+        if due.parts == ("operations",):
+            found.operations += 1
+            found.rows += due.rows
+        else:
+            found.parts.update(due.parts)
+        if due.parts == ("operations",) or "files" in due.parts:
+            uses[file] += 1
+            sizes[file] = due.file_bytes
+    async with db.read() as tx:
+        names = list(uses)
+        for first in range(0, len(names), FILES_EACH):
+            counted = await _used(tx, names[first : first + FILES_EACH])
+            found.file_bytes += sum(sizes[file] for file, count in counted if uses[file] == count)
+    return found
+
+
+async def _used(tx: Connection, files: Sequence[str]) -> list[tuple[str, int]]:
+    """How many operations use each of these files; those that were uploaded to stay are left out."""
+    file = func.coalesce(operations.c.blob, operations.c.file_sha256)
+    query = (
+        select(file, func.count())
+        .outerjoin(blobs, blobs.c.id == operations.c.blob)
+        .where(file.in_(files), operations.c.blob.is_(None) | (blobs.c.is_temporary == 1))
+        .group_by(file)
+    )
+    return [(name, count) for name, count in await tx.execute(query)]
+
+
+async def delete(db: Database, files: Storage, number: int) -> Pruned:
+    """Remove one operation that has ended, whatever any policy says; `Conflict` while it is held or not over."""
+    async with db.read() as tx:
+        columns = (*(operations.c[name] for name in _NAMES), operations.c.state, operations.c.hold)
+        row = (await tx.execute(select(*columns).where(operations.c.number == number, IS_THERE))).one()
+    if row.hold is not None:
+        raise Conflict(f"operation {row.id} is held ({row.hold}); release it first")
+    if not OPERATION.is_settled(row.state):
+        raise Conflict(f"operation {row.id} is {row.state}; cancel it first, or wait for its end")
+    removal = Removal(db, files)
+    await _remove(removal, [_due(row, ("operations",))], repeat(None))
+    if not removal.done.operations:
+        raise Conflict(f"operation {row.id} was changed meanwhile; look at it again")
+    return removal.done
+
+
+class Retention:
+    """Policies as a worker applies them: small passes, one after the other; then it looks again after a while."""
+
+    def __init__(self, db: Database, files: Storage, clock: Clock, *, keep: Keep) -> None:
+        self._db, self._files, self._clock, self._policy = db, files, clock, Policy(keep)
+        self._last, self._next_look = 0, 0.0
+
+    async def tick(self) -> None:
+        """Remove some of what is due; when nothing more is, look again after a while."""
+        if self._clock.monotonic() < self._next_look:
+            return
+        found: list[Due] = []
+        async for due in due_operations(self._db, self._policy, self._clock.now_us(), after=self._last):
+            found.append(due)
+            if len(found) == PASS_OPERATIONS:
+                break
+        if found:
+            removal = Removal(self._db, self._files)
+            self._last = await _remove(removal, found, repeat(None, PASS_TRANSACTIONS)) or self._last
+            return
+        self._last, self._next_look = 0, self._clock.monotonic() + LOOK_AGAIN_S
+        await asyncio.to_thread(self._files.remove_stale)
