@@ -18,14 +18,16 @@ from penstock.blobs.checks.policy import BlobPolicy
 from penstock.blobs.opening import open_storage
 from penstock.blobs.service import Blobs
 from penstock.blobs.sweeping import Sweeper
-from penstock.clock import Clock, Entropy, FollowingClock, SystemClock
+from penstock.clock import Clock, Entropy, FollowingClock, SystemClock, operation_id
 from penstock.db.database import Database
 from penstock.db.shared_clock import share_clock
 from penstock.db.unit import UnitOfWork
 from penstock.errors import DeclarationError, Unavailable
+from penstock.event_sources import EventSources
 from penstock.idempotency.service import Idempotency
 from penstock.idempotency.sql import SqlStore
 from penstock.lifecycles.guards import Guard
+from penstock.lifecycles.model import Handler
 from penstock.lifecycles.scope import Scope
 from penstock.lifecycles.service import Lifecycles
 from penstock.operations.intake import Source
@@ -41,6 +43,8 @@ from penstock.operations.worker.worker import Worker
 from penstock.pipeline import Definition, definition_of
 from penstock.services import Service
 from penstock.settings import Settings, load_settings
+from penstock.targets.quotas import use_quotas
+from penstock.targets.sql_quotas import SqlQuotas
 
 __all__ = ["Penstock", "run"]
 
@@ -52,7 +56,9 @@ REST_LOOK_S = 0.01
 
 KEYS_SWEEP_S = 60.0
 LIFECYCLES_TICK_S = 2.0
+DELIVERIES_TICK_S = 1.0
 BLOBS_SWEEP_S = 60.0
+DELIVERIES_GRACE_S = 5.0  # for what is being sent when the last worker stops
 
 
 class Penstock:
@@ -67,6 +73,8 @@ class Penstock:
         clock: Clock,
         entropy: Entropy,
         guards: Mapping[str, Guard] = MappingProxyType({}),
+        effects: Mapping[str, Handler] = MappingProxyType({}),
+        handlers: Mapping[str, object] = MappingProxyType({}),
         blob_policy: BlobPolicy | None = None,
     ) -> None:
         self.db, self.settings, self.definitions = db, settings, definitions
@@ -106,9 +114,31 @@ class Penstock:
             secret_keys=settings.secret_keys,
         )
         self.lifecycles = Lifecycles(
-            Scope(db, clock=clock, entropy=entropy, actor=actor, guards=guards, page_max=settings.page_max)
+            Scope(
+                db,
+                clock=clock,
+                entropy=entropy,
+                actor=actor,
+                guards=guards,
+                effects=effects,
+                page_max=settings.page_max,
+            )
         )
         self.deliveries = self.lifecycles.deliveries
+        self.events = EventSources(
+            db,
+            settings,
+            definitions,
+            handlers,
+            operations=self.operations,
+            lifecycles=self.lifecycles,
+            lifespans=self.lifespans,
+            clock=clock,
+            entropy=entropy,
+            actor=actor,
+        )
+        self.webhooks = self.events.webhooks
+        self.quotas = SqlQuotas(db, lambda: operation_id(clock, entropy))
         self.audit = Audit(db, page_max=settings.page_max)
         self.keys = ApiKeys(db, clock=clock, entropy=entropy, actor=actor)
 
@@ -123,11 +153,16 @@ class Penstock:
         clock: Clock | None = None,
         entropy: Entropy | None = None,
         guards: Mapping[str, Guard] = MappingProxyType({}),
+        effects: Mapping[str, Handler] = MappingProxyType({}),
+        handlers: Mapping[str, object] = MappingProxyType({}),
         blob_policy: BlobPolicy | None = None,
     ) -> AsyncIterator[Penstock]:
         """Connect to a database with these operations: classes or functions marked by `@operation`.
 
-        `guards` are what lifecycles' transitions name as theirs: functions, sync or async, that allow or deny them.
+        `guards` are what lifecycles' transitions and states name as guards and gates: functions, sync or async, that
+        allow or deny a move. `effects` are what states name as such: functions that are called after the move.
+        `handlers` are objects with methods such as `on_completed`, by names that stay the same: each is told of every
+        operation, at least once, by whichever worker has a handler of that name.
         `blob_policy` says which uploads are taken.
 
         A SQLite database is made and upgraded when needed; a server refuses until `penstock db upgrade` was run.
@@ -137,9 +172,10 @@ class Penstock:
         elif url is not None:
             settings = settings.model_copy(update={"database_url": url})
         definitions = by_name(operations)
-        _require_callable(guards)
+        _require_callable("guards", guards)
+        _require_callable("effects", effects)
         clock = clock or SystemClock()
-        db = await Database.open(settings.database_url, clock=clock)
+        db = await Database.open(settings.database_address, clock=clock)
         try:
             clock = await _database_clock(db, clock, settings)
             penstock = cls(
@@ -149,11 +185,17 @@ class Penstock:
                 clock=clock,
                 entropy=entropy or Entropy(),
                 guards=guards,
+                effects=effects,
+                handlers=handlers,
                 blob_policy=blob_policy,
             )
+            use_quotas(penstock.quotas)  # targets that are used from here on share them with other processes
             try:
+                await penstock.events.begin()
                 yield penstock
             finally:
+                await penstock.events.close()
+                penstock.quotas.close()
                 await penstock.lifespans.close()
         finally:
             await db.close()
@@ -177,6 +219,7 @@ class Penstock:
             entropy=self.entropy,
             owns_process=owns_process,
             services=self._services(),
+            capabilities={Lifecycles: self.lifecycles},
         )
         async with worker:
             self._workers.add(worker)
@@ -184,6 +227,8 @@ class Penstock:
                 yield worker
             finally:
                 self._workers.discard(worker)
+                if not self._workers:
+                    await self.events.stop(min(self.settings.shutdown_s, DELIVERIES_GRACE_S))
 
     @asynccontextmanager
     async def working(self) -> AsyncIterator[Worker]:
@@ -204,6 +249,7 @@ class Penstock:
         return (
             Service("idempotency keys", KEYS_SWEEP_S, self._sweep_keys),
             Service("lifecycles", LIFECYCLES_TICK_S, self._tick_lifecycles),
+            Service("deliveries", DELIVERIES_TICK_S, self.events.tick),
             Service("blobs", BLOBS_SWEEP_S, Sweeper(self.db, self.files, self.clock).tick),
         )
 
@@ -224,6 +270,8 @@ class Penstock:
         scoped.signals = self.signals.seen_by(visible, actor=principal.name)
         scoped.lifecycles = self.lifecycles.tenant(principal.tenant)
         scoped.deliveries = scoped.lifecycles.deliveries
+        whole = principal.operations is None
+        scoped.webhooks = self.webhooks.seen_by(principal.tenant, actor=principal.name, is_whole=whole)
         scoped.blobs = self.blobs.tenant(principal.tenant)
         scoped.audit = self.audit.seen_by(principal.tenant)
         scoped.definitions = {key: found for key, found in self.definitions.items() if visible.includes(key)}
@@ -232,9 +280,10 @@ class Penstock:
     def transaction(self) -> UnitOfWork:
         """A transaction for your own statements: `async with penstock.transaction() as tx: await tx.execute(…)`.
 
-        It commits when the block ends well. `lifecycles.start`, `trigger`, `force`, `change_data`,
-        `deliveries.acknowledge` and `blobs.reference`, `unreference`, `hold`, `release` and `delete` take it as `tx`
-        and commit with it; nothing else of this `Penstock` that writes is called inside it.
+        It commits when the block ends well. `operations.create`, `signals.complete` and `fail`, `lifecycles.start`,
+        `trigger`, `force`, `change_data`, `deliveries.acknowledge` and `blobs.reference`, `unreference`, `hold`,
+        `release` and `delete` take it as `tx` and commit with it; nothing else of this `Penstock` that writes is called
+        inside it.
         """
         return self.db.unit()
 
@@ -271,7 +320,11 @@ class Penstock:
                     follower.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await follower
-        return await self.operations.get(operation)
+        ended = await self.operations.get(operation)
+        if ended.is_settled and self.clock.is_real:
+            # Nobody else may come to tell of its end.
+            await self.events.tell_within(self.settings.handler_timeout_s)
+        return ended
 
     async def _follow(
         self, operation: str, worker: Worker, stop: asyncio.Event, watch: OnProgress | None, every_s: float
@@ -339,10 +392,10 @@ def _loop_runs() -> bool:
     return True
 
 
-def _require_callable(guards: Mapping[str, object]) -> None:
-    wrong = [name for name, guard in guards.items() if not callable(guard)]
+def _require_callable(what: str, given: Mapping[str, object]) -> None:
+    wrong = [name for name, function in given.items() if not callable(function)]
     if wrong:
-        raise DeclarationError(f"guards are functions; these are not: {', '.join(map(repr, wrong))}")
+        raise DeclarationError(f"{what} are functions; these are not: {', '.join(map(repr, wrong))}")
 
 
 def by_name(operations: Iterable[object]) -> dict[str, Definition]:

@@ -8,6 +8,7 @@ from penstock.api import (
     callbacks,
     catalogue,
     deliveries,
+    erasure,
     events,
     files,
     health,
@@ -20,6 +21,7 @@ from penstock.api import (
     session,
     signals,
     system,
+    webhooks,
 )
 from penstock.api.routing import Route
 
@@ -32,12 +34,14 @@ ROUTES: tuple[Route, ...] = (
     *bulks.ROUTES,
     *rows.ROUTES,
     *retries.ROUTES,
+    *erasure.ROUTES,
     *signals.ROUTES,
     *callbacks.ROUTES,
     *files.ROUTES,
     *events.ROUTES,
     *lifecycles.ROUTES,
     *deliveries.ROUTES,
+    *webhooks.ROUTES,
     *idempotency_keys.ROUTES,
     *keys.ROUTES,
     *audit.ROUTES,

@@ -13,6 +13,8 @@ from typing import Annotated
 import typer
 
 from penstock.cli import (
+    audit,
+    blobs,
     config,
     db,
     deliveries,
@@ -20,6 +22,7 @@ from penstock.cli import (
     idempotency,
     keys,
     lifecycle,
+    load,
     machines,
     ops,
     run,
@@ -27,6 +30,7 @@ from penstock.cli import (
     submit,
     verify,
     waits,
+    webhooks,
     worker,
 )
 from penstock.cli.documents import stdout_for_documents
@@ -46,18 +50,22 @@ app = typer.Typer(
 )
 run.add_to(app)
 submit.add_to(app)
+load.add_to(app)
 worker.add_to(app)
 serve.add_to(app)
 ops.add_to(app)
 waits.add_to(app)
 lifecycle.add_to(app)
 deliveries.add_to(app)
+webhooks.add_to(app)
+blobs.add_to(app)
 machines.add_to(app)
 verify.add_to(app)
 doctor.add_to(app)
 db.add_to(app)
 idempotency.add_to(app)
 keys.add_to(app)
+audit.add_to(app)
 config.add_to(app)
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from penstock.operations.retrying import Eligibility, Retry
     from penstock.pipeline import Definition
 
-__all__ = ["add_to", "cancel", "edit", "migrate", "pause", "resume", "retry"]
+__all__ = ["add_to", "cancel", "edit", "migrate", "pause", "resume", "retry", "row_numbers"]
 
 ROWS_NAMED_MAX = 100_000
 SKIPPED_SHOWN = 20
@@ -132,7 +132,7 @@ def retry(
         return
     if confirm_doubt and rows is None:
         raise WrongUsage("--confirm-doubt needs --rows: name the rows that you have checked")
-    named = None if rows is None else list(_row_numbers(rows))
+    named = None if rows is None else list(row_numbers(rows))
     _ask_again(
         Place(db, url=url),
         operation,
@@ -254,7 +254,7 @@ def _ask_again(
     Screen(as_json=as_json).answer(lambda: resources.retry(exact, found), people)
 
 
-def _row_numbers(written: str) -> Iterator[int]:
+def row_numbers(written: str) -> Iterator[int]:
     """Row numbers from a list such as 3,7-9."""
     total = 0
     for part in written.split(","):
@@ -266,7 +266,7 @@ def _row_numbers(written: str) -> Iterator[int]:
             raise WrongUsage(f"--rows: numbers start at 1 and ranges go upwards; found {part.strip()!r}")
         total += last - first + 1
         if total > ROWS_NAMED_MAX:
-            raise WrongUsage(f"--rows takes {ROWS_NAMED_MAX:,} rows at most; leave it out to retry all failed rows")
+            raise WrongUsage(f"--rows takes {ROWS_NAMED_MAX:,} rows at most; leave it out for all")
         yield from range(first, last + 1)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli import control, prune, waits, watch
+from penstock.cli import control, erase, prune, waits, watch
 from penstock.cli.inputs import InputFile, Meta, MetaFile, OperationName, Set, existing_file, metadata, overrides
 from penstock.cli.options import App, Cursor, Db, Json, Limit, OperationId, OperationIdOrAll, Url, command, group
 from penstock.cli.pages import answer_page
@@ -52,6 +52,7 @@ def add_to(app: typer.Typer) -> None:
     watch.add_to(ops)
     control.add_to(ops)
     prune.add_to(ops)
+    erase.add_to(ops)
 
 
 def list_(

@@ -85,7 +85,7 @@ def serve(
     definitions = place.definitions_if_named() if no_worker else place.definitions()
     if settings.storage_fault is not None:
         raise SettingsInvalid(settings.storage_fault)
-    log_to_stderr(settings.log_level, with_time=True)
+    log_to_stderr(settings.log_level, with_time=True, as_json=settings.log_format == "json")
     wanted = Wanted(
         place,
         definitions,

@@ -44,7 +44,7 @@ def verify(
 
 
 async def _verify(penstock: Penstock, operation: str | None, *, deep: bool) -> VerifyReport:
-    """The operations, and the lifecycles of every tenant unless one operation was named."""
+    """The operations, and unless one was named the blobs and lifecycles of every tenant and all deliveries."""
     from penstock.operations.model import Difference
 
     of = None if operation is None else await exact_id(penstock, operation)
@@ -52,7 +52,11 @@ async def _verify(penstock: Penstock, operation: str | None, *, deep: bool) -> V
     if of is not None:
         return found
     differences = list(found.differences)
+    for blob in await penstock.blobs.verify(deep=deep):
+        differences.append(Difference(blob.rule, f"blob {blob.blob}: {blob.message}", None, None, None))
     for tenant in await penstock.lifecycles.tenants():
         _, wrong = await penstock.lifecycles.tenant(tenant).verify()
         differences += [Difference(each.rule, each.message, None, None, None) for each in wrong]
+    missed = await penstock.events.verify()
+    differences += [Difference(each.rule, each.message, None, None, None) for each in missed]
     return replace(found, differences=tuple(differences))

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, ClassVar, Literal
 
-from sqlalchemy import URL, BigInteger, ColumnElement, Integer, Table, func, literal_column, select
+from sqlalchemy import URL, BigInteger, ColumnElement, Integer, Table, func, literal, literal_column, select, tuple_
 from sqlalchemy.dialects.mysql import insert as mariadb_insert
 from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
@@ -86,8 +86,14 @@ class Dialect(ABC):
         return url
 
     @abstractmethod
-    def connect_args(self) -> dict[str, Any]:
-        """Arguments for the driver."""
+    def connect_args(self, schema: str | None = None) -> dict[str, Any]:
+        """Arguments for the driver; PostgreSQL has schemas."""
+
+    def in_order(
+        self, column: ColumnElement[Any], value: int, number: ColumnElement[int], after: int
+    ) -> tuple[list[ColumnElement[bool]], list[ColumnElement[Any]]]:
+        """Conditions and order for rows that have a value, by number, behind one; an index has (column, number)."""
+        return [column == value, number > after], [number]
 
     def adapt(self, engine: AsyncEngine) -> None:  # noqa: B027  # most need nothing
         """Change what SQLAlchemy would do for this database."""
@@ -177,7 +183,7 @@ class Sqlite(Dialect):
                 heard()
             await asyncio.sleep(HEAR_S)
 
-    def connect_args(self) -> dict[str, Any]:
+    def connect_args(self, schema: str | None = None) -> dict[str, Any]:
         return {"timeout": LOCK_WAIT_S}
 
     def adapt(self, engine: AsyncEngine) -> None:
@@ -255,6 +261,14 @@ class Postgresql(Dialect):
             return url
         return url.difference_update_query(["sslmode"]).update_query_pairs([("ssl", str(url.query["sslmode"]))])
 
+    def in_order(
+        self, column: ColumnElement[Any], value: int, number: ColumnElement[int], after: int
+    ) -> tuple[list[ColumnElement[bool]], list[ColumnElement[Any]]]:
+        # With a plain comparison it goes through the primary key when many rows have the value, and meets none for long
+        # where they are all at the end. Said like this only the index gives the order, and both ends are its bounds.
+        begin = tuple_(column, number) > tuple_(literal(value, column.type), literal(after, number.type))
+        return [begin, column <= value], [column, number]
+
     async def listen(self, connection: AsyncConnection, heard: Callable[[], None]) -> None:
         driver: Any = (await connection.get_raw_connection()).driver_connection
         is_lost = asyncio.Event()
@@ -265,7 +279,7 @@ class Postgresql(Dialect):
             raise Unavailable(f"cannot listen: {error}") from error
         await is_lost.wait()
 
-    def connect_args(self) -> dict[str, Any]:
+    def connect_args(self, schema: str | None = None) -> dict[str, Any]:
         return {
             "timeout": CONNECT_S,
             "server_settings": {
@@ -273,6 +287,8 @@ class Postgresql(Dialect):
                 "lock_timeout": f"{round(LOCK_WAIT_S * 1000)}ms",
                 "idle_in_transaction_session_timeout": f"{IDLE_TRANSACTION_S}s",
                 "tcp_user_timeout": f"{PARTITION_S}s",
+                # This schema alone: a table that is missing there must not be found in another.
+                **({"search_path": schema} if schema is not None else {}),
             },
         }
 
@@ -355,7 +371,7 @@ class Mariadb(Dialect):
         Requirement("sync_binlog", "1", lambda found: found != "0"),
     )
 
-    def connect_args(self) -> dict[str, Any]:
+    def connect_args(self, schema: str | None = None) -> dict[str, Any]:
         return {"connect_timeout": CONNECT_S, "charset": "utf8mb4", "autocommit": True}
 
     async def send(self, connection: Any, prepared: Prepared, parameters: list[Any]) -> Answer:

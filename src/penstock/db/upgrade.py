@@ -19,7 +19,7 @@ from penstock.errors import DatabaseUnready, Unavailable
 __all__ = ["HEAD", "REVISIONS", "Report", "check", "prepare_schema", "revision_of", "upgrade"]
 
 # Every revision, oldest first; a test keeps it equal to the folder of migrations.
-REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0011", "0013")
+REVISIONS = tuple(f"{number:04}" for number in range(1, 15))
 HEAD = REVISIONS[-1]
 MIGRATIONS = Path(__file__).parent / "migrations"
 LOCK_PAUSE_S = 0.1
@@ -111,6 +111,8 @@ async def _upgrade_server(database: Database) -> str | None:
     async with database.connection() as connection:
         try:
             await _lock(database, connection)
+            if database.schema is not None:
+                await connection.exec_driver_sql(f"CREATE SCHEMA IF NOT EXISTS {database.schema}")
             return await _upgrade(connection)
         finally:
             await connection.invalidate()  # with it end the lock and what it was told

@@ -69,6 +69,7 @@ async def hold(db: Database, number: int, reason: str, *, actor: str) -> None:
         if head is None:
             raise NotFound("the operation has been removed")
         await note(db, tx, head, "held", actor=actor, cause=reason)
+        await log_act(db, tx, number, "hold", actor=actor, details={"reason": reason})
 
     await db.transaction(place, "hold")
 
@@ -80,6 +81,7 @@ async def release(db: Database, number: int, *, actor: str, cause: str | None) -
         head = await touch(tx, number, operations.c.hold.is_not(None), hold=None)
         if head is not None:
             await note(db, tx, head, "released", actor=actor, cause=cause)
+            await log_act(db, tx, number, "release", actor=actor, details=_cause(cause))
 
     await db.transaction(end, "hold")
 

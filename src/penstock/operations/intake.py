@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -30,6 +30,7 @@ from penstock.operations.states import OPERATION
 from penstock.operations.tables import operations
 from penstock.operations.validating.without_rows import refuse_without_rows
 from penstock.operations.visibility import stored_tenant
+from penstock.outbox.storing import subscribe
 from penstock.pipeline import Definition
 from penstock.pipeline.secret_values import mask_texts
 from penstock.secret_keys import SecretKeys
@@ -56,8 +57,13 @@ async def create(
     entropy: Entropy,
     keys: SecretKeys,
     metadata_bytes_max: int,
+    told: Sequence[Mapping[str, Any]] = (),
+    tx: Connection | None = None,
 ) -> str:
     """Store the file as a blob, then the operation that runs over it; or use a blob that is Valid. Returns its id.
+
+    `told` are subscriptions to the operation's events, stored with it. In a `tx` of the caller's the operation
+    is there once that is committed.
 
     Unknown formats, metadata that does not fit, unknown options and files without rows are refused before anything is
     stored; of a stream that cannot be rewound, it is the reading that finds no row.
@@ -77,26 +83,37 @@ async def create(
     if isinstance(source, BlobDescriptor):
         link: Link = partial(_use, blobs, source.id, reference_of(new_id))
     else:
-        link = await _stored(db, blobs, source, name, owner=reference_of(new_id), actor=created_by)
-    values = {
-        "file_name": name,
-        "file_format": file_format,
-        "created_by": created_by,
-        "tenant": stored_tenant(tenant),
+        link = await _stored(db, blobs, source, name, owner=reference_of(new_id), actor=created_by, tx=tx)
+    insertion = _insertion(
+        db,
+        new_id,
+        resolved,
+        link,
+        file_name=name,
+        file_format=file_format,
+        created_by=created_by,
+        tenant=stored_tenant(tenant),
+        told=told,
         **columns,
-    }
-    return await db.transaction(_insertion(db, new_id, resolved, link, **values), "create")
+    )
+    return await (db.transaction(insertion, "create") if tx is None else insertion(tx))
 
 
 async def _use(blobs: Blobs, blob: str, owner: str, tx: Connection) -> BlobDescriptor:
     return await blobs.refer(tx, blob, owner)
 
 
-async def _stored(db: Database, blobs: Blobs, source: Source, file_name: str, *, owner: str, actor: str) -> Link:
-    """Store a file as a blob that belongs to the operation; it becomes Valid together with the operation."""
+async def _stored(
+    db: Database, blobs: Blobs, source: Source, file_name: str, *, owner: str, actor: str, tx: Connection | None
+) -> Link:
+    """Store a file as a blob that belongs to the operation; it becomes Valid together with the operation.
+
+    In a `tx` of the caller's the record of the blob is undone with it, and the sweep removes the bytes.
+    """
     blobs.storage.require()
     made = blobs.new(file_name, actor=actor, is_temporary=True, limit=False)
-    begun = await db.transaction(partial(blobs.begin, made), "blob_create")
+    begin = partial(blobs.begin, made)
+    begun = await (db.transaction(begin, "blob_create") if tx is None else begin(tx))
 
     def store() -> Any:
         with open_source(source) as stream:
@@ -108,7 +125,8 @@ async def _stored(db: Database, blobs: Blobs, source: Source, file_name: str, *,
         if isinstance(sealed, Rejection):
             raise FileRejected(f"{file_name}: {sealed.reason}", code=sealed.code)
     except BaseException as error:
-        await asyncio.shield(blobs.give_up(begun, error))
+        if tx is None:
+            await asyncio.shield(blobs.give_up(begun, error))
         raise
     after = begun.mark_as_valid(blobs.now(), sealed)
 
@@ -167,8 +185,9 @@ def _insertion(
     link: Link,
     *,
     created_by: str,
+    told: Sequence[Mapping[str, Any]],
     **columns: Any,
-) -> Any:
+) -> Callable[[Connection], Awaitable[str]]:
     async def insert_operation(tx: Connection) -> str:
         blob = await link(tx)
         stored = blob.stored
@@ -201,6 +220,8 @@ def _insertion(
             at=db.now(),
             actor=created_by,
         )
+        if told:
+            await subscribe(db, tx, told, subject=new_id, tenant=columns["tenant"] or "")
         await db.ring(tx)
         details = {"name": definition.name, "fileName": columns["file_name"], "sha256": stored.sha256}
         act = Act(columns["tenant"] or "", created_by, "operation.create", new_id, details)

@@ -10,12 +10,13 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from penstock.access.audit import Audit
+from penstock.access.audit import Act, Audit, record
 from penstock.blobs.model import BlobDescriptor
 from penstock.blobs.service import Blobs
 from penstock.clock import Clock, Entropy, micros, operation_id
 from penstock.db.connection import Connection
 from penstock.db.database import Database
+from penstock.db.unit import UnitOfWork, joined
 from penstock.errors import Conflict, Forbidden, InvalidInput, NotFound
 from penstock.formats import Limits
 from penstock.journal.numbering import number_new
@@ -40,17 +41,20 @@ from penstock.operations.model import (
 from penstock.operations.operation_ids import number_of
 from penstock.operations.proof.verify import verify
 from penstock.operations.pruning import applying as pruning
+from penstock.operations.pruning import erasing
 from penstock.operations.pruning.applying import Policy
 from penstock.operations.quotas import require_room
 from penstock.operations.retrying import Eligibility, Retry
 from penstock.operations.rows.lifespans import Lifespans
 from penstock.operations.rows.stored_metadata import load_metadata
+from penstock.operations.telling import Notify, notify_types
 from penstock.operations.views import error_views, operation_views, row_views
 from penstock.operations.views.chunk_view import RowLayout, verdict_codes
 from penstock.operations.views.operation_views import OperationFilter
 from penstock.operations.visibility import EVERYTHING, Visible
 from penstock.operations.worker.background import LONG_DEAD_S
 from penstock.operations.worker_records import remove_dead_workers
+from penstock.outbox.subscribing import subscription_row
 from penstock.pipeline import Definition, definition_of
 from penstock.settings import Settings
 
@@ -99,10 +103,14 @@ class Operations:
         file_name: str | None = None,
         options: Mapping[str, Any] | None = None,
         created_by: str | None = None,
+        notify: Sequence[Notify] = (),
+        tx: UnitOfWork | None = None,
     ) -> Operation:
         """Create an operation, given by name or declaration, for a file or a Valid blob. Durable when this returns.
 
-        `file` is stored as a blob of its own, which goes when the operation is removed.
+        `file` is stored as a blob of its own, which goes when the operation is removed. `notify` names who is told of
+        this operation: webhooks, chats, e-mail addresses. With the `tx` of `penstock.transaction()` the operation is
+        there once that is committed, and never if it is undone.
         """
         definition = self.definition(operation)
         if self._visible.tenant is not None:
@@ -123,8 +131,23 @@ class Operations:
             entropy=self._entropy,
             keys=self._settings.secret_keys,
             metadata_bytes_max=self._settings.metadata_bytes_max,
+            told=[self._told(each, created_by or self._actor) for each in notify],
+            tx=joined(tx),
         )
+        if tx is not None:
+            return await operation_views.get(self._db, tx.connection, new_id)
         return await self.get(new_id)
+
+    def _told(self, notify: Notify, created_by: str) -> Mapping[str, Any]:
+        return subscription_row(
+            operation_id(self._clock, self._entropy),
+            notify.url,
+            types=notify_types(notify.on),
+            secret=notify.secret,
+            keys=self._settings.secret_keys,
+            allowed=self._settings.webhook_networks_allowed,
+            created_by=created_by,
+        )
 
     async def _source(self, file: Source | None, blob: str | None) -> Source | BlobDescriptor:
         if file is not None and blob is None:
@@ -501,7 +524,27 @@ class Operations:
         """Remove one operation that has ended, for good; `Conflict` while it is held or under way."""
         number = await self._number(operation)
         self._blobs.storage.require()
-        return await pruning.delete(self._db, self._blobs.storage, number)
+        found = await self.get(operation)
+        removed = await pruning.delete(self._db, self._blobs.storage, number)
+        tenant = "" if self._visible.tenant is None else self._visible.tenant
+        act = Act(tenant, self._actor, "operation.delete", found.id)
+        await self._db.transaction(lambda tx: record(self._db, tx, act), "audit")
+        return removed
+
+    async def erase(self, operation: str, *, rows: Iterable[int] | None = None, actor: str | None = None) -> Pruned:
+        """Erase what is personal about an operation that has ended, or some of its rows; counters and states stay.
+
+        Of rows that go data, outputs, history and error texts, and the file, because they stand in it; of a whole
+        operation its metadata and all texts as well. `Conflict` while it is held or under way.
+        """
+        number, actor = await self._number(operation), actor or self._actor
+        self._blobs.storage.require()
+        if rows is None:
+            return await erasing.erase(self._db, self._blobs.storage, number, actor=actor)
+        named = list(rows)
+        if not named:
+            raise InvalidInput("name at least one row, or give no rows to erase the whole operation")
+        return await erasing.erase_rows(self._db, self._blobs.storage, number, named, actor=actor)
 
     async def hold(self, operation: str, reason: str, *, actor: str | None = None) -> Operation:
         """Let nothing of an operation be removed, whatever any policy says, until `release`. The last reason counts."""

@@ -58,6 +58,7 @@ def compiled(declared: Any, name: str, settings: Mapping[str, Any], names: Mappi
         validate_metadata=shape.validate_metadata,
         source=declared,
         enter=shape.enter,
+        handlers=shape.handlers,
         version=version,
     )
 

@@ -12,6 +12,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Row, func, select
 
 from penstock.blobs.opening import open_storage
+from penstock.blobs.queries import unswept
 from penstock.blobs.storage import Storage
 from penstock.clock import Clock
 from penstock.db.connection import Connection
@@ -26,12 +27,14 @@ from penstock.operations.pruning.applying import LOOK_AGAIN_S, Policy, due_opera
 from penstock.operations.states import OPERATION
 from penstock.operations.tables import chunks, operations, row_records, signals, workers
 from penstock.operations.worker_records import code_of_live_workers, host_name, is_process_alive, misfits
+from penstock.outbox.proving import health
 from penstock.retention import keep_text
 from penstock.settings import Settings
 
 __all__ = ["diagnose"]
 
 OVERDUE_S = 10.0  # workers look every second and sweep every five: what is due for longer is stuck
+UNSWEPT_S = 3600.0  # workers sweep every minute
 OPEN_OPERATIONS_MAX = 1000
 ENCRYPTED_MAX = 1000
 REMOVAL_OVERDUE_S = 3 * LOOK_AGAIN_S  # workers look for what is due once in that time
@@ -53,7 +56,7 @@ async def collect(settings: Settings, clock: Clock) -> Facts:
         crowded=await asyncio.to_thread(_crowded, (settings.storage_folder, settings.database_file)),
     )
     try:
-        report = await check(settings.database_url, clock)
+        report = await check(settings.database_address, clock)
         facts = replace(
             facts,
             database=report.database,
@@ -71,7 +74,7 @@ async def collect(settings: Settings, clock: Clock) -> Facts:
 
 
 async def _with_records(facts: Facts, settings: Settings, clock: Clock) -> Facts:
-    db = Database.connect(settings.database_url, clock=clock, pool_size=1)
+    db = Database.connect(settings.database_address, clock=clock, pool_size=1)
     try:
         async with db.read() as tx:
             before = clock.now_us()
@@ -81,6 +84,8 @@ async def _with_records(facts: Facts, settings: Settings, clock: Clock) -> Facts
             found = await _open_operations(db, tx, now)
             busy = await _busy_workers(db, tx)
             encrypted = await _encrypted(tx)
+            outbox = await health(tx, now, settings.secret_keys)
+            late, left = await unswept(db, tx, since_us=round(UNSWEPT_S * 1e6))
             held = (await tx.execute(select(func.count()).where(operations.c.hold.is_not(None)))).scalar_one()
         overdue = 0
         async for _ in due_operations(db, Policy(settings.keep), now - round(REMOVAL_OVERDUE_S * 1e6)):
@@ -101,8 +106,11 @@ async def _with_records(facts: Facts, settings: Settings, clock: Clock) -> Facts
         held=held,
         overdue_removals=overdue,
         operations=seen,
+        outbox=outbox,
         locked=locked,
         locked_why=why,
+        late_uploads=late,
+        left_bytes=left,
     )
 
 

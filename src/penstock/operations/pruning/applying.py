@@ -26,7 +26,16 @@ from penstock.operations.states import OPERATION
 from penstock.operations.tables import REMOVED, operations
 from penstock.retention import Keep, due_parts
 
-__all__ = ["LOOK_AGAIN_S", "Policy", "Retention", "delete", "due_operations", "prune", "would_prune"]
+__all__ = [
+    "LOOK_AGAIN_S",
+    "Policy",
+    "Retention",
+    "delete",
+    "due_operations",
+    "prune",
+    "remove_parts_now",
+    "would_prune",
+]
 
 LOOKED_AT = 1000  # operations in one read
 FILES_EACH = 500  # in one statement
@@ -180,8 +189,8 @@ async def _used(tx: Connection, files: Sequence[str]) -> list[tuple[str, int]]:
     return [(name, count) for name, count in await tx.execute(query)]
 
 
-async def delete(db: Database, files: Storage, number: int) -> Pruned:
-    """Remove one operation that has ended, whatever any policy says; `Conflict` while it is held or not over."""
+async def _ended(db: Database, number: int) -> Row[Any]:
+    """An operation that has ended; `Conflict` while it is held or not over."""
     async with db.read() as tx:
         columns = (*(operations.c[name] for name in _NAMES), operations.c.state, operations.c.hold)
         row = (await tx.execute(select(*columns).where(operations.c.number == number, IS_THERE))).one()
@@ -189,7 +198,20 @@ async def delete(db: Database, files: Storage, number: int) -> Pruned:
         raise Conflict(f"operation {row.id} is held ({row.hold}); release it first")
     if not OPERATION.is_settled(row.state):
         raise Conflict(f"operation {row.id} is {row.state}; cancel it first, or wait for its end")
-    removal = Removal(db, files)
+    return row
+
+
+async def remove_parts_now(db: Database, files: Storage, number: int, parts: tuple[str, ...]) -> Pruned:
+    """Remove these parts of an operation that has ended, whatever any policy says."""
+    row, removal = await _ended(db, number), Removal(db, files)
+    left = tuple(part for part in parts if not (row.pruned or {}).get(part))
+    await _remove(removal, [_due(row, left)], repeat(None))
+    return removal.done
+
+
+async def delete(db: Database, files: Storage, number: int) -> Pruned:
+    """Remove one operation that has ended, whatever any policy says; `Conflict` while it is held or not over."""
+    row, removal = await _ended(db, number), Removal(db, files)
     await _remove(removal, [_due(row, ("operations",))], repeat(None))
     if not removal.done.operations:
         raise Conflict(f"operation {row.id} was changed meanwhile; look at it again")

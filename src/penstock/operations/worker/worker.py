@@ -8,6 +8,7 @@ import gc
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Self
 
 from penstock.blobs.storage import Storage
@@ -86,6 +87,7 @@ class Worker:
         entropy: Entropy,
         owns_process: bool = False,
         services: Sequence[Service] = (),
+        capabilities: Mapping[type, object] = MappingProxyType({}),
     ) -> None:
         self.db, self.files, self.settings = db, files, settings
         self._owns_process = owns_process
@@ -113,6 +115,7 @@ class Worker:
             spawn=self.tasks.spawn,
             start_limit=self.lease.start_limit,
             beat=self._is_alive,
+            capabilities=capabilities,
         )
         self.limit_shares = LimitShares(db, worker=self.lease.id, clock=clock, look_s=settings.control_poll_s)
         self.limits = Limits(row_bytes_max=settings.row_bytes_max)

@@ -1,0 +1,143 @@
+"""Erasing what is personal: of a whole operation that has ended, or of some of its rows. Its counters and states stay.
+
+Each transaction is short and can be repeated: what a crash leaves, the next call erases. The audit log says who erased
+what; its entries about a whole operation lose their details, and the chain still holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from functools import partial
+from typing import Any
+
+from sqlalchemy import ColumnElement, case, select, update
+
+from penstock.access.audit import erase_details
+from penstock.blobs.storage import Storage
+from penstock.blobs.tables import rows as blobs
+from penstock.db.connection import Connection
+from penstock.db.database import Database
+from penstock.errors import Conflict, NotFound
+from penstock.journal.tables import transitions
+from penstock.operations.auditing import log_act, some_rows
+from penstock.operations.chunk.ledger import Ledger
+from penstock.operations.chunk.packing import pack_rows, unpack_rows
+from penstock.operations.model import Pruned
+from penstock.operations.moves import touch
+from penstock.operations.pruning.applying import remove_parts_now
+from penstock.operations.pruning.removal import IS_OVER
+from penstock.operations.states import OPERATION
+from penstock.operations.tables import chunk_rows, chunks, history, operations, requests, row_records, signals
+
+__all__ = ["erase", "erase_rows"]
+
+ERASED = "erased"
+ROWS_EACH = 500  # named in one statement
+
+# What of a step's record, and of what led to it, may name or describe somebody.
+_RECORD = {
+    "row_key": None,
+    # A record keeps saying that it waited for a signal, and the signal that it was for this key.
+    "signal_key": case((row_records.c.signal_key.is_not(None), ERASED)),
+    "error_group": None,
+    "message": None,
+    "faults": None,
+    "data": None,
+}
+_HISTORY = {"message": None, "data": None}
+_SIGNAL = {"key": ERASED, "payload": None, "message": None, "dedupe_id": None}
+
+
+async def erase(db: Database, files: Storage, number: int, *, actor: str) -> Pruned:
+    """Erase rows, outputs, histories, texts, metadata and file of an operation; `Conflict` while it is held or runs."""
+    await db.transaction(partial(_begin, db, number, actor, None), "erase")
+    done = await remove_parts_now(db, files, number, ("rows", "outputs", "history", "files"))
+    await db.transaction(partial(_forget, db, number, actor), "erase")
+    return done
+
+
+async def erase_rows(db: Database, files: Storage, number: int, rows: Collection[int], *, actor: str) -> Pruned:
+    """Erase some rows: their data, outputs, histories and texts; and the file, because they stand in it too."""
+    named = sorted(set(rows))
+    await db.transaction(partial(_begin, db, number, actor, named), "erase")
+    for first in range(0, len(named), ROWS_EACH):
+        await db.transaction(partial(_forget_rows, number, named[first : first + ROWS_EACH]), "erase")
+    done = await remove_parts_now(db, files, number, ("files",))
+    done.rows = len(named)
+    return done
+
+
+async def _begin(db: Database, number: int, actor: str, rows: list[int] | None, tx: Connection) -> None:
+    """Lock the operation, see that it is over and has these rows, and say in the audit log what happens now."""
+    head = await touch(tx, number, IS_OVER, operations.c.hold.is_(None))
+    row = (await tx.execute(select(operations).where(operations.c.number == number))).one()
+    if row.hold is not None:
+        raise Conflict(f"operation {row.id} is held ({row.hold}); release it first")
+    if head is None:
+        raise Conflict(f"operation {row.id} is {row.state}; cancel it first, or wait for its end")
+    wrong = [n for n in rows or () if not 1 <= n <= row.rows_read]
+    if wrong:
+        raise NotFound(f"operation {row.id} has {row.rows_read} rows; there is no row {wrong[0]}")
+    await log_act(db, tx, number, "erase", actor=actor, details=None if rows is None else some_rows(rows))
+
+
+async def _forget(db: Database, number: int, actor: str, tx: Connection) -> None:
+    """Erase the texts of a whole operation, and the details of what the audit log says of it."""
+    found = {"metadata": None, "encrypted_metadata": None, "file_name": ERASED, "error": None, "trouble": None}
+    if await touch(tx, number, IS_OVER, **found) is None:
+        raise Conflict("the operation was retried meanwhile")
+    await _forget_texts(tx, number, ())
+    of = (await tx.execute(select(operations).where(operations.c.number == number))).one()
+    own = (blobs.c.id == of.blob, blobs.c.is_temporary == 1)
+    await tx.execute(update(blobs).where(*own).values(file_name=ERASED, revision=blobs.c.revision + 1))
+    is_mine = (transitions.c.machine == OPERATION.name, transitions.c.subject == of.id)
+    await tx.execute(update(transitions).where(*is_mine).values(cause=None))
+    await erase_details(db, tx, tenant=of.tenant or "", subject=of.id, actor=actor)
+
+
+async def _forget_rows(number: int, rows: list[int], tx: Connection) -> None:
+    if await touch(tx, number, IS_OVER) is None:
+        raise Conflict("the operation was retried meanwhile")
+    last = chunks.c.first_row + chunks.c.row_count - 1
+    query = select(chunks.c.id, chunks.c.first_row, chunks.c.row_count, chunks.c.ledger).where(
+        chunks.c.operation == number, chunks.c.first_row <= rows[-1], last >= rows[0]
+    )
+    for chunk in (await tx.execute(query.order_by(chunks.c.id))).all():
+        places = [n - chunk.first_row for n in rows if 0 <= n - chunk.first_row < chunk.row_count]
+        if places:
+            await _blank(tx, chunk, places)
+    await _forget_texts(tx, number, rows)
+
+
+async def _blank(tx: Connection, chunk: Any, places: list[int]) -> None:
+    """Write a chunk anew without the data and the outputs of these rows."""
+    if chunk.ledger:
+        ledger = Ledger.decode(chunk.ledger, rows=chunk.row_count, steps=0, base=0)
+        for track in ledger.tracks:
+            track.outputs = {i: output for i, output in track.outputs.items() if i not in places}
+        values = {"ledger": ledger.encode(), "version": chunks.c.version + 1}
+        await tx.execute(update(chunks).where(chunks.c.id == chunk.id).values(values))
+    data = (await tx.execute(select(chunk_rows.c.data).where(chunk_rows.c.chunk == chunk.id))).scalar()
+    if data is not None:
+        raws = list(unpack_rows(data))
+        for i in places:
+            raws[i] = None
+        await tx.execute(update(chunk_rows).where(chunk_rows.c.chunk == chunk.id).values(data=pack_rows(raws)))
+
+
+async def _forget_texts(tx: Connection, number: int, rows: Collection[int]) -> None:
+    """Erase what records, history, signals and requests say of these rows, or of all."""
+
+    def mine(operation: ColumnElement[Any], *of_row: ColumnElement[Any]) -> list[ColumnElement[bool]]:
+        if not rows:
+            return [operation == number]
+        named = of_row[0].in_(rows)
+        return [operation == number, named if len(of_row) == 1 else named | of_row[1].in_(rows)]
+
+    for table, values, conditions in (
+        (row_records, _RECORD, mine(row_records.c.operation, row_records.c.row)),
+        (history, _HISTORY, mine(history.c.operation, history.c.row)),
+        (signals, _SIGNAL, mine(signals.c.operation, signals.c.row, signals.c.consumed_row)),
+        (requests, {"data": None}, mine(requests.c.operation, requests.c.row)),
+    ):
+        await tx.execute(update(table).where(*conditions).values(values))

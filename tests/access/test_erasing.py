@@ -1,0 +1,134 @@
+"""Erasing: what names or describes somebody is gone from everywhere, and what is left still verifies."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import BaseModel, SecretStr
+from sqlalchemy import select
+
+from penstock import Context, Pipeline, StepFailed, operation, step
+from penstock.db.schema import metadata
+from penstock.errors import Conflict, NotFound
+from penstock.secret_keys import new_key
+from penstock.settings import Settings
+from penstock.testing import engine
+
+CANARY = "4n4-c4n4ry"
+
+
+class Person(BaseModel):
+    name: str
+
+
+class Sender(BaseModel):
+    who: str
+    password: SecretStr = SecretStr("x")
+
+
+@operation("people", row_key="name")
+class People(Pipeline[Person, Sender]):
+    @step
+    async def greet(self, person: Person, ctx: Context[Sender]) -> str:
+        if person.name.endswith("bad"):
+            raise StepFailed(f"{person.name} is not at home")
+        return f"hello {person.name}"
+
+    @step.signal(key="answer-{row.name}", timeout=60)
+    async def answer(self, person: Person, ctx: Context[Sender]) -> None:
+        """They are asked."""
+
+
+@pytest.fixture
+async def e(database_url, tmp_path):
+    settings = Settings(secret_key=new_key())
+    async with engine([People], url=database_url, tmp_path=tmp_path, settings=settings) as made:
+        yield made
+
+
+@pytest.fixture
+async def over(e):
+    """An operation that has ended, with somebody in every corner of it."""
+    rows = [{"name": f"{CANARY}-1"}, {"name": f"{CANARY}-2-bad"}, {"name": "ben"}, {"name": "cyd-bad"}]
+    made = await e.create(
+        "people", rows, metadata={"who": f"from {CANARY}", "password": "p"}, file_name=f"{CANARY}.jsonl"
+    )
+    await e.work_until_idle()
+    await e.penstock.signals.complete(made.id, f"answer-{CANARY}-1", payload={"said": CANARY})
+    await e.penstock.signals.complete(made.id, "answer-ben", payload={"said": "yes"})
+    await e.work_until_idle()
+    await e.operations.edit_row(made.id, 2, {"name": f"{CANARY}-3-bad"})
+    await e.work_until_idle()
+    await e.operations.retry(made.id, rows=[2])
+    await e.work_until_idle()
+    return await e.operations.get(made.id)
+
+
+async def stored(e):
+    """Everything in the database that is text, and every row and output, unpacked."""
+    found = []
+    async with e.penstock.db.read() as tx:
+        for table in metadata.sorted_tables:
+            for row in await tx.execute(select(table)):
+                found.append(f"{table.name} {[v for v in row if not isinstance(v, bytes)]!r}")
+    for made in (await e.operations.list()).items:
+        for n in range(1, made.total_rows + 1):
+            found.append(f"row {await e.operations.row(made.id, n)!r}")
+    return found
+
+
+def files(e):
+    folder = e.penstock.settings.storage_folder
+    return [path for path in folder.rglob("*") if path.is_file() and CANARY.encode() in path.read_bytes()]
+
+
+async def test_before_it_is_erased_it_is_everywhere(e, over):
+    assert len([line for line in await stored(e) if CANARY in line]) > 8
+    assert files(e)
+
+
+async def test_of_an_erased_operation_nothing_personal_is_left_and_all_is_still_true(e, over):
+    before = (over.successful_rows, over.failed_rows, over.status)
+    await e.operations.erase(over.id, actor="dpo")
+    assert [line for line in await stored(e) if CANARY in line] == []
+    assert files(e) == []
+    after = await e.operations.get(over.id)
+    assert (after.successful_rows, after.failed_rows, after.status) == before
+    report = await e.operations.verify(deep=True)
+    assert report.differences == ()
+    log = (await e.penstock.audit.list(subject=over.id)).items
+    assert [(entry.actor, entry.action) for entry in log][:2] == [("dpo", "details.erase"), ("dpo", "operation.erase")]
+    assert {entry.details is None for entry in log} == {True}
+    with pytest.raises(Conflict, match="removed"):
+        await e.operations.retry(over.id)
+
+
+async def test_of_erased_rows_nothing_is_left_and_the_others_stay(e, over):
+    await e.operations.erase(over.id, rows=[1, 2], actor="dpo")
+    left = [line for line in await stored(e) if CANARY in line and not line.startswith("penstock_operation ")]
+    assert [line for line in left if not line.startswith(("penstock_audit_entry", "penstock_blob"))] == []
+    assert files(e) == []
+    assert (await e.operations.row(over.id, 3)).data == {"name": "ben"}
+    assert (await e.operations.row(over.id, 1)).data is None
+    assert (await e.operations.verify(deep=True)).differences == ()
+    with pytest.raises(NotFound, match="was removed"):
+        await e.operations.source_file(over.id)
+
+
+async def test_erasing_twice_is_erasing_once(e, over):
+    await e.operations.erase(over.id, rows=[1])
+    await e.operations.erase(over.id)
+    await e.operations.erase(over.id)
+    assert (await e.operations.verify(deep=True)).differences == ()
+
+
+async def test_what_runs_or_is_held_is_not_erased_and_rows_that_are_not_there_are_named(e, over):
+    await e.operations.hold(over.id, "lawsuit")
+    with pytest.raises(Conflict, match="held"):
+        await e.operations.erase(over.id)
+    await e.operations.release(over.id)
+    with pytest.raises(NotFound, match="has 4 rows; there is no row 9"):
+        await e.operations.erase(over.id, rows=[9])
+    running = await e.create("people", [{"name": "z"}], metadata={"who": "x"})
+    await e.work_until_idle()
+    with pytest.raises(Conflict, match="is Running; cancel it first"):
+        await e.operations.erase(running.id)
