@@ -13,7 +13,17 @@ from typing import Any
 
 import httpx
 
-from penstock.targets import Answer, Batch, BulkExecutor, BulkOptions, Outcome, Same, Target, TargetError, Verdict
+from penstock.targets import (
+    Answer,
+    Batch,
+    BulkExecutor,
+    BulkOptions,
+    Outcome,
+    Target,
+    TargetError,
+    UniformVerdicts,
+    Verdict,
+)
 from penstock.targets.dataverse import DataverseTarget
 from tests.dataverse import EndpointCredential
 
@@ -151,7 +161,7 @@ class AtOnce(Target):
 
     async def send(self, batch: Batch, source: str) -> Answer:
         ids = [str(uuid.UUID(int=hash((batch.key, n)) % 2**128)) for n in range(len(batch))]
-        return Answer(Same(Verdict(Outcome.CREATED), len(batch), ids if batch.options.keep_ids else None))
+        return Answer(UniformVerdicts(Verdict(Outcome.CREATED), len(batch), ids if batch.options.keep_ids else None))
 
 
 def stream(file: str, rows: int, count: int, keep_ids: bool) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from penstock.targets import (
     DataverseOptions,
     DataverseTarget,
     ErrorReport,
-    Meter,
+    ProgressDisplay,
     RetryManifest,
 )
 
@@ -93,8 +93,8 @@ async def migrate(url: str, users: Mapping[str, Any], records: list[dict[str, An
     """Upsert the records by their code, with all users at once."""
     target = DataverseTarget(url, users)
     try:
-        with Meter("accounts") as meter:
-            return await BulkExecutor(target).upsert_multiple("account", records, OPTIONS, progress=meter)
+        with ProgressDisplay("accounts") as display:
+            return await BulkExecutor(target).upsert_multiple("account", records, OPTIONS, progress=display)
     finally:
         await target.aclose()
 
@@ -132,7 +132,7 @@ def keep(result: BulkResult) -> int:
 def main() -> int:
     """Migrate, show, keep."""
     arguments = _arguments()
-    logging.getLogger("penstock.targets").setLevel(logging.ERROR)  # the meter shows when we must wait
+    logging.getLogger("penstock.targets").setLevel(logging.ERROR)  # the display shows when we must wait
     if not FILE.exists():
         make_file(FILE)
     records = read_file(FILE)

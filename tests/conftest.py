@@ -14,6 +14,7 @@ import pytest
 import servers
 from hypothesis import HealthCheck, settings
 from sqlalchemy import inspect, make_url
+from sqlalchemy.util import LRUCache
 
 from penstock.clock import ManualClock, SystemClock
 from penstock.db.database import Database
@@ -41,6 +42,26 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         wanted = metafunc.config.getoption("--db") or DATABASES
         kinds = [kind for kind in (marker.args if marker else DATABASES) if kind in wanted]
         metafunc.parametrize("database_kind", kinds, scope="session")
+
+
+def share_compiled_statements() -> None:
+    """Let all engines of this process share what SQLAlchemy compiles: every test opens some."""
+    shared: LRUCache[Any, Any] = LRUCache(10_000)
+    connect = Database.connect.__func__
+
+    def connected(cls: type[Database], url: str, **options: Any) -> Database:
+        database: Database = connect(cls, url, **options)
+        engine = database._engine.sync_engine
+        engine._compiled_cache = shared
+        kind = type(engine.dialect)
+        kind.__eq__ = lambda one, other: type(one) is type(other)
+        kind.__hash__ = lambda one: hash(type(one))
+        return database
+
+    Database.connect = classmethod(connected)
+
+
+share_compiled_statements()
 
 
 def run_apart(work: Coroutine[Any, Any, Any]) -> Any:
@@ -128,12 +149,19 @@ async def _create_database(server: str, name: str) -> str:
     return make_url(server).set(database=name).render_as_string(hide_password=False)
 
 
+_tables: dict[str, list[str]] = {}
+
+
 async def _empty(url: str) -> None:
+    """Delete all rows: look first, because most tables of a test are empty and a DELETE costs more than a look."""
     database = Database.connect(url, clock=SystemClock(), pool_size=1)
     try:
         async with database.write() as tx:
-            names = await tx.run_sync(lambda connection: inspect(connection).get_table_names())
-            for name in sorted(set(names) - {VERSION_TABLE}):
-                await tx.exec_driver_sql(f"DELETE FROM {tx.dialect.identifier_preparer.quote(name)}")
+            if url not in _tables:
+                names = await tx.run_sync(lambda connection: inspect(connection).get_table_names())
+                _tables[url] = [tx.dialect.identifier_preparer.quote(name) for name in names if name != VERSION_TABLE]
+            looks = (f"(SELECT '{name}' FROM {name} LIMIT 1)" for name in _tables[url])
+            for (name,) in (await tx.exec_driver_sql(" UNION ALL ".join(looks))).all():
+                await tx.exec_driver_sql(f"DELETE FROM {name}")
     finally:
         await database.close()

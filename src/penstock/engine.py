@@ -8,6 +8,7 @@ import getpass
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from copy import copy
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -18,18 +19,20 @@ from penstock.blobs.checks.policy import BlobPolicy
 from penstock.blobs.opening import open_storage
 from penstock.blobs.service import Blobs
 from penstock.blobs.sweeping import Sweeper
-from penstock.clock import Clock, Entropy, FollowingClock, SystemClock
+from penstock.clock import Clock, Entropy, FollowingClock, SystemClock, operation_id
 from penstock.db.database import Database
 from penstock.db.shared_clock import share_clock
 from penstock.db.unit import UnitOfWork
 from penstock.errors import DeclarationError, Unavailable
+from penstock.event_sources import EventSources
 from penstock.idempotency.service import Idempotency
 from penstock.idempotency.sql import SqlStore
 from penstock.lifecycles.guards import Guard
+from penstock.lifecycles.model import Handler
 from penstock.lifecycles.scope import Scope
 from penstock.lifecycles.service import Lifecycles
 from penstock.operations.intake import Source
-from penstock.operations.model import Operation
+from penstock.operations.model import Difference, Operation, VerifyReport
 from penstock.operations.proof.doctor import diagnose
 from penstock.operations.proof.symptoms import Diagnosis
 from penstock.operations.rows.lifespans import Lifespans
@@ -39,8 +42,10 @@ from penstock.operations.views.operation_views import is_time_counted, latest_in
 from penstock.operations.visibility import Visible
 from penstock.operations.worker.worker import Worker
 from penstock.pipeline import Definition, definition_of
-from penstock.services import Service
+from penstock.services import Check, OnHint, Service
 from penstock.settings import Settings, load_settings
+from penstock.targets.quotas import use_quotas
+from penstock.targets.sql_quotas import SqlQuotas
 
 __all__ = ["Penstock", "run"]
 
@@ -52,6 +57,7 @@ REST_LOOK_S = 0.01
 
 KEYS_SWEEP_S = 60.0
 LIFECYCLES_TICK_S = 2.0
+DELIVERIES_TICK_S = 1.0
 BLOBS_SWEEP_S = 60.0
 
 
@@ -67,6 +73,8 @@ class Penstock:
         clock: Clock,
         entropy: Entropy,
         guards: Mapping[str, Guard] = MappingProxyType({}),
+        effects: Mapping[str, Handler] = MappingProxyType({}),
+        handlers: Mapping[str, object] = MappingProxyType({}),
         blob_policy: BlobPolicy | None = None,
     ) -> None:
         self.db, self.settings, self.definitions = db, settings, definitions
@@ -74,6 +82,12 @@ class Penstock:
         self.files = open_storage(settings)
         self.lifespans = Lifespans()
         self._workers: set[Worker] = set()
+        self.hint_carriers: list[OnHint] = []
+        self.checks = [
+            Check("lifecycles", self._verify_lifecycles),
+            Check("blobs", self._verify_blobs),
+            Check("events", self._verify_events),
+        ]
         actor = _user()
         self.blobs = Blobs(
             db,
@@ -106,11 +120,33 @@ class Penstock:
             secret_keys=settings.secret_keys,
         )
         self.lifecycles = Lifecycles(
-            Scope(db, clock=clock, entropy=entropy, actor=actor, guards=guards, page_max=settings.page_max)
+            Scope(
+                db,
+                clock=clock,
+                entropy=entropy,
+                actor=actor,
+                guards=guards,
+                effects=effects,
+                page_max=settings.page_max,
+            )
         )
         self.deliveries = self.lifecycles.deliveries
         self.audit = Audit(db, page_max=settings.page_max)
         self.keys = ApiKeys(db, clock=clock, entropy=entropy, actor=actor)
+        self.events = EventSources(
+            db,
+            settings,
+            definitions,
+            handlers,
+            operations=self.operations,
+            lifecycles=self.lifecycles,
+            lifespans=self.lifespans,
+            clock=clock,
+            entropy=entropy,
+            actor=actor,
+        )
+        self.webhooks = self.events.webhooks
+        self.quotas = SqlQuotas(db, lambda: operation_id(clock, entropy))
 
     @classmethod
     @asynccontextmanager
@@ -123,11 +159,16 @@ class Penstock:
         clock: Clock | None = None,
         entropy: Entropy | None = None,
         guards: Mapping[str, Guard] = MappingProxyType({}),
+        effects: Mapping[str, Handler] = MappingProxyType({}),
+        handlers: Mapping[str, object] = MappingProxyType({}),
         blob_policy: BlobPolicy | None = None,
     ) -> AsyncIterator[Penstock]:
         """Connect to a database with these operations: classes or functions marked by `@operation`.
 
-        `guards` are what lifecycles' transitions name as theirs: functions, sync or async, that allow or deny them.
+        `guards` are what lifecycles' transitions and states name as guards and gates: functions, sync or async, that
+        allow or deny a move. `effects` are what states name as such: functions that are called after the move.
+        `handlers` are objects with methods such as `on_completed`, by names that stay the same: each is told of every
+        operation, at least once, by whichever worker has a handler of that name.
         `blob_policy` says which uploads are taken.
 
         A SQLite database is made and upgraded when needed; a server refuses until `penstock db upgrade` was run.
@@ -137,9 +178,10 @@ class Penstock:
         elif url is not None:
             settings = settings.model_copy(update={"database_url": url})
         definitions = by_name(operations)
-        _require_callable(guards)
+        _require_callable("guards", guards)
+        _require_callable("effects", effects)
         clock = clock or SystemClock()
-        db = await Database.open(settings.database_url, clock=clock)
+        db = await Database.open(settings.database_address, clock=clock)
         try:
             clock = await _database_clock(db, clock, settings)
             penstock = cls(
@@ -149,11 +191,17 @@ class Penstock:
                 clock=clock,
                 entropy=entropy or Entropy(),
                 guards=guards,
+                effects=effects,
+                handlers=handlers,
                 blob_policy=blob_policy,
             )
+            use_quotas(penstock.quotas)  # targets that are used from here on share them with other processes
             try:
+                await penstock.events.begin()
                 yield penstock
             finally:
+                await penstock.events.close()
+                penstock.quotas.close()
                 await penstock.lifespans.close()
         finally:
             await db.close()
@@ -177,6 +225,7 @@ class Penstock:
             entropy=self.entropy,
             owns_process=owns_process,
             services=self._services(),
+            capabilities={Lifecycles: self.lifecycles},
         )
         async with worker:
             self._workers.add(worker)
@@ -184,6 +233,8 @@ class Penstock:
                 yield worker
             finally:
                 self._workers.discard(worker)
+                if not self._workers:
+                    await self.events.stop()
 
     @asynccontextmanager
     async def working(self) -> AsyncIterator[Worker]:
@@ -204,8 +255,30 @@ class Penstock:
         return (
             Service("idempotency keys", KEYS_SWEEP_S, self._sweep_keys),
             Service("lifecycles", LIFECYCLES_TICK_S, self._tick_lifecycles),
+            Service("deliveries", DELIVERIES_TICK_S, self.events.tick),
             Service("blobs", BLOBS_SWEEP_S, Sweeper(self.db, self.files, self.clock).tick),
         )
+
+    async def verify(self, operation: str | None = None, *, deep: bool = False) -> VerifyReport:
+        """Re-derive all that is stored of one operation, or of everything: operations, lifecycles, blobs."""
+        found = await self.operations.verify(operation, deep=deep)
+        if operation is not None:
+            return found
+        others = [Difference(rule, message) for check in self.checks for rule, message in await check.find(deep)]
+        return replace(found, differences=(*found.differences, *others))
+
+    async def _verify_lifecycles(self, deep: bool) -> list[tuple[str, str]]:
+        found = []
+        for tenant in await self.lifecycles.tenants():
+            _, wrong = await self.lifecycles.tenant(tenant).verify()
+            found += [(each.rule, each.message) for each in wrong]
+        return found
+
+    async def _verify_events(self, deep: bool) -> list[tuple[str, str]]:
+        return [(each.rule, each.message) for each in await self.events.verify()]
+
+    async def _verify_blobs(self, deep: bool) -> list[tuple[str, str]]:
+        return [(each.rule, f"blob {each.blob}: {each.message}") for each in await self.blobs.verify(deep=deep)]
 
     async def _sweep_keys(self) -> None:
         await self.idempotency.sweep()
@@ -225,6 +298,7 @@ class Penstock:
         scoped.lifecycles = self.lifecycles.tenant(principal.tenant)
         scoped.deliveries = scoped.lifecycles.deliveries
         scoped.blobs = self.blobs.tenant(principal.tenant)
+        scoped.webhooks = self.webhooks.tenant(principal.tenant)
         scoped.audit = self.audit.seen_by(principal.tenant)
         scoped.definitions = {key: found for key, found in self.definitions.items() if visible.includes(key)}
         return scoped
@@ -242,10 +316,12 @@ class Penstock:
         """What `penstock doctor` finds: checks of the database, workers, open operations and file storage."""
         return await diagnose(self.settings, self.clock)
 
-    def hint(self) -> None:
-        """Tell the workers of this process that there may be something to do."""
+    def hint(self, operation: str | None = None, due_us: int | None = None) -> None:
+        """Tell the workers of this process, and whoever carries hints to others, that there may be something to do."""
         for worker in self._workers:
-            worker.wake.set()
+            worker.hint(operation, due_us)
+        for carry in self.hint_carriers:
+            carry(operation, due_us)
 
     async def run_until_done(
         self,
@@ -271,7 +347,11 @@ class Penstock:
                     follower.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await follower
-        return await self.operations.get(operation)
+        ended = await self.operations.get(operation)
+        if ended.is_settled and self.clock.is_real:
+            # Nobody else may come to tell of its end.
+            await self.events.tell_within(self.settings.handler_timeout_s)
+        return ended
 
     async def _follow(
         self, operation: str, worker: Worker, stop: asyncio.Event, watch: OnProgress | None, every_s: float
@@ -339,10 +419,10 @@ def _loop_runs() -> bool:
     return True
 
 
-def _require_callable(guards: Mapping[str, object]) -> None:
-    wrong = [name for name, guard in guards.items() if not callable(guard)]
+def _require_callable(what: str, given: Mapping[str, object]) -> None:
+    wrong = [name for name, function in given.items() if not callable(function)]
     if wrong:
-        raise DeclarationError(f"guards are functions; these are not: {', '.join(map(repr, wrong))}")
+        raise DeclarationError(f"{what} are functions; these are not: {', '.join(map(repr, wrong))}")
 
 
 def by_name(operations: Iterable[object]) -> dict[str, Definition]:

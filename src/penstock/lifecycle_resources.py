@@ -6,11 +6,11 @@ from datetime import UTC, datetime
 from enum import IntFlag
 from typing import Any
 
-from penstock.lifecycles.delivering import Delivery
 from penstock.lifecycles.model import (
     Available,
     Count,
     Definition,
+    Delivery,
     Import,
     Instance,
     LogEntry,

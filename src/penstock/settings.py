@@ -12,9 +12,10 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
 
@@ -32,7 +33,9 @@ FILE = Path("penstock.toml")
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
 LISTED = "; `penstock config` lists them all"
 Role = Literal["read", "operate", "admin"]
+SMTP_SCHEMES = ("smtp", "smtps", "smtp+starttls")
 LogLevel = Literal["debug", "info", "warning", "error", "critical"]
+SECRET = ("secret_key", "smtp_url")  # what was found is not repeated
 # Variables of the test suite and of the command's own shell completion are no settings.
 TABLES = ("operations", "oidc_roles")  # JSON objects in the environment
 FOREIGN = (f"{PREFIX}TEST_", f"_{PREFIX}")
@@ -44,6 +47,9 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     database_url: str = Field(default="sqlite:///penstock.db", description="where operations live")
+    database_schema: str | None = Field(
+        default=None, min_length=1, description="the schema of a PostgreSQL database, such as one for each tenant"
+    )
     storage_url: str | None = Field(
         default=None, description="where files live; beside a SQLite database unless set; a server needs it"
     )
@@ -78,11 +84,27 @@ class Settings(BaseModel):
     sync_threads: int = Field(default=16, ge=1, description="threads for steps and validators declared with plain def")
     row_bytes_max: int = Field(default=MIB, ge=1, description="the largest row a reader accepts")
     output_bytes_max: int = Field(default=64 * 1024, ge=1, description="the largest output a step may return")
-    upload_bytes_max: int = Field(default=1024 * MIB, ge=0, description="the largest file an upload may have; any if 0")
     metadata_bytes_max: int = Field(default=MIB, ge=1, description="the largest metadata an operation may have")
+    upload_bytes_max: int = Field(
+        default=1024 * MIB, ge=0, description="the largest file that the API takes; of any size if 0"
+    )
     keep: dict[str, float | None] = Field(
         default_factory=dict,
         description="how long what is kept of operations that have ended, such as 90d; for ever unless set",
+    )
+    webhook_networks: str = Field(
+        default="", description="private networks that webhooks may be sent to, such as 10.1.0.0/16; none unless set"
+    )
+    webhook_timeout_s: float = Field(default=20.0, gt=0, description="how long a webhook's receiver may take to answer")
+    handler_timeout_s: float = Field(
+        default=30.0, gt=0, description="how long a handler of events, or the server for e-mail, may take"
+    )
+    smtp_url: SecretStr | None = Field(
+        default=None, description="the server that e-mails are sent by: smtp+starttls://user:password@host:587"
+    )
+    smtp_from: str = Field(default="penstock@localhost", description="the sender of e-mails")
+    delivery_days: float = Field(
+        default=30, ge=0, description="how long workers keep deliveries that are settled; for ever if 0"
     )
     page_max: int = Field(default=1000, ge=1, description="the longest page a query returns")
     log_level: LogLevel = Field(default="info", description="how much is logged")
@@ -135,6 +157,28 @@ class Settings(BaseModel):
     def _is_a_policy(cls, given: Any) -> Any:
         return parse_keep(given)
 
+    @field_validator("webhook_networks")
+    @classmethod
+    def _are_networks(cls, given: str) -> str:
+        try:
+            _networks(given)
+        except ValueError as error:
+            raise ValueError(f"takes networks such as 10.1.0.0/16, separated by commas; {error}") from None
+        return given
+
+    @field_validator("smtp_url")
+    @classmethod
+    def _is_a_mail_server(cls, given: SecretStr | None) -> SecretStr | None:
+        parts = urlsplit("" if given is None else given.get_secret_value())
+        if given is not None and (parts.scheme not in SMTP_SCHEMES or not parts.hostname):
+            raise ValueError("takes smtp+starttls://user:password@host:587, smtps://host or smtp://host")
+        return given
+
+    @property
+    def webhook_networks_allowed(self) -> tuple[IPv4Network | IPv6Network, ...]:
+        """The setting `webhook_networks`, parsed."""
+        return _networks(self.webhook_networks)
+
     @field_validator("secret_key")
     @classmethod
     def _are_keys(cls, given: SecretStr | None) -> SecretStr | None:
@@ -166,6 +210,13 @@ class Settings(BaseModel):
         given = None if self.secret_key is None else self.secret_key.get_secret_value()
         file = self.database_file
         return SecretKeys(given, None if file is None else file.with_name(f"{file.name}.key"))
+
+    @property
+    def database_address(self) -> str:
+        """The URL of the database, with the schema in it if there is one."""
+        if self.database_schema is None:
+            return self.database_url
+        return f"{self.database_url}{'&' if '?' in self.database_url else '?'}schema={quote(self.database_schema)}"
 
     @property
     def database_file(self) -> Path | None:
@@ -219,6 +270,10 @@ class Layer:
     def written(self, name: str) -> str:
         """The setting's name as the user wrote it there."""
         return f"{PREFIX}{name.upper()}" if self.origin == "environment" else name
+
+
+def _networks(text: str) -> tuple[IPv4Network | IPv6Network, ...]:
+    return tuple(ip_network(each, strict=False) for each in text.replace(",", " ").split())
 
 
 def _folder(url: str) -> Path:
@@ -305,5 +360,5 @@ def _unknown(layer: Layer) -> Iterator[Fault]:
 
 def _fault(wrong: Any, by_origin: Mapping[str, str]) -> Fault:
     name, *path = map(str, wrong["loc"])
-    found = "" if name == "secret_key" else f"; found {masked(wrong['input'])!r}"
+    found = "" if name in SECRET else f"; found {masked(wrong['input'])!r}"
     return Fault(wrong["msg"].removeprefix("Value error, ") + found, ".".join([by_origin.get(name, name), *path]))

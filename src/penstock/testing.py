@@ -26,6 +26,7 @@ from sqlalchemy import func, select
 from penstock.clock import Entropy, ManualClock
 from penstock.engine import Penstock
 from penstock.lifecycles.guards import Guard
+from penstock.lifecycles.model import Handler
 from penstock.operations.intake import Source
 from penstock.operations.model import Operation
 from penstock.operations.operation_ids import number_of
@@ -145,6 +146,10 @@ class Engine:
         self.clock.advance(seconds)
         await self.worker.lease.beat()
 
+    async def deliver(self) -> int:
+        """Call handlers and send webhooks for all that has happened, as far as they are due; how many attempts."""
+        return await self.penstock.events.deliver()
+
     async def run(self, operation: object, rows: Rows, **given: Any) -> Operation:
         """Create an operation and work until it is settled, skipping the time in which it only waits."""
         made = await self.create(operation, rows, **given)
@@ -196,18 +201,28 @@ async def engine(
     settings: Settings | None = None,
     clock: ManualClock | None = None,
     guards: Mapping[str, Guard] = MappingProxyType({}),
+    effects: Mapping[str, Handler] = MappingProxyType({}),
+    handlers: Mapping[str, object] = MappingProxyType({}),
 ) -> AsyncIterator[Engine]:
     """An engine with these operations; its database and files are in `tmp_path`, or in a folder that goes with it.
 
-    Chance is the same in every run. Give `url` to use a database of your own, `settings` for other sizes, `guards` for
-    lifecycles, which are at `engine.penstock.lifecycles`.
+    Chance is the same in every run. Give `url` to use a database of your own, `settings` for other sizes, `guards` and
+    `effects` for lifecycles, which are at `engine.penstock.lifecycles`, and `handlers` of events.
     """
     with ExitStack() as stack:
         folder = tmp_path or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-")))
         settings = _placed(settings or Settings(), folder, url)
         clock = clock or ManualClock()
         entropy = Entropy(jitter=random.Random(0))
-        opened = Penstock.open(operations=operations, settings=settings, clock=clock, entropy=entropy, guards=guards)
+        opened = Penstock.open(
+            operations=operations,
+            settings=settings,
+            clock=clock,
+            entropy=entropy,
+            guards=guards,
+            effects=effects,
+            handlers=handlers,
+        )
         async with opened as penstock, Engine(penstock, clock) as made:
             yield made
 

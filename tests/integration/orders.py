@@ -6,11 +6,13 @@ import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from penstock import Penstock
 from penstock.clock import Clock, ManualClock
 from penstock.lifecycles import Deny, Guard, GuardContext
+from penstock.lifecycles.model import Handler
 from penstock.settings import Settings
 
 STATES = [
@@ -56,9 +58,14 @@ GUARDS: Mapping[str, Guard] = {"in_stock": in_stock}
 
 @asynccontextmanager
 async def opened(
-    url: str, tmp_path: Path, clock: Clock | None = None, guards: Mapping[str, Guard] = GUARDS
+    url: str,
+    tmp_path: Path,
+    clock: Clock | None = None,
+    guards: Mapping[str, Guard] = GUARDS,
+    effects: Mapping[str, Handler] = MappingProxyType({}),
 ) -> AsyncIterator[Penstock]:
     """An engine on a clock that moves when told."""
     settings = Settings(database_url=url, storage_url=str(tmp_path / "files"))
-    async with Penstock.open(settings=settings, clock=clock or ManualClock(), guards=guards) as penstock:
+    clock = clock or ManualClock()
+    async with Penstock.open(settings=settings, clock=clock, guards=guards, effects=effects) as penstock:
         yield penstock

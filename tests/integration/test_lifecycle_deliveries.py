@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from orders import opened, text
+from sqlalchemy import select
 
 from penstock import Penstock
 from penstock.clock import ManualClock
 from penstock.errors import Conflict, IllegalMove, InvalidInput, NotFound
+from penstock.failpoints import armed
+from penstock.journal.tables import transitions
 from penstock.lifecycles import Delivery, InstanceFlag, Lifecycles
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
@@ -233,3 +236,90 @@ async def test_a_move_is_acknowledged_together_with_the_callers_own_work(penstoc
     async with penstock.transaction() as tx:
         await penstock.deliveries.acknowledge(got.message_id, tx=tx)
     assert (await penstock.deliveries.list()).items[0].state == "Processed"
+
+
+@pytest.mark.covers("I-29", "I-30")
+async def test_every_move_of_a_delivery_is_in_the_one_transition_log_with_its_actor_and_cause(
+    penstock: Penstock, clock: ManualClock
+):
+    deliveries = penstock.deliveries
+    await deliveries.register("billing", attempts_max=2)
+    await moved(penstock.lifecycles, "pay")
+    (first,) = await deliveries.claim("billing")
+    await deliveries.fail(first.message_id, "no line", claim=first.claim)
+    clock.advance(61)
+    (again,) = await deliveries.claim("billing", lease=30)
+    clock.advance(31)
+    assert (await penstock.lifecycles.tick()).given_up == 1
+    assert await deliveries.resend(failed=True) == 1
+    (third,) = await deliveries.claim("billing", lease=30)
+    clock.advance(31)
+    (taken_over,) = await deliveries.claim("billing")  # the same state again is no move
+    await deliveries.acknowledge(third.message_id, claim=taken_over.claim)
+    await deliveries.acknowledge(third.message_id)
+    history = await deliveries.history(first.message_id)
+    assert [(move.source, move.event, move.target) for move in history] == [
+        ("Pending", "delivered", "Delivered"),
+        ("Delivered", "failed", "Failed"),
+        ("Failed", "resent", "Pending"),
+        ("Pending", "delivered", "Delivered"),
+        ("Delivered", "failed", "Failed"),
+        ("Failed", "resent", "Pending"),
+        ("Pending", "delivered", "Delivered"),
+        ("Delivered", "processed", "Processed"),
+    ]
+    assert [move.actor for move in history[:4]] == ["billing", "billing", "retry", "billing"]
+    assert [move.cause for move in history[1:3]] == ["no line", None]
+    assert (again.attempts, history[0].at) == (2, START)
+    with pytest.raises(NotFound):
+        await deliveries.history("nobody")
+
+
+async def test_what_is_left_to_a_consumer_that_is_unregistered_is_cancelled_in_the_log(penstock: Penstock):
+    deliveries = penstock.deliveries
+    name = "a consumer with a rather long name " * 2  # its message ids are longer than a subject of the log
+    await deliveries.register(name)
+    await moved(penstock.lifecycles, "pay", "hold")
+    (claimed,) = await deliveries.claim(name)
+    assert await deliveries.unregister(name) == 2
+    moves = await deliveries.history(claimed.message_id)
+    assert [(move.event, move.target) for move in moves] == [("delivered", "Delivered"), ("cancelled", "Cancelled")]
+    assert moves[1].cause == "its consumer was unregistered"
+
+
+async def test_the_moves_of_a_delivery_go_with_it(penstock: Penstock, clock: ManualClock):
+    lifecycles, deliveries = penstock.lifecycles, penstock.deliveries
+    await deliveries.register("billing")
+    kept, purged = await moved(lifecycles, "pay"), await moved(lifecycles, "pay")
+    for claimed in await deliveries.claim("billing"):
+        await deliveries.acknowledge(claimed.message_id)
+    await lifecycles.delete(purged, force=True)
+    assert {subject.partition(":")[0] for subject in await _logged(penstock)} == {kept}
+    clock.advance(86_400)
+    assert await lifecycles.purge(START + timedelta(days=1)) == 2
+    assert await _logged(penstock) == []
+
+
+async def _logged(penstock: Penstock) -> list[str]:
+    async with penstock.db.read() as tx:
+        query = select(transitions.c.subject).where(transitions.c.machine == "delivery")
+        return list((await tx.execute(query)).scalars())
+
+
+async def test_a_crash_leaves_a_delivery_and_its_log_as_they_were(penstock: Penstock):
+    deliveries = penstock.deliveries
+    await deliveries.register("billing")
+    await moved(penstock.lifecycles, "pay")
+
+    def crash(point: str) -> None:
+        if point in ("lifecycle_claim:before", "lifecycle_acknowledge:before"):
+            raise OSError("cut off")
+
+    with armed(crash), pytest.raises(OSError, match="cut off"):
+        await deliveries.claim("billing")
+    (listed,) = (await deliveries.list()).items
+    assert (listed.state, await deliveries.history(listed.message_id)) == ("Pending", [])
+    await deliveries.claim("billing")
+    with armed(crash), pytest.raises(OSError, match="cut off"):
+        await deliveries.acknowledge(listed.message_id)
+    assert [move.event for move in await deliveries.history(listed.message_id)] == ["delivered"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -10,12 +11,13 @@ from typing import Any
 
 import pytest
 from orders import opened, text
-from sqlalchemy import delete, insert, update
+from sqlalchemy import delete, insert, select, update
 
 from penstock import Penstock
 from penstock.clock import ManualClock, micros
+from penstock.db.connection import Connection
 from penstock.errors import InvalidInput
-from penstock.lifecycles import Lifecycles
+from penstock.lifecycles import Lifecycles, Trigger
 from penstock.lifecycles.purging import _purge_some
 from penstock.lifecycles.tables import instances, logs, timers
 
@@ -176,3 +178,47 @@ async def test_verify_finds_what_does_not_follow_from_the_log(penstock: Penstock
         await tx.execute(PLANTED[rule](now))
     _, wrong = await lifecycles.verify()
     assert rule in {difference.rule for difference in wrong}
+
+
+HOSTILE = 'x\'; DROP TABLE penstock_lifecycle_log; -- "%s" :name {0} \\ `é`'
+
+
+@pytest.mark.covers("LC-006")
+async def test_text_of_users_is_only_ever_a_value_in_a_statement(penstock: Penstock):
+    lifecycles = penstock.lifecycles.tenant(f"t {HOSTILE}"[:64])
+    document = {
+        "definition": {"name": HOSTILE, "description": HOSTILE},
+        "states": [{"name": f"{HOSTILE} 1", "category": HOSTILE}, {"name": f"{HOSTILE} 2", "is_final": True}],
+        "transitions": [{"from": f"{HOSTILE} 1", "event": HOSTILE, "to": f"{HOSTILE} 2"}],
+    }
+    await lifecycles.import_text(json.dumps(document))
+    await lifecycles.deliveries.register(HOSTILE)
+    order = await lifecycles.start(HOSTILE, HOSTILE, data={HOSTILE: HOSTILE})
+    (moved,) = await lifecycles.trigger_many(
+        [Trigger(order.guid, HOSTILE, HOSTILE, {HOSTILE: HOSTILE})], actor=HOSTILE, correlation=HOSTILE
+    )
+    assert moved.target == f"{HOSTILE} 2"
+    (found,) = (await lifecycles.instances(definition=HOSTILE, state=moved.target, reference=HOSTILE)).items
+    assert (found.last_event, found.data) == (HOSTILE, {HOSTILE: HOSTILE})
+    (entry,) = (await lifecycles.log(target=moved.target, correlation=HOSTILE)).items
+    assert (entry.request_key, entry.actor, entry.metadata) == (HOSTILE, HOSTILE, {HOSTILE: HOSTILE})
+    (delivery,) = await lifecycles.deliveries.claim(HOSTILE)
+    assert (await lifecycles.deliveries.acknowledge(delivery.message_id)).state == "Processed"
+    assert await lifecycles.verify() == (1, [])
+
+
+@pytest.mark.covers("LC-114")
+async def test_a_restore_that_mixes_two_moments_is_found_out(penstock: Penstock):
+    lifecycles, db = penstock.lifecycles, penstock.db
+    order = await lifecycles.start("order", "A-1")
+    async with db.read() as tx:
+        backup = (await tx.execute(select(instances).where(instances.c.guid == order.guid))).one()._asdict()
+    await lifecycles.trigger(order.guid, "pay")
+    assert await lifecycles.verify() == (1, [])
+
+    async def restore_one_table(tx: Connection) -> None:
+        await tx.execute(update(instances).where(instances.c.guid == order.guid).values(**backup))
+
+    await db.transaction(restore_one_table)
+    _, found = await lifecycles.verify()
+    assert [each.rule for each in found] == ["log_explains_the_instance"]

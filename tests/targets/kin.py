@@ -8,7 +8,18 @@ from typing import Any
 
 from scripted import trouble
 
-from penstock.targets import Answer, Batch, BulkOptions, Mode, Outcome, Target, TargetError, Traits, Trouble, Verdict
+from penstock.targets import (
+    Answer,
+    Batch,
+    BulkOptions,
+    Capabilities,
+    ErrorKind,
+    Mode,
+    Outcome,
+    Target,
+    TargetError,
+    Verdict,
+)
 
 __all__ = ["Kin"]
 
@@ -23,8 +34,8 @@ class Kin(Target):
         self.log: list[tuple[str, str, tuple[Any, ...]]] = []
         self._refuse = refuse
 
-    async def describe(self, table: str, mode: Mode, options: BulkOptions, source: str) -> Traits:
-        return Traits(id_field="id", is_idempotent=mode is Mode.UPSERT)
+    async def describe(self, table: str, mode: Mode, options: BulkOptions, source: str) -> Capabilities:
+        return Capabilities(id_field="id", is_idempotent=mode is Mode.UPSERT)
 
     async def send(self, batch: Batch, source: str) -> Answer:
         self.log.append((batch.mode.value, batch.table, tuple(record["id"] for record in batch.records)))
@@ -44,12 +55,12 @@ class Kin(Target):
 
     def _check(self, batch: Batch, record: dict[str, Any]) -> None:
         if record.get("bad"):
-            raise trouble(Trouble.DATA, "the field 'bad' is wrong", code="bad")
+            raise trouble(ErrorKind.DATA, "the field 'bad' is wrong", code="bad")
         if batch.mode is Mode.UPDATE and (batch.table, record["id"]) not in self.rows:
-            raise trouble(Trouble.DATA, "no such record", code="404")
+            raise trouble(ErrorKind.DATA, "no such record", code="404")
         for name, table in self.tables_of(batch.table).items():
             if record.get(name) is not None and (table, record[name]) not in self.rows:
-                raise trouble(Trouble.DATA, f"Key ({name})=({record[name]}) is not present in table", code="23503")
+                raise trouble(ErrorKind.DATA, f"Key ({name})=({record[name]}) is not present in table", code="23503")
 
     def tables_of(self, table: str) -> dict[str, str]:
         return {"up": table, "side": table, "firm": "firm", "boss": "person"}

@@ -17,14 +17,14 @@ from penstock.targets import (
     Batch,
     BulkExecutor,
     BulkOptions,
+    Capabilities,
+    ErrorKind,
     Mode,
     Outcome,
     Pool,
     RetryPolicy,
     Target,
     TargetError,
-    Traits,
-    Trouble,
     Verdict,
 )
 
@@ -113,7 +113,7 @@ def numbered(count: int, start: int = 0) -> list[dict[str, Any]]:
     return [{"n": n, "name": f"record {n}"} for n in range(start, start + count)]
 
 
-def trouble(kind: Trouble, message: str = "", **facts: Any) -> TargetError:
+def trouble(kind: ErrorKind, message: str = "", **facts: Any) -> TargetError:
     """A refusal of this kind."""
     return TargetError(message or f"{kind} says the remote", kind=kind, **facts)
 
@@ -131,7 +131,7 @@ class Lose:
 
     applied: int | None = None
     """How many records take effect; None is all of them."""
-    kind: Trouble = Trouble.CONNECTION
+    kind: ErrorKind = ErrorKind.CONNECTION
 
 
 Fault = Refuse | Lose | Callable[[Batch], Any]
@@ -159,7 +159,7 @@ class Remote(Target):
     sources: Sequence[str] = ("ana",)
     width: int = 4
     width_max: int = 52
-    traits: Traits = field(default_factory=lambda: Traits(id_field="n"))
+    capabilities: Capabilities = field(default_factory=lambda: Capabilities(id_field="n"))
     latency_s: float = 0.01
     script: Mapping[int, Fault] = field(default_factory=dict)
     """By the number of the call of `send` and `send_each`, from 1."""
@@ -194,14 +194,14 @@ class Remote(Target):
     def can_send_each(self) -> bool:
         return self.sends_each
 
-    async def describe(self, table: str, mode: Mode, options: BulkOptions, source: str) -> Traits:
+    async def describe(self, table: str, mode: Mode, options: BulkOptions, source: str) -> Capabilities:
         self.described += 1
         if self.described in self.descriptions:
             raise self.descriptions[self.described]
-        return self.traits
+        return self.capabilities
 
     async def send(self, batch: Batch, source: str) -> Answer:
-        return await self._call("send", batch, source, self.traits.is_atomic)
+        return await self._call("send", batch, source, self.capabilities.is_atomic)
 
     async def send_each(self, batch: Batch, source: str) -> Answer:
         return await self._call("each", batch, source, False)

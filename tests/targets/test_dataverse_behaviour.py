@@ -18,7 +18,7 @@ from dataverse import (
 from dataverse_remote import Remote, opened
 
 from penstock.targets.dataverse import CustomLogicBypass
-from penstock.targets.model import BulkOptions, Limit, Mode, TargetError, Trouble
+from penstock.targets.model import BulkOptions, ErrorKind, Limit, Mode, TargetError
 
 PRIVILEGE = "prvBypassCustomBusinessLogic"
 
@@ -33,19 +33,19 @@ async def remote() -> AsyncIterator[Remote]:
 @pytest.mark.parametrize(
     "problem, kind",
     [
-        (throttled("requests"), Trouble.THROTTLED),
-        (deadlock(), Trouble.DEADLOCK),
-        (race(3732), Trouble.RACE),
-        (race(2766), Trouble.RACE),
-        (race(2812), Trouble.RACE),
-        (sql_timeout(), Trouble.TOO_BIG),
-        (too_large(), Trouble.TOO_BIG),
-        (plugin_aborted("no"), Trouble.BUSINESS),
-        (Problem(403, "0x80040220", "no"), Trouble.PERMISSION),
-        (Problem(500, "0x80049999", "what?"), Trouble.OTHER),
+        (throttled("requests"), ErrorKind.THROTTLED),
+        (deadlock(), ErrorKind.DEADLOCK),
+        (race(3732), ErrorKind.RACE),
+        (race(2766), ErrorKind.RACE),
+        (race(2812), ErrorKind.RACE),
+        (sql_timeout(), ErrorKind.TOO_BIG),
+        (too_large(), ErrorKind.TOO_BIG),
+        (plugin_aborted("no"), ErrorKind.BUSINESS),
+        (Problem(403, "0x80040220", "no"), ErrorKind.PERMISSION),
+        (Problem(500, "0x80049999", "what?"), ErrorKind.OTHER),
     ],
 )
-async def test_every_refusal_has_its_class_and_leaves_no_doubt(remote: Remote, problem: Problem, kind: Trouble):
+async def test_every_refusal_has_its_class_and_leaves_no_doubt(remote: Remote, problem: Problem, kind: ErrorKind):
     remote.server.faults.add(problem, action="CreateMultiple", times=1)
     with pytest.raises(TargetError) as caught:
         await remote.create({"name": "a"})
@@ -69,7 +69,7 @@ async def test_after_an_expired_token_one_new_one_serves_all_calls(remote: Remot
     remote.server.expire_tokens("app-1")
     tries = [remote.send(Mode.CREATE, [{"name": f"n{n}"}]) for n in range(5)]
     refused = await asyncio.gather(*tries, return_exceptions=True)
-    assert {error.kind for error in refused if isinstance(error, TargetError)} == {Trouble.TOKEN}
+    assert {error.kind for error in refused if isinstance(error, TargetError)} == {ErrorKind.TOKEN}
     await remote.target.refresh("app-1")
     await asyncio.gather(*(remote.create({"name": f"m{n}"}) for n in range(5)))
     assert {call.headers["authorization"] for call in remote.server.ledger.calls("CreateMultiple")[-5:]} == {
@@ -89,7 +89,7 @@ async def test_a_missing_bypass_privilege_is_named_and_is_no_reason_to_try_again
     remote.server.revoke("app-1", PRIVILEGE)
     with pytest.raises(TargetError, match=PRIVILEGE) as caught:
         await remote.create({"name": "a"}, bypass_custom_logic=CustomLogicBypass.SYNCHRONOUS)
-    assert caught.value.kind is Trouble.PERMISSION
+    assert caught.value.kind is ErrorKind.PERMISSION
     assert caught.value.message.count(PRIVILEGE) == 1
     await remote.create({"name": "a"})
 
@@ -121,7 +121,7 @@ async def test_duplicate_detection_is_on_unless_it_is_suppressed(remote: Remote)
     await remote.create({"name": "twin"})
     with pytest.raises(TargetError) as caught:
         await remote.create({"name": "twin"})
-    assert (caught.value.kind, caught.value.code) == (Trouble.DATA, "0x80040333")
+    assert (caught.value.kind, caught.value.code) == (ErrorKind.DATA, "0x80040333")
     await remote.create({"name": "twin"}, suppress_duplicate_detection=True)
     assert [row["name"] for row in remote.server.rows("account")] == ["twin", "twin"]
 
@@ -144,5 +144,5 @@ async def test_the_affinity_cookie_is_dropped_so_that_calls_spread_over_the_web_
 
 async def test_a_user_who_may_not_ask_for_the_message_list_is_taken_at_their_word(remote: Remote):
     remote.server.faults.add(Problem(403, "0x80040220", "no"), action="sdkmessagefilters")
-    traits = await remote.target.describe("unlisted", Mode.CREATE, BulkOptions(), "app-1")
-    assert traits.id_field == "unlistedid"
+    capabilities = await remote.target.describe("unlisted", Mode.CREATE, BulkOptions(), "app-1")
+    assert capabilities.id_field == "unlistedid"

@@ -40,7 +40,7 @@ async def subject(request: pytest.FixtureRequest) -> AsyncIterator[Subject]:
             id_of=lambda record: record[id_column],
             read_back=read_back,
             spoil=lambda record: {**record, "code": "far too long a code"},
-            options=DataverseOptions(client_made_ids=True),
+            options=DataverseOptions(client_made_ids=True, tell_created=True),
         )
         await target.aclose()
 

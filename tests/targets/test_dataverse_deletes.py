@@ -10,7 +10,7 @@ from dataverse import MissingParts, Problem, deadlock, throttled
 from dataverse_remote import Remote, opened, outcomes
 
 from penstock.targets.dataverse import CustomLogicBypass
-from penstock.targets.model import BulkOptions, Limit, Mode, TargetError, Trouble
+from penstock.targets.model import BulkOptions, ErrorKind, Limit, Mode, TargetError
 
 
 @pytest.fixture
@@ -35,9 +35,9 @@ async def test_a_batch_of_deletes_is_one_call_with_a_part_for_each_id(remote: Re
 
 
 async def test_a_table_deleted_from_answers_record_by_record(remote: Remote):
-    traits = await remote.target.describe("account", Mode.DELETE, BulkOptions(), "app-1")
-    assert (traits.is_atomic, traits.records_max, traits.can_reconcile) == (False, 1000, True)
-    assert not traits.is_idempotent  # a second delete answers that nothing is there
+    capabilities = await remote.target.describe("account", Mode.DELETE, BulkOptions(), "app-1")
+    assert (capabilities.is_atomic, capabilities.records_max, capabilities.can_reconcile) == (False, 1000, True)
+    assert not capabilities.is_idempotent  # a second delete answers that nothing is there
 
 
 @pytest.mark.covers("BX-033", "BX-094")
@@ -47,7 +47,7 @@ async def test_a_failed_delete_does_not_stop_the_others(remote: Remote):
     assert outcomes(answer) == ["deleted", "failed", "deleted", "deleted"]
     error = answer.verdicts[1].error
     assert error is not None
-    assert (error.kind, error.code) == (Trouble.DATA, "0x80040217")
+    assert (error.kind, error.code) == (ErrorKind.DATA, "0x80040217")
 
 
 @pytest.mark.covers("BX-033")
@@ -64,7 +64,7 @@ async def test_a_stop_for_a_passing_reason_leaves_the_rest_to_be_tried_again(rem
     answer = await remote.send(Mode.DELETE, ids, continue_on_error=False)
     assert outcomes(answer) == ["deleted", "failed", "failed"]
     kinds = [verdict.error and verdict.error.kind for verdict in answer.verdicts]
-    assert kinds == [None, Trouble.DEADLOCK, Trouble.DEADLOCK]
+    assert kinds == [None, ErrorKind.DEADLOCK, ErrorKind.DEADLOCK]
 
 
 @pytest.mark.covers("BX-057")
@@ -75,7 +75,7 @@ async def test_a_throttled_part_says_how_long_to_wait(remote: Remote):
     )
     error = (await remote.send(Mode.DELETE, ids)).verdicts[2].error
     assert error is not None
-    assert (error.kind, error.limit, error.retry_after_s) == (Trouble.THROTTLED, Limit.TIME, 9)
+    assert (error.kind, error.limit, error.retry_after_s) == (ErrorKind.THROTTLED, Limit.TIME, 9)
 
 
 async def test_a_batch_refused_as_a_whole_is_an_error_of_the_whole(remote: Remote):
@@ -83,7 +83,7 @@ async def test_a_batch_refused_as_a_whole_is_an_error_of_the_whole(remote: Remot
     remote.server.faults.add(throttled("requests", retry_after_s=3), action="$batch", times=1)
     with pytest.raises(TargetError) as caught:
         await remote.send(Mode.DELETE, ids)
-    assert (caught.value.kind, caught.value.retry_after_s) == (Trouble.THROTTLED, 3)
+    assert (caught.value.kind, caught.value.retry_after_s) == (ErrorKind.THROTTLED, 3)
     assert outcomes(await remote.send(Mode.DELETE, ids)) == ["deleted"] * 3
 
 
@@ -93,7 +93,7 @@ async def test_an_answer_with_too_few_parts_is_not_believed(remote: Remote, goes
     remote.server.faults.add(MissingParts(1), action="$batch", times=1)
     with pytest.raises(TargetError, match="told of 2 records where 3 were sent") as caught:
         await remote.send(Mode.DELETE, ids, continue_on_error=goes_on)
-    assert (caught.value.kind, caught.value.maybe_applied) == (Trouble.CONNECTION, True)
+    assert (caught.value.kind, caught.value.maybe_applied) == (ErrorKind.CONNECTION, True)
 
 
 async def test_an_answer_without_any_part_is_not_believed_either(remote: Remote):

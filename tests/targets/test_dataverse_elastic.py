@@ -14,7 +14,7 @@ from dataverse_remote import TABLES, Remote, opened, outcomes
 
 from penstock.clock import ManualClock
 from penstock.targets.dataverse import DataverseOptions, DataverseTarget
-from penstock.targets.model import BulkOptions, Mode, TargetError, Trouble
+from penstock.targets.model import BulkOptions, ErrorKind, Mode, TargetError
 from penstock.targets.target import Batch
 
 TOO_EARLY = Problem(429, "0x80072322", "request rate is large")
@@ -28,8 +28,8 @@ async def remote() -> AsyncIterator[Remote]:
 
 @pytest.mark.covers("BX-034", "BX-087", "BX-109")
 async def test_an_elastic_table_is_recognised_and_its_batches_are_capped(remote: Remote):
-    traits = await remote.target.describe("reading", Mode.CREATE, BulkOptions(batch_size=1000), "app-1")
-    assert (traits.is_atomic, traits.records_max, traits.can_reconcile) == (False, 100, True)
+    capabilities = await remote.target.describe("reading", Mode.CREATE, BulkOptions(batch_size=1000), "app-1")
+    assert (capabilities.is_atomic, capabilities.records_max, capabilities.can_reconcile) == (False, 100, True)
 
 
 @pytest.mark.covers("BX-087", "BX-093")
@@ -48,7 +48,7 @@ async def test_a_bad_row_of_an_elastic_batch_fails_alone(remote: Remote):
     assert [answer.verdicts[0].id, answer.verdicts[2].id] == [rows["a"]["readingid"], rows["c"]["readingid"]]
     error = answer.verdicts[1].error
     assert error is not None
-    assert (error.kind, error.code) == (Trouble.DATA, "400")
+    assert (error.kind, error.code) == (ErrorKind.DATA, "400")
 
 
 @pytest.mark.covers("BX-074")
@@ -64,7 +64,7 @@ async def test_a_row_that_came_too_early_can_be_sent_again(remote: Remote):
     answer = await remote.send(Mode.CREATE, [{"name": "a"}, {"name": "b"}], "reading")
     error = answer.verdicts[1].error
     assert error is not None
-    assert error.kind is Trouble.THROTTLED
+    assert error.kind is ErrorKind.THROTTLED
 
 
 @pytest.mark.covers("BX-032", "BX-103")
@@ -87,6 +87,7 @@ async def test_records_of_a_partition_are_addressed_in_it(remote: Remote, is_exa
         [{**records[0], "value": 1}, {**records[1], "partitionid": "r", "name": "r"}],
         "reading",
         exact_counts=is_exact,
+        tell_created=True,
     )
     assert outcomes(answer) == ["updated", "created"]
     answer = await remote.send(Mode.DELETE, [{"readingid": same, "partitionid": "q"}], "reading")
@@ -139,7 +140,7 @@ async def test_a_caller_who_insists_on_bulk_delete_hears_that_there_is_none(remo
     (one,) = await remote.create({"name": "a"})
     with pytest.raises(TargetError, match="not yet been implemented") as caught:
         await remote.send(Mode.DELETE, [one], elastic_table=True)
-    assert caught.value.kind is Trouble.UNSUPPORTED
+    assert caught.value.kind is ErrorKind.UNSUPPORTED
     assert list(remote.named()) == ["a"]
 
 

@@ -28,10 +28,10 @@ from penstock.targets import (
     BulkCancelled,
     BulkExecutor,
     BulkOptions,
+    ErrorKind,
     Mode,
     Outcome,
     Progress,
-    Trouble,
 )
 from penstock.targets.dataverse import CustomLogicBypass, DataverseOptions, Lookup
 
@@ -77,7 +77,9 @@ async def test_update_multiple_updates_existing_records(remote: Remote):
 @pytest.mark.parametrize("is_exact", [False, True])
 async def test_upsert_multiple_handles_a_mix_and_tracks_created_and_updated(remote: Remote, is_exact: bool):
     await executor(remote).create_multiple("account", accounts(5))
-    options = DataverseOptions(alternate_key=["code"], exact_counts=is_exact, suppress_duplicate_detection=True)
+    options = DataverseOptions(
+        alternate_key=["code"], exact_counts=is_exact, tell_created=True, suppress_duplicate_detection=True
+    )
     result = await executor(remote).upsert_multiple("account", accounts(10), options)
     assert result.is_success
     assert (result.created_count, result.updated_count, result.counts_exact) == (5, 5, is_exact)
@@ -163,7 +165,7 @@ async def test_when_all_records_fail_the_failures_are_all_and_every_error_is_the
     result = await executor(remote).create_multiple("account", bad)
     assert (result.success_count, result.failure_count) == (0, 20)
     assert [error.index for error in result.errors] == list(range(20))
-    assert {(error.kind, error.field) for error in result.errors} == {(Trouble.DATA, "code")}
+    assert {(error.kind, error.field) for error in result.errors} == {(ErrorKind.DATA, "code")}
 
 
 @pytest.mark.covers("BX-036", "BX-079")
@@ -209,11 +211,11 @@ async def test_references_that_cannot_work_are_explained(remote: Remote):
 @pytest.mark.covers("BX-002", "BX-020", "BX-059", "BX-061", "BX-062")
 @pytest.mark.parametrize(
     "problem, kind",
-    [(token_refused(), Trouble.TOKEN), (deadlock(), Trouble.DEADLOCK), (race(2812), Trouble.RACE)],
+    [(token_refused(), ErrorKind.TOKEN), (deadlock(), ErrorKind.DEADLOCK), (race(2812), ErrorKind.RACE)],
 )
 @pytest.mark.parametrize("refusals, is_success", [(3, True), (4, False)])
 async def test_passing_troubles_are_tried_four_times(
-    remote: Remote, problem: Problem, kind: Trouble, refusals: int, is_success: bool
+    remote: Remote, problem: Problem, kind: ErrorKind, refusals: int, is_success: bool
 ):
     remote.server.faults.add(problem, action="CreateMultiple", times=refusals)
     # One record: a bigger batch that deadlocks so often is split.
@@ -244,7 +246,7 @@ async def test_a_missing_bypass_privilege_fails_without_retries(remote: Remote):
     result = await executor(remote).create_multiple("account", accounts(300), options)
     assert (result.success_count, result.statistics.retries) == (0, {})
     assert "prvBypassCustomBusinessLogic" in result.errors[0].message
-    assert result.errors[0].kind is Trouble.PERMISSION
+    assert result.errors[0].kind is ErrorKind.PERMISSION
 
 
 @pytest.mark.covers("BX-033")
@@ -323,7 +325,9 @@ async def test_no_lost_answer_makes_anything_happen_twice(remote: Remote, mode: 
     }[mode]
     for action in ("CreateMultiple", "UpdateMultiple", "UpsertMultiple", "$batch"):
         remote.server.faults.add(Drop(is_applied=True), action=action, call={1, 3})
-    options = DataverseOptions(batch_size=20, alternate_key=["code"], suppress_duplicate_detection=True)
+    options = DataverseOptions(
+        batch_size=20, alternate_key=["code"], tell_created=True, suppress_duplicate_detection=True
+    )
     result = await executor(remote).start(mode, "account", inputs, options)
     assert result.is_success
     assert result.success_count == 50

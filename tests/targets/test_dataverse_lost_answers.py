@@ -15,8 +15,8 @@ from dataverse_remote import Impatient, Remote, executor, opened, outcomes
 from patience import HANG_S
 
 from penstock.targets.dataverse import DataverseOptions, DataverseTarget
-from penstock.targets.model import BulkOptions, Mode, Outcome, TargetError, Trouble
-from penstock.targets.target import Batch, Traits
+from penstock.targets.model import BulkOptions, ErrorKind, Mode, Outcome, TargetError
+from penstock.targets.target import Batch, Capabilities
 
 AFTER = Drop(is_applied=True)
 BEFORE = Drop(is_applied=False)
@@ -33,7 +33,7 @@ async def lose(remote: Remote, batch: Batch) -> TargetError:
     with pytest.raises(TargetError) as caught:
         await remote.target.send(batch, "app-1")
     assert caught.value.maybe_applied
-    assert caught.value.kind is Trouble.CONNECTION
+    assert caught.value.kind is ErrorKind.CONNECTION
     return caught.value
 
 
@@ -74,14 +74,14 @@ async def test_an_unreachable_remote_leaves_no_doubt():
         await remote.target.describe("account", Mode.DELETE, BulkOptions(), "app-1")
     with pytest.raises(TargetError, match="could not be reached") as caught:
         await remote.target.send(batch, "app-1")
-    assert (caught.value.kind, caught.value.maybe_applied) == (Trouble.CONNECTION, False)
+    assert (caught.value.kind, caught.value.maybe_applied) == (ErrorKind.CONNECTION, False)
     await remote.target.aclose()
 
 
 async def test_a_question_whose_answer_was_lost_leaves_no_doubt(remote: Remote):
     remote.server.faults.add(AFTER, action="GET", table="account", times=1)
     with pytest.raises(TargetError) as caught:
-        await remote.send(Mode.UPSERT, [{"code": "a"}], alternate_key=["code"])
+        await remote.send(Mode.UPSERT, [{"code": "a"}], alternate_key=["code"], tell_created=True)
     assert not caught.value.maybe_applied
     assert remote.server.rows("account") == []
 
@@ -101,8 +101,8 @@ async def test_what_can_be_done_about_a_lost_answer_is_told_beforehand(
     remote: Remote, mode: Mode, options: dict[str, object], is_idempotent: bool, can_reconcile: bool
 ):
     batch = remote.batch(mode, [], **options)
-    traits: Traits = await remote.target.describe("account", mode, batch.options, "app-1")
-    assert (traits.is_idempotent, traits.can_reconcile) == (is_idempotent, can_reconcile)
+    capabilities: Capabilities = await remote.target.describe("account", mode, batch.options, "app-1")
+    assert (capabilities.is_idempotent, capabilities.can_reconcile) == (is_idempotent, can_reconcile)
 
 
 @pytest.mark.covers("BX-060")
@@ -183,7 +183,10 @@ async def test_a_resent_upsert_is_labelled_by_what_was_there_before_its_first_tr
     await remote.create({"name": "old", "code": "old"})
     remote.server.faults.add(AFTER, action="UpsertMultiple", times=1)
     batch = remote.batch(
-        Mode.UPSERT, [{"name": "a", "code": "new"}, {"name": "b", "code": "old"}], alternate_key=["code"]
+        Mode.UPSERT,
+        [{"name": "a", "code": "new"}, {"name": "b", "code": "old"}],
+        alternate_key=["code"],
+        tell_created=True,
     )
     await lose(remote, batch)
     assert outcomes(await remote.target.send(batch, "app-1")) == ["created", "updated"]
@@ -276,4 +279,4 @@ async def test_an_answer_that_drips_for_ever_is_given_up():
         )
         with pytest.raises(TargetError, match="TimeoutError") as caught:
             await target.describe("account", Mode.CREATE, BulkOptions(), "default")
-        assert caught.value.kind is Trouble.CONNECTION
+        assert caught.value.kind is ErrorKind.CONNECTION

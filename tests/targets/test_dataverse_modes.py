@@ -11,7 +11,7 @@ from dataverse_remote import Remote, executor, opened, outcomes
 
 from penstock.errors import SettingsInvalid
 from penstock.targets.dataverse import DataverseOptions, Lookup
-from penstock.targets.model import BulkOptions, Mode, TargetError, Trouble
+from penstock.targets.model import BulkOptions, ErrorKind, Mode, Outcome, TargetError
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ async def test_update_changes_the_named_columns_of_existing_records(remote: Remo
 async def test_upsert_by_alternate_key_tells_created_from_updated(remote: Remote, is_exact: bool):
     await remote.create({"name": "one", "code": "O'B/1%"}, {"name": "two", "code": "two"})
     records = [{"code": "new", "name": "n"}, {"code": "O'B/1%", "name": "uno"}, {"code": "TWO", "name": "dos"}]
-    answer = await remote.send(Mode.UPSERT, records, alternate_key=["code"], exact_counts=is_exact)
+    answer = await remote.send(Mode.UPSERT, records, alternate_key=["code"], exact_counts=is_exact, tell_created=True)
     assert outcomes(answer) == ["created", "updated", "updated"]
     assert answer.counts_exact is is_exact
     assert sorted(remote.named()) == ["dos", "n", "uno"]
@@ -66,7 +66,10 @@ async def test_upsert_by_alternate_key_tells_created_from_updated(remote: Remote
 async def test_upsert_by_primary_id_creates_under_that_id(remote: Remote, is_exact: bool):
     (old,), new = await remote.create({"name": "old"}), str(uuid4())
     answer = await remote.send(
-        Mode.UPSERT, [{"accountid": new, "name": "new"}, {"accountid": old, "name": "renamed"}], exact_counts=is_exact
+        Mode.UPSERT,
+        [{"accountid": new, "name": "new"}, {"accountid": old, "name": "renamed"}],
+        exact_counts=is_exact,
+        tell_created=True,
     )
     assert [(verdict.outcome.value, verdict.id) for verdict in answer.verdicts] == [("created", new), ("updated", old)]
     assert remote.named()["new"]["accountid"] == new
@@ -78,15 +81,38 @@ async def test_upsert_by_a_key_of_two_columns(remote: Remote):
         Mode.UPSERT,
         [{"code": "k", "part": 1, "name": "b"}, {"code": "z", "part": 1, "name": "c"}],
         alternate_key=["code", "part"],
+        tell_created=True,
     )
     assert outcomes(answer) == ["updated", "created"]
     assert remote.named()["c"]["part"] == 1
 
 
+async def test_unless_asked_an_upsert_reads_nothing_and_does_not_say_which_records_are_new(remote: Remote):
+    await remote.create({"name": "a", "code": "old"})
+    records = [{"code": "old", "name": "b"}, {"code": "new", "name": "c"}]
+    options = DataverseOptions(alternate_key=["code"])
+    reads = len(remote.server.ledger.calls("GET", "account"))
+    result = await executor(remote).upsert_multiple("account", records, options)
+    assert list(result.outcomes) == [Outcome.UPSERTED] * 2
+    assert (result.is_success, result.created_count, result.updated_count) == (True, None, None)
+    assert len(remote.server.ledger.calls("GET", "account")) == reads
+    assert {"b", "c"} <= set(remote.named())
+
+
+async def test_every_request_of_a_bulk_call_is_counted(remote: Remote):
+    before = len(remote.server.ledger.calls())
+    options = DataverseOptions(alternate_key=["code"], tell_created=True, batch_size=2)
+    records = [{"code": f"{n}", "name": f"n{n}"} for n in range(4)]
+    result = await executor(remote).upsert_multiple("account", records, options)
+    assert result.statistics.requests == len(remote.server.ledger.calls()) - before
+    assert result.statistics.requests > result.statistics.calls == 2
+
+
 async def test_the_keys_of_a_large_upsert_are_read_in_several_questions_of_legal_length(remote: Remote):
     await remote.create(*({"name": f"n{n}", "code": f"{n:03}" + "%" * 15} for n in range(0, 450, 2)))
     records = [{"code": f"{n:03}" + "%" * 15, "name": f"m{n}"} for n in range(450)]
-    answer = await remote.send(Mode.UPSERT, records, alternate_key=["code"], suppress_duplicate_detection=True)
+    options = {"alternate_key": ["code"], "tell_created": True, "suppress_duplicate_detection": True}
+    answer = await remote.send(Mode.UPSERT, records, **options)
     assert outcomes(answer) == ["updated", "created"] * 225
     questions = remote.server.ledger.calls("GET", "account")
     assert len(questions) > 1
@@ -96,7 +122,7 @@ async def test_the_keys_of_a_large_upsert_are_read_in_several_questions_of_legal
 async def test_a_standard_batch_with_one_bad_record_changes_nothing_and_names_the_field(remote: Remote):
     with pytest.raises(TargetError) as caught:
         await remote.create({"name": "good", "code": "1"}, {"name": "bad", "code": "x" * 30})
-    assert (caught.value.kind, caught.value.code, caught.value.field) == (Trouble.DATA, "0x80044331", "code")
+    assert (caught.value.kind, caught.value.code, caught.value.field) == (ErrorKind.DATA, "0x80044331", "code")
     assert not caught.value.maybe_applied
     assert remote.server.rows("account") == []
 
@@ -149,17 +175,17 @@ async def test_a_reference_set_to_nothing_is_cleared(remote: Remote):
 
 async def test_a_table_is_described_once_and_by_its_own_names(remote: Remote):
     for _ in range(3):
-        traits = await remote.target.describe("account", Mode.CREATE, BulkOptions(), "app-1")
+        capabilities = await remote.target.describe("account", Mode.CREATE, BulkOptions(), "app-1")
         await remote.create({"name": str(uuid4())})
-    assert (traits.id_field, traits.is_atomic, traits.records_max) == ("accountid", True, None)
-    assert traits.bytes_max == 4 * 2**20
+    assert (capabilities.id_field, capabilities.is_atomic, capabilities.records_max) == ("accountid", True, None)
+    assert capabilities.bytes_max == 4 * 2**20
     assert len([call for call in remote.server.ledger.calls() if "EntityDefinitions" in call.path]) == 1
 
 
 async def test_a_table_that_does_not_exist_is_named(remote: Remote):
     with pytest.raises(TargetError, match="no table 'accounts'") as caught:
         await remote.target.describe("accounts", Mode.CREATE, BulkOptions(), "app-1")
-    assert caught.value.kind is Trouble.UNSUPPORTED
+    assert caught.value.kind is ErrorKind.UNSUPPORTED
 
 
 @pytest.mark.covers("BX-088")
@@ -167,7 +193,7 @@ async def test_a_table_that_does_not_exist_is_named(remote: Remote):
 async def test_a_table_without_bulk_messages_is_refused_before_anything_is_sent(remote: Remote, mode: Mode):
     with pytest.raises(TargetError, match="does not take") as caught:
         await remote.target.describe("unlisted", mode, BulkOptions(), "app-1")
-    assert caught.value.kind is Trouble.UNSUPPORTED
+    assert caught.value.kind is ErrorKind.UNSUPPORTED
     for singly, options in ((Mode.DELETE, BulkOptions()), (Mode.UPSERT, DataverseOptions(exact_counts=True))):
         assert (await remote.target.describe("unlisted", singly, options, "app-1")).id_field == "unlistedid"
 

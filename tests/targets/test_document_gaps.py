@@ -19,11 +19,11 @@ from penstock.targets import (
     BulkOptions,
     BulkResult,
     Diagnostic,
+    ErrorKind,
     Mode,
     Pool,
     Progress,
     SqliteTarget,
-    Trouble,
     tables_in_waves,
 )
 
@@ -33,7 +33,7 @@ async def test_a_table_that_takes_no_bulk_calls_is_not_sent_to_record_by_record(
     async with opened() as remote:
         result = await executor(remote).create_multiple("unlisted", [{"name": f"n{n}"} for n in range(5)])
         assert (result.stopped_reason, result.failure_count) == ("systemic", 5)
-        assert {error.kind for error in result.errors} == {Trouble.UNSUPPORTED}
+        assert {error.kind for error in result.errors} == {ErrorKind.UNSUPPORTED}
         assert not remote.server.rows("unlisted")
         assert not [call for call in remote.server.ledger.arrivals if call.method == "POST" and call.table]
 
@@ -68,7 +68,7 @@ async def test_deleting_a_record_deletes_nothing_that_refers_to_it(tmp_path: Pat
 async def test_executor_options_result_error_coordinator_diagnostic_and_progress_work_together():
     seen: list[Progress] = []
     remote = Scripted(
-        bad=lambda n: trouble(Trouble.DATA, "a required field is missing", field="name") if n == 3 else None
+        bad=lambda n: trouble(ErrorKind.DATA, "a required field is missing", field="name") if n == 3 else None
     )
     used = scripted_executor(remote)
     result = await used.create_multiple("thing", numbered(10), BulkOptions(batch_size=5), seen.append)

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from scripted import Lose, Refuse, Remote, executor, in_virtual_time, numbered, trouble, virtually
 
-from penstock.targets import Answer, Batch, BulkOptions, BulkResult, Mode, Outcome, Traits, Trouble, Verdict
+from penstock.targets import Answer, Batch, BulkOptions, BulkResult, Capabilities, ErrorKind, Mode, Outcome, Verdict
 
 SCRIPTS = 300
-PASSING = (Trouble.TOKEN, Trouble.CONNECTION, Trouble.DEADLOCK, Trouble.RACE)
+PASSING = (ErrorKind.TOKEN, ErrorKind.CONNECTION, ErrorKind.DEADLOCK, ErrorKind.RACE)
 
 
 class Weather:
@@ -25,7 +25,7 @@ class Weather:
         self.guilty = {n for n in range(self.count) if rng.random() < share}
         self.rate = rng.choice([0, 0.1, 0.3, 0.6])
         is_idempotent = self.mode is not Mode.CREATE and rng.random() < 0.7
-        self.traits = Traits(
+        self.capabilities = Capabilities(
             is_atomic=rng.random() < 0.6,
             is_idempotent=is_idempotent,
             can_reconcile=rng.random() < 0.6,
@@ -46,11 +46,11 @@ class Weather:
         return Remote(
             sources=("ana", "ben")[: rng.choice([1, 2])],
             width=rng.choice([1, 3]),
-            traits=self.traits,
+            capabilities=self.capabilities,
             latency_s=0.05,
             decide=lambda batch, _source: self.fault(batch),
             questions={n: trouble(rng.choice(PASSING)) for n in range(1, 40) if rng.random() < 0.3},
-            bad=lambda n: trouble(Trouble.DATA, f"{n} is wrong") if n in self.guilty else None,
+            bad=lambda n: trouble(ErrorKind.DATA, f"{n} is wrong") if n in self.guilty else None,
             sends_each=rng.random() < 0.5,
             hint=rng.choice([None, 1, 5]),
         )
@@ -63,14 +63,14 @@ class Weather:
             case "refuse":
                 return Refuse(trouble(rng.choice(PASSING)))
             case "throttle":
-                return Refuse(trouble(Trouble.THROTTLED, retry_after_s=rng.choice([None, 0.2, 3])))
+                return Refuse(trouble(ErrorKind.THROTTLED, retry_after_s=rng.choice([None, 0.2, 3])))
             case "big":
-                return Refuse(trouble(Trouble.TOO_BIG)) if len(batch) > 1 else None
+                return Refuse(trouble(ErrorKind.TOO_BIG)) if len(batch) > 1 else None
             case "lose":
                 whole = None if rng.random() < 0.5 else 0
-                return Lose(whole if self.traits.is_atomic else rng.choice([whole, len(batch) // 2]))
+                return Lose(whole if self.capabilities.is_atomic else rng.choice([whole, len(batch) // 2]))
             case _:
-                return None if self.traits.is_atomic else self.partly
+                return None if self.capabilities.is_atomic else self.partly
 
     async def partly(self, batch: Batch) -> Answer:
         """Some records are judged, the others shall come again."""
@@ -78,9 +78,9 @@ class Weather:
         for record in batch.records:
             n = record["n"]
             if self.rng.random() < 0.5:
-                verdicts.append(Verdict(Outcome.FAILED, error=trouble(Trouble.THROTTLED, retry_after_s=0.1)))
+                verdicts.append(Verdict(Outcome.FAILED, error=trouble(ErrorKind.THROTTLED, retry_after_s=0.1)))
             elif n in self.guilty:
-                verdicts.append(Verdict(Outcome.FAILED, error=trouble(Trouble.DATA)))
+                verdicts.append(Verdict(Outcome.FAILED, error=trouble(ErrorKind.DATA)))
             else:
                 self.here.applied[n] += 1
                 verdicts.append(self.here._verdict(batch.mode, n))
@@ -107,7 +107,7 @@ def test_the_result_is_what_the_remote_did(seed: int):
             assert times >= 1, f"{n} is called {outcome} and was not applied"
         elif outcome is Outcome.FAILED or outcome is Outcome.NOT_RUN:
             assert times == 0, f"{n} is called {outcome} and was applied"
-        if not weather.traits.is_idempotent:
+        if not weather.capabilities.is_idempotent:
             assert times <= 1, f"{n} was applied {times} times"
         if n in weather.guilty:
             assert not outcome.is_success
@@ -131,8 +131,8 @@ def test_without_faults_of_its_own_the_remote_gets_every_good_record_and_only_ba
     guilty = {n for n in range(200) if rng.random() < 0.05}
 
     def fault(batch: Batch, _source: str) -> Refuse | None:
-        kind = rng.choice([None, None, Trouble.THROTTLED, Trouble.TOO_BIG])
-        is_meant = kind is not None and not (kind is Trouble.TOO_BIG and len(batch) == 1)
+        kind = rng.choice([None, None, ErrorKind.THROTTLED, ErrorKind.TOO_BIG])
+        is_meant = kind is not None and not (kind is ErrorKind.TOO_BIG and len(batch) == 1)
         return Refuse(trouble(kind, retry_after_s=1)) if is_meant and kind else None
 
     async def run() -> None:
@@ -140,7 +140,7 @@ def test_without_faults_of_its_own_the_remote_gets_every_good_record_and_only_ba
             width=3,
             decide=fault,
             sends_each=seed % 2 == 0,
-            bad=lambda n: trouble(Trouble.DATA) if n in guilty else None,
+            bad=lambda n: trouble(ErrorKind.DATA) if n in guilty else None,
         )
         result = await executor(remote).create_multiple("account", numbered(200), BulkOptions(batch_size=40))
         assert {error.index for error in result.errors} == guilty
@@ -157,7 +157,7 @@ async def test_many_calls_on_one_sick_pool_all_come_to_their_end():
     rng = random.Random(7)
     remote = Remote(sources=("ana", "ben"), width=2)
     remote.decide = lambda batch, _source: (
-        Refuse(trouble(rng.choice([*PASSING, Trouble.THROTTLED]), retry_after_s=1)) if rng.random() < 0.3 else None
+        Refuse(trouble(rng.choice([*PASSING, ErrorKind.THROTTLED]), retry_after_s=1)) if rng.random() < 0.3 else None
     )
     runner = executor(remote)
     calls = [runner.create_multiple(f"table {n % 3}", numbered(300, n * 1000)) for n in range(10)]

@@ -17,18 +17,18 @@ from penstock.targets import (
     BadInput,
     Batch,
     BulkOptions,
+    Capabilities,
+    ErrorKind,
     Limit,
     Mode,
     Outcome,
     Progress,
-    Same,
     Target,
-    Traits,
-    Trouble,
+    UniformVerdicts,
     Verdict,
 )
 
-IDEMPOTENT = Traits(is_idempotent=True, id_field="n")
+IDEMPOTENT = Capabilities(is_idempotent=True, id_field="n")
 
 
 async def trickle(count: int) -> AsyncIterator[dict[str, Any]]:
@@ -82,7 +82,7 @@ class Quick(Target):
 
     async def send(self, batch: Batch, source: str) -> Answer:
         await asyncio.sleep(0)
-        return Answer(Same(Verdict(Outcome.CREATED), len(batch)))
+        return Answer(UniformVerdicts(Verdict(Outcome.CREATED), len(batch)))
 
 
 def test_memory_stays_flat_but_for_a_byte_for_each_record():
@@ -109,7 +109,7 @@ async def test_batches_are_cut_where_the_remote_takes_no_more_bytes():
         def size(self, record: Any) -> int:
             return 300 if record["n"] % 10 == 0 else 10
 
-    remote = Weighed(traits=Traits(bytes_max=500), width=1)
+    remote = Weighed(capabilities=Capabilities(bytes_max=500), width=1)
     result = await executor(remote).create_multiple("account", numbered(100))
     assert result.created_ids == [f"id-{n}" for n in range(100)]
     assert [n for sent in remote.calls for n in sent.numbers] == list(range(100))
@@ -124,7 +124,7 @@ async def test_a_record_heavier_than_the_remote_takes_goes_alone():
         def size(self, record: Any) -> int:
             return 1000
 
-    remote = Heavy(traits=Traits(bytes_max=500))
+    remote = Heavy(capabilities=Capabilities(bytes_max=500))
     await executor(remote).create_multiple("account", numbered(5))
     assert remote.sizes == [1, 1, 1, 1, 1]
 
@@ -159,7 +159,7 @@ async def test_batches_shrink_when_calls_take_too_long():
 @pytest.mark.covers("BX-110")
 @in_virtual_time
 async def test_batches_stay_below_what_was_too_big():
-    remote = Remote(width=1, decide=lambda batch, _: Refuse(trouble(Trouble.TOO_BIG)) if len(batch) > 120 else None)
+    remote = Remote(width=1, decide=lambda batch, _: Refuse(trouble(ErrorKind.TOO_BIG)) if len(batch) > 120 else None)
     options = BulkOptions(adapt_batch_size=True, batch_size=200, batch_size_max=400)
     result = await executor(remote).create_multiple("account", numbered(20_000), options)
     assert result.is_success
@@ -169,8 +169,8 @@ async def test_batches_stay_below_what_was_too_big():
 
 @in_virtual_time
 async def test_batches_keep_their_size_unless_they_may_adapt():
-    throttled = Refuse(trouble(Trouble.THROTTLED, retry_after_s=1, limit=Limit.TIME))
-    remote = Remote(latency_s=30, script={1: throttled, 3: Refuse(trouble(Trouble.DEADLOCK))})
+    throttled = Refuse(trouble(ErrorKind.THROTTLED, retry_after_s=1, limit=Limit.TIME))
+    remote = Remote(latency_s=30, script={1: throttled, 3: Refuse(trouble(ErrorKind.DEADLOCK))})
     await executor(remote).create_multiple("account", numbered(1000))
     assert set(remote.sizes) == {100}
 
@@ -186,7 +186,7 @@ async def test_records_of_one_key_are_sent_one_after_the_other_in_the_order_of_t
     async def note(batch: Batch) -> None:
         seen.extend((record["n"], record["name"]) for record in batch.records)
 
-    remote = Remote(traits=IDEMPOTENT, decide=lambda _batch, _source: note)
+    remote = Remote(capabilities=IDEMPOTENT, decide=lambda _batch, _source: note)
     result = await executor(remote).upsert_multiple("account", records, BulkOptions(batch_size=10))
     assert result.success_count == 100
     assert not remote.overlaps
@@ -206,7 +206,7 @@ def test_no_key_is_ever_twice_under_way_and_each_keeps_its_order(
         order.extend((record["n"], record["place"]) for record in batch.records)
 
     async def run() -> None:
-        remote = Remote(width=width, traits=IDEMPOTENT, decide=lambda _batch, _source: note)
+        remote = Remote(width=width, capabilities=IDEMPOTENT, decide=lambda _batch, _source: note)
         records = iter([{"n": key, "place": place} for place, key in enumerate(keys)])
         result = await executor(remote).upsert_multiple("account", records, BulkOptions(batch_size=batch_size))
         assert result.success_count == len(keys)
@@ -219,7 +219,7 @@ def test_no_key_is_ever_twice_under_way_and_each_keeps_its_order(
 
 @in_virtual_time
 async def test_more_records_of_one_key_than_may_wait_pause_the_reading():
-    remote = Remote(traits=IDEMPOTENT, latency_s=0.001)
+    remote = Remote(capabilities=IDEMPOTENT, latency_s=0.001)
     records = iter([{"n": 1}] * 2500)
     result = await executor(remote).upsert_multiple("account", records, BulkOptions(batch_size=100))
     assert result.success_count == 2500
@@ -237,7 +237,7 @@ async def test_records_without_a_key_are_not_kept_apart():
 @in_virtual_time
 async def test_of_several_records_of_one_key_only_the_first_may_be_sent(make: Any):
     records = [{"n": 1}, {"n": 2}, {"n": 1}, {"n": 3}, {"n": 2}]
-    remote, reports = Remote(traits=IDEMPOTENT), list[Progress]()
+    remote, reports = Remote(capabilities=IDEMPOTENT), list[Progress]()
     options = BulkOptions(duplicates="first", batch_size=2)
     result = await executor(remote).upsert_multiple("account", make(records), options, reports.append)
     created, skipped = Outcome.CREATED, Outcome.SKIPPED
@@ -249,7 +249,7 @@ async def test_of_several_records_of_one_key_only_the_first_may_be_sent(make: An
 @in_virtual_time
 async def test_of_several_records_of_one_key_only_the_last_may_be_sent():
     records = [{"n": 1}, {"n": 2}, {"n": 1}, {"n": 3}, {"n": 2}]
-    remote = Remote(traits=IDEMPOTENT)
+    remote = Remote(capabilities=IDEMPOTENT)
     result = await executor(remote).upsert_multiple("account", records, BulkOptions(duplicates="last", batch_size=2))
     assert list(result.outcomes.positions(Outcome.SKIPPED)) == [0, 1]
     assert result.is_success
@@ -266,7 +266,7 @@ async def test_the_last_record_of_a_key_in_a_stream_cannot_be_known():
 @in_virtual_time
 async def test_several_records_of_one_key_may_be_refused():
     records = [{"n": 1}, {"n": 2}, {"n": 1}]
-    remote = Remote(traits=IDEMPOTENT)
+    remote = Remote(capabilities=IDEMPOTENT)
     with pytest.raises(BadInput, match="index 2: it has the same key as index 0"):
         await executor(remote).upsert_multiple("account", records, BulkOptions(duplicates="error"))
     assert not remote.calls
@@ -291,9 +291,9 @@ async def test_a_key_that_failed_is_free_for_the_next_record():
 
     async def note(batch: Batch) -> Any:
         tries.extend(record["name"] for record in batch.records)
-        return Refuse(trouble(Trouble.DATA)) if "bad" in tries[-len(batch) :] else None
+        return Refuse(trouble(ErrorKind.DATA)) if "bad" in tries[-len(batch) :] else None
 
-    remote = Remote(traits=IDEMPOTENT, decide=lambda _batch, _source: note)
+    remote = Remote(capabilities=IDEMPOTENT, decide=lambda _batch, _source: note)
     records = [{"n": 1, "name": "bad"}, {"n": 1, "name": "good"}]
     result = await executor(remote).upsert_multiple("account", records)
     assert result.outcomes == [Outcome.FAILED, Outcome.CREATED]
@@ -301,7 +301,7 @@ async def test_a_key_that_failed_is_free_for_the_next_record():
 
 @in_virtual_time
 async def test_batches_have_keys_of_their_own():
-    remote = Remote(bad=lambda n: trouble(Trouble.DATA) if n == 3 else None)
+    remote = Remote(bad=lambda n: trouble(ErrorKind.DATA) if n == 3 else None)
     runner = executor(remote)
     await runner.create_multiple("account", numbered(300))
     await runner.start(Mode.CREATE, "account", numbered(100, 1000))

@@ -7,37 +7,37 @@ from collections.abc import Sequence
 import pytest
 from scripted import Lose, Refuse, Remote, executor, in_virtual_time, numbered, trouble
 
-from penstock.targets import Batch, BulkOptions, Outcome, RetryPolicy, Traits, Trouble, Verdict
+from penstock.targets import Batch, BulkOptions, Capabilities, ErrorKind, Outcome, RetryPolicy, Verdict
 
-IDEMPOTENT = Traits(is_idempotent=True, id_field="n")
-RECONCILABLE = Traits(can_reconcile=True, id_field="n")
+IDEMPOTENT = Capabilities(is_idempotent=True, id_field="n")
+RECONCILABLE = Capabilities(can_reconcile=True, id_field="n")
 IMPATIENT = RetryPolicy(jitter=0, outage_s=0)
-NEITHER = Traits(id_field="n")
+NEITHER = Capabilities(id_field="n")
 
 
 @pytest.mark.covers("BX-060")
 @pytest.mark.parametrize("applied", [None, 0], ids=["applied", "not applied"])
 @in_virtual_time
 async def test_a_lost_answer_that_nobody_can_explain_leaves_the_records_unknown(applied: int | None):
-    remote = Remote(traits=NEITHER, script={1: Lose(applied)})
+    remote = Remote(capabilities=NEITHER, script={1: Lose(applied)})
     result = await executor(remote).create_multiple("account", numbered(10))
     assert len(remote.calls) == 1
     assert result.outcomes == [Outcome.UNKNOWN] * 10
     assert (result.success_count, result.failure_count, result.unknown_count) == (0, 0, 10)
-    assert {(error.outcome, error.kind) for error in result.errors} == {(Outcome.UNKNOWN, Trouble.CONNECTION)}
+    assert {(error.outcome, error.kind) for error in result.errors} == {(Outcome.UNKNOWN, ErrorKind.CONNECTION)}
     assert not result.is_success
 
 
 @in_virtual_time
 async def test_a_connection_that_was_never_made_is_tried_again_whatever_the_table_is_like():
-    remote = Remote(traits=NEITHER, script={1: Refuse(trouble(Trouble.CONNECTION))})
+    remote = Remote(capabilities=NEITHER, script={1: Refuse(trouble(ErrorKind.CONNECTION))})
     assert (await executor(remote).create_multiple("account", numbered(10))).is_success
 
 
 @pytest.mark.covers("BX-060")
 @in_virtual_time
 async def test_an_idempotent_batch_is_simply_sent_again_with_the_same_key():
-    remote = Remote(traits=IDEMPOTENT, script={1: Lose()})
+    remote = Remote(capabilities=IDEMPOTENT, script={1: Lose()})
     result = await executor(remote).upsert_multiple("account", numbered(10))
     assert result.is_success
     first, second = remote.calls
@@ -48,7 +48,7 @@ async def test_an_idempotent_batch_is_simply_sent_again_with_the_same_key():
 @pytest.mark.covers("BX-060")
 @in_virtual_time
 async def test_a_batch_that_turns_out_to_be_applied_is_not_sent_again():
-    remote = Remote(traits=RECONCILABLE, script={1: Lose()})
+    remote = Remote(capabilities=RECONCILABLE, script={1: Lose()})
     result = await executor(remote).create_multiple("account", numbered(10))
     assert result.is_success
     assert result.created_ids == [f"id-{n}" for n in range(10)]
@@ -58,7 +58,7 @@ async def test_a_batch_that_turns_out_to_be_applied_is_not_sent_again():
 @pytest.mark.covers("BX-060")
 @in_virtual_time
 async def test_a_batch_that_turns_out_not_to_be_applied_is_sent_again():
-    remote = Remote(traits=RECONCILABLE, script={1: Lose(applied=0)})
+    remote = Remote(capabilities=RECONCILABLE, script={1: Lose(applied=0)})
     result = await executor(remote).create_multiple("account", numbered(10))
     assert result.is_success
     assert set(remote.applied.values()) == {1}
@@ -68,7 +68,7 @@ async def test_a_batch_that_turns_out_not_to_be_applied_is_sent_again():
 @pytest.mark.covers("BX-060")
 @in_virtual_time
 async def test_of_a_batch_that_was_applied_in_part_only_the_rest_is_sent_again():
-    remote = Remote(traits=RECONCILABLE, script={1: Lose(applied=4)})
+    remote = Remote(capabilities=RECONCILABLE, script={1: Lose(applied=4)})
     result = await executor(remote).create_multiple("account", numbered(10))
     assert result.is_success
     assert result.created_ids == [f"id-{n}" for n in range(10)]
@@ -78,26 +78,28 @@ async def test_of_a_batch_that_was_applied_in_part_only_the_rest_is_sent_again()
 
 @in_virtual_time
 async def test_the_question_what_became_of_a_batch_is_retried_on_its_own_count():
-    questions = {n: trouble(Trouble.CONNECTION) for n in (1, 2, 3)} | {4: trouble(Trouble.THROTTLED, retry_after_s=9)}
-    remote = Remote(traits=RECONCILABLE, script={1: Lose()}, questions=questions)
+    questions = {n: trouble(ErrorKind.CONNECTION) for n in (1, 2, 3)} | {
+        4: trouble(ErrorKind.THROTTLED, retry_after_s=9)
+    }
+    remote = Remote(capabilities=RECONCILABLE, script={1: Lose()}, questions=questions)
     result = await executor(remote).create_multiple("account", numbered(10))
     assert result.is_success
     assert (len(remote.calls), remote.asked) == (1, 5)
 
 
-@pytest.mark.parametrize("kind", [Trouble.CONNECTION, Trouble.PERMISSION, Trouble.OTHER])
+@pytest.mark.parametrize("kind", [ErrorKind.CONNECTION, ErrorKind.PERMISSION, ErrorKind.OTHER])
 @in_virtual_time
-async def test_a_question_that_is_never_answered_leaves_the_records_unknown(kind: Trouble):
-    remote = Remote(traits=RECONCILABLE, script={1: Lose()}, questions={n: trouble(kind) for n in range(1, 9)})
+async def test_a_question_that_is_never_answered_leaves_the_records_unknown(kind: ErrorKind):
+    remote = Remote(capabilities=RECONCILABLE, script={1: Lose()}, questions={n: trouble(kind) for n in range(1, 9)})
     result = await executor(remote, policy=IMPATIENT).create_multiple("account", numbered(10))
     assert result.unknown_count == 10
-    assert remote.asked == (4 if kind is Trouble.CONNECTION else 1)
+    assert remote.asked == (4 if kind is ErrorKind.CONNECTION else 1)
     assert len(remote.calls) == 1
 
 
 @in_virtual_time
 async def test_a_batch_whose_answer_is_lost_every_time_without_effect_fails_after_the_fourth_try():
-    remote = Remote(traits=RECONCILABLE, decide=lambda _batch, _source: Lose(applied=0), latency_s=0)
+    remote = Remote(capabilities=RECONCILABLE, decide=lambda _batch, _source: Lose(applied=0), latency_s=0)
     result = await executor(remote).create_multiple("account", numbered(10))
     assert (result.failure_count, result.unknown_count) == (10, 0)
     assert (len(remote.calls), remote.asked) == (4, 4)
@@ -106,8 +108,8 @@ async def test_a_batch_whose_answer_is_lost_every_time_without_effect_fails_afte
 
 @in_virtual_time
 async def test_an_idempotent_batch_that_may_have_been_applied_is_unknown_when_retries_run_out():
-    script = {1: Lose()} | {n: Refuse(trouble(Trouble.CONNECTION)) for n in (2, 3, 4)}
-    remote = Remote(traits=IDEMPOTENT, script=script, latency_s=0)
+    script = {1: Lose()} | {n: Refuse(trouble(ErrorKind.CONNECTION)) for n in (2, 3, 4)}
+    remote = Remote(capabilities=IDEMPOTENT, script=script, latency_s=0)
     result = await executor(remote, policy=IMPATIENT).upsert_multiple("account", numbered(10))
     assert (result.failure_count, result.unknown_count) == (0, 10)
     assert set(remote.applied.values()) == {1}
@@ -115,16 +117,18 @@ async def test_an_idempotent_batch_that_may_have_been_applied_is_unknown_when_re
 
 @in_virtual_time
 async def test_the_pieces_of_a_batch_that_may_have_been_applied_are_in_the_same_doubt():
-    script = {1: Lose(), 2: Refuse(trouble(Trouble.TOO_BIG))}
-    remote = Remote(traits=IDEMPOTENT, script=script, latency_s=0)
-    remote.decide = lambda _batch, _source: Refuse(trouble(Trouble.DEADLOCK))
+    script = {1: Lose(), 2: Refuse(trouble(ErrorKind.TOO_BIG))}
+    remote = Remote(capabilities=IDEMPOTENT, script=script, latency_s=0)
+    remote.decide = lambda _batch, _source: Refuse(trouble(ErrorKind.DEADLOCK))
     result = await executor(remote).upsert_multiple("account", numbered(10))
     assert (result.failure_count, result.unknown_count) == (0, 10)
 
 
 @in_virtual_time
 async def test_the_answer_to_a_resend_settles_what_was_in_doubt():
-    remote = Remote(traits=IDEMPOTENT, script={1: Lose()}, bad=lambda n: trouble(Trouble.DATA) if n == 3 else None)
+    remote = Remote(
+        capabilities=IDEMPOTENT, script={1: Lose()}, bad=lambda n: trouble(ErrorKind.DATA) if n == 3 else None
+    )
     result = await executor(remote).upsert_multiple("account", numbered(10))
     assert (result.success_count, result.failure_count, result.unknown_count) == (9, 1, 0)
 
@@ -132,9 +136,9 @@ async def test_the_answer_to_a_resend_settles_what_was_in_doubt():
 @in_virtual_time
 async def test_a_timeout_of_a_big_batch_is_explained_first_and_split_then():
     def slow(batch, _source):
-        return Lose(applied=0, kind=Trouble.TOO_BIG) if len(batch) > 30 else None
+        return Lose(applied=0, kind=ErrorKind.TOO_BIG) if len(batch) > 30 else None
 
-    remote = Remote(traits=RECONCILABLE, decide=slow)
+    remote = Remote(capabilities=RECONCILABLE, decide=slow)
     result = await executor(remote).create_multiple("account", numbered(100))
     assert result.is_success
     assert set(remote.applied.values()) == {1}
@@ -143,9 +147,9 @@ async def test_a_timeout_of_a_big_batch_is_explained_first_and_split_then():
 @in_virtual_time
 async def test_a_lost_answer_while_isolating_is_explained_like_any_other():
     remote = Remote(
-        traits=RECONCILABLE,
+        capabilities=RECONCILABLE,
         script={2: Lose(), 3: Lose(applied=0)},
-        bad=lambda n: trouble(Trouble.DATA) if n == 3 else None,
+        bad=lambda n: trouble(ErrorKind.DATA) if n == 3 else None,
     )
     result = await executor(remote).create_multiple("account", numbered(20))
     assert (result.success_count, result.failure_count) == (19, 1)
@@ -155,10 +159,10 @@ async def test_a_lost_answer_while_isolating_is_explained_like_any_other():
 @in_virtual_time
 async def test_a_lost_answer_to_records_sent_one_by_one_is_explained_like_any_other():
     remote = Remote(
-        traits=RECONCILABLE,
+        capabilities=RECONCILABLE,
         sends_each=True,
         script={2: Lose(applied=7)},
-        bad=lambda n: trouble(Trouble.DATA) if n in (3, 9) else None,
+        bad=lambda n: trouble(ErrorKind.DATA) if n in (3, 9) else None,
     )
     result = await executor(remote).create_multiple("account", numbered(12))
     assert (result.success_count, [error.index for error in result.errors]) == (10, [3, 9])
@@ -167,7 +171,7 @@ async def test_a_lost_answer_to_records_sent_one_by_one_is_explained_like_any_ot
 
 @in_virtual_time
 async def test_unknown_records_stop_a_call_that_does_not_continue_on_error():
-    remote = Remote(traits=NEITHER, script={1: Lose()})
+    remote = Remote(capabilities=NEITHER, script={1: Lose()})
     options = BulkOptions(continue_on_error=False, max_parallel_batches=1)
     result = await executor(remote).create_multiple("account", numbered(300), options)
     assert (result.unknown_count, result.not_run_count) == (100, 200)
@@ -180,7 +184,7 @@ async def test_an_answer_that_says_nothing_of_some_records_is_a_lost_question():
         async def reconcile(self, batch, source):
             return (await super().reconcile(batch, source))[:-1]
 
-    remote = Forgetful(traits=RECONCILABLE, script={1: Lose()})
+    remote = Forgetful(capabilities=RECONCILABLE, script={1: Lose()})
     result = await executor(remote).create_multiple("account", numbered(10))
     assert result.unknown_count == 10
 
@@ -190,9 +194,9 @@ async def test_a_remote_that_is_asked_and_does_not_know_is_not_asked_again():
     class Unsure(Remote):
         async def reconcile(self, batch: Batch, source: str) -> Sequence[Verdict | None]:
             await super().reconcile(batch, source)
-            return [Verdict(Outcome.UNKNOWN, error=trouble(Trouble.CONNECTION, maybe_applied=True))] * len(batch)
+            return [Verdict(Outcome.UNKNOWN, error=trouble(ErrorKind.CONNECTION, maybe_applied=True))] * len(batch)
 
-    remote = Unsure(traits=RECONCILABLE, script={1: Lose()})
+    remote = Unsure(capabilities=RECONCILABLE, script={1: Lose()})
     result = await executor(remote).create_multiple("account", numbered(10))
     assert (result.unknown_count, remote.asked, len(remote.calls)) == (10, 1, 1)
 
@@ -203,10 +207,10 @@ async def test_what_a_remote_says_when_asked_may_be_to_come_again():
     class Busy(Remote):
         async def reconcile(self, batch: Batch, source: str) -> Sequence[Verdict | None]:
             known = await super().reconcile(batch, source)
-            later = trouble(Trouble.THROTTLED, retry_after_s=3)
+            later = trouble(ErrorKind.THROTTLED, retry_after_s=3)
             return [one or Verdict(Outcome.FAILED, error=later) for one in known]
 
-    remote = Busy(traits=RECONCILABLE, script={1: Lose(applied=4)})
+    remote = Busy(capabilities=RECONCILABLE, script={1: Lose(applied=4)})
     result = await executor(remote).create_multiple("account", numbered(10))
     assert result.is_success
     assert set(remote.applied.values()) == {1}

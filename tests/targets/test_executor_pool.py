@@ -10,7 +10,18 @@ from typing import Any
 import pytest
 from scripted import Refuse, Remote, executor, in_virtual_time, numbered, pool_of, trouble
 
-from penstock.targets import Answer, Batch, BulkOptions, Limit, Outcome, Pool, RetryPolicy, Same, Trouble, Verdict
+from penstock.targets import (
+    Answer,
+    Batch,
+    BulkOptions,
+    ErrorKind,
+    Limit,
+    Outcome,
+    Pool,
+    RetryPolicy,
+    UniformVerdicts,
+    Verdict,
+)
 
 
 @pytest.mark.covers("BX-016", "BX-018", "BX-084")
@@ -25,7 +36,9 @@ async def test_the_width_of_a_pool_is_the_sum_of_its_sources_and_each_keeps_its_
 @pytest.mark.covers("BX-018", "BX-085")
 @in_virtual_time
 async def test_while_one_source_is_throttled_the_other_is_not_used_beyond_its_width():
-    remote = Remote(sources=("ana", "ben"), width=2, script={1: Refuse(trouble(Trouble.THROTTLED, retry_after_s=100))})
+    remote = Remote(
+        sources=("ana", "ben"), width=2, script={1: Refuse(trouble(ErrorKind.THROTTLED, retry_after_s=100))}
+    )
     await executor(remote).create_multiple("account", numbered(3000))
     assert max(remote.in_flight_max.values()) == 2
 
@@ -61,7 +74,7 @@ async def test_a_width_that_shrinks_is_kept_by_calls_that_already_run():
     async def shrinking(batch: Batch) -> Answer:
         remote.hint = 1 if len(remote.calls) > 8 else 8
         seen.append((len(remote.calls), remote.in_flight.total()))
-        return Answer(Same(Verdict(Outcome.CREATED), len(batch)), width_hint=remote.hint)
+        return Answer(UniformVerdicts(Verdict(Outcome.CREATED), len(batch)), width_hint=remote.hint)
 
     remote = Remote(width=8, decide=lambda _batch, _source: shrinking)
     await executor(remote).create_multiple("account", numbered(4000))
@@ -72,7 +85,7 @@ async def test_a_width_that_shrinks_is_kept_by_calls_that_already_run():
 @pytest.mark.covers("BX-057", "BX-085")
 @in_virtual_time
 async def test_after_a_throttle_half_as_many_calls_start_and_one_more_follows_each_good_window():
-    remote = Remote(width=8, latency_s=1, script={1: Refuse(trouble(Trouble.THROTTLED, retry_after_s=30))})
+    remote = Remote(width=8, latency_s=1, script={1: Refuse(trouble(ErrorKind.THROTTLED, retry_after_s=30))})
     await executor(remote).create_multiple("account", numbered(8000))
     after = Counter(sent.at_s for sent in remote.calls if sent.at_s > remote.calls[0].at_s + 20)
     assert [after[at] for at in sorted(after)][:5] == [4, 5, 6, 7, 8]
@@ -81,7 +94,7 @@ async def test_after_a_throttle_half_as_many_calls_start_and_one_more_follows_ea
 @pytest.mark.covers("BX-057")
 @in_virtual_time
 async def test_calls_that_were_under_way_when_a_throttle_began_lower_the_width_only_once():
-    throttled = Refuse(trouble(Trouble.THROTTLED, retry_after_s=30))
+    throttled = Refuse(trouble(ErrorKind.THROTTLED, retry_after_s=30))
     remote = Remote(width=8, script=dict.fromkeys(range(1, 9), throttled))
     runner = executor(remote)
     call = runner.start("create", "account", numbered(800))  # type: ignore[arg-type]
@@ -92,7 +105,7 @@ async def test_calls_that_were_under_way_when_a_throttle_began_lower_the_width_o
 
 @in_virtual_time
 async def test_a_width_at_which_the_remote_complained_is_approached_slowly():
-    complained = Refuse(trouble(Trouble.THROTTLED, retry_after_s=1, limit=Limit.CONCURRENCY))
+    complained = Refuse(trouble(ErrorKind.THROTTLED, retry_after_s=1, limit=Limit.CONCURRENCY))
     remote = Remote(width=4, script={1: complained})
     runner = executor(remote)
     await runner.create_multiple("account", numbered(1500))
@@ -104,7 +117,7 @@ async def test_a_width_at_which_the_remote_complained_is_approached_slowly():
 @pytest.mark.covers("BX-083", "BX-019")
 @in_virtual_time
 async def test_no_slot_is_held_while_a_throttle_is_waited_out():
-    remote = Remote(width=1, script={1: Refuse(trouble(Trouble.THROTTLED, retry_after_s=60))})
+    remote = Remote(width=1, script={1: Refuse(trouble(ErrorKind.THROTTLED, retry_after_s=60))})
     runner = executor(remote)
     call = runner.start("create", "account", numbered(10))  # type: ignore[arg-type]
     await asyncio.sleep(5)
@@ -113,9 +126,9 @@ async def test_no_slot_is_held_while_a_throttle_is_waited_out():
 
 
 @pytest.mark.covers("BX-082")
-@pytest.mark.parametrize("fault", [None, Trouble.DATA, Trouble.OTHER, Trouble.DEADLOCK, Trouble.TOO_BIG])
+@pytest.mark.parametrize("fault", [None, ErrorKind.DATA, ErrorKind.OTHER, ErrorKind.DEADLOCK, ErrorKind.TOO_BIG])
 @in_virtual_time
-async def test_slots_come_back_whatever_happened(fault: Trouble | None):
+async def test_slots_come_back_whatever_happened(fault: ErrorKind | None):
     remote = Remote(decide=lambda _batch, _source: Refuse(trouble(fault)) if fault else None)
     runner = executor(remote)
     await runner.create_multiple("account", numbered(500))
@@ -196,7 +209,7 @@ async def test_an_exhausted_pool_is_asked_again_after_one_second_to_thirty_two_w
 @pytest.mark.covers("BX-058", "BX-083")
 @in_virtual_time
 async def test_a_long_throttle_does_not_count_as_an_exhausted_pool(caplog: pytest.LogCaptureFixture):
-    remote = Remote(width=1, script={1: Refuse(trouble(Trouble.THROTTLED, retry_after_s=500))})
+    remote = Remote(width=1, script={1: Refuse(trouble(ErrorKind.THROTTLED, retry_after_s=500))})
     result = await executor(remote).create_multiple("t", numbered(300))
     assert result.is_success
     assert "no slot" not in caplog.text
@@ -221,7 +234,7 @@ def test_a_pool_needs_a_source():
 
 @in_virtual_time
 async def test_the_time_waited_together_is_counted_once():
-    faults: dict[int, Any] = dict.fromkeys(range(1, 5), Refuse(trouble(Trouble.THROTTLED, retry_after_s=40)))
-    remote = Remote(width=4, script=faults | {6: Refuse(trouble(Trouble.THROTTLED, retry_after_s=20))})
+    faults: dict[int, Any] = dict.fromkeys(range(1, 5), Refuse(trouble(ErrorKind.THROTTLED, retry_after_s=40)))
+    remote = Remote(width=4, script=faults | {6: Refuse(trouble(ErrorKind.THROTTLED, retry_after_s=20))})
     result = await executor(remote).create_multiple("t", numbered(2000))
     assert result.statistics.waited_s == pytest.approx(60, abs=0.1)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from dataverse.limits import Quota, Window
+from dataverse.problems import LimitName
 from scripted import LoopClock, Refuse, Remote, executor, in_virtual_time, numbered, trouble
 
 from penstock.clock import Entropy
@@ -17,12 +18,12 @@ from penstock.targets import (
     Batch,
     BulkExecutor,
     BulkOptions,
+    ErrorKind,
     Limit,
     Outcome,
-    Same,
     Target,
     TargetError,
-    Trouble,
+    UniformVerdicts,
     Verdict,
 )
 
@@ -53,14 +54,14 @@ class Metered(Target):
             self.limits[LIMITS[problem.code]] += 1
             raise TargetError(
                 problem.message,
-                kind=Trouble.THROTTLED,
+                kind=ErrorKind.THROTTLED,
                 retry_after_s=float(problem.headers["Retry-After"]),
                 limit=LIMITS[problem.code],
             )
         self.admitted.append(loop.time())
         await asyncio.sleep(latency_s)
         window.leave(loop.time(), latency_s)
-        return Answer(Same(Verdict(Outcome.CREATED), len(batch)))
+        return Answer(UniformVerdicts(Verdict(Outcome.CREATED), len(batch)))
 
     def settled(self, from_s: float, to_s: float) -> tuple[float, float]:
         """Calls a second and the share of refusals, in a span since the first call."""
@@ -101,6 +102,45 @@ def test_with_every_user_the_permitted_rate_is_reached_and_less_than_one_call_in
         assert refused < 0.01
 
     reached()
+
+
+class FixedWindow(Window):
+    """Counts calls from one full multiple of the window to the next."""
+
+    def _forget(self, now: float) -> None:
+        begin_s = now - now % self.quota.window_s
+        while self._starts and self._starts[0] < begin_s:
+            self._starts.popleft()
+
+    def _wait(self, now: float) -> tuple[float, LimitName]:
+        is_full = len(self._starts) >= self.quota.requests
+        return (self.quota.window_s - now % self.quota.window_s if is_full else 0), "requests"
+
+
+@pytest.mark.covers("BX-057")
+@pytest.mark.parametrize("window", [Window, FixedWindow])
+@pytest.mark.parametrize("requests, window_s", [(5, 1), (10, 1), (25, 2), (50, 5), (100, 10), (200, 20)])
+def test_in_the_first_minute_nearly_all_that_is_permitted_is_used(requests: int, window_s: float, window: type[Window]):
+    @in_virtual_time
+    async def used() -> None:
+        quota = Quota(requests=requests, window_s=window_s)
+        target = Metered(1, quota)
+        target.windows = {"app-0": window(quota)}
+        await drive(target, 60)
+        assert len(target.admitted) >= 0.95 * requests * 60 / window_s
+        assert len(target.refused) <= 6
+
+    used()
+
+
+@in_virtual_time
+@pytest.mark.covers("BX-057")
+async def test_a_short_load_ends_as_soon_as_the_window_permits():
+    target = Metered(1, Quota(requests=50, window_s=5))
+    executor = BulkExecutor(target, clock=LoopClock(), entropy=Entropy(jitter=random.Random(1)))
+    result = await executor.create_multiple("thing", numbered(400), BulkOptions(batch_size=1))
+    assert result.duration_s <= 35 / 0.95  # 400 calls, 50 of them in every 5 s, the first at once
+    assert len(target.refused) <= 2
 
 
 @in_virtual_time
@@ -154,7 +194,7 @@ async def test_a_throttle_now_and_then_slows_nobody_down():
 
 @pytest.mark.parametrize("slow", range(14, 30))
 def test_paced_calls_that_take_longer_or_shorter_than_the_pace_all_get_their_turn(slow: int):
-    throttle = Refuse(trouble(Trouble.THROTTLED, retry_after_s=1, limit=Limit.REQUESTS))
+    throttle = Refuse(trouble(ErrorKind.THROTTLED, retry_after_s=1, limit=Limit.REQUESTS))
 
     async def take_long(_: Batch) -> None:
         await asyncio.sleep(2)

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted import Refuse, Remote, executor, in_virtual_time, numbered, trouble, virtually
 
-from penstock.targets import Batch, BulkOptions, BulkResult, Outcome, RetryPolicy, TargetError, Traits, Trouble
-from penstock.targets.causes import Cause
+from penstock.targets import Batch, BulkOptions, BulkResult, Capabilities, ErrorKind, Outcome, RetryPolicy, TargetError
+from penstock.targets.diagnostics.causes import Cause
 
 
-def bad(*numbers: int, kind: Trouble = Trouble.DATA) -> Any:
+def bad(*numbers: int, kind: ErrorKind = ErrorKind.DATA) -> Any:
     """Records that the remote refuses, each with a message of its own."""
     return lambda n: trouble(kind, f"{n} is wrong", code="C1") if n in numbers else None
 
@@ -66,10 +66,10 @@ async def test_pieces_of_a_failed_batch_go_before_new_batches():
     st.integers(1, 130),
     st.booleans(),
     st.booleans(),
-    st.sampled_from([Trouble.DATA, Trouble.BUSINESS]),
+    st.sampled_from([ErrorKind.DATA, ErrorKind.BUSINESS]),
 )
 def test_exactly_the_bad_records_fail_whichever_they_are(
-    guilty: set[int], batch_size: int, sends_each: bool, names_suspects: bool, kind: Trouble
+    guilty: set[int], batch_size: int, sends_each: bool, names_suspects: bool, kind: ErrorKind
 ):
     def refused(batch: Batch, _source: str) -> Refuse | None:
         found = [place for place, record in enumerate(batch.records) if record["n"] in guilty]
@@ -91,7 +91,7 @@ def test_exactly_the_bad_records_fail_whichever_they_are(
 async def test_records_that_the_remote_names_are_taken_out_first():
     def named(batch: Batch, _source: str) -> Refuse | None:
         places = [place for place, record in enumerate(batch.records) if record["n"] in (30, 60)]
-        return Refuse(trouble(Trouble.DATA, suspects=tuple(places))) if places else None
+        return Refuse(trouble(ErrorKind.DATA, suspects=tuple(places))) if places else None
 
     remote = Remote(decide=named)
     result = await create(remote, 100)
@@ -103,7 +103,7 @@ async def test_records_that_the_remote_names_are_taken_out_first():
 async def test_a_named_record_that_is_not_guilty_succeeds_on_its_own():
     def wrongly_named(batch: Batch, _source: str) -> Refuse | None:
         guilty = 7 in [record["n"] for record in batch.records]
-        return Refuse(trouble(Trouble.DATA, suspects=(0,))) if guilty else None
+        return Refuse(trouble(ErrorKind.DATA, suspects=(0,))) if guilty else None
 
     result = await create(Remote(decide=wrongly_named), 100)
     assert [error.index for error in result.errors] == [7]
@@ -114,7 +114,7 @@ async def test_a_named_record_that_is_not_guilty_succeeds_on_its_own():
 async def test_suspects_that_make_no_sense_are_passed_over(suspects: tuple[int, ...]):
     def refused(batch: Batch, _source: str) -> Refuse | None:
         guilty = 7 in [record["n"] for record in batch.records]
-        return Refuse(trouble(Trouble.DATA, suspects=suspects)) if guilty else None
+        return Refuse(trouble(ErrorKind.DATA, suspects=suspects)) if guilty else None
 
     result = await create(Remote(decide=refused), 100)
     assert [error.index for error in result.errors] == [7]
@@ -133,7 +133,7 @@ async def test_a_small_piece_is_sent_record_by_record_in_one_call():
 @pytest.mark.covers("BX-111")
 @in_virtual_time
 async def test_when_much_fails_whole_batches_are_sent_record_by_record():
-    remote = Remote(width=1, sends_each=True, bad=lambda n: trouble(Trouble.DATA) if n % 7 == 0 else None)
+    remote = Remote(width=1, sends_each=True, bad=lambda n: trouble(ErrorKind.DATA) if n % 7 == 0 else None)
     result = await create(remote, 2000)
     assert result.failure_count == math.ceil(2000 / 7)
     assert len(remote.calls) < 2.5 * 20 + 15
@@ -144,18 +144,18 @@ async def test_a_piece_that_cannot_be_sent_record_by_record_after_all_is_halved(
     remote = Remote(sends_each=True, bad=bad(2))
 
     async def refuse(_: Batch) -> Refuse:
-        return Refuse(trouble(Trouble.OTHER, "no such endpoint"))
+        return Refuse(trouble(ErrorKind.OTHER, "no such endpoint"))
 
     remote.decide = lambda batch, _source: refuse if remote.log[-1].what == "each" and len(batch) > 2 else None
     result = await create(remote, 10)
     assert [error.index for error in result.errors] == [2]
 
 
-@pytest.mark.parametrize("kind", [Trouble.OTHER, Trouble.PERMISSION])
+@pytest.mark.parametrize("kind", [ErrorKind.OTHER, ErrorKind.PERMISSION])
 @pytest.mark.parametrize("sends_each", [True, False])
 @in_virtual_time
 async def test_when_everything_fails_alike_the_records_are_not_the_cause_and_the_call_stops(
-    kind: Trouble, sends_each: bool
+    kind: ErrorKind, sends_each: bool
 ):
     remote = Remote(width=1, sends_each=sends_each, bad=lambda _: trouble(kind, "no such table", code="42P01"))
     result = await create(remote, 10_000)
@@ -168,9 +168,9 @@ async def test_when_everything_fails_alike_the_records_are_not_the_cause_and_the
 
 
 @pytest.mark.covers("BX-074")
-@pytest.mark.parametrize("kind", [Trouble.DATA, Trouble.BUSINESS])
+@pytest.mark.parametrize("kind", [ErrorKind.DATA, ErrorKind.BUSINESS])
 @in_virtual_time
-async def test_bad_data_is_the_fault_of_records_even_when_all_are_bad(kind: Trouble):
+async def test_bad_data_is_the_fault_of_records_even_when_all_are_bad(kind: ErrorKind):
     remote = Remote(sends_each=True, bad=lambda _: trouble(kind, code="23502"))
     result = await create(remote, 1000)
     assert (result.failure_count, result.stopped_reason) == (1000, None)
@@ -178,7 +178,7 @@ async def test_bad_data_is_the_fault_of_records_even_when_all_are_bad(kind: Trou
 
 @in_virtual_time
 async def test_two_bad_records_in_two_halves_with_one_code_do_not_stop_the_call():
-    remote = Remote(bad=bad(10, 90, kind=Trouble.OTHER))
+    remote = Remote(bad=bad(10, 90, kind=ErrorKind.OTHER))
     result = await create(remote, 1000)
     assert [error.index for error in result.errors] == [10, 90]
     assert result.stopped_reason is None
@@ -186,16 +186,16 @@ async def test_two_bad_records_in_two_halves_with_one_code_do_not_stop_the_call(
 
 @in_virtual_time
 async def test_a_table_that_does_not_take_the_call_stops_it_at_once():
-    remote = Remote(width=1, bad=lambda _: trouble(Trouble.UNSUPPORTED, "CreateMultiple is not enabled"))
+    remote = Remote(width=1, bad=lambda _: trouble(ErrorKind.UNSUPPORTED, "CreateMultiple is not enabled"))
     result = await create(remote, 1000)
     assert len(remote.calls) == 1
     assert (result.failure_count, result.not_run_count, result.stopped_reason) == (100, 900, "systemic")
-    assert result.errors[0].kind is Trouble.UNSUPPORTED
+    assert result.errors[0].kind is ErrorKind.UNSUPPORTED
 
 
 @in_virtual_time
 async def test_the_search_has_a_budget_after_which_what_is_left_fails_whole():
-    remote = Remote(bad=lambda n: trouble(Trouble.DATA) if n % 2 else None)
+    remote = Remote(bad=lambda n: trouble(ErrorKind.DATA) if n % 2 else None)
     policy = RetryPolicy(jitter=0, extra_calls_max=20)
     result = await executor(remote, policy=policy).create_multiple("account", numbered(100))
     assert len(remote.calls) <= 1 + 22
@@ -206,8 +206,8 @@ async def test_the_search_has_a_budget_after_which_what_is_left_fails_whole():
 @in_virtual_time
 async def test_pieces_have_retries_of_their_own():
     """A batch that deadlocked twice and then failed for its data starts anew when it is halved."""
-    script = {1: Refuse(trouble(Trouble.DEADLOCK)), 2: Refuse(trouble(Trouble.DEADLOCK))}
-    script |= {n: Refuse(trouble(Trouble.DEADLOCK)) for n in (4, 5, 6)}
+    script = {1: Refuse(trouble(ErrorKind.DEADLOCK)), 2: Refuse(trouble(ErrorKind.DEADLOCK))}
+    script |= {n: Refuse(trouble(ErrorKind.DEADLOCK)) for n in (4, 5, 6)}
     remote = Remote(latency_s=0, width=1, script=script, bad=bad(3))
     result = await create(remote, 10)
     assert [error.index for error in result.errors] == [3]
@@ -218,7 +218,7 @@ async def test_pieces_have_retries_of_their_own():
 async def test_a_failed_record_carries_what_its_batch_showed_about_it():
     def refused(n: int) -> TargetError | None:
         message = "Entity 'account' With Id = 77777777-7777-4777-8777-777777777777 Does Not Exist"
-        return trouble(Trouble.DATA, message, code="0x80040217") if n == 5 else None
+        return trouble(ErrorKind.DATA, message, code="0x80040217") if n == 5 else None
 
     records = numbered(10)
     records[5]["parent"] = "77777777-7777-4777-8777-777777777777"
@@ -233,7 +233,7 @@ async def test_a_failed_record_carries_what_its_batch_showed_about_it():
 async def test_the_order_of_one_key_is_kept_while_its_batch_is_searched():
     """The second record of a key waits until the first one is settled, wherever the search has put it."""
     records = [*numbered(20), {"n": 3, "name": "later"}, {"n": 4, "name": "later"}]
-    remote = Remote(bad=bad(3), traits=Traits(is_idempotent=True, id_field="n"))
+    remote = Remote(bad=bad(3), capabilities=Capabilities(is_idempotent=True, id_field="n"))
     result = await executor(remote).upsert_multiple("account", records, BulkOptions(batch_size=20))
     assert [error.index for error in result.errors] == [3, 20]
     assert not remote.overlaps
@@ -243,8 +243,8 @@ async def test_the_order_of_one_key_is_kept_while_its_batch_is_searched():
 @in_virtual_time
 async def test_the_diagnosis_of_one_failure_does_not_stick_to_the_others_of_its_batch():
     long, missing = (
-        trouble(Trouble.DATA, "value too long for the field", code="22001"),
-        trouble(Trouble.BUSINESS, "a rule said no"),
+        trouble(ErrorKind.DATA, "value too long for the field", code="22001"),
+        trouble(ErrorKind.BUSINESS, "a rule said no"),
     )
     remote = Remote(bad={3: missing, 7: long}.get)
     result = await executor(remote).create_multiple("account", numbered(10))

@@ -14,11 +14,11 @@ from penstock.targets import (
     Batch,
     BulkCancelled,
     BulkOptions,
+    Capabilities,
+    ErrorKind,
     Mode,
     Outcome,
     Progress,
-    Traits,
-    Trouble,
     Verdict,
 )
 
@@ -103,7 +103,7 @@ async def test_who_cancels_twice_does_not_wait_for_what_is_in_flight():
 @pytest.mark.covers("BX-086")
 @in_virtual_time
 async def test_a_long_throttle_can_be_cut_short():
-    remote = Remote(script={1: Refuse(trouble(Trouble.THROTTLED, retry_after_s=500))})
+    remote = Remote(script={1: Refuse(trouble(ErrorKind.THROTTLED, retry_after_s=500))})
     call = executor(remote).start(Mode.CREATE, "account", numbered(10))
     await asyncio.sleep(10)
     result = await call.cancel()
@@ -112,7 +112,7 @@ async def test_a_long_throttle_can_be_cut_short():
 
 @in_virtual_time
 async def test_a_batch_that_waits_for_its_retry_is_not_run_when_it_surely_took_no_effect():
-    remote = Remote(script={1: Refuse(trouble(Trouble.DEADLOCK))})
+    remote = Remote(script={1: Refuse(trouble(ErrorKind.DEADLOCK))})
     call = executor(remote).start(Mode.CREATE, "account", numbered(10))
     await asyncio.sleep(0.2)
     assert settled(await call.cancel()) == {"not run": 10}
@@ -120,7 +120,7 @@ async def test_a_batch_that_waits_for_its_retry_is_not_run_when_it_surely_took_n
 
 @in_virtual_time
 async def test_a_batch_that_waits_for_its_retry_is_unknown_when_it_may_have_taken_effect():
-    remote = Remote(traits=Traits(is_idempotent=True), script={1: Lose()})
+    remote = Remote(capabilities=Capabilities(is_idempotent=True), script={1: Lose()})
     call = executor(remote).start(Mode.UPSERT, "account", numbered(10))
     await asyncio.sleep(0.2)
     assert settled(await call.cancel()) == {"unknown": 10}
@@ -132,7 +132,7 @@ async def test_a_batch_whose_fate_is_being_asked_for_is_unknown_when_the_call_is
         async def reconcile(self, batch: Batch, source: str) -> Any:
             await asyncio.Event().wait()
 
-    remote = Slow(traits=Traits(can_reconcile=True), script={1: Lose()})
+    remote = Slow(capabilities=Capabilities(can_reconcile=True), script={1: Lose()})
     call = executor(remote).start(Mode.CREATE, "account", numbered(10))
     await asyncio.sleep(1)
     assert settled(await call.cancel()) == {"unknown": 10}
@@ -141,7 +141,7 @@ async def test_a_batch_whose_fate_is_being_asked_for_is_unknown_when_the_call_is
 @in_virtual_time
 async def test_a_call_can_be_cancelled_while_the_table_is_described():
     class Slow(Remote):
-        async def describe(self, *given: Any) -> Traits:
+        async def describe(self, *given: Any) -> Capabilities:
             await asyncio.Event().wait()
             raise AssertionError("never")
 
@@ -177,7 +177,7 @@ async def test_after_a_cancellation_the_pool_is_free():
 
 @in_virtual_time
 async def test_a_call_stopped_during_a_race_holds_nobody_else():
-    remote = Remote(script={1: Refuse(trouble(Trouble.RACE))})
+    remote = Remote(script={1: Refuse(trouble(ErrorKind.RACE))})
     pool = pool_of(remote)
     call = executor(remote, pool=pool).start(Mode.CREATE, "account", numbered(10))
     await asyncio.sleep(0.2)
@@ -188,9 +188,9 @@ async def test_a_call_stopped_during_a_race_holds_nobody_else():
 @in_virtual_time
 async def test_a_record_that_met_a_race_and_never_came_to_its_retry_holds_nobody_else():
     async def both(_: Batch) -> Answer:
-        return Answer([Verdict(Outcome.FAILED, error=trouble(kind)) for kind in (Trouble.DATA, Trouble.RACE)])
+        return Answer([Verdict(Outcome.FAILED, error=trouble(kind)) for kind in (ErrorKind.DATA, ErrorKind.RACE)])
 
-    remote = Remote(traits=Traits(is_atomic=False), script={1: both})
+    remote = Remote(capabilities=Capabilities(is_atomic=False), script={1: both})
     pool = pool_of(remote)
     options = BulkOptions(continue_on_error=False)
     result = await executor(remote, pool=pool).create_multiple("account", numbered(2), options)
@@ -213,7 +213,7 @@ async def test_at_the_deadline_the_call_returns_normally_with_what_was_done():
 @pytest.mark.covers("BX-019")
 @in_virtual_time
 async def test_a_deadline_ends_a_throttle():
-    remote = Remote(script={1: Refuse(trouble(Trouble.THROTTLED, retry_after_s=500))})
+    remote = Remote(script={1: Refuse(trouble(ErrorKind.THROTTLED, retry_after_s=500))})
     result = await executor(remote).create_multiple("account", numbered(10), BulkOptions(deadline_s=20))
     assert (settled(result), result.stopped_reason, result.duration_s) == ({"not run": 10}, "deadline", 20)
 
@@ -246,7 +246,7 @@ async def test_a_stopped_stream_is_read_no_further():
 @pytest.mark.covers("BX-033")
 @in_virtual_time
 async def test_without_continue_on_error_the_first_failed_record_stops_the_call():
-    remote = Remote(width=1, bad=lambda n: trouble(Trouble.DATA) if n == 120 else None)
+    remote = Remote(width=1, bad=lambda n: trouble(ErrorKind.DATA) if n == 120 else None)
     options = BulkOptions(continue_on_error=False)
     result = await executor(remote).create_multiple("account", numbered(1000), options)
     assert [error.index for error in result.errors] == [120]
@@ -261,7 +261,7 @@ async def test_batches_in_flight_when_an_error_stops_the_call_are_waited_for_how
     async def slow(_: Batch) -> None:
         await asyncio.sleep(100)
 
-    remote = Remote(width=2, script={2: slow}, bad=lambda n: trouble(Trouble.DATA) if n == 0 else None)
+    remote = Remote(width=2, script={2: slow}, bad=lambda n: trouble(ErrorKind.DATA) if n == 0 else None)
     options = BulkOptions(continue_on_error=False, isolate=False)
     result = await executor(remote).create_multiple("account", numbered(1000), options)
     assert settled(result) == {"created": 100, "failed": 100, "not run": 800}
@@ -281,7 +281,7 @@ async def test_when_the_input_raises_everything_read_before_is_finished(is_async
         for record in stream():
             yield record
 
-    remote = Remote(script={1: Refuse(trouble(Trouble.DEADLOCK))})
+    remote = Remote(script={1: Refuse(trouble(ErrorKind.DEADLOCK))})
     result = await executor(remote).create_multiple("account", async_stream() if is_async else stream())
     assert settled(result) == {"created": 150}
     assert result.stopped_reason == "error in input"
@@ -306,7 +306,7 @@ async def test_an_input_that_raises_before_its_first_record_sends_nothing():
 @in_virtual_time
 async def test_on_outcomes_sees_every_verdict_with_its_place_in_the_input():
     told: list[tuple[int, Verdict]] = []
-    remote = Remote(bad=lambda n: trouble(Trouble.DATA) if n == 7 else None)
+    remote = Remote(bad=lambda n: trouble(ErrorKind.DATA) if n == 7 else None)
     options = BulkOptions(on_outcomes=told.extend, keep_ids=False)
     result = await executor(remote).create_multiple("account", numbered(250), options)
     assert sorted(index for index, _ in told) == list(range(250))
@@ -354,7 +354,7 @@ async def test_a_lost_answer_is_in_doubt_from_the_moment_it_is_lost():
         async def refresh(self, source: str) -> None:
             await asyncio.sleep(3)
 
-    remote = Slow(traits=Traits(is_idempotent=True), script={1: Lose()})
+    remote = Slow(capabilities=Capabilities(is_idempotent=True), script={1: Lose()})
     call = executor(remote).start(Mode.UPSERT, "account", numbered(10))
     await asyncio.sleep(1)
     assert settled(await call.cancel()) == {"unknown": 10}
@@ -364,7 +364,7 @@ async def test_a_lost_answer_is_in_doubt_from_the_moment_it_is_lost():
 @in_virtual_time
 async def test_a_throttle_is_reported_when_it_begins_with_its_end():
     reports: list[Progress] = []
-    remote = Remote(latency_s=1, script={1: Refuse(trouble(Trouble.THROTTLED, retry_after_s=40))})
+    remote = Remote(latency_s=1, script={1: Refuse(trouble(ErrorKind.THROTTLED, retry_after_s=40))})
     await executor(remote).create_multiple("account", numbered(10), None, reports.append)
     first = reports[0]
     assert (first.phase, first.throttled_until_s, first.processed) == ("throttled", pytest.approx(41), 0)
@@ -374,8 +374,8 @@ async def test_a_throttle_is_reported_when_it_begins_with_its_end():
 @pytest.mark.covers("BX-019")
 @in_virtual_time
 async def test_a_race_and_a_search_for_a_bad_record_do_not_wait_for_each_other():
-    script = {1: Refuse(trouble(Trouble.RACE)), 2: Refuse(trouble(Trouble.DATA))}
-    remote = Remote(width=2, script=script, bad=lambda n: trouble(Trouble.DATA) if n == 15 else None)
+    script = {1: Refuse(trouble(ErrorKind.RACE)), 2: Refuse(trouble(ErrorKind.DATA))}
+    remote = Remote(width=2, script=script, bad=lambda n: trouble(ErrorKind.DATA) if n == 15 else None)
     pool = pool_of(remote)
     options = BulkOptions(batch_size=10, continue_on_error=False)
     first = executor(remote, pool=pool).start(Mode.CREATE, "account", numbered(20), options)
@@ -392,7 +392,7 @@ async def test_a_stalled_input_does_not_keep_a_call_whose_table_was_refused(stop
         yield numbered(1)[0]
         await asyncio.Event().wait()
 
-    remote = Remote(descriptions={1: trouble(Trouble.UNSUPPORTED)})
+    remote = Remote(descriptions={1: trouble(ErrorKind.UNSUPPORTED)})
     options = BulkOptions(deadline_s=3 if stop == "deadline" else None)
     call = executor(remote).start(Mode.CREATE, "account", stalled(), options)
     if stop == "cancel":
@@ -400,7 +400,7 @@ async def test_a_stalled_input_does_not_keep_a_call_whose_table_was_refused(stop
         await call.cancel()
     result = await call
     assert settled(result) == {"failed": 1}
-    assert result.errors[0].kind is Trouble.UNSUPPORTED
+    assert result.errors[0].kind is ErrorKind.UNSUPPORTED
 
 
 @pytest.mark.parametrize("is_refused", [False, True])
@@ -419,7 +419,7 @@ async def test_an_async_input_is_closed_when_a_call_stops_early(is_refused: bool
             is_closed = True
 
     records = endless()
-    remote = Remote(descriptions={1: trouble(Trouble.UNSUPPORTED)} if is_refused else {})
+    remote = Remote(descriptions={1: trouble(ErrorKind.UNSUPPORTED)} if is_refused else {})
     result = await executor(remote).create_multiple("account", records, BulkOptions(deadline_s=1))
     assert result.stopped_reason == ("systemic" if is_refused else "deadline")
     assert is_closed
@@ -427,7 +427,7 @@ async def test_an_async_input_is_closed_when_a_call_stops_early(is_refused: bool
 
 @in_virtual_time
 async def test_a_call_stops_when_more_records_have_failed_than_it_may_lose():
-    remote = Remote(width=1, bad=lambda n: trouble(Trouble.DATA) if n % 50 == 0 else None, sends_each=True)
+    remote = Remote(width=1, bad=lambda n: trouble(ErrorKind.DATA) if n % 50 == 0 else None, sends_each=True)
     result = await executor(remote).create_multiple("account", numbered(10_000), BulkOptions(max_errors=9))
     assert result.stopped_reason == "too many errors"
     assert 10 <= result.failure_count <= 14

@@ -12,7 +12,7 @@ import pytest
 from http_remote import HttpRemote, Reply
 
 from penstock.clock import Entropy, ManualClock
-from penstock.targets import BulkExecutor, BulkOptions, Mode, Outcome, Trouble
+from penstock.targets import BulkExecutor, BulkOptions, ErrorKind, Mode, Outcome
 from penstock.targets.conformance import CHECKS, Check, Subject
 from penstock.targets.http import Body, ClientCredentials, Endpoint, HttpTarget, ItemResults, bearer
 from penstock.targets.model import Record
@@ -175,7 +175,7 @@ async def test_a_call_that_does_not_exist_stops_at_once(remote: HttpRemote):
     async with closing(HttpTarget(remote.url, {Mode.CREATE: Endpoint(url="/nowhere/{table}")})) as target:
         result = await executor_of(target).create_multiple("thing", things(1000), BulkOptions(max_parallel_batches=1))
     assert (result.stopped_reason, result.success_count, len(remote.calls)) == ("systemic", 0, 1)
-    assert result.errors[0].kind is Trouble.UNSUPPORTED
+    assert result.errors[0].kind is ErrorKind.UNSUPPORTED
 
 
 @pytest.mark.covers("BX-060")

@@ -15,7 +15,7 @@ from patience import HANG_S
 from penstock.clock import ManualClock
 from penstock.errors import SettingsInvalid
 from penstock.targets.http import Body, ClientCredentials, Endpoint, HttpTarget, ItemResults, StaticHeaders, bearer
-from penstock.targets.model import BulkOptions, Mode, Outcome, TargetError, Trouble
+from penstock.targets.model import BulkOptions, ErrorKind, Mode, Outcome, TargetError
 from penstock.targets.target import Answer, Batch
 
 BULK = Endpoint(url="/bulk/{table}", id_field="id", results=ItemResults(path="results", index="index", status="status"))
@@ -54,13 +54,13 @@ async def test_a_best_effort_endpoint_answers_record_by_record(remote: HttpRemot
     assert [verdict.id for verdict in answer.verdicts] == ["a", None, "c"]
     error = answer.verdicts[1].error
     assert error is not None
-    assert (error.kind, error.code, error.field) == (Trouble.DATA, "invalid", "bad")
+    assert (error.kind, error.code, error.field) == (ErrorKind.DATA, "invalid", "bad")
     assert remote.ledger == [("write", "a"), ("write", "c")]
 
 
 async def test_an_atomic_endpoint_fails_as_a_whole(remote: HttpRemote):
     error = await refusal_of(remote, ATOMIC, {"id": "a"}, {"bad": 1})
-    assert (error.kind, error.code, error.maybe_applied) == (Trouble.DATA, "invalid", False)
+    assert (error.kind, error.code, error.maybe_applied) == (ErrorKind.DATA, "invalid", False)
     assert remote.ledger == []
 
 
@@ -103,7 +103,7 @@ async def test_deletes_take_ids(remote: HttpRemote):
 
 
 async def test_a_record_that_is_already_gone_counts_as_deleted_if_declared(remote: HttpRemote):
-    assert (await refusal_of(remote, DELETE, "x", mode=Mode.DELETE)).kind is Trouble.DATA
+    assert (await refusal_of(remote, DELETE, "x", mode=Mode.DELETE)).kind is ErrorKind.DATA
     gone = Endpoint(url="/rows/{table}/{id}", method="DELETE", body=Body.NONE, gone_is_deleted=True)
     assert outcomes(await sent(remote, gone, "x", mode=Mode.DELETE)) == [Outcome.DELETED]
 
@@ -124,7 +124,7 @@ async def test_a_lost_answer_leaves_open_what_was_applied(remote: HttpRemote, fa
     remote.faults.append(fault)
     patience_s = 1 if fault in ("silent-after", "drip") else HANG_S
     error = await refusal_of(remote, BULK, {"id": "a"}, timeout_s=patience_s)
-    assert (error.kind, error.maybe_applied) == (Trouble.CONNECTION, True)
+    assert (error.kind, error.maybe_applied) == (ErrorKind.CONNECTION, True)
     assert remote.ledger == applied
 
 
@@ -138,20 +138,20 @@ async def test_a_remote_that_cannot_be_reached_applied_nothing():
     async with HttpRemote() as gone:
         pass
     error = await refusal_of(gone, BULK, {"id": "a"})
-    assert (error.kind, error.maybe_applied) == (Trouble.CONNECTION, False)
+    assert (error.kind, error.maybe_applied) == (ErrorKind.CONNECTION, False)
 
 
 async def test_a_throttle_is_read_from_the_headers(remote: HttpRemote):
     remote.faults.append(Reply(429, {"message": "slow down"}, {"Retry-After": "17"}))
     error = await refusal_of(remote, BULK, {"id": "a"})
-    assert (error.kind, error.retry_after_s) == (Trouble.THROTTLED, 17)
+    assert (error.kind, error.retry_after_s) == (ErrorKind.THROTTLED, 17)
 
 
 async def test_a_lost_batch_is_asked_for_under_its_key(remote: HttpRemote):
     endpoint = Endpoint(url="/atomic/{table}", is_atomic=True, idempotency_header="Idempotency-Key")
     target = HttpTarget(remote.url, {Mode.CREATE: endpoint})
-    traits = await target.describe("thing", Mode.CREATE, BulkOptions(), "default")
-    assert (traits.can_reconcile, traits.is_idempotent) == (True, False)
+    capabilities = await target.describe("thing", Mode.CREATE, BulkOptions(), "default")
+    assert (capabilities.can_reconcile, capabilities.is_idempotent) == (True, False)
     remote.faults += ["reset-after", None, "reset-before"]
     for key in ("applied", "not applied"):
         batch = Batch("thing", Mode.CREATE, [{}, {}], BulkOptions(), key)
@@ -205,7 +205,7 @@ async def test_a_mode_without_an_endpoint_is_unsupported(remote: HttpRemote):
     for table, mode in (("other", Mode.CREATE), ("thing", Mode.DELETE)):
         with pytest.raises(TargetError) as caught:
             await target.describe(table, mode, BulkOptions(), "default")
-        assert caught.value.kind is Trouble.UNSUPPORTED
+        assert caught.value.kind is ErrorKind.UNSUPPORTED
 
 
 async def test_one_record_a_call_is_what_the_executor_is_told(remote: HttpRemote):
@@ -290,7 +290,7 @@ async def test_a_refused_token_is_replaced_once_for_all_who_ask(remote: HttpRemo
     await target.send(batch, "default")
     with pytest.raises(TargetError) as caught:
         await target.send(batch, "default")
-    assert caught.value.kind is Trouble.TOKEN
+    assert caught.value.kind is ErrorKind.TOKEN
     await target.refresh("default")
     await asyncio.gather(*(target.send(batch, "default") for _ in range(4)))
     assert remote.tokens == ["token-1", "token-2"]
@@ -311,7 +311,7 @@ async def test_a_token_is_renewed_before_it_expires(remote: HttpRemote):
 
 async def test_a_wrong_secret_is_no_passing_trouble_and_is_not_repeated_in_the_error(remote: HttpRemote):
     error = await refusal_of(remote, BULK, {"id": "a"}, auth=granted(remote, "hunter2"))
-    assert (error.kind, error.code, error.maybe_applied) == (Trouble.PERMISSION, "invalid_client", False)
+    assert (error.kind, error.code, error.maybe_applied) == (ErrorKind.PERMISSION, "invalid_client", False)
     assert "hunter2" not in str(error)
     assert "hunter2" not in repr(granted(remote, "hunter2"))
 
@@ -319,12 +319,12 @@ async def test_a_wrong_secret_is_no_passing_trouble_and_is_not_repeated_in_the_e
 @pytest.mark.parametrize(
     "reply, kind",
     [
-        (Reply(429, None, {"Retry-After": "4"}), Trouble.THROTTLED),
-        (Reply(500), Trouble.CONNECTION),
-        (Reply(200, b"<html>"), Trouble.PERMISSION),
+        (Reply(429, None, {"Retry-After": "4"}), ErrorKind.THROTTLED),
+        (Reply(500), ErrorKind.CONNECTION),
+        (Reply(200, b"<html>"), ErrorKind.PERMISSION),
     ],
 )
-async def test_an_issuer_that_is_in_trouble_leaves_nothing_applied(remote: HttpRemote, reply: Reply, kind: Trouble):
+async def test_an_issuer_that_is_in_trouble_leaves_nothing_applied(remote: HttpRemote, reply: Reply, kind: ErrorKind):
     remote.routes["/token"] = lambda call: reply
     error = await refusal_of(remote, BULK, {"id": "a"}, auth=granted(remote))
     assert (error.kind, error.maybe_applied) == (kind, False)
@@ -341,7 +341,7 @@ async def test_an_issuer_that_keeps_silent_is_not_waited_for_forever(remote: Htt
         def refuse(self) -> None: ...
 
     error = await refusal_of(remote, BULK, {"id": "a"}, auth=Silent(), timeout_s=0.05)
-    assert (error.kind, error.maybe_applied) == (Trouble.CONNECTION, False)
+    assert (error.kind, error.maybe_applied) == (ErrorKind.CONNECTION, False)
     assert remote.calls == []
 
 

@@ -14,17 +14,17 @@ from scripted import Lose, Refuse, Remote, executor, in_virtual_time, numbered, 
 from penstock.targets import (
     BulkCancelled,
     BulkOptions,
+    Capabilities,
+    ErrorKind,
     Mode,
     Outcome,
     Progress,
     TargetError,
-    Traits,
-    Trouble,
     Verdict,
 )
-from penstock.targets.prober import Prober
+from penstock.targets.composite.prober import Prober
 
-NO_BULK = trouble(Trouble.UNSUPPORTED, "CreateMultiple is not enabled on the entity")
+NO_BULK = trouble(ErrorKind.UNSUPPORTED, "CreateMultiple is not enabled on the entity")
 
 
 def without_bulk(*tables: str, **facts: Any) -> Remote:
@@ -119,9 +119,9 @@ async def test_metadata_that_object_spare_the_probe():
     assert (remote.calls, len(singles.sent), result.is_success) == ([], 5, True)
 
 
-@pytest.mark.parametrize("kind", [Trouble.DATA, Trouble.BUSINESS])
+@pytest.mark.parametrize("kind", [ErrorKind.DATA, ErrorKind.BUSINESS])
 @in_virtual_time
-async def test_a_first_record_that_is_merely_wrong_does_not_condemn_its_table(kind: Trouble):
+async def test_a_first_record_that_is_merely_wrong_does_not_condemn_its_table(kind: ErrorKind):
     remote = Remote(bad=lambda number: trouble(kind) if number in (0, 3) else None)
     prober = Prober(executor(remote))
     result = await probed(prober, 5)
@@ -131,7 +131,7 @@ async def test_a_first_record_that_is_merely_wrong_does_not_condemn_its_table(ki
 
 @in_virtual_time
 async def test_a_first_record_that_proves_nothing_leaves_the_question_open():
-    remote = Remote(decide=lambda *_: Refuse(trouble(Trouble.PERMISSION)))
+    remote = Remote(decide=lambda *_: Refuse(trouble(ErrorKind.PERMISSION)))
     prober = Prober(executor(remote))
     await probed(prober, 1)
     assert prober.is_supported("t", Mode.CREATE) is None
@@ -140,7 +140,7 @@ async def test_a_first_record_that_proves_nothing_leaves_the_question_open():
 @pytest.mark.covers("BX-091")
 @in_virtual_time
 async def test_a_throttle_in_the_fallback_is_waited_out_and_loses_no_record():
-    throttle = trouble(Trouble.THROTTLED, retry_after_s=60)
+    throttle = trouble(ErrorKind.THROTTLED, retry_after_s=60)
     singles = Singles(throttle, throttle)
     result = await probed(Prober(executor(without_bulk("t"))), 3, fallback=singles)
     assert (result.is_success, sorted(singles.sent)) == (True, [0, 1, 2])
@@ -165,7 +165,7 @@ async def test_a_create_that_lost_its_connection_in_the_fallback_is_never_sent_t
 
 @in_virtual_time
 async def test_a_record_that_the_fallback_cannot_send_fails_alone():
-    singles = Singles(trouble(Trouble.DATA, "too long", code="long"))
+    singles = Singles(trouble(ErrorKind.DATA, "too long", code="long"))
     result = await probed(Prober(executor(without_bulk("t"))), 3, fallback=singles)
     assert (result.success_count, result.failure_count, result.errors[0].code) == (2, 1, "long")
 
@@ -182,7 +182,7 @@ async def test_the_fallback_may_say_exactly_what_happened():
 @in_virtual_time
 async def test_an_upsert_whose_fallback_tells_only_ids_is_counted_but_not_exactly():
     result = await probed(Prober(executor(without_bulk("t"))), 2, mode=Mode.UPSERT)
-    assert (result.updated_count, result.counts_exact) == (2, False)
+    assert (list(result.outcomes), result.counts_exact) == ([Outcome.UPSERTED] * 2, False)
 
 
 @in_virtual_time
@@ -260,7 +260,7 @@ async def test_a_table_without_a_name_is_refused(table: Any, error: type[Excepti
 
 @in_virtual_time
 async def test_a_first_record_that_fails_stops_everything_if_asked():
-    remote = Remote(bad=lambda number: trouble(Trouble.DATA) if number == 0 else None)
+    remote = Remote(bad=lambda number: trouble(ErrorKind.DATA) if number == 0 else None)
     result = await probed(Prober(executor(remote)), 5, options=BulkOptions(continue_on_error=False))
     assert (result.failure_count, result.not_run_count, result.stopped_reason) == (1, 4, "stopped on error")
     assert remote.sizes == [1]
@@ -344,14 +344,14 @@ def test_whatever_happens_every_record_is_counted_once_and_applied_at_most_once(
     script: list[str], count: int, size: int
 ):
     known = {
-        "throttle": Refuse(trouble(Trouble.THROTTLED, retry_after_s=1)),
-        "deadlock": Refuse(trouble(Trouble.DEADLOCK)),
+        "throttle": Refuse(trouble(ErrorKind.THROTTLED, retry_after_s=1)),
+        "deadlock": Refuse(trouble(ErrorKind.DEADLOCK)),
         "lose": Lose(),
         "lose-before": Lose(applied=0),
-        "bad": Refuse(trouble(Trouble.DATA)),
+        "bad": Refuse(trouble(ErrorKind.DATA)),
     }
     remote = Remote(
-        traits=Traits(id_field="n"),
+        capabilities=Capabilities(id_field="n"),
         script={number: known[word] for number, word in enumerate(script, 1) if word in known},
     )
     result = virtually(probed(Prober(executor(remote)), count, options=BulkOptions(batch_size=size)))
@@ -389,7 +389,7 @@ def test_an_error_that_is_no_target_error_leaves_the_outcome_unknown(caplog: pyt
 
 
 def test_unsupported_is_what_the_target_says_not_a_phrase():
-    error = TargetError("does not support entities of type", kind=Trouble.DATA)
+    error = TargetError("does not support entities of type", kind=ErrorKind.DATA)
     remote = Remote(decide=lambda batch, _: Refuse(error))
     prober = Prober(executor(remote))
     virtually(probed(prober, 1))

@@ -45,7 +45,7 @@ async def test_an_upsert_counts_created_and_updated(place: Place):
 @pytest.mark.covers("BX-101", "BX-103", "BX-105")
 async def test_records_are_updated_and_deleted_with_progress_to_the_end(place: Place):
     await place.products()
-    executor = BulkExecutor(place.target)
+    executor = BulkExecutor(place.target, options=SqlOptions(batch_size=100))
     await executor.create_multiple("products", [product(n) for n in range(250)])
     seen: list[Progress] = []
     updated = await executor.update_multiple("products", [product(n, note="x") for n in range(251)], None, seen.append)
@@ -79,6 +79,7 @@ async def test_unchanged_records_are_counted_as_such(place: Place):
 
 
 async def test_a_table_that_is_not_there_is_told_once_and_nothing_is_tried(place: Place):
+    await place.products()
     executor = BulkExecutor(place.target)
     result = await executor.create_multiple("nowhere", [product(n) for n in range(300)])
     assert not result.is_success
@@ -95,13 +96,13 @@ async def test_a_call_knows_its_keys_while_another_one_looks_the_table_up(
     looked_up = asyncio.Event()
     options = SqlOptions(duplicates="error")
     await target.describe("products", Mode.UPSERT, options, "default")
-    look_up = target._look_up
+    look_up = target._read_table
 
     async def slowly(name: str) -> Any:
         await looked_up.wait()
         return await look_up(name)
 
-    monkeypatch.setattr(target, "_look_up", slowly)
+    monkeypatch.setattr(target, "_read_table", slowly)
     other = asyncio.ensure_future(target.describe("products", Mode.UPSERT, options, "default"))
     await asyncio.sleep(0)
     identify = target.identifier("products", Mode.UPSERT, options)

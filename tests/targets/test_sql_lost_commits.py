@@ -9,9 +9,8 @@ import pytest
 from sql_places import Place, Wire, batch
 
 from penstock.targets import BulkExecutor, RetryPolicy
-from penstock.targets.model import Mode, Outcome, TargetError, Trouble, Verdict
-from penstock.targets.sql.postgres.commits import ASKED_MAX, Commits, Pending
-from penstock.targets.sql.sheets import Sheet
+from penstock.targets.model import ErrorKind, Mode, Outcome, TargetError
+from penstock.targets.sql.postgres.session import ASKED_MAX, is_committed
 from penstock.targets.sql.target import SqlTarget
 from penstock.targets.target import Batch
 
@@ -60,7 +59,7 @@ async def test_a_commit_that_arrived_is_recognised_by_what_it_did(place: Place, 
     await target.describe("products", mode, given.options, "default")
     wire.cut = "after"
     error = await lose(target, given, each=each)
-    assert (error.kind, error.maybe_applied) == (Trouble.CONNECTION, True)
+    assert (error.kind, error.maybe_applied) == (ErrorKind.CONNECTION, True)
     wire.cut = None
     told = await target.reconcile(given, "default")
     assert [verdict and verdict.outcome for verdict in told] == ANSWERS[mode]
@@ -90,7 +89,7 @@ async def test_a_connection_that_broke_before_the_commit_changed_nothing_for_sur
     await target.describe("products", Mode.UPDATE, batch(Mode.UPDATE, []).options, "default")
     wire.word, wire.cut = b"products", when
     error = await lose(target, batch(Mode.UPDATE, [product(1, note="x")]))
-    assert (error.kind, error.maybe_applied) == (Trouble.CONNECTION, False)
+    assert (error.kind, error.maybe_applied) == (ErrorKind.CONNECTION, False)
     wire.cut = None
     answer = await target.send(batch(Mode.UPDATE, [product(1, note="y")]), "default")
     assert answer.verdicts[0].outcome is Outcome.UPDATED
@@ -185,10 +184,6 @@ class Server:
         return self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
 
 
-def pending() -> Pending:
-    return Pending("7", [Sheet(("id",), [(1,)], [0])], [[Verdict(Outcome.CREATED)]])
-
-
 @pytest.mark.databases("postgresql")
 async def test_a_transaction_that_is_still_ending_is_asked_about_again(database_kind: str):
     pauses: list[float] = []
@@ -196,9 +191,7 @@ async def test_a_transaction_that_is_still_ending_is_asked_about_again(database_
     async def sleep(seconds: float) -> None:
         pauses.append(seconds)
 
-    commits = Commits(sleep)
-    commits.note("k", pending())
-    assert await commits.settle(Server("in progress", "in progress", "committed"), "k", 1) == [Verdict(Outcome.CREATED)]
+    assert await is_committed(Server("in progress", "in progress", "committed"), "7", sleep)
     assert len(pauses) == 2
 
 
@@ -210,13 +203,10 @@ async def test_a_transaction_nobody_can_tell_about_stays_in_doubt(database_kind:
     async def sleep(seconds: float) -> None:
         pauses.append(seconds)
 
-    commits = Commits(sleep)
-    commits.note("k", pending())
     with pytest.raises(TargetError, match="whether it committed is not known") as caught:
-        await commits.settle(Server(status), "k", 1)
+        await is_committed(Server(status), "7", sleep)
     assert caught.value.maybe_applied
     assert len(pauses) == (ASKED_MAX if status else 0)
-    assert commits.has("k")
 
 
 @pytest.mark.databases("postgresql", "mariadb")

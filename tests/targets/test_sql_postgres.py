@@ -10,11 +10,11 @@ from uuid import UUID, uuid4
 import pytest
 from sql_places import Place, batch, outcomes
 
-from penstock.targets.model import Mode, Outcome, TargetError, Trouble
-from penstock.targets.sql.postgres.each import ROWS_MAX, portions
+from penstock.targets.model import ErrorKind, Mode, Outcome, TargetError
+from penstock.targets.sql.postgres.row_by_row import ROWS_MAX, portions
 from penstock.targets.sql.postgres.statements import Plan, from_arrays
 from penstock.targets.sql.postgres.writing import STAGE_FROM
-from penstock.targets.sql.sheets import Sheet
+from penstock.targets.sql.row_groups import RowGroup
 from penstock.targets.sql.table import Column, Table
 
 pytestmark = pytest.mark.databases("postgresql")
@@ -218,7 +218,7 @@ async def test_a_statement_that_takes_too_long_is_too_big(place: Place):
     )
     await place.run("CREATE TRIGGER slow BEFORE INSERT ON products FOR EACH ROW EXECUTE FUNCTION penstock_slow()")
     error = await _refused(place, {"statement_timeout_s": 1}, Mode.CREATE, [product(1)])
-    assert (error.kind, error.code, error.maybe_applied) == (Trouble.TOO_BIG, "57014", False)
+    assert (error.kind, error.code, error.maybe_applied) == (ErrorKind.TOO_BIG, "57014", False)
 
 
 async def test_a_lock_that_is_not_given_in_time_is_tried_again_like_a_deadlock(place: Place):
@@ -228,7 +228,7 @@ async def test_a_lock_that_is_not_given_in_time_is_tried_again_like_a_deadlock(p
         await execute("BEGIN")
         await execute("SELECT * FROM products FOR UPDATE")
         error = await _refused(place, {"lock_timeout_s": 0.1}, Mode.UPDATE, [product(1)])
-    assert (error.kind, error.code) == (Trouble.DEADLOCK, "55P03")
+    assert (error.kind, error.code) == (ErrorKind.DEADLOCK, "55P03")
 
 
 async def test_a_lock_not_given_in_time_is_no_fault_of_the_record_sent_each(place: Place):
@@ -240,7 +240,7 @@ async def test_a_lock_not_given_in_time_is_no_fault_of_the_record_sent_each(plac
         await execute("SELECT * FROM products WHERE id = 2 FOR UPDATE")
         with pytest.raises(TargetError) as caught:
             await target.send_each(batch(Mode.UPDATE, [product(1, note="x"), product(2, note="x")]), "default")
-    assert caught.value.kind is Trouble.DEADLOCK
+    assert caught.value.kind is ErrorKind.DEADLOCK
     assert await place.rows("SELECT DISTINCT note FROM products") == [("none",)]
 
 
@@ -254,7 +254,7 @@ async def test_rows_sent_each_in_an_earlier_transaction_are_not_sent_again(place
         await execute("SELECT * FROM products WHERE id = 99 FOR UPDATE")
         with pytest.raises(TargetError) as caught:
             await target.send_each(given, "default")
-    assert (caught.value.kind, caught.value.maybe_applied) == (Trouble.DEADLOCK, True)
+    assert (caught.value.kind, caught.value.maybe_applied) == (ErrorKind.DEADLOCK, True)
     told = await target.reconcile(given, "default")
     assert [verdict is not None for verdict in told] == [True] * ROWS_MAX + [False] * (100 - ROWS_MAX)
 
@@ -271,12 +271,13 @@ async def test_no_more_connections_are_opened_than_allowed(place: Place):
 
 
 def test_no_transaction_holds_more_rows_than_subtransactions_are_cheap(database_kind: str):
-    sheets = [
-        Sheet(("id",), [(n,) for n in range(size)], range(start, start + size)) for start, size in ((0, 50), (50, 95))
+    groups = [
+        RowGroup(("id",), [(n,) for n in range(size)], range(start, start + size))
+        for start, size in ((0, 50), (50, 95))
     ]
-    found = list(portions(sheets))
+    found = list(portions(groups))
     assert [sum(map(len, portion)) for portion in found] == [ROWS_MAX, ROWS_MAX, 25]
-    assert [p for portion in found for sheet in portion for p in sheet.positions] == list(range(145))
+    assert [p for portion in found for group in portion for p in group.positions] == list(range(145))
 
 
 async def test_the_message_of_a_refusal_names_the_key_and_the_hint(place: Place):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from sql_places import Place, outcomes
 
-from penstock.targets.model import Mode, Outcome, Trouble
+from penstock.targets.model import ErrorKind, Mode, Outcome
 
 
 def product(n: int, **more: object) -> dict[str, object]:
@@ -32,7 +32,7 @@ async def test_a_bad_record_fails_its_batch_whole(place: Place, mode: Mode, faul
     records = [product(n, note="sent") for n in range(100)]
     records[70] = {**BAD[fault], "id": 70, "note": "sent"}
     error = await place.refused(mode, records)
-    assert error.kind is Trouble.DATA
+    assert error.kind is ErrorKind.DATA
     assert error.code
     assert error.suspects in ((), (70,))
     assert await place.rows("SELECT * FROM products ORDER BY id") == before
@@ -103,11 +103,11 @@ async def test_what_a_trigger_says_is_a_business_error_of_that_record(place: Pla
     for statement in trigger[place.kind].split(";\n") if place.kind == "postgresql" else [trigger[place.kind]]:
         await place.run(statement)
     error = await place.refused(Mode.CREATE, [product(12), product(13)])
-    assert (error.kind, error.message) == (Trouble.BUSINESS, "not on a Friday")
+    assert (error.kind, error.message) == (ErrorKind.BUSINESS, "not on a Friday")
     answer = await place.send(Mode.CREATE, [product(12), product(13)], each=True)
     assert [v.outcome for v in answer.verdicts] == [Outcome.CREATED, Outcome.FAILED]
     assert answer.verdicts[1].error is not None
-    assert answer.verdicts[1].error.kind is Trouble.BUSINESS
+    assert answer.verdicts[1].error.kind is ErrorKind.BUSINESS
 
 
 @pytest.mark.databases("sqlite")
@@ -144,7 +144,7 @@ async def test_a_missing_parent_is_found_even_when_it_is_checked_only_at_the_com
     await place.send(Mode.CREATE, [{"id": 1}], table="parents")
     records = [{"id": n, "parent": 7 if n in (3, 4) else 1} for n in range(6)]
     error = await place.refused(Mode.CREATE, records, table="children")
-    assert error.kind is Trouble.DATA
+    assert error.kind is ErrorKind.DATA
     assert error.suspects in ((), (3, 4))
     answer = await place.send(Mode.CREATE, records, table="children", each=True)
     assert [v.outcome for v in answer.verdicts] == [
@@ -172,7 +172,7 @@ async def test_postgresql_takes_only_values_of_the_columns_type(place: Place, mo
     await place.run("ALTER TABLE products ADD COLUMN day date, ADD COLUMN doc jsonb")
     records = [product(1, day=None, doc=None), product(2, day=None, doc=None) | {column: value}]
     error = await place.refused(mode, records)
-    assert (error.kind, error.code) == (Trouble.DATA, "BAD_TYPE")
+    assert (error.kind, error.code) == (ErrorKind.DATA, "BAD_TYPE")
     assert outcomes(await place.send(mode, records, each=True)) == ["created", "BAD_TYPE"]
 
 
@@ -189,7 +189,7 @@ async def test_a_value_that_cannot_be_stored_fails_its_record_alone(place: Place
 async def test_a_text_that_is_no_unicode_fails_its_record_when_sent_each(place: Place):
     await place.products()
     records = [product(1), product(2, note="\ud800"), product(3)]
-    assert (await place.refused(Mode.CREATE, records)).kind is Trouble.DATA
+    assert (await place.refused(Mode.CREATE, records)).kind is ErrorKind.DATA
     answer = await place.send(Mode.CREATE, records, each=True)
     assert [verdict.outcome for verdict in answer.verdicts] == [Outcome.CREATED, Outcome.FAILED, Outcome.CREATED]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -13,9 +14,9 @@ from sql_places import Place, batch, maria_place, mariadb_hand, open_target, out
 
 from penstock.errors import SettingsInvalid
 from penstock.targets import BulkExecutor
-from penstock.targets.model import BadInput, BulkOptions, Mode, TargetError, Trouble
+from penstock.targets.model import BadInput, BulkOptions, ErrorKind, Mode, TargetError
 from penstock.targets.sql import MariaDbTarget, PostgresTarget, SqliteTarget
-from penstock.targets.sql.pool import Pool
+from penstock.targets.sql.connections import ConnectionPool
 from penstock.targets.sql.target import SqlTarget
 
 
@@ -34,14 +35,14 @@ async def refusal(target: SqlTarget, *, table: str = "products") -> TargetError:
 async def test_a_server_that_is_not_there_is_a_lost_connection(target: type[SqlTarget], unused_tcp_port: int):
     scheme = "postgresql" if target is PostgresTarget else "mariadb"
     error = await refusal(target(f"{scheme}://a:b@127.0.0.1:{unused_tcp_port}/x"))  # type: ignore[call-arg, arg-type]
-    assert (error.kind, error.maybe_applied) == (Trouble.CONNECTION, False)
+    assert (error.kind, error.maybe_applied) == (ErrorKind.CONNECTION, False)
 
 
 @pytest.mark.databases("mariadb")
 async def test_a_wrong_password_is_a_stale_credential(place: Place):
     address = maria_place(place.url)
     url = f"mariadb://{address['user']}:wrong@{address['host']}:{address['port']}/{address['database']}"
-    assert (await refusal(MariaDbTarget(url))).kind is Trouble.TOKEN
+    assert (await refusal(MariaDbTarget(url))).kind is ErrorKind.TOKEN
 
 
 @pytest.mark.parametrize("url", ["mariadb://host", "postgresql://a@b/c", "just text"])
@@ -63,7 +64,7 @@ async def test_a_sqlite_file_that_another_holds_is_tried_again_like_a_deadlock(p
     holder.execute("BEGIN IMMEDIATE")
     with pytest.raises(TargetError) as caught:
         await target.send(batch(Mode.CREATE, [product(1)]), "default")
-    assert (caught.value.kind, caught.value.code) == (Trouble.DEADLOCK, "SQLITE_BUSY")
+    assert (caught.value.kind, caught.value.code) == (ErrorKind.DEADLOCK, "SQLITE_BUSY")
     holder.execute("COMMIT")
     holder.close()
     assert outcomes(await target.send(batch(Mode.CREATE, [product(1)]), "default")) == ["created"]
@@ -79,10 +80,17 @@ async def test_sqlite_checks_foreign_keys_unless_told_otherwise(place: Place, is
     assert outcomes(answer) == [outcome]
 
 
+def make_folder(path: str) -> None:
+    Path(path).unlink(missing_ok=True)
+    Path(path).mkdir()
+
+
 @pytest.mark.databases("sqlite")
 async def test_a_sqlite_file_that_cannot_be_opened_says_so(place: Place):
-    error = await refusal(SqliteTarget(f"{place.url}/nowhere/x.db"))
-    assert (error.kind, error.code) == (Trouble.CONNECTION, "SQLITE_CANTOPEN")
+    target = SqliteTarget(place.url)
+    make_folder(place.url)
+    error = await refusal(target)
+    assert (error.kind, error.code) == (ErrorKind.CONNECTION, "SQLITE_CANTOPEN")
 
 
 @pytest.mark.databases("sqlite")
@@ -107,7 +115,7 @@ class Line:
         self.is_open = False
 
 
-def lines(limit: int) -> tuple[Pool[Line], list[Line]]:
+def lines(limit: int) -> tuple[ConnectionPool[Line], list[Line]]:
     made: list[Line] = []
 
     async def connect() -> Line:
@@ -117,7 +125,7 @@ def lines(limit: int) -> tuple[Pool[Line], list[Line]]:
     async def close(line: Line) -> None:
         line.drop()
 
-    return Pool(limit, connect=connect, close=close, drop=Line.drop, is_alive=lambda line: line.is_open), made
+    return ConnectionPool(limit, connect=connect, close=close, drop=Line.drop, is_alive=lambda line: line.is_open), made
 
 
 async def test_a_connection_is_used_again_after_success_and_after_a_refusal():

@@ -11,7 +11,7 @@ import pytest
 from sql_places import Place, batch, outcomes
 
 from penstock.targets import BulkExecutor
-from penstock.targets.model import BulkOptions, Mode, Trouble
+from penstock.targets.model import BulkOptions, ErrorKind, Mode
 from penstock.targets.sql import SqlOptions
 
 KEY = {"postgresql": "integer GENERATED ALWAYS AS IDENTITY", "mariadb": "integer AUTO_INCREMENT", "sqlite": "integer"}
@@ -62,7 +62,7 @@ async def test_an_upsert_never_changes_a_row_that_only_another_unique_key_points
     await place.products()
     await place.send(Mode.CREATE, [product(1, code="a")])
     error = await place.refused(Mode.UPSERT, [product(2, code="a")])
-    assert error.kind is Trouble.DATA
+    assert error.kind is ErrorKind.DATA
     assert await place.rows("SELECT id, code FROM products") == [(1, "a")]
 
 
@@ -228,7 +228,7 @@ async def test_a_table_that_was_changed_meanwhile_is_looked_up_again(place: Plac
     await place.send(Mode.CREATE, [product(1, note="a")])
     await place.run("ALTER TABLE products DROP COLUMN note")
     error = await place.refused(Mode.UPDATE, [product(1, note="b")])
-    assert error.kind is Trouble.RACE
+    assert error.kind is ErrorKind.RACE
     assert outcomes(await place.send(Mode.UPDATE, [product(1, note="b")])) == ["UNKNOWN_COLUMN"]
     assert outcomes(await place.send(Mode.UPDATE, [product(1)])) == ["updated"]
 

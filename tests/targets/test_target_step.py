@@ -16,7 +16,7 @@ from sql_places import Place
 import penstock
 from penstock import Context, Pipeline, failpoints, operation, step
 from penstock.settings import Settings
-from penstock.targets import BulkExecutor, Limit, RetryPolicy, TargetStep, Traits, Trouble
+from penstock.targets import BulkExecutor, Capabilities, ErrorKind, Limit, RetryPolicy, TargetStep
 from penstock.targets.sql import SqlOptions
 from penstock.testing import Engine, engine
 
@@ -84,7 +84,7 @@ async def test_a_row_that_the_table_refuses_fails_alone_with_the_remotes_word(pl
 @pytest.mark.covers("I-40")
 @pytest.mark.parametrize("moment", ["before", "after"])
 async def test_a_worker_that_dies_around_its_note_creates_nothing_twice(tmp_path: Path, moment: str):
-    remote = Remote(traits=Traits(id_field="n", is_idempotent=True))
+    remote = Remote(capabilities=Capabilities(id_field="n", is_idempotent=True))
     load = TargetStep(remote, "things", "upsert", map=lambda row: {"name": row.name}, effect_id="n")
     kind = pipeline(load)
 
@@ -107,7 +107,7 @@ async def test_a_worker_that_dies_around_its_note_creates_nothing_twice(tmp_path
 
 
 async def test_a_refusal_that_is_nobodys_fault_is_retried_as_the_step_says(tmp_path: Path):
-    remote = Remote(script={n: Refuse(trouble(Trouble.CONNECTION)) for n in range(1, 3)})
+    remote = Remote(script={n: Refuse(trouble(ErrorKind.CONNECTION)) for n in range(1, 3)})
     load = TargetStep(_quick(remote, retries=0), "things", map=record).with_options(retries=2, backoff=1)
     kind = pipeline(load)
     async with engine([kind], tmp_path=tmp_path, settings=SMALL) as e:
@@ -119,7 +119,7 @@ async def test_a_refusal_that_is_nobodys_fault_is_retried_as_the_step_says(tmp_p
 async def test_a_lost_answer_is_in_doubt_for_a_create_and_repeated_for_an_upsert(
     tmp_path: Path, mode: str, verdict: str
 ):
-    remote = Remote(script={1: Lose()}, traits=Traits(id_field="n"))
+    remote = Remote(script={1: Lose()}, capabilities=Capabilities(id_field="n"))
     kind = pipeline(TargetStep(_quick(remote), "things", mode, map=record).with_options(retries=1, backoff=1))
     async with engine([kind], tmp_path=tmp_path, settings=SMALL) as e:
         done = await e.run(kind, products(3))
@@ -129,7 +129,7 @@ async def test_a_lost_answer_is_in_doubt_for_a_create_and_repeated_for_an_upsert
 
 @pytest.mark.covers("I-41", "BX-083")
 async def test_operations_share_a_throttle_and_say_so(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    remote = Remote(script={1: Refuse(trouble(Trouble.THROTTLED, retry_after_s=30, limit=Limit.REQUESTS))}, width=1)
+    remote = Remote(script={1: Refuse(trouble(ErrorKind.THROTTLED, retry_after_s=30, limit=Limit.REQUESTS))}, width=1)
     slept: list[float] = []
 
     async def sleep(seconds: float) -> None:
@@ -204,7 +204,7 @@ async def test_targets_of_steps_are_closed_with_the_engine(tmp_path: Path):
         async def aclose(self) -> None:
             closed.append(self.name)
 
-    kind = pipeline(TargetStep(Closing(traits=Traits(id_field="n")), "things", map=record))
+    kind = pipeline(TargetStep(Closing(capabilities=Capabilities(id_field="n")), "things", map=record))
     async with engine([kind], tmp_path=tmp_path, settings=SMALL) as e:
         await e.run(kind, products(5))
         assert not closed

@@ -11,9 +11,19 @@ from hypothesis import strategies as st
 from kin import Kin
 from scripted import executor, in_virtual_time, trouble, virtually
 
-from penstock.targets import BadInput, Batch, BulkCancelled, BulkOptions, Mode, Outcome, Progress, TargetError, Trouble
-from penstock.targets.causes import Cause
-from penstock.targets.waves import WavesCancelled, in_waves, tables_in_waves
+from penstock.targets import (
+    BadInput,
+    Batch,
+    BulkCancelled,
+    BulkOptions,
+    ErrorKind,
+    Mode,
+    Outcome,
+    Progress,
+    TargetError,
+)
+from penstock.targets.composite.waves import WavesCancelled, in_waves, tables_in_waves
+from penstock.targets.diagnostics.causes import Cause
 
 CREATED, FAILED, NOT_RUN = Outcome.CREATED, Outcome.FAILED, Outcome.NOT_RUN
 
@@ -68,7 +78,7 @@ async def test_a_circle_with_a_failed_member_leaves_the_others_without_their_ref
 @in_virtual_time
 async def test_an_update_that_fails_to_close_a_circle_names_its_cause():
     def refuse(batch: Batch) -> TargetError | None:
-        return trouble(Trouble.BUSINESS, "no circles here") if batch.mode is Mode.UPDATE else None
+        return trouble(ErrorKind.BUSINESS, "no circles here") if batch.mode is Mode.UPDATE else None
 
     result = await in_waves(executor(Kin(refuse=refuse)), "node", [{"id": 1, "up": 1}])
     assert list(result.outcomes) == [FAILED]

@@ -31,6 +31,8 @@ from .facts import gather
 from .faults import Menu, Switches
 from .journal import Effect, Line, Said, read_all
 from .kinds import OPERATIONS
+from .lifecycle_callers import LIFECYCLE, prepare_lifecycles
+from .lifecycle_rules import judge_lifecycles
 from .nursery import Nursery
 from .observer import Observer, Sightings
 from .oracle import Finding, judge
@@ -97,6 +99,7 @@ class Campaign:
         self.findings: list[Finding] = []
         self.rng = random.Random(seed)
         self._still: set[str] = set()  # operations that stand still for good
+        self._lifecycles: list[Said] = []  # of all rounds: instances live through them
         menu = Menu(
             self.rng,
             LEASE_S,
@@ -104,6 +107,7 @@ class Campaign:
             wanted.freezes,
             stops=max(10, wanted.kills // (3 if switches.pauses else 20)),
             stop_share=4 if switches.pauses else 1,
+            lifecycles=switches.lifecycles,
         )
         self.storm = Storm(
             nursery, self.settings, menu, self.tally, self.rng, restart, wanted.restarts, switches, wanted.patience
@@ -116,6 +120,8 @@ class Campaign:
         end = time.monotonic() + self.wanted.seconds
         number = 0
         async with Penstock.open(operations=OPERATIONS, settings=Settings(**self.settings)) as penstock:
+            if self.switches.lifecycles:
+                await prepare_lifecycles(penstock)
             while time.monotonic() < end and not self._is_enough():
                 number += 1
                 await self._round(penstock, number, min(self.wanted.round_s, end - time.monotonic()))
@@ -223,7 +229,11 @@ class Campaign:
         said: dict[str, list[Said]] = defaultdict(list)
         for line in lines:
             _sort_in(line, effects, said)
+        self._lifecycles += said.pop(LIFECYCLE, [])
         found = [Finding("verify", str(difference)) for difference in await _differences(penstock, said)]
+        if self.switches.lifecycles:
+            amiss, self.tally.lifecycle_entries = await judge_lifecycles(penstock, self._lifecycles)
+            found += amiss
         for operation, words in said.items():
             try:
                 evidence = await gather(

@@ -20,6 +20,7 @@ from .faults import Switches
 from .inspectors import tend_inspection
 from .journal import Journal, Said
 from .kinds import OPERATIONS, Connected, Local
+from .lifecycle_callers import move_for_ever
 from .ordeal import SIGNAL_TIMEOUT_S, Brittle, Ordeal, csv_of, make_rows
 from .senders import TIMES_MAX, tend_approval
 from .worker_main import prepared
@@ -52,6 +53,8 @@ async def _serve(journal: Journal, settings: Settings, switches: Switches, rng: 
             async with asyncio.TaskGroup() as group:
                 for _ in range(operations):
                     group.create_task(client.tend_for_ever(random.Random(rng.random())))
+                if switches.lifecycles:
+                    group.create_task(move_for_ever(client, random.Random(rng.random())))
                 if switches.edits:
                     group.create_task(edit_others(client, random.Random(rng.random())))
 

@@ -7,7 +7,18 @@ from collections import Counter
 from dataclasses import dataclass, field, fields
 from typing import Literal
 
-__all__ = ["CLIENT_POINTS", "MOODS", "UNKILLED", "WORKER_POINTS", "Fault", "Menu", "Switches", "both_sides"]
+__all__ = [
+    "CLIENT_POINTS",
+    "LIFECYCLE_CLIENT_POINTS",
+    "LIFECYCLE_WORKER_POINTS",
+    "MOODS",
+    "UNKILLED",
+    "WORKER_POINTS",
+    "Fault",
+    "Menu",
+    "Switches",
+    "both_sides",
+]
 
 # Every transaction of the engine, by who makes it.
 WORKER_POINTS = (
@@ -17,12 +28,16 @@ WORKER_POINTS = (
     "trouble", "unregister_worker",
 )  # fmt: skip
 CLIENT_POINTS = ("cancel_requested", "create", "paused", "resumed", "retry", "retry_rows", "signal", "wake")
+# Those of lifecycles, whose callers take part in campaigns and not in schedules.
+LIFECYCLE_WORKER_POINTS = ("lifecycle_acknowledge", "lifecycle_claim", "lifecycle_fail", "lifecycle_trigger")
+LIFECYCLE_CLIENT_POINTS = ("lifecycle_change", "lifecycle_migrate", "lifecycle_trigger", "lifecycle_trigger_many")
 # Only where the answer to a COMMIT was lost or the schema is made: seen now and then, never asked for.
 # A log is folded only when it is long; events are numbered when the oracle reads them; nothing is pruned there. No step
 # has a limit (see `limits`), and trouble comes by chance.
 UNKILLED = frozenset(
     {
-        "clock", "fold", "give_up", "late_result", "limit_shares", "number_events", "prune", "prune_begin", "prune_end",
+        "clock", "fold", "give_up", "late_result", "lifecycle_consumer", "lifecycle_import", "lifecycle_start",
+        "lifecycle_timer", "limit_shares", "number_events", "prune", "prune_begin", "prune_end",
         "transaction", "trouble",
     }
 )  # fmt: skip
@@ -52,6 +67,7 @@ class Switches:
     clocks: bool = True  # wall clocks are an hour off, and jump
     lifespans: bool = True  # lifespans fail, in some workers now and then, in some always
     proofs: bool = True  # `verify` while work goes on
+    lifecycles: bool = True  # callers fight over instances of a lifecycle, workers fire its timers and do its effects
 
     @classmethod
     def names(cls) -> list[str]:
@@ -83,6 +99,7 @@ class Menu:
     stops: int
     stop_share: int = 1
     mood: Mood = "rough"
+    lifecycles: bool = False
     asked: Counter[str] = field(default_factory=Counter)
 
     def for_worker(self) -> Fault:
@@ -95,7 +112,7 @@ class Menu:
         elif self.mood == "gentle":
             fates = [fate for fate in fates if fate != "point"]
         kind, for_s = self.rng.choice(fates), self.lease_s * self.rng.uniform(0.8, 2)
-        point = self._point(WORKER_POINTS) if kind == "point" else None
+        point = self._point(WORKER_POINTS, LIFECYCLE_WORKER_POINTS) if kind == "point" else None
         return Fault(kind, point, self._after_s(kind), for_s)
 
     def _after_s(self, kind: Kind) -> float:
@@ -116,10 +133,11 @@ class Menu:
         if self.mood == "quiet" or self.kills <= 0:
             return Fault("none")
         if self.rng.random() < (0.3 if self.mood == "gentle" else 0.6):
-            return Fault("point", self._point(CLIENT_POINTS), after_s=10.0)
+            return Fault("point", self._point(CLIENT_POINTS, LIFECYCLE_CLIENT_POINTS), after_s=10.0)
         return Fault("kill", after_s=25.0 if self.mood == "gentle" else 10.0)
 
-    def _point(self, names: tuple[str, ...]) -> str:
+    def _point(self, names: tuple[str, ...], of_lifecycles: tuple[str, ...]) -> str:
+        names = (*names, *of_lifecycles) if self.lifecycles else names
         points = [point for point in both_sides(names) if point.partition(":")[0] not in UNKILLED]
         least = sorted(points, key=lambda point: (self.asked[point], self.rng.random()))[:8]
         chosen = self.rng.choice(least)

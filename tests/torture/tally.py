@@ -6,10 +6,20 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from .faults import CLIENT_POINTS, UNKILLED, WORKER_POINTS, both_sides
+from .faults import (
+    CLIENT_POINTS,
+    LIFECYCLE_CLIENT_POINTS,
+    LIFECYCLE_WORKER_POINTS,
+    UNKILLED,
+    WORKER_POINTS,
+    both_sides,
+)
 from .journal import Cut, Hit, Line
 
 __all__ = ["Tally"]
+
+
+LIFECYCLE_POINTS = (*LIFECYCLE_WORKER_POINTS, *LIFECYCLE_CLIENT_POINTS)
 
 
 @dataclass
@@ -30,6 +40,7 @@ class Tally:
     retries: int = 0
     repeats: int = 0
     proofs: int = 0
+    lifecycle_entries: int = 0
     late_starts: int = 0
     verdicts: Counter[str] = field(default_factory=Counter)
     hits: Counter[str] = field(default_factory=Counter)
@@ -63,7 +74,7 @@ class Tally:
 
     @property
     def _known(self) -> list[str]:
-        return both_sides(tuple(sorted({*WORKER_POINTS, *CLIENT_POINTS} - UNKILLED)))
+        return both_sides(tuple(sorted({*WORKER_POINTS, *CLIENT_POINTS, *LIFECYCLE_POINTS} - UNKILLED)))
 
     def table(self) -> Iterator[str]:
         """Hits and deaths of each point, before and after its COMMIT."""
@@ -104,6 +115,7 @@ class Tally:
             "step starts": self.starts,
             "late starts": self.late_starts,
             "proofs": self.proofs,
+            "lifecycle entries": self.lifecycle_entries,
         }
         return ", ".join(f"{many} {what}" for what, many in done.items())
 

@@ -20,6 +20,7 @@ from penstock.settings import Settings
 from . import clocks
 from .journal import Began, FileJournal, Journal
 from .kinds import OPERATIONS, let_lifespans_fail
+from .lifecycle_callers import stumble
 from .ordeal import set_witness
 
 __all__ = ["GAVE_UP", "live", "prepared"]
@@ -73,6 +74,7 @@ def _noting(journal: Journal, wish: str | None) -> Callable[[str], None]:
 async def _work(journal: Journal, settings: Settings) -> None:
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    async with Penstock.open(operations=OPERATIONS, settings=settings) as penstock, penstock.worker() as worker:
+    opened = Penstock.open(operations=OPERATIONS, settings=settings, effects={"stumble": stumble})
+    async with opened as penstock, penstock.worker() as worker:
         journal.write(Began(journal.moment(), journal.who, worker.lease.id))
         await worker.run(stop)

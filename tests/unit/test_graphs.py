@@ -77,7 +77,7 @@ def test_every_fault_is_named_at_once_with_its_path():
         "states[3].timeout_event: stands without a timeout",
         "states[4].name: is missing",
         "states[5]: is an object with name, is_initial, is_final, category, flags, timeout, timeout_mode, "
-        "timeout_event; found 'Paid'",
+        "timeout_event, on_entry, on_exit; found 'Paid'",
         "events[1]: 'go' is there already; names ignore case",
         "events[2].name: is a name; found ''",
         "transitions[1]: ('Approved', 'go') leads to 'Waiting' by transitions[0] already; a pair has one target",
@@ -311,3 +311,51 @@ def test_a_condition_is_not_nested_without_end():
     assert [str(fault) for fault in condition_faults(deep, "when")] == [
         "when" + ".not" * 10 + ": is nested more than 10 deep"
     ]
+
+
+def with_actions(**actions: Any) -> dict[str, Any]:
+    return document(states=[{"name": "New"}, {"name": "Done", "is_final": True, **actions}])
+
+
+def test_a_states_actions_are_kept_in_their_order_and_written_as_they_were_read():
+    plan = [{"gate": "paid"}, {"effect": "mail"}, {"gate": "in_stock"}, {"effect": "mail"}]
+    found = check_document(with_actions(on_entry=plan, on_exit=[{"effect": "clean up"}]))
+    done = found.states[1]
+    assert [(each.kind, each.name) for each in done.on_entry] == [(k, n) for each in plan for k, n in each.items()]
+    again = check_document(document_of(found))
+    assert (again.states, again.digest()) == (found.states, found.digest())
+
+
+def test_the_order_of_actions_counts_and_a_graph_without_them_keeps_its_digest():
+    plain = check_document(document())
+    assert plain.digest() == "291db5925deb5b943dfb9a997c4aa18c66504eef1ab4cd36edbbe482dfcef359"
+    one, other = (
+        check_document(with_actions(on_entry=plan))
+        for plan in ([{"gate": "a"}, {"gate": "b"}], [{"gate": "b"}, {"gate": "a"}])
+    )
+    assert len({plain.digest(), one.digest(), other.digest()}) == 3
+    (change,) = compare(one, other)
+    assert str(change) == "~ state Done: Final, on entry gate a then gate b -> Final, on entry gate b then gate a"
+
+
+def test_actions_that_are_no_actions_are_faults_with_their_path():
+    wrong = [{"gate": "a", "effect": "b"}, {}, "mail", {"gate": ""}, {"hook": "x"}, {"effect": "e" * 81}]
+    found = faults(with_actions(on_entry=wrong, on_exit={"gate": "a"}))
+    assert [fault.partition(";")[0] for fault in found] == [
+        "states[1].on_entry[0]: is either a gate or an effect, such as {'gate': 'in_stock'}",
+        "states[1].on_entry[1]: is either a gate or an effect, such as {'gate': 'in_stock'}",
+        "states[1].on_entry[2]: is an object with gate, effect",
+        "states[1].on_entry[3].gate: is a name",
+        "states[1].on_entry[4].hook: unknown key",
+        "states[1].on_entry[4]: is either a gate or an effect, such as {'gate': 'in_stock'}",
+        "states[1].on_entry[5].effect: has 81 characters where 80 fit",
+        "states[1].on_exit: is a list",
+    ]
+
+
+def test_a_gate_before_the_initial_state_is_a_fault_and_an_effect_is_not():
+    gated = document(states=[{"name": "New", "on_entry": [{"effect": "mail"}, {"gate": "a"}]}, {"name": "Done"}])
+    (fault,) = faults(gated)
+    assert fault.startswith("states[0].on_entry: has the gate 'a' in the initial state; instances start there")
+    effect = document(states=[{"name": "New", "on_entry": [{"effect": "mail"}]}, {"name": "Done"}])
+    assert check_document(effect).initial.on_entry[0].name == "mail"

@@ -1,4 +1,4 @@
-"""The reference page of targets says what the code says: options, fields, outcomes, kinds of trouble, causes."""
+"""The reference page of targets says what the code says: options, fields, outcomes, kinds of error, causes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from penstock.targets import (
     BulkError,
     BulkOptions,
     BulkResult,
+    Capabilities,
     DataverseOptions,
     Endpoint,
+    ErrorKind,
     Outcome,
     Phase,
     Progress,
@@ -22,15 +24,13 @@ from penstock.targets import (
     SqlOptions,
     Target,
     TargetError,
-    Traits,
-    Trouble,
 )
-from penstock.targets.causes import SUGGESTIONS
-from penstock.targets.http.taxonomy import LOST, TROUBLES
+from penstock.targets.diagnostics.causes import SUGGESTIONS
+from penstock.targets.http.error_mapping import LOST, STATUS_KINDS
 from penstock.targets.model import Mode
 from penstock.targets.results import StoppedReason
 from penstock.targets.rules.pace import COSTLY, CYCLE_MAX_S
-from penstock.targets.rules.policy import Act, after_refusal
+from penstock.targets.rules.retry import Act, after_refusal
 
 PAGE = page("targets.md")
 NAME = re.compile(r"`(\w+)")
@@ -92,23 +92,23 @@ def test_every_outcome_and_every_reason_to_stop_is_listed():
 
 
 @pytest.mark.covers("BX-012", "BX-063")
-def test_every_kind_of_trouble_is_listed_with_its_retries():
+def test_every_kind_of_error_is_listed_with_its_retries():
     rows = table(PAGE, "kind", "retries", "what is done")
-    assert [row[0] for row in rows] == [f"`{kind}`" for kind in Trouble]
-    assert [row[1] for row in rows] == [_retries(kind) for kind in Trouble]
+    assert [row[0] for row in rows] == [f"`{kind}`" for kind in ErrorKind]
+    assert [row[1] for row in rows] == [_retries(kind) for kind in ErrorKind]
 
 
-def _retries(kind: Trouble) -> str:
+def _retries(kind: ErrorKind) -> str:
     """How often a batch is sent again, by asking the rule."""
     policy, error = RetryPolicy(), TargetError("no", kind=kind)
     for refusals in range(1, 10):
-        if after_refusal(error, {kind: refusals}, Traits(), 10, policy).act is not Act.AGAIN:
+        if after_refusal(error, {kind: refusals}, Capabilities(), 10, policy).act is not Act.AGAIN:
             return str(refusals - 1)
     return "no limit"
 
 
 def test_the_numbers_of_the_retry_policy_are_the_ones_in_the_text():
-    policy, text = RetryPolicy(), " ".join(section(PAGE, "Kinds of trouble").split())
+    policy, text = RetryPolicy(), " ".join(section(PAGE, "Kinds of error").split())
     assert [policy.wait_first_s * 2**n for n in range(policy.retries_max)] == [0.5, 1, 2]
     assert (policy.retries_max, policy.jitter, policy.throttle_default_s) == (3, 0.25, 30)
     assert (policy.acquire_timeout_s, policy.breaker_failures) == (120, 5)
@@ -126,11 +126,11 @@ def test_every_phase_of_progress_is_named():
 
 
 def test_the_statuses_of_http_mean_what_the_page_says():
-    shown = {int(number): row[1] for row in table(PAGE, "status", "kind of trouble") for number in row[0].split(", ")}
+    shown = {int(number): row[1] for row in table(PAGE, "status", "kind of error") for number in row[0].split(", ")}
     assert {status: NAME.findall(text)[0] for status, text in shown.items() if status != 413} == {
-        status: kind.value for status, kind in TROUBLES.items() if status != 413
+        status: kind.value for status, kind in STATUS_KINDS.items() if status != 413
     }
-    assert shown[413] == f"`{TROUBLES[413]}`"
+    assert shown[413] == f"`{STATUS_KINDS[413]}`"
     assert {status for status, text in shown.items() if "may have taken effect" in text} == LOST
 
 
@@ -148,7 +148,18 @@ def test_every_bulk_call_is_listed():
 def test_the_page_on_targets_names_everything_that_a_target_can_tell():
     text = (DOCS / "how-to" / "write-a-target.md").read_text()
     can_tell = {name for name in vars(Target) if not name.startswith("_")}
-    later = {"name", "identifier", "refresh", "check_options", "aclose", "describe", "width_max", "can_send_each"}
+    later = {
+        "start",
+        "slot_pool",
+        "name",
+        "identifier",
+        "refresh",
+        "check_options",
+        "aclose",
+        "describe",
+        "width_max",
+        "can_send_each",
+    }
     assert can_tell - later <= set(re.findall(r"\w+", text))
 
 

@@ -70,6 +70,7 @@ def test_what_is_well_has_no_symptom():
         ("waits_end_at_their_deadlines", "3 rows wait past", {"operations": open_operation(overdue_waits=3)}),
         ("storage_is_writable", "blobs cannot be written: no", {"storage_trouble": "no"}),
         ("files_are_there", "1 open operation without a file", {"operations": open_operation(has_file=False)}),
+        ("blobs_are_swept", "the bytes of 1 rejected or deleted file may", {"left_bytes": 1}),
     ],
 )
 def test_each_problem_is_found_by_its_check_alone(check: str, words: str, changed: dict[str, object]):

@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, delete, exists, insert, select, update
+from sqlalchemy import ColumnElement, Row, delete, exists, func, insert, select, update
 
 from penstock.blobs.model import BlobDescriptor, BlobEvent, Hold, Reference
 from penstock.blobs.states import BLOB
@@ -44,6 +44,7 @@ __all__ = [
     "remove_hold",
     "renew",
     "tenants",
+    "unswept",
     "valid_between",
     "without_bytes",
 ]
@@ -170,6 +171,16 @@ async def due_to_clear(tx: Connection, *, after: str = "", limit: int) -> list[B
     is_over = rows.c.state.in_(("Rejected", "Deleted")), rows.c.has_bytes == 1, rows.c.id > after
     query = select(rows).where(*is_over).order_by(rows.c.id).limit(limit)
     return [_descriptor(row) for row in await tx.execute(query)]
+
+
+async def unswept(db: Database, tx: Connection, *, since_us: int) -> tuple[int, int]:
+    """How many uploads are late for so long, and how many blobs are over for so long and may have bytes."""
+    before = db.now() - since_us
+    late = rows.c.expires_at < before, rows.c.state.in_(BLOB.sources("expired"))
+    over = rows.c.state.in_(("Rejected", "Deleted")), rows.c.has_bytes == 1
+    since = func.coalesce(rows.c.deleted_at, rows.c.rejected_at) < before
+    counts = [select(func.count()).select_from(rows).where(*which) for which in (late, (*over, since))]
+    return int((await tx.execute(counts[0])).scalar_one()), int((await tx.execute(counts[1])).scalar_one())
 
 
 async def valid_between(

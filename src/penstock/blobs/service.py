@@ -23,6 +23,7 @@ from penstock.blobs.model import (
     Finding,
     Hold,
     Reference,
+    StoredBytes,
     Swept,
     UploadTicket,
     given_reason,
@@ -148,10 +149,10 @@ class Blobs:
         begun = await self._begin(found, CHECKING_S, actor or self.actor)
         try:
             staged = await asyncio.to_thread(look_at_staged, self.storage, begun)
-            return await self._settle(begun, staged)
         except PenstockError:
             await self._let_go(begun)
             raise
+        return await self._settle(begun, staged)
 
     def new(
         self,
@@ -225,20 +226,26 @@ class Blobs:
             await self._write(lambda tx: queries.renew(tx, begun, None), "blob_let_go")
 
     async def _settle(self, begun: BlobDescriptor, staged: Staged | Rejection) -> BlobDescriptor:
-        """Valid or Rejected. Sealed bytes whose blob was changed meanwhile are left to the sweep."""
-        sealed = staged
-        if isinstance(staged, Staged):
-            checked = await check_and_seal(self.storage, begun, staged, self.policy)
-            if not isinstance(checked, Rejection):
-                after = begun.mark_as_valid(self.now(), checked)
-                move = partial(queries.move, self.db, before=begun, after=after, event="validated", actor=self.actor)
-                valid = await self._write(move, "blob_validated")
-                await self._tidy(begun.id)
-                return valid
-            sealed = checked
-        assert isinstance(sealed, Rejection)
-        rejected = await self._reject(begun, sealed, self.actor)
-        return await self._clear(rejected)
+        """Valid or Rejected. Where that cannot be said now, `confirm` may be called for it.
+
+        Sealed bytes whose blob was changed meanwhile are left to the sweep.
+        """
+        try:
+            sealed: StoredBytes | Rejection
+            if isinstance(staged, Rejection):
+                sealed = staged
+            else:
+                sealed = await check_and_seal(self.storage, begun, staged, self.policy)
+            if isinstance(sealed, Rejection):
+                return await self._clear(await self._reject(begun, sealed, self.actor))
+            after = begun.mark_as_valid(self.now(), sealed)
+            move = partial(queries.move, self.db, before=begun, after=after, event="validated", actor=self.actor)
+            valid = await self._write(move, "blob_validated")
+        except PenstockError:
+            await self._let_go(begun)
+            raise
+        await self._tidy(begun.id)
+        return valid
 
     async def _reject(self, begun: BlobDescriptor, why: Rejection, actor: str) -> BlobDescriptor:
         after = begun.mark_as_rejected(why.reason, at=self.now(), code=why.code)

@@ -14,6 +14,7 @@ import typer
 
 from penstock.cli import (
     audit,
+    blobs,
     config,
     db,
     deliveries,
@@ -21,6 +22,7 @@ from penstock.cli import (
     idempotency,
     keys,
     lifecycle,
+    load,
     machines,
     ops,
     run,
@@ -28,6 +30,7 @@ from penstock.cli import (
     submit,
     verify,
     waits,
+    webhooks,
     worker,
 )
 from penstock.cli.documents import stdout_for_documents
@@ -47,12 +50,15 @@ app = typer.Typer(
 )
 run.add_to(app)
 submit.add_to(app)
+load.add_to(app)
 worker.add_to(app)
 serve.add_to(app)
 ops.add_to(app)
 waits.add_to(app)
 lifecycle.add_to(app)
 deliveries.add_to(app)
+webhooks.add_to(app)
+blobs.add_to(app)
 machines.add_to(app)
 verify.add_to(app)
 doctor.add_to(app)

@@ -35,7 +35,7 @@ def upgrade(db: Db = None, as_json: Json = False) -> None:
     from penstock.clock import SystemClock
     from penstock.db.upgrade import upgrade as bring_up
 
-    before, after = asyncio.run(bring_up(Place(db).settings().database_url, SystemClock()))
+    before, after = asyncio.run(bring_up(Place(db).settings().database_address, SystemClock()))
     changed = "was created" if before is None else f"was upgraded from {before}"
     said = f"The schema is up to date ({after})." if before == after else f"The schema {changed}; it is now at {after}."
     Screen(as_json=as_json).answer(lambda: {"before": before, "after": after}, lambda: [Text(said)])
@@ -50,7 +50,7 @@ def check(db: Db = None, as_json: Json = False) -> None:
     from penstock.clock import SystemClock
     from penstock.db.upgrade import check as look
 
-    url = Place(db).settings().database_url
+    url = Place(db).settings().database_address
     require_database(url)
     report = asyncio.run(look(url, SystemClock(), pages=True))
     Screen(as_json=as_json).answer(lambda: _document(report), lambda: _people(report))

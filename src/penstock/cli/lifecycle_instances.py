@@ -287,7 +287,7 @@ def tick(
     app: App = None,
     as_json: Json = False,
 ) -> None:
-    """Fire the timers that are due and give up deliveries that are spent: one pass of the monitor."""
+    """Fire timers that are due, carry out effects and give up deliveries that are spent: one pass of the monitor."""
     from penstock import lifecycle_resources
     from penstock.cli import views
     from penstock.cli.screen import Screen
@@ -300,10 +300,12 @@ def tick(
     async def question(it: Lifecycles) -> Tick:
         return await one_pass(it) if every is None else await _until_stopped(lambda: one_pass(it), every)
 
-    found = ask_lifecycles(place, "", question, guards=place.guards())
+    found = ask_lifecycles(place, "", question, guards=place.guards(), effects=place.effects())
     facts = {
         "timers fired": str(found.timers_fired),
         "timers refused": str(found.timers_refused),
+        "effects done": str(found.processed),
+        "effects failed": str(found.failed),
         "deliveries given up": str(found.given_up),
     }
     Screen(as_json=as_json).answer(lambda: lifecycle_resources.tick(found), lambda: [views.facts(facts)])

@@ -13,6 +13,7 @@ from penstock.errors import NotFound
 
 if TYPE_CHECKING:
     from penstock.lifecycles.guards import Guard
+    from penstock.lifecycles.model import Handler
     from penstock.lifecycles.service import Lifecycles
 
 __all__ = ["Environment", "Tenant", "VersionOption", "ask_lifecycles", "guid_of"]
@@ -36,6 +37,7 @@ def ask_lifecycles(
     *,
     makes: bool = False,
     guards: dict[str, Guard] | None = None,
+    effects: dict[str, Handler] | None = None,
 ) -> T:
     """The answer to one question about a tenant's lifecycles."""
     from penstock.engine import Penstock
@@ -45,7 +47,7 @@ def ask_lifecycles(
         if not makes:
             require_database(settings.database_url)
         log_to_stderr("warning" if settings.log_level == "info" else settings.log_level)
-        async with Penstock.open(settings=settings, guards=guards or {}) as penstock:
+        async with Penstock.open(settings=settings, guards=guards or {}, effects=effects or {}) as penstock:
             return await question(penstock.lifecycles.tenant(tenant))
 
     return asyncio.run(answer())

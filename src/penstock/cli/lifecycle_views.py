@@ -16,12 +16,11 @@ from penstock.cli.tables import FittedTable, table
 from penstock.graphs.conditions import describe
 from penstock.graphs.durations import format_duration
 from penstock.graphs.flags import StateFlag, words_of
-from penstock.lifecycles.delivering import Delivery
 from penstock.lifecycles.model import Available, Count, Instance, LogEntry, Version
 from penstock.lifecycles.rules.graph import Graph, LifecycleState, LifecycleTransition
 from penstock.lifecycles.states import InstanceFlag
 
-__all__ = ["definitions", "deliveries", "graph", "instance", "instances", "timeline", "versions"]
+__all__ = ["definitions", "graph", "instance", "instances", "timeline", "versions"]
 
 BAR_CHARS = 24
 DETAIL_CHARS = 100
@@ -71,6 +70,10 @@ def graph(found: Graph, counts: Sequence[Count]) -> Iterator[RenderableType]:
         yield _state_line(state, width, there[state.name], most)
         arrows = found.outgoing(state.name)
         wide = max((len(line.event.name) for line in arrows), default=0)
+        for when, plan in (("entry", state.on_entry), ("exit", state.on_exit)):
+            if plan:
+                told = ", ".join(f"{each.kind} {printable(each.name)}" for each in plan)
+                yield Text(f"    on {when}: {told}", style="dim")
         yield from (_arrow(line, wide) for line in arrows)
     total = sum(there.values())
     if total:
@@ -174,21 +177,6 @@ def _entry_line(entry: LogEntry, width: int) -> Text:
     details += [cut(entry.correlation, 40)] if entry.correlation else []
     details += [cut(compact(entry.metadata), DETAIL_CHARS)] if entry.metadata else []
     return line.append(f"  {' · '.join(details)}" if details else "", style="dim")
-
-
-def deliveries(found: Sequence[Delivery]) -> FittedTable:
-    """Deliveries, one to a line."""
-    return table(
-        "MESSAGE", "STATE", "ATTEMPTS", "MOVE", "DUE", "ERROR",
-        rows=[
-            (
-                d.message_id, d.state, f"{d.attempts}/{d.attempts_max}", f"{d.entry.source} → {d.entry.target}",
-                "" if d.due_at is None else short_moment(d.due_at), cut(d.error or "", DETAIL_CHARS),
-            )
-            for d in found
-        ],
-        may_go=("DUE", "MOVE"),
-    )  # fmt: skip
 
 
 def _flags(flags: IntFlag) -> str:

@@ -16,8 +16,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @contextmanager
-def stop_on_signals() -> Iterator[asyncio.Event]:
-    """An event that the first SIGINT or SIGTERM sets; a second one ends the process."""
+def stop_on_signals(doing: str = "finishing running rows") -> Iterator[asyncio.Event]:
+    """An event that the first SIGINT or SIGTERM sets; a second one ends the process. `doing` is what is said then."""
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
 
     def on_signal() -> None:
@@ -25,7 +25,7 @@ def stop_on_signals() -> Iterator[asyncio.Event]:
             loop.remove_signal_handler(number)
             signal.signal(number, signal.SIG_DFL)
         # Only now does a second signal do what this says.
-        print("penstock: finishing running rows; press Ctrl-C again to stop now", file=sys.stderr, flush=True)
+        print(f"penstock: {doing}; press Ctrl-C again to stop now", file=sys.stderr, flush=True)
         stop.set()
 
     before = [signal.getsignal(number) for number in SIGNALS]

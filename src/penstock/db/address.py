@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import unquote
@@ -9,11 +10,12 @@ from urllib.parse import unquote
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
-from penstock.db.dialects import DIALECTS, Dialect
+from penstock.db.dialects import DIALECTS, Dialect, Postgresql
 from penstock.errors import SettingsInvalid
 
-__all__ = ["file_of", "parse"]
+__all__ = ["file_of", "parse", "schema_of"]
 
+SCHEMA = re.compile(r"(?!pg_)[a-z_][a-z0-9_]{0,62}")
 KNOWN = "sqlite:///file.db, postgresql://user:password@host/name, mariadb://user:password@host/name"
 
 
@@ -28,8 +30,28 @@ def parse(url: str) -> tuple[URL, Dialect]:
         if scheme in dialect.schemes:
             _require_driver(dialect)
             _require_place(dialect, given)
-            return dialect.arrange(given.set(drivername=dialect.driver)), dialect
+            return dialect.arrange(given.set(drivername=dialect.driver).difference_update_query(["schema"])), dialect
     raise SettingsInvalid(f"the database URL begins with {scheme!r}; known forms are: {KNOWN}")
+
+
+def schema_of(url: str) -> str | None:
+    """The schema that a URL names (`?schema=acme`); `SettingsInvalid` where there are none, or none is called so."""
+    given = make_url(url)
+    schema = given.query.get("schema")
+    if schema is None:
+        return None
+    scheme = given.drivername.partition("+")[0]
+    if scheme not in Postgresql.schemes:
+        raise SettingsInvalid(
+            f"the setting database_schema is {schema!r}, and only PostgreSQL has schemas; "
+            "here give each tenant a database of its own in database_url"
+        )
+    if not isinstance(schema, str) or not SCHEMA.fullmatch(schema):
+        raise SettingsInvalid(
+            "a schema is named by small letters, digits and underscores, and does not begin with a digit or pg_; "
+            f"found {schema!r}"
+        )
+    return schema
 
 
 def file_of(url: URL) -> Path:

@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError, InvalidRequestError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from penstock.clock import Clock
-from penstock.db.address import file_of, parse
+from penstock.db.address import file_of, parse, schema_of
 from penstock.db.checkpoint import WriteAheadLog
 from penstock.db.connection import NOTHING, Abandoned, Connection, Link
 from penstock.db.dialects import Dialect, notice_partitions
@@ -51,8 +51,10 @@ class CommitUnknown(Unavailable):
 class Database:
     """A database that is safe and has our schema; see `open`."""
 
-    def __init__(self, engine: AsyncEngine, dialect: Dialect, clock: Clock, *, pool_size: int) -> None:
-        self.dialect = dialect
+    def __init__(
+        self, engine: AsyncEngine, dialect: Dialect, clock: Clock, *, pool_size: int, schema: str | None = None
+    ) -> None:
+        self.dialect, self.schema = dialect, schema
         file = file_of(engine.url) if dialect.is_file else None
         self._log = None if file is None else WriteAheadLog(file)
         self._refusals = Refusals(dialect, file)
@@ -91,10 +93,11 @@ class Database:
     def connect(cls, url: str, *, clock: Clock, pool_size: int = 5) -> Self:
         """A database about which nothing has been checked; connections are made when needed."""
         address, dialect = parse(url)
+        schema = schema_of(url)
         engine = create_async_engine(
             address,
             isolation_level="AUTOCOMMIT",
-            connect_args=dialect.connect_args(),
+            connect_args=dialect.connect_args(schema),
             pool_size=pool_size,
             # We end every transaction ourselves, so a ROLLBACK on return would be a round trip for nothing.
             pool_reset_on_return=None,
@@ -102,7 +105,7 @@ class Database:
         )
         dialect.adapt(engine)
         event.listen(engine.sync_engine, "connect", _on_connect(dialect))
-        return cls(engine, dialect, clock, pool_size=pool_size)
+        return cls(engine, dialect, clock, pool_size=pool_size, schema=schema)
 
     async def close(self) -> None:
         """Close every connection."""

@@ -86,8 +86,8 @@ class Dialect(ABC):
         return url
 
     @abstractmethod
-    def connect_args(self) -> dict[str, Any]:
-        """Arguments for the driver."""
+    def connect_args(self, schema: str | None = None) -> dict[str, Any]:
+        """Arguments for the driver; PostgreSQL has schemas."""
 
     def adapt(self, engine: AsyncEngine) -> None:  # noqa: B027  # most need nothing
         """Change what SQLAlchemy would do for this database."""
@@ -177,7 +177,7 @@ class Sqlite(Dialect):
                 heard()
             await asyncio.sleep(HEAR_S)
 
-    def connect_args(self) -> dict[str, Any]:
+    def connect_args(self, schema: str | None = None) -> dict[str, Any]:
         return {"timeout": LOCK_WAIT_S}
 
     def adapt(self, engine: AsyncEngine) -> None:
@@ -265,7 +265,7 @@ class Postgresql(Dialect):
             raise Unavailable(f"cannot listen: {error}") from error
         await is_lost.wait()
 
-    def connect_args(self) -> dict[str, Any]:
+    def connect_args(self, schema: str | None = None) -> dict[str, Any]:
         return {
             "timeout": CONNECT_S,
             "server_settings": {
@@ -273,6 +273,8 @@ class Postgresql(Dialect):
                 "lock_timeout": f"{round(LOCK_WAIT_S * 1000)}ms",
                 "idle_in_transaction_session_timeout": f"{IDLE_TRANSACTION_S}s",
                 "tcp_user_timeout": f"{PARTITION_S}s",
+                # This schema alone: a table that is missing there must not be found in another.
+                **({"search_path": schema} if schema is not None else {}),
             },
         }
 
@@ -355,7 +357,7 @@ class Mariadb(Dialect):
         Requirement("sync_binlog", "1", lambda found: found != "0"),
     )
 
-    def connect_args(self) -> dict[str, Any]:
+    def connect_args(self, schema: str | None = None) -> dict[str, Any]:
         return {"connect_timeout": CONNECT_S, "charset": "utf8mb4", "autocommit": True}
 
     async def send(self, connection: Any, prepared: Prepared, parameters: list[Any]) -> Answer:

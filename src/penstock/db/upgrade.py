@@ -19,7 +19,9 @@ from penstock.errors import DatabaseUnready, Unavailable
 __all__ = ["HEAD", "REVISIONS", "Report", "check", "prepare_schema", "revision_of", "upgrade"]
 
 # Every revision, oldest first; a test keeps it equal to the folder of migrations.
-REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0011", "0013")
+REVISIONS = (
+    "0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010", "0011", "0012", "0013", "0014",
+)  # fmt: skip
 HEAD = REVISIONS[-1]
 MIGRATIONS = Path(__file__).parent / "migrations"
 LOCK_PAUSE_S = 0.1
@@ -111,6 +113,8 @@ async def _upgrade_server(database: Database) -> str | None:
     async with database.connection() as connection:
         try:
             await _lock(database, connection)
+            if database.schema is not None:
+                await connection.exec_driver_sql(f"CREATE SCHEMA IF NOT EXISTS {database.schema}")
             return await _upgrade(connection)
         finally:
             await connection.invalidate()  # with it end the lock and what it was told

@@ -19,7 +19,15 @@ from penstock.graphs.checks import graph_warnings
 from penstock.graphs.conditions import condition_faults
 from penstock.graphs.durations import parse_duration
 from penstock.graphs.flags import StateFlag, TransitionFlag, find_flag, flag_words
-from penstock.graphs.model import GraphDocument, StateLine, Timeout, TransitionLine
+from penstock.graphs.model import (
+    ACTION_CHARS_MAX,
+    ACTIONS_MAX,
+    GraphDocument,
+    StateAction,
+    StateLine,
+    Timeout,
+    TransitionLine,
+)
 from penstock.graphs.names import NAME_CHARS_MAX, name_key, similar
 from penstock.graphs.versions import (
     DEFAULT_ENVIRONMENT,
@@ -38,7 +46,11 @@ HINTS_MAX = 20  # looking for a similar name costs, and a document with more fau
 
 TOP_KEYS = ("environment", "definition", "states", "events", "transitions")
 DEFINITION_KEYS = ("name", "version", "version_code", "description")
-STATE_KEYS = ("name", "is_initial", "is_final", "category", "flags", "timeout", "timeout_mode", "timeout_event")
+STATE_KEYS = (
+    "name", "is_initial", "is_final", "category", "flags",
+    "timeout", "timeout_mode", "timeout_event", "on_entry", "on_exit",
+)  # fmt: skip
+ACTION_KEYS = ("gate", "effect")
 EVENT_KEYS = ("name",)
 TRANSITION_KEYS = ("from", "event", "to", "guard", "when", "flags")
 
@@ -99,6 +111,7 @@ class _Check:
         lines = self.transition_lines(given.get("transitions"))
         events = tuple(dict.fromkeys((*declared, *(line.event for line in lines))))
         self.timeout_events(lines)
+        self.initial_gates(states)
         self.refuse()
         states = self.with_initial(states)
         found = GraphDocument(name, environment, number, label, description, states, events, lines)
@@ -164,13 +177,43 @@ class _Check:
             category = self.name(category, f"{path}.category")
             flags |= _CATEGORY_FLAGS.get(name_key(category or ""), StateFlag.NONE)
         timeout = self.timeout(given, path, name)
+        on_entry, on_exit = (self.actions(given.get(key), f"{path}.{key}") for key in ("on_entry", "on_exit"))
         if name is None:
             return None
         if name_key(name) in self.states:
             self.fault(f"{path}.name", f"{self.states[name_key(name)]!r} is there already; names ignore case")
             return None
         self.states[name_key(name)] = name
-        return StateLine(name, flags, category, timeout)
+        return StateLine(name, flags, category, timeout, on_entry, on_exit)
+
+    def actions(self, value: Any, path: str) -> tuple[StateAction, ...]:
+        """The ordered gates and effects of a state."""
+        found = []
+        given = self.array(value, path)
+        if len(given) > ACTIONS_MAX:
+            self.fault(path, f"has {len(given)} actions where {ACTIONS_MAX} fit")
+        for place, each in enumerate(given):
+            at = f"{path}[{place}]"
+            action = self.mapping(each, at, ACTION_KEYS)
+            kinds = [kind for kind in ACTION_KEYS if action.get(kind) is not None]
+            if isinstance(each, Mapping) and len(kinds) != 1:
+                self.fault(at, "is either a gate or an effect, such as {'gate': 'in_stock'}; found " + f"{each!r:.60}")
+            for kind in kinds:
+                name = self.name(action[kind], f"{at}.{kind}")
+                if name is not None and len(name) > ACTION_CHARS_MAX:
+                    self.fault(f"{at}.{kind}", f"has {len(name)} characters where {ACTION_CHARS_MAX} fit")
+                elif name is not None and len(kinds) == 1:
+                    found.append(StateAction("gate" if kind == "gate" else "effect", name))
+        return tuple(found)
+
+    def initial_gates(self, states: tuple[StateLine, ...]) -> None:
+        """Nobody is asked when an instance starts, so a gate before the initial state would be passed by."""
+        marked = [place for place, state in enumerate(states) if StateFlag.INITIAL in state.flags]
+        for place in marked or range(min(1, len(states))):
+            gates = [each.name for each in states[place].on_entry if each.kind == "gate"]
+            if gates:
+                why = "instances start there without being asked; give the transitions that lead back a guard"
+                self.fault(f"states[{place}].on_entry", f"has the gate {gates[0]!r} in the initial state; {why}")
 
     def timeout(self, given: Mapping[str, Any], path: str, state: str | None) -> Timeout | None:
         written, mode, event = given.get("timeout"), given.get("timeout_mode"), given.get("timeout_event")

@@ -6,13 +6,17 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from penstock.errors import Fault
 from penstock.graphs.flags import StateFlag, TransitionFlag
 from penstock.graphs.names import name_key
 
-__all__ = ["GraphDocument", "StateLine", "Timeout", "TransitionLine"]
+__all__ = ["ACTIONS_MAX", "ACTION_CHARS_MAX", "GraphDocument", "StateAction", "StateLine", "Timeout", "TransitionLine"]
+
+
+ACTIONS_MAX = 50  # on entering or leaving one state
+ACTION_CHARS_MAX = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,18 +29,31 @@ class Timeout:
 
 
 @dataclass(frozen=True, slots=True)
+class StateAction:
+    """What is asked (a gate) or done (an effect) when an instance enters or leaves a state; a function's name."""
+
+    kind: Literal["gate", "effect"]
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class StateLine:
-    """One state of a document."""
+    """One state of a document; its actions are in their order."""
 
     name: str
     flags: StateFlag = StateFlag.NONE
     category: str | None = None
     timeout: Timeout | None = None
+    on_entry: tuple[StateAction, ...] = ()
+    on_exit: tuple[StateAction, ...] = ()
 
     def content(self) -> list[Any]:
         """What makes this state differ from another of its name."""
         timeout = self.timeout and [self.timeout.duration_us, name_key(self.timeout.event), self.timeout.repeats]
-        return [name_key(self.name), int(self.flags), name_key(self.category or ""), timeout]
+        found = [name_key(self.name), int(self.flags), name_key(self.category or ""), timeout]
+        if self.on_entry or self.on_exit:  # what has none has the digest that it always had
+            found.append([[[each.kind, each.name] for each in plan] for plan in (self.on_entry, self.on_exit)])
+        return found
 
 
 @dataclass(frozen=True, slots=True)

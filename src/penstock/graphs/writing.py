@@ -44,6 +44,9 @@ def _state(state: StateLine) -> dict[str, Any]:
         made["timeout"] = format_duration(state.timeout.duration_us)
         made["timeout_mode"] = "repeat" if state.timeout.repeats else "once"
         made["timeout_event"] = state.timeout.event
+    for key, plan in (("on_entry", state.on_entry), ("on_exit", state.on_exit)):
+        if plan:
+            made[key] = [{each.kind: each.name} for each in plan]
     return made
 
 

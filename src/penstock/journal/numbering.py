@@ -14,7 +14,7 @@ from penstock.db.connection import Connection
 from penstock.db.database import Database
 from penstock.journal.tables import counters, transitions
 
-__all__ = ["number_new", "start_counter"]
+__all__ = ["last_number", "number_new", "start_counter"]
 
 NUMBERED_EACH = 5000  # in one transaction
 
@@ -30,6 +30,14 @@ async def number_new(db: Database) -> None:
         is_more = (await tx.execute(_SOME_NEW.limit(1))).first() is not None
     while is_more:
         is_more = await db.transaction(partial(_number_some, db), "number_events")
+
+
+async def last_number(tx: Connection) -> int:
+    """A number that every move committed from now on will be above."""
+    counted = (await tx.execute(select(counters.c.value).where(_EVENTS))).scalar_one_or_none()
+    if counted is None:
+        counted = (await tx.execute(select(func.coalesce(func.max(transitions.c.position), 0)))).scalar_one()
+    return int(counted)
 
 
 async def start_counter(db: Database, tx: Connection) -> None:

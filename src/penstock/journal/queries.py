@@ -11,7 +11,7 @@ from sqlalchemy import ColumnElement, Select, bindparam, insert, select
 from penstock.db.connection import Connection
 from penstock.journal.tables import transitions
 
-__all__ = ["LAST", "Entry", "entries", "feed", "newest", "record"]
+__all__ = ["LAST", "Entry", "entries", "feed", "newest", "numbered", "record"]
 
 LAST = 2**63 - 1  # behind every number
 
@@ -109,6 +109,12 @@ async def _of_machine(tx: Connection, machine: str, query: Select[Any], *, start
             break
         start = some[-1].position or start
     return found[:limit]
+
+
+async def numbered(tx: Connection, *, since: int, limit: int) -> Sequence[Entry]:
+    """Moves of every machine that have a number above `since`, by number."""
+    query = _ENTRIES.where(transitions.c.position > since).order_by(transitions.c.position).limit(limit)
+    return [Entry(**row._mapping) for row in await tx.execute(query)]
 
 
 _ENTRIES = select(*(transitions.c[name] for name in Entry.__dataclass_fields__))

@@ -7,13 +7,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from sqlalchemy import delete
+from sqlalchemy import delete, select
 
 from penstock.db.connection import Connection
 from penstock.errors import Conflict
 from penstock.graphs.flags import StateFlag
 from penstock.journal.queries import record as record_move
 from penstock.lifecycles.changes import Change, Stamp, checked_data, write
+from penstock.lifecycles.delivery_log import forget_moves
 from penstock.lifecycles.model import Instance
 from penstock.lifecycles.queries import graph_of
 from penstock.lifecycles.records import Record, instance_of, record_of
@@ -143,6 +144,8 @@ async def delete_instance(
         )
         if (await tx.execute(gone)).rowcount != 1:
             raise Conflict(f"instance {record.guid} was changed meanwhile; look at it again")
+        told = deliveries.c.tenant == scope.tenant, deliveries.c.instance == record.id
+        await forget_moves(tx, scope, (await tx.execute(select(deliveries.c.message_id).where(*told))).scalars().all())
         for table in (logs, checkpoints, timers, deliveries):
             await tx.execute(delete(table).where(table.c.tenant == scope.tenant, table.c.instance == record.id))
         await record_move(

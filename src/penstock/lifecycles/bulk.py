@@ -10,6 +10,7 @@ from itertools import islice
 
 from penstock.db.connection import Connection
 from penstock.lifecycles.changes import Change, Stamp, checked_data, write_many
+from penstock.lifecycles.log import entries_at
 from penstock.lifecycles.model import Outcome, Trigger
 from penstock.lifecycles.queries import graph_of
 from penstock.lifecycles.records import INSTANCES_EACH, Record, prior_requests, records_of
@@ -85,7 +86,7 @@ async def _try(scope: Scope, todo: Numbered, stamp: Stamp) -> dict[int, Outcome]
             outcomes[place] = found
             continue
         change = move_of(record, graph, found, _stamped(stamp, each))
-        if found.guard is not None or found.condition is not None:
+        if found.is_guarded:
             guarded.append((place, change, found, graph))
         planned[place] = (change, found)
     denied = await _denials(scope, guarded)
@@ -109,11 +110,14 @@ async def _duplicates(tx: Connection, scope: Scope, todo: Numbered, records: dic
     if not keyed:
         return {}
     prior = await prior_requests(tx, scope, keyed)
+    if not prior:
+        return {}
+    entries = await entries_at(tx, scope, prior)
     outcomes = {}
     for place, each in todo.items():
         record = records.get(each.instance)
-        if record is not None and each.request_key is not None and record.id in prior:
-            outcomes[place] = await duplicate(tx, scope, record, prior[record.id], each.event)
+        if record is not None and each.request_key is not None and record.id in entries:
+            outcomes[place] = duplicate(entries[record.id], each.event)
     return outcomes
 
 

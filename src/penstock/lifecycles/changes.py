@@ -17,7 +17,8 @@ from penstock.db.connection import Connection
 from penstock.db.database import Database
 from penstock.errors import InvalidInput
 from penstock.lifecycles.records import Record
-from penstock.lifecycles.rules.graph import LifecycleState
+from penstock.lifecycles.rules.effects import EFFECT_ATTEMPTS_MAX, effect_consumer
+from penstock.lifecycles.rules.graph import LifecycleState, effects_of
 from penstock.lifecycles.scope import Scope
 from penstock.lifecycles.states import EntryKind, InstanceFlag, LogFlag
 from penstock.lifecycles.tables import consumers, deliveries, instances, logs, timers
@@ -86,6 +87,11 @@ class Change:
         """Whether consumers hear of it."""
         return self.kind in ("moved", "forced") and self.record.has_consumers
 
+    @property
+    def effects(self) -> tuple[str, ...]:
+        """What is done after it, in order: a migration takes nobody into a state who was not there."""
+        return effects_of(self.leaves, self.state) if self.kind in ("moved", "forced") else ()
+
 
 async def write(tx: Connection, scope: Scope, change: Change) -> bool:
     """Make a change; False, with nothing written, when the instance is no longer as it was read."""
@@ -109,6 +115,11 @@ async def write(tx: Connection, scope: Scope, change: Change) -> bool:
         told = {"the_prefix": f"{record.guid}:{change.sequence}:", "the_instance": record.id}
         told |= {"the_sequence": change.sequence, "of_tenant": scope.tenant, "the_definition": change.definition}
         await tx.send(db.prepared(_told), told)
+    if effects := change.effects:
+        now = (await tx.execute(select(db.now()))).scalar_one()
+        await tx.execute(
+            insert(deliveries), effect_rows(scope, record.id, record.guid, effects, sequence=change.sequence, now=now)
+        )
     return True
 
 
@@ -131,7 +142,7 @@ async def write_many(tx: Connection, scope: Scope, changes: Sequence[Change]) ->
         now = (await tx.execute(select(scope.db.now()))).scalar_one()
         await tx.send(_ENTRIES, [{**entry_columns(scope, change), "at": now} for change in mine])
         await _set_timers(tx, scope, mine, now)
-        await _tell(tx, scope, [change for change in mine if change.is_told], now)
+        await _tell(tx, scope, mine, now)
     return {change.record.id for change in mine}
 
 
@@ -215,10 +226,14 @@ async def arm_started(tx: Connection, scope: Scope, ids: Sequence[int], state: L
 
 
 async def _tell(tx: Connection, scope: Scope, changes: Sequence[Change], now: int) -> None:
-    if not changes:
-        return
-    found = (await tx.execute(select(consumers).where(consumers.c.tenant == scope.tenant))).all()
     rows = [
+        row
+        for each in changes
+        for row in effect_rows(scope, each.record.id, each.record.guid, each.effects, sequence=each.sequence, now=now)
+    ]
+    told = [change for change in changes if change.is_told]
+    found = (await tx.execute(select(consumers).where(consumers.c.tenant == scope.tenant))).all() if told else []
+    rows += [
         {
             "tenant": scope.tenant,
             "message_id": message_id(change.record.guid, change.sequence, consumer.name),
@@ -232,10 +247,43 @@ async def _tell(tx: Connection, scope: Scope, changes: Sequence[Change], now: in
             "created_at": now,
             "modified_at": now,
         }
-        for change in changes
+        for change in told
         for consumer in found
         if consumer.definition in (None, change.definition)
     ]
+    if rows:
+        await tx.execute(insert(deliveries), rows)
+
+
+def effect_rows(
+    scope: Scope, id: int, guid: str, effects: Sequence[str], *, sequence: int, now: int
+) -> list[dict[str, Any]]:
+    """The deliveries of what is done after an instance's log entry, each under a name that keeps their order."""
+    names = [effect_consumer(place, name) for place, name in enumerate(effects)]
+    return [
+        {
+            "tenant": scope.tenant,
+            "message_id": message_id(guid, sequence, name),
+            "consumer": name,
+            "instance": id,
+            "sequence": sequence,
+            "state": "Pending",
+            "attempts": 0,
+            "attempts_max": EFFECT_ATTEMPTS_MAX,
+            "due_at": now,
+            "created_at": now,
+            "modified_at": now,
+        }
+        for name in names
+    ]
+
+
+async def tell_started(
+    tx: Connection, scope: Scope, started: Sequence[tuple[int, str]], state: LifecycleState, now: int
+) -> None:
+    """Leave word of the effects of the state in which instances start."""
+    effects = effects_of(None, state)
+    rows = [row for id, guid in started for row in effect_rows(scope, id, guid, effects, sequence=1, now=now)]
     if rows:
         await tx.execute(insert(deliveries), rows)
 

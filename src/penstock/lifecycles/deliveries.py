@@ -12,10 +12,11 @@ from sqlalchemy import delete, select, update
 from penstock.db.connection import Connection
 from penstock.db.unit import UnitOfWork, joined
 from penstock.errors import InvalidInput, NotFound
-from penstock.lifecycles import delivering, queries
-from penstock.lifecycles.delivering import Delivery
-from penstock.lifecycles.monitoring import Handler
+from penstock.lifecycles import claiming, delivering, queries
+from penstock.lifecycles.delivery_log import log_moves, moves_of
+from penstock.lifecycles.model import Delivery, DeliveryMove, Handler
 from penstock.lifecycles.records import record_of
+from penstock.lifecycles.rules.effects import EFFECTS, is_effect
 from penstock.lifecycles.scope import Scope
 from penstock.lifecycles.tables import consumers, deliveries
 from penstock.listing import Page
@@ -68,6 +69,8 @@ class Deliveries:
         """
         if not 0 < len(consumer) <= NAME_CHARS_MAX or not consumer.isprintable():
             raise InvalidInput(f"a consumer's name is printable text of at most {NAME_CHARS_MAX} characters")
+        if is_effect(consumer):
+            raise InvalidInput(f"a consumer's name does not begin with {EFFECTS[0]!r}, as those of effects do")
         if attempts_max < 1:
             raise InvalidInput(f"attempts_max is {attempts_max}; at least one attempt is made")
         scope = self._scope
@@ -101,12 +104,19 @@ class Deliveries:
             gone = delete(consumers).where(consumers.c.tenant == scope.tenant, consumers.c.name == consumer)
             if (await tx.execute(gone)).rowcount != 1:
                 raise NotFound(f"no consumer is called {consumer!r}")
-            left = update(deliveries).where(
+            is_left = (
                 deliveries.c.tenant == scope.tenant,
                 deliveries.c.consumer == consumer,
                 deliveries.c.state.in_(delivering.OPEN),
             )
-            cancelled = left.values(state="Cancelled", due_at=None, claim=None, modified_at=scope.db.now())
+            held = select(deliveries.c.message_id, deliveries.c.state).where(*is_left).with_for_update()
+            moved = [(row.message_id, row.state) for row in await tx.execute(held)]
+            await log_moves(tx, scope, moved, "cancelled", actor=scope.actor, cause="its consumer was unregistered")
+            cancelled = (
+                update(deliveries)
+                .where(*is_left)
+                .values(state="Cancelled", due_at=None, claim=None, modified_at=scope.db.now())
+            )
             return (await tx.execute(cancelled)).rowcount
 
         self.handlers.pop(consumer, None)
@@ -128,7 +138,7 @@ class Deliveries:
 
     async def claim(self, consumer: str, *, limit: int = 50, lease: Span = 60) -> builtins.list[Delivery]:
         """What is due to a consumer, oldest first; nobody else gets it until the lease is over."""
-        return await delivering.claim(self._scope, consumer, limit=self._scope.page(limit), lease_us=micros_of(lease))
+        return await claiming.claim(self._scope, consumer, limit=self._scope.page(limit), lease_us=micros_of(lease))
 
     async def acknowledge(
         self, message_id: str, outcome: str = "processed", *, claim: str | None = None, tx: UnitOfWork | None = None
@@ -139,6 +149,12 @@ class Deliveries:
     async def fail(self, message_id: str, reason: str, *, claim: str | None = None) -> Delivery:
         """Say that an attempt failed: it is made again later, or given up when the attempts are used up."""
         return await delivering.fail(self._scope, message_id, reason, token=claim)
+
+    async def history(self, message_id: str) -> builtins.list[DeliveryMove]:
+        """Every move of a delivery with its actor and cause, oldest first."""
+        async with self._scope.db.read() as tx:
+            await delivering.require(tx, self._scope, message_id)
+            return await moves_of(tx, message_id)
 
     async def bump(self, message_id: str) -> Delivery:
         """Count an attempt that was made elsewhere, and put the next one off."""
@@ -162,6 +178,11 @@ class Deliveries:
         return await delivering.resend(
             self._scope, message_id=message_id, consumer=consumer, older_than_us=age, failed=failed
         )
+
+    async def get(self, message_id: str) -> Delivery:
+        """One delivery, by its message id."""
+        async with self._scope.db.read() as tx:
+            return await delivering.require(tx, self._scope, message_id)
 
     async def list(
         self,

@@ -7,89 +7,46 @@ while; who does not answer in time loses it to the next. Every change is a compa
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import datetime
 from functools import partial
 from typing import Any
 
-from sqlalchemy import ColumnElement, FromClause, Row, Select, Update, and_, exists, func, or_, select, update
+from sqlalchemy import ColumnElement, FromClause, Row, Select, Update, and_, func, or_, select, update
 
 from penstock.clock import from_micros
 from penstock.db.connection import Connection
 from penstock.errors import Conflict, InvalidInput, NotFound
 from penstock.lifecycles.changes import Change, Stamp, write
+from penstock.lifecycles.delivery_log import log_move, log_moves
 from penstock.lifecycles.log import entry_of, select_entries
-from penstock.lifecycles.model import LogEntry
+from penstock.lifecycles.model import Delivery
 from penstock.lifecycles.queries import graph_of
 from penstock.lifecycles.records import record_of
+from penstock.lifecycles.rules.effects import EFFECT_ATTEMPTS_MAX, is_effect
 from penstock.lifecycles.scope import Scope
 from penstock.lifecycles.states import ACTIONS, LogFlag
 from penstock.lifecycles.tables import consumers, deliveries, logs
 from penstock.listing import Page
 from penstock.outbox.states import DELIVERY
 
-__all__ = ["Delivery", "acknowledge", "bump", "claim", "fail", "fail_spent", "list_deliveries", "resend"]
+__all__ = [
+    "acknowledge",
+    "bump",
+    "delivery_of",
+    "fail",
+    "fail_spent",
+    "list_deliveries",
+    "require",
+    "resend",
+    "select_deliveries",
+]
 
 OPEN = ("Pending", "Delivered")
+RETRY = "retry"  # who sends again what has failed and has attempts left
+EFFECT_RETRY_US = 50_000_000
+EFFECT_RETRY_US_MAX = 3_600_000_000
 TRIES_MAX = 10
 ERROR_CHARS = 2000
 JITTER = 0.2
-
-
-@dataclass(frozen=True, slots=True)
-class Delivery:
-    """Word of one move for one consumer. `claim` is the token of the attempt that is under way."""
-
-    message_id: str
-    consumer: str
-    entry: LogEntry
-    state: str
-    attempts: int
-    attempts_max: int
-    due_at: datetime | None
-    claim: str | None
-    error: str | None
-    created_at: datetime
-    modified_at: datetime
-
-
-async def claim(scope: Scope, consumer: str, *, limit: int, lease_us: int) -> list[Delivery]:
-    """Hand over what is due to a consumer, oldest first; it is its own until the lease is over."""
-    if lease_us <= 0:
-        raise InvalidInput("a lease is longer than nothing")
-    token = scope.new_guid()
-    mine = deliveries.c.tenant == scope.tenant, deliveries.c.consumer == consumer
-
-    async def work(tx: Connection) -> list[Delivery]:
-        due = and_(*mine, deliveries.c.due_at <= scope.db.now(), deliveries.c.attempts < deliveries.c.attempts_max)
-        oldest = select(deliveries.c.id).where(due, ~_is_behind(scope)).order_by(deliveries.c.due_at, deliveries.c.id)
-        ids = (await tx.execute(oldest.limit(limit))).scalars().all()
-        if not ids:
-            return []
-        taken = update(deliveries).where(deliveries.c.id.in_(sorted(ids)), due).values(
-            state="Delivered", attempts=deliveries.c.attempts + 1, claim=token,
-            due_at=scope.db.now() + lease_us, modified_at=scope.db.now(),
-        )  # fmt: skip
-        await tx.execute(taken)
-        found = await tx.execute(_select(scope).where(deliveries.c.claim == token).order_by(deliveries.c.id))
-        return [_delivery(row) for row in found]
-
-    found = await scope.db.transaction(work, "lifecycle_claim")
-    scope.tally["delivery_retries_total", consumer] += sum(each.attempts > 1 for each in found)
-    return found
-
-
-def _is_behind(scope: Scope) -> ColumnElement[bool]:
-    """Whether an earlier move of the same instance is still to be dealt with: a consumer hears of them in order."""
-    earlier = deliveries.alias("earlier")
-    return exists().where(
-        earlier.c.tenant == scope.tenant,
-        earlier.c.instance == deliveries.c.instance,
-        earlier.c.consumer == deliveries.c.consumer,
-        earlier.c.sequence < deliveries.c.sequence,
-        # Not "in": MariaDB would go through all open deliveries for each one, instead of those of the instance.
-        earlier.c.state.not_in(tuple(DELIVERY.settled)),
-    )
 
 
 async def acknowledge(
@@ -101,7 +58,7 @@ async def acknowledge(
     target = "Processed" if outcome == "processed" else "Delivered"
 
     async def work(inner: Connection) -> Delivery:
-        found = await _get(inner, scope, message_id)
+        found = await require(inner, scope, message_id)
         if found.state == target or (found.state == "Processed" and outcome == "delivered"):
             return found
         DELIVERY.after(found.state, outcome, subject=f"delivery {message_id}")
@@ -109,7 +66,8 @@ async def acknowledge(
         if outcome == "processed":
             values |= {"due_at": None, "claim": None}
         await _moved(inner, scope, found, token, values)
-        return await _get(inner, scope, message_id)
+        await log_move(inner, scope, message_id, found.state, outcome, actor=found.consumer)
+        return await require(inner, scope, message_id)
 
     return await (work(tx) if tx is not None else scope.db.transaction(work, "lifecycle_acknowledge"))
 
@@ -120,17 +78,22 @@ async def fail(scope: Scope, message_id: str, reason: str, *, token: str | None 
 
 
 async def _fail(scope: Scope, message_id: str, reason: str, token: str | None, tx: Connection) -> Delivery:
-    found = await _get(tx, scope, message_id)
+    found = await require(tx, scope, message_id)
     DELIVERY.after(found.state, "failed", subject=f"delivery {message_id}")
     values: dict[str, Any] = {"claim": None, "error": reason[:ERROR_CHARS], "modified_at": scope.db.now()}
-    if found.attempts < found.attempts_max:
+    is_again = found.attempts < found.attempts_max
+    if is_again:
         wait = await _wait_us(tx, scope, found.consumer, found.attempts)
         values |= {"state": DELIVERY.after("Failed", "resent"), "due_at": scope.db.now() + wait}
-        await _moved(tx, scope, found, token, values)
     else:
-        await _moved(tx, scope, found, token, {**values, "state": "Failed", "due_at": None})
+        values |= {"state": "Failed", "due_at": None}
+    await _moved(tx, scope, found, token, values)
+    await log_move(tx, scope, message_id, found.state, "failed", actor=found.consumer, cause=values["error"])
+    if is_again:
+        await log_move(tx, scope, message_id, "Failed", "resent", actor=RETRY)
+    else:
         await _apply_policy(tx, scope, found)
-    return await _get(tx, scope, message_id)
+    return await require(tx, scope, message_id)
 
 
 async def fail_spent(scope: Scope, *, limit: int) -> int:
@@ -176,13 +139,13 @@ async def bump(scope: Scope, message_id: str) -> Delivery:
     """Count an attempt that was made elsewhere, and put the next one off."""
 
     async def work(tx: Connection) -> Delivery:
-        found = await _get(tx, scope, message_id)
+        found = await require(tx, scope, message_id)
         if found.state not in OPEN:
             raise Conflict(f"delivery {message_id} is {found.state}; only open ones are bumped")
         wait = await _wait_us(tx, scope, found.consumer, found.attempts + 1)
         values = {"attempts": found.attempts + 1, "due_at": scope.db.now() + wait, "modified_at": scope.db.now()}
         await _moved(tx, scope, found, None, values)
-        return await _get(tx, scope, message_id)
+        return await require(tx, scope, message_id)
 
     scope.tally["delivery_retries_total", "bumped"] += 1
     return await scope.db.transaction(work, "lifecycle_bump")
@@ -201,7 +164,7 @@ async def resend(
     async def work(tx: Connection) -> int:
         which = [deliveries.c.tenant == scope.tenant]
         if message_id is not None:
-            await _get(tx, scope, message_id)
+            await require(tx, scope, message_id)
             which.append(deliveries.c.message_id == message_id)
         if consumer is not None:
             which.append(deliveries.c.consumer == consumer)
@@ -209,22 +172,25 @@ async def resend(
             which.append(deliveries.c.modified_at <= scope.db.now() - older_than_us)
         now = scope.db.now()
         again: list[Update] = []
+        if not failed:  # first, so that none is counted twice
+            again.append(update(deliveries).where(*which, deliveries.c.state.in_(OPEN)).values(due_at=now, claim=None))
         if failed or message_id is not None:
             budget = (
                 select(consumers.c.attempts_max)
                 .where(consumers.c.tenant == scope.tenant, consumers.c.name == deliveries.c.consumer)
                 .scalar_subquery()
             )
+            which_failed = (*which, deliveries.c.state.in_(DELIVERY.sources("resent")))
+            ids = (await tx.execute(select(deliveries.c.message_id).where(*which_failed).with_for_update())).scalars()
+            await log_moves(tx, scope, [(id, "Failed") for id in ids], "resent", actor=scope.actor)
             again.append(
                 update(deliveries)
-                .where(*which, deliveries.c.state.in_(DELIVERY.sources("resent")))
+                .where(*which_failed)
                 .values(
                     state="Pending", due_at=now, modified_at=now,
-                    attempts_max=deliveries.c.attempts + func.coalesce(budget, 1),
+                    attempts_max=deliveries.c.attempts + func.coalesce(budget, EFFECT_ATTEMPTS_MAX),
                 )
             )  # fmt: skip
-        if not failed:
-            again.append(update(deliveries).where(*which, deliveries.c.state.in_(OPEN)).values(due_at=now, claim=None))
         return sum([(await tx.execute(each)).rowcount for each in again])
 
     return await scope.db.transaction(work, "lifecycle_resend")
@@ -264,9 +230,9 @@ async def list_deliveries(
             raise InvalidInput(f"{cursor!r} is no cursor of this list; pass the next cursor of an earlier page")
         which.append(deliveries.c.id > int(cursor))
     page = select(deliveries).where(*which).order_by(deliveries.c.id).limit(limit + 1).subquery("page")
-    found = (await tx.execute(_select(scope, page).order_by(page.c.id))).all()
+    found = (await tx.execute(select_deliveries(scope, page).order_by(page.c.id))).all()
     more = str(found[limit - 1].delivery_id) if len(found) > limit else None
-    return Page([_delivery(row) for row in found[:limit]], more)
+    return Page([delivery_of(row) for row in found[:limit]], more)
 
 
 async def _wait_us(tx: Connection, scope: Scope, consumer: str, attempts: int) -> int:
@@ -275,9 +241,10 @@ async def _wait_us(tx: Connection, scope: Scope, consumer: str, attempts: int) -
         consumers.c.tenant == scope.tenant, consumers.c.name == consumer
     )
     row = (await tx.execute(query)).one_or_none()
-    if row is None:
+    if row is None and not is_effect(consumer):
         return 0
-    wait: int = min(row.retry_after_us * 2 ** min(attempts - 1, 30), row.retry_after_us_max)
+    first, most = (EFFECT_RETRY_US, EFFECT_RETRY_US_MAX) if row is None else row
+    wait: int = min(first * 2 ** min(attempts - 1, 30), most)
     return wait + round(wait * JITTER * scope.entropy.jitter.random())
 
 
@@ -295,17 +262,18 @@ async def _moved(tx: Connection, scope: Scope, found: Delivery, token: str | Non
         raise Conflict(f"delivery {found.message_id} was changed meanwhile; look at it again")
 
 
-async def _get(tx: Connection, scope: Scope, message_id: str) -> Delivery:
-    row = (await tx.execute(_select(scope).where(deliveries.c.message_id == message_id))).one_or_none()
+async def require(tx: Connection, scope: Scope, message_id: str) -> Delivery:
+    """The delivery with this message id; `NotFound` when there is none."""
+    row = (await tx.execute(select_deliveries(scope).where(deliveries.c.message_id == message_id))).one_or_none()
     if row is None:
         raise NotFound(f"no delivery has the message id {message_id!r}")
-    return _delivery(row)
+    return delivery_of(row)
 
 
 _NAMES = ("message_id", "consumer", "attempts", "attempts_max", "due_at", "claim", "error", "created_at", "modified_at")
 
 
-def _select(scope: Scope, of: FromClause = deliveries) -> Select[Any]:
+def select_deliveries(scope: Scope, of: FromClause = deliveries) -> Select[Any]:
     """Deliveries with the entries they are about, all of them or some rows."""
     columns = [of.c[name].label(f"of_{name}") for name in _NAMES]
     return (
@@ -323,7 +291,8 @@ def _select(scope: Scope, of: FromClause = deliveries) -> Select[Any]:
     )
 
 
-def _delivery(row: Row[Any]) -> Delivery:
+def delivery_of(row: Row[Any]) -> Delivery:
+    """A row of `select_deliveries`."""
     return Delivery(
         row.of_message_id,
         row.of_consumer,

@@ -17,7 +17,7 @@ from penstock.errors import Conflict, DefinitionInvalid, Fault, InvalidInput, No
 from penstock.graphs.conditions import condition_faults
 from penstock.graphs.document import check_document
 from penstock.graphs.flags import StateFlag, TransitionFlag
-from penstock.graphs.model import GraphDocument, StateLine, Timeout, TransitionLine
+from penstock.graphs.model import GraphDocument, StateAction, StateLine, Timeout, TransitionLine
 from penstock.graphs.names import name_key, similar
 from penstock.graphs.versions import DEFAULT_NUMBER, label_number, version_number
 from penstock.graphs.writing import document_of
@@ -99,13 +99,15 @@ class Draft:
         flags: StateFlag = StateFlag.NONE,
         category: str | None = None,
         fires: Timeout | None = None,
+        on_entry: Iterable[StateAction] = (),
+        on_exit: Iterable[StateAction] = (),
     ) -> None:
         """Add a state; `fires` is its timeout."""
 
         async def work(tx: Connection, graph: Graph) -> None:
             if graph.find_state(name) is not None:
                 raise Conflict(f"the draft has a state {name!r} already; names ignore case")
-            line = StateLine(_named(name), flags, category, fires)
+            line = StateLine(_named(name), flags, category, fires, tuple(on_entry), tuple(on_exit))
             await storing.add_states(tx, self._scope, self.version_id, [line], first=len(graph.states))
 
         await self._edit(work)
@@ -117,8 +119,10 @@ class Draft:
         flags: StateFlag | None = None,
         category: str | None = None,
         fires: Timeout | None = None,
+        on_entry: Iterable[StateAction] | None = None,
+        on_exit: Iterable[StateAction] | None = None,
     ) -> None:
-        """Give a state other flags, another category or timeout (`fires`); what is left out stays."""
+        """Give a state other flags, another category, timeout (`fires`) or actions; what is left out stays."""
 
         async def work(tx: Connection, graph: Graph) -> None:
             state = graph.state(name)
@@ -128,6 +132,8 @@ class Draft:
                 state.flags if flags is None else flags,
                 category or state.category,
                 fires or state.timeout,
+                state.on_entry if on_entry is None else tuple(on_entry),
+                state.on_exit if on_exit is None else tuple(on_exit),
             )
             changed = update(states).where(states.c.id == state.id, states.c.version == self.version_id)
             await tx.execute(changed.values(**storing.state_columns(line, groups)))

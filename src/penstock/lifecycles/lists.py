@@ -12,13 +12,13 @@ from penstock.graphs.names import name_key
 from penstock.lifecycles.log import one_of
 from penstock.lifecycles.model import Count, Instance
 from penstock.lifecycles.queries import graph_of
-from penstock.lifecycles.records import from_row, instance_of, select_records
+from penstock.lifecycles.records import INSTANCES_EACH, from_row, instance_of, select_records
 from penstock.lifecycles.scope import Scope
 from penstock.lifecycles.states import InstanceFlag
 from penstock.lifecycles.tables import events, instances, states, versions
 from penstock.listing import Page
 
-__all__ = ["count_instances", "counts", "flag_conditions", "list_instances"]
+__all__ = ["count_instances", "counts", "flag_conditions", "guids_by_reference", "list_instances"]
 
 
 async def list_instances(
@@ -57,6 +57,23 @@ async def list_instances(
     found = [from_row(row) for row in await tx.execute(query.order_by(instances.c.id).limit(limit + 1))]
     shown = [await instance_of(tx, scope, record) for record in found[:limit]]
     return Page(shown, str(found[limit - 1].id) if len(found) > limit else None)
+
+
+async def guids_by_reference(
+    tx: Connection, scope: Scope, definition: int, references: Sequence[str]
+) -> dict[str, str]:
+    """The guids of the instances that references have, each in the newest version that has one."""
+    query = (
+        select(instances.c.reference, instances.c.guid)
+        .join(versions, (versions.c.tenant == instances.c.tenant) & (versions.c.id == instances.c.version))
+        .where(instances.c.tenant == scope.tenant, versions.c.definition == definition)
+        .order_by(versions.c.number)
+    )
+    found: dict[str, str] = {}
+    for first in range(0, len(references), INSTANCES_EACH):
+        some = instances.c.reference.in_(references[first : first + INSTANCES_EACH])
+        found |= {row.reference: row.guid for row in await tx.execute(query.where(some))}
+    return found
 
 
 async def counts(

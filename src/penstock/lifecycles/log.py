@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import ColumnElement, FromClause, Row, Select, and_, or_, select
@@ -17,7 +17,7 @@ from penstock.lifecycles.states import InstanceFlag, LogFlag
 from penstock.lifecycles.tables import events, instances, logs, states, versions
 from penstock.listing import Page
 
-__all__ = ["entries", "entry_at", "entry_of", "latest", "one_of", "select_entries"]
+__all__ = ["entries", "entries_at", "entry_of", "latest", "one_of", "select_entries"]
 
 _SOURCE, _TARGET = states.alias("source_state"), states.alias("target_state")
 
@@ -83,11 +83,11 @@ async def latest(tx: Connection, scope: Scope, instance: int) -> LogEntry | None
     return page.items[0] if page.items else None
 
 
-async def entry_at(tx: Connection, scope: Scope, instance: int, sequence: int) -> LogEntry:
-    """One entry by its number."""
-    is_it = logs.c.tenant == scope.tenant, logs.c.instance == instance, logs.c.sequence == sequence
-    query = select_entries().where(*is_it)
-    return entry_of((await tx.execute(query)).one())
+async def entries_at(tx: Connection, scope: Scope, wanted: Mapping[int, int]) -> dict[int, LogEntry]:
+    """One entry of each instance, by its number."""
+    mine = logs.c.tenant == scope.tenant, logs.c.instance.in_(list(wanted)), logs.c.sequence.in_(set(wanted.values()))
+    found = await tx.execute(select_entries().where(*mine))
+    return {row.instance: entry_of(row) for row in found if row.sequence == wanted[row.instance]}
 
 
 def select_entries(of: FromClause = logs) -> Select[Any]:

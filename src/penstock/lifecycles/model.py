@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
@@ -16,7 +16,10 @@ __all__ = [
     "Category",
     "Count",
     "Definition",
+    "Delivery",
+    "DeliveryMove",
     "Difference",
+    "Handler",
     "Import",
     "Instance",
     "LogEntry",
@@ -163,6 +166,39 @@ class LogEntry:
     request_key: str | None
     metadata: Mapping[str, Any] | None
     version: int
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """Word of one move for one consumer. `claim` is the token of the attempt that is under way."""
+
+    message_id: str
+    consumer: str
+    entry: LogEntry
+    state: str
+    attempts: int
+    attempts_max: int
+    due_at: datetime | None
+    claim: str | None
+    error: str | None
+    created_at: datetime
+    modified_at: datetime
+
+
+Handler = Callable[[Delivery], Awaitable[None] | None]
+"""What is called with a delivery: a consumer in this process, or an effect. It has failed when it raises."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryMove:
+    """One move of a delivery, as the transition log has it."""
+
+    source: str | None
+    event: str
+    target: str
+    actor: str
+    cause: str | None
     at: datetime
 
 

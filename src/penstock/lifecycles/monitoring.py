@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
@@ -18,26 +18,25 @@ from penstock.db.connection import Connection
 from penstock.errors import Conflict, NotFound
 from penstock.graphs.durations import format_duration
 from penstock.graphs.names import name_key
-from penstock.lifecycles import delivering
+from penstock.lifecycles import claiming, delivering
 from penstock.lifecycles.changes import Stamp
-from penstock.lifecycles.delivering import Delivery
 from penstock.lifecycles.lists import flag_conditions
+from penstock.lifecycles.model import Delivery, Handler
 from penstock.lifecycles.queries import graph_of
+from penstock.lifecycles.rules.effects import effect_name
 from penstock.lifecycles.rules.graph import Graph
 from penstock.lifecycles.scope import Scope
 from penstock.lifecycles.states import BLOCKING, InstanceFlag, LogFlag
 from penstock.lifecycles.tables import instances, timers
 from penstock.lifecycles.triggering import trigger
 
-__all__ = ["Handler", "Tick", "tick"]
+__all__ = ["Tick", "tick"]
 
 log = logging.getLogger("penstock.lifecycles")
 
 RETRY_US = 60_000_000
 RETRY_US_MAX = 3_600_000_000
 ERROR_CHARS = 500
-
-Handler = Callable[[Delivery], Awaitable[None] | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +66,30 @@ async def tick(scope: Scope, handlers: Mapping[str, Handler], *, limit: int, lea
     fired, refused = await _fire_timers(scope, limit)
     processed, failed = 0, 0
     for consumer, handler in handlers.items():
-        for delivery in await delivering.claim(scope, consumer, limit=limit, lease_us=lease_us):
+        for delivery in await claiming.claim(scope, consumer, limit=limit, lease_us=lease_us):
             if await _handed_over(scope, handler, delivery):
                 processed += 1
             else:
                 failed += 1
+    done, undone = await _run_effects(scope, limit=limit, lease_us=lease_us)
+    processed, failed = processed + done, failed + undone
     given_up = await delivering.fail_spent(scope, limit=limit)
     return Tick(fired, refused, processed, failed, given_up)
+
+
+async def _run_effects(scope: Scope, *, limit: int, lease_us: int) -> tuple[int, int]:
+    """Carry out effects whose functions this process has; those behind them come in the same pass."""
+    done = failed = 0
+    while scope.effects and done + failed < limit:
+        some = await claiming.claim_effects(scope, scope.effects, limit=limit - done - failed, lease_us=lease_us)
+        if not some:
+            break
+        for delivery in some:
+            if await _handed_over(scope, scope.effects[effect_name(delivery.consumer)], delivery):
+                done += 1
+            else:
+                failed += 1
+    return done, failed
 
 
 async def _handed_over(scope: Scope, handler: Handler, delivery: Delivery) -> bool:
@@ -138,8 +154,9 @@ def _missing_guard(scope: Scope, graph: Graph, state: int) -> str | None:
     """The guard of a state's timer, if this process does not have it."""
     timeout = graph.by_id[state].timeout
     moves = () if timeout is None else graph.leaving(state)
-    guards = (move.guard for move in moves if timeout and name_key(move.event.name) == name_key(timeout.event))
-    return next((guard for guard in guards if guard is not None and guard not in scope.guards), None)
+    fired = (move for move in moves if timeout and name_key(move.event.name) == name_key(timeout.event))
+    asked = (name for move in fired for name in (move.guard, *move.gates))
+    return next((name for name in asked if name is not None and name not in scope.guards), None)
 
 
 def _tell_of(scope: Scope, guards: Iterable[str]) -> None:

@@ -9,6 +9,7 @@ from sqlalchemy import ColumnElement, Select, Table, case, delete, func, select
 
 from penstock.db.connection import Connection
 from penstock.db.schema import metadata
+from penstock.lifecycles.delivery_log import forget_moves
 from penstock.lifecycles.records import INSTANCES_EACH
 from penstock.lifecycles.scope import Scope
 from penstock.lifecycles.tables import checkpoints, deliveries, instances, logs
@@ -82,7 +83,9 @@ async def _purge_some(scope: Scope, before_us: int, wanted: Sequence[int], tx: C
     columns = ("sequence", "version", "state", "instance_flags", "at")
     await tx.execute(scope.db.dialect.upsert(checkpoints, key=("tenant", "instance"), update=columns), kept)
     ids = [row["instance"] for row in kept]
-    await tx.execute(delete(deliveries).where(*_before_checkpoint(deliveries, scope, ids)))
+    told = _before_checkpoint(deliveries, scope, ids)
+    await forget_moves(tx, scope, (await tx.execute(select(deliveries.c.message_id).where(*told))).scalars().all())
+    await tx.execute(delete(deliveries).where(*told))
     return (await tx.execute(delete(logs).where(*_before_checkpoint(logs, scope, ids)))).rowcount
 
 

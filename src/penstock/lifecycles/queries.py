@@ -10,7 +10,7 @@ from penstock.clock import from_micros
 from penstock.db.connection import Connection
 from penstock.errors import InvalidInput, NotFound
 from penstock.graphs.flags import StateFlag, TransitionFlag
-from penstock.graphs.model import Timeout
+from penstock.graphs.model import StateAction, Timeout
 from penstock.graphs.names import name_key, similar
 from penstock.graphs.versions import environment_code, environment_label
 from penstock.lifecycles.model import Category, Definition, Version
@@ -191,4 +191,8 @@ def _state(row: Row[Any]) -> LifecycleState:
     timeout = None
     if row.timeout_us is not None:
         timeout = Timeout(row.timeout_us, row.timeout_event, repeats=bool(row.timeout_repeats))
-    return LifecycleState(row.id, row.name, StateFlag(row.flags), row.category_name, timeout)
+    on_entry, on_exit = (
+        tuple(StateAction(kind, name) for each in plan or () for kind, name in each.items())
+        for plan in (row.on_entry, row.on_exit)
+    )
+    return LifecycleState(row.id, row.name, StateFlag(row.flags), row.category_name, timeout, on_entry, on_exit)

@@ -10,6 +10,7 @@ from penstock.clock import Clock, Entropy, operation_id
 from penstock.db.database import Database
 from penstock.errors import InvalidInput
 from penstock.lifecycles.guards import Guard
+from penstock.lifecycles.model import Handler
 from penstock.lifecycles.rules.graph import Graph
 from penstock.lifecycles.tables import TENANT_CHARS
 
@@ -26,6 +27,7 @@ class Scope:
     actor: str
     guards: Mapping[str, Guard]
     page_max: int
+    effects: Mapping[str, Handler] = field(default_factory=dict)
     tenant: str = ""
     graphs: dict[int, Graph] = field(default_factory=dict)
     missing_guards: set[str] = field(default_factory=set)  # that were told of

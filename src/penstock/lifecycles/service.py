@@ -145,6 +145,14 @@ class Lifecycles(InstanceActions):
                 limit=scope.page(limit),
             )
 
+    async def guids(
+        self, definition: str | int, references: Iterable[str], *, environment: str | int | None = None
+    ) -> dict[str, str]:
+        """The guids of the instances that references have in any version, the newest one first; others are left out."""
+        async with self._scope.db.read() as tx:
+            found = await queries.definition_named(tx, self._scope, definition, environment)
+            return await lists.guids_by_reference(tx, self._scope, found.id, list(dict.fromkeys(references)))
+
     async def counts(
         self,
         *,

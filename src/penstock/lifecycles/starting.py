@@ -11,7 +11,7 @@ from sqlalchemy import insert, select
 
 from penstock.db.connection import Connection
 from penstock.errors import Conflict, InvalidInput
-from penstock.lifecycles.changes import Stamp, arm_started, checked_data
+from penstock.lifecycles.changes import Stamp, arm_started, checked_data, tell_started
 from penstock.lifecycles.model import Start, Started
 from penstock.lifecycles.records import INSTANCES_EACH
 from penstock.lifecycles.rules.graph import Graph
@@ -53,11 +53,12 @@ async def _start(
     for row in rows:
         id, guid = found[row["guid"] if row["reference"] is None else row["reference"]]
         is_new = guid == row["guid"] and new.pop(guid, None) is not None
-        fresh += [id] if is_new else []
+        fresh += [(id, guid)] if is_new else []
         started.append(Started(id, guid, row["reference"], is_new))
     if fresh:
-        await tx.execute(insert(logs), [_entry(scope, graph, id, stamp, now) for id in fresh])
-        await arm_started(tx, scope, fresh, graph.initial, now)
+        await tx.execute(insert(logs), [_entry(scope, graph, id, stamp, now) for id, _ in fresh])
+        await arm_started(tx, scope, [id for id, _ in fresh], graph.initial, now)
+        await tell_started(tx, scope, fresh, graph.initial, now)
     return started
 
 

@@ -49,6 +49,8 @@ def state_columns(line: StateLine, groups: Ids) -> dict[str, Any]:
         "timeout_us": timeout and timeout.duration_us,
         "timeout_event": timeout and timeout.event,
         "timeout_repeats": None if timeout is None else int(timeout.repeats),
+        "on_entry": [{each.kind: each.name} for each in line.on_entry] or None,
+        "on_exit": [{each.kind: each.name} for each in line.on_exit] or None,
     }
 
 

@@ -28,6 +28,7 @@ __all__ = [
 ]
 
 TENANT_CHARS = 64
+REFERENCE_CHARS = 200
 
 
 def _tenant(*, primary_key: bool = False) -> Column[str]:
@@ -87,6 +88,8 @@ states = table(
     Column("timeout_us", BigInteger),
     Column("timeout_event", Key(200)),
     Column("timeout_repeats", SmallInteger),
+    Column("on_entry", Json),
+    Column("on_exit", Json),
     UniqueConstraint("tenant", "version", "name_key", name="uq_penstock_lifecycle_state_name"),
 )
 
@@ -125,7 +128,7 @@ instances = table(
     Column("state", BigInteger, nullable=False),
     Column("last_event", BigInteger),
     Column("flags", Integer, nullable=False),
-    Column("reference", Key(200)),
+    Column("reference", Key(REFERENCE_CHARS)),
     Column("revision", BigInteger, nullable=False),  # the number of its last log entry
     Column("data", Json),
     Column("created_at", BigInteger, nullable=False),

@@ -18,8 +18,8 @@ from penstock.graphs.flags import TransitionFlag
 from penstock.graphs.names import name_key
 from penstock.lifecycles.changes import Change, Stamp, write
 from penstock.lifecycles.guards import GuardContext, denial
-from penstock.lifecycles.log import entry_at
-from penstock.lifecycles.model import Available, Outcome
+from penstock.lifecycles.log import entries_at
+from penstock.lifecycles.model import Available, LogEntry, Outcome
 from penstock.lifecycles.queries import graph_of
 from penstock.lifecycles.records import Record, named, record_of
 from penstock.lifecycles.rules.deciding import decide
@@ -76,7 +76,8 @@ async def _try(
         record = await record_of(look, scope, instance, stamp.request_key)
         graph = await graph_of(look, scope, record.version)
         if record.prior is not None:
-            return await duplicate(look, scope, record, record.prior, event)
+            entry = (await entries_at(look, scope, {record.id: record.prior}))[record.id]
+            return duplicate(entry, event)
     found = decide(graph, record.guid, record.state, record.flags, event)
     if isinstance(found, Outcome):
         return found
@@ -147,22 +148,21 @@ def conflict(change: Change, transition: LifecycleTransition) -> Outcome:
     )
 
 
-async def duplicate(tx: Connection, scope: Scope, record: Record, prior: int, event: str) -> Outcome:
-    """The outcome of a request that was made before: what it came to then. A key stands for one event only."""
-    entry = await entry_at(tx, scope, record.id, prior)
+def duplicate(entry: LogEntry, event: str) -> Outcome:
+    """The outcome of a request that made this entry before: what it came to then. A key stands for one event only."""
     if name_key(entry.event or "") != name_key(event):
         reason = (
             f"its request key {entry.request_key!r} was used for {entry.event!r}; another request needs another key"
         )
-        return Outcome("conflict", record.guid, event, reason=reason)
-    return Outcome("duplicate", record.guid, entry.event or event, entry.source, entry.target, prior)
+        return Outcome("conflict", entry.guid, event, reason=reason)
+    return Outcome("duplicate", entry.guid, entry.event or event, entry.source, entry.target, entry.sequence)
 
 
 async def guard_denial(
     scope: Scope, record: Record, graph: Graph, transition: LifecycleTransition, stamp: Stamp
 ) -> Outcome | None:
     """The outcome of a denied transition; None when nothing stands in its way."""
-    if transition.guard is None and transition.condition is None:
+    if not transition.is_guarded:
         return None
     context = GuardContext(
         named(record, graph),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -30,6 +30,7 @@ from penstock.operations.states import OPERATION
 from penstock.operations.tables import operations
 from penstock.operations.validating.without_rows import refuse_without_rows
 from penstock.operations.visibility import stored_tenant
+from penstock.outbox.storing import subscribe
 from penstock.pipeline import Definition
 from penstock.pipeline.secret_values import mask_texts
 from penstock.secret_keys import SecretKeys
@@ -56,8 +57,11 @@ async def create(
     entropy: Entropy,
     keys: SecretKeys,
     metadata_bytes_max: int,
+    told: Sequence[Mapping[str, Any]] = (),
 ) -> str:
     """Store the file as a blob, then the operation that runs over it; or use a blob that is Valid. Returns its id.
+
+    `told` are subscriptions to the operation's events, stored with it.
 
     Unknown formats, metadata that does not fit, unknown options and files without rows are refused before anything is
     stored; of a stream that cannot be rewound, it is the reading that finds no row.
@@ -85,7 +89,7 @@ async def create(
         "tenant": stored_tenant(tenant),
         **columns,
     }
-    return await db.transaction(_insertion(db, new_id, resolved, link, **values), "create")
+    return await db.transaction(_insertion(db, new_id, resolved, link, told=told, **values), "create")
 
 
 async def _use(blobs: Blobs, blob: str, owner: str, tx: Connection) -> BlobDescriptor:
@@ -167,6 +171,7 @@ def _insertion(
     link: Link,
     *,
     created_by: str,
+    told: Sequence[Mapping[str, Any]],
     **columns: Any,
 ) -> Any:
     async def insert_operation(tx: Connection) -> str:
@@ -201,6 +206,8 @@ def _insertion(
             at=db.now(),
             actor=created_by,
         )
+        if told:
+            await subscribe(db, tx, told, subject=new_id)
         await db.ring(tx)
         details = {"name": definition.name, "fileName": columns["file_name"], "sha256": stored.sha256}
         act = Act(columns["tenant"] or "", created_by, "operation.create", new_id, details)

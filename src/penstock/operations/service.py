@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import builtins
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from datetime import datetime
@@ -46,13 +46,16 @@ from penstock.operations.quotas import require_room
 from penstock.operations.retrying import Eligibility, Retry
 from penstock.operations.rows.lifespans import Lifespans
 from penstock.operations.rows.stored_metadata import load_metadata
+from penstock.operations.telling import Notify, notify_types
 from penstock.operations.views import error_views, operation_views, row_views
 from penstock.operations.views.chunk_view import RowLayout, verdict_codes
 from penstock.operations.views.operation_views import OperationFilter
 from penstock.operations.visibility import EVERYTHING, Visible
 from penstock.operations.worker.background import LONG_DEAD_S
 from penstock.operations.worker_records import remove_dead_workers
+from penstock.outbox.subscribing import subscription_row
 from penstock.pipeline import Definition, definition_of
+from penstock.services import OnHint
 from penstock.settings import Settings
 
 __all__ = ["Operations"]
@@ -75,7 +78,7 @@ class Operations:
         clock: Clock,
         entropy: Entropy,
         actor: str,
-        hint: Callable[[], None],
+        hint: OnHint,
     ) -> None:
         self._db, self._blobs, self._settings, self._definitions = db, blobs, settings, definitions
         self._clock, self._entropy, self._actor, self._hint = clock, entropy, actor, hint
@@ -100,10 +103,12 @@ class Operations:
         file_name: str | None = None,
         options: Mapping[str, Any] | None = None,
         created_by: str | None = None,
+        notify: Sequence[Notify] = (),
     ) -> Operation:
         """Create an operation, given by name or declaration, for a file or a Valid blob. Durable when this returns.
 
-        `file` is stored as a blob of its own, which goes when the operation is removed.
+        `file` is stored as a blob of its own, which goes when the operation is removed. `notify` names who is told of
+        this operation: webhooks, chats, e-mail addresses.
         """
         definition = self.definition(operation)
         if self._visible.tenant is not None:
@@ -124,8 +129,22 @@ class Operations:
             entropy=self._entropy,
             keys=self._settings.secret_keys,
             metadata_bytes_max=self._settings.metadata_bytes_max,
+            told=[self._told(each, created_by or self._actor) for each in notify],
         )
+        self._hint(new_id)
         return await self.get(new_id)
+
+    def _told(self, notify: Notify, created_by: str) -> Mapping[str, Any]:
+        return subscription_row(
+            operation_id(self._clock, self._entropy),
+            notify.url,
+            types=notify_types(notify.on),
+            secret=notify.secret,
+            keys=self._settings.secret_keys,
+            allowed=self._settings.webhook_networks_allowed,
+            created_by=created_by,
+            tenant=self._visible.tenant or "",
+        )
 
     async def _source(self, file: Source | None, blob: str | None) -> Source | BlobDescriptor:
         if file is not None and blob is None:
@@ -388,7 +407,7 @@ class Operations:
     async def resume(self, operation: str, *, cause: str | None = None, actor: str | None = None) -> Operation:
         """Go on where a paused operation stopped."""
         await control.resume(self._db, await self._number(operation), actor=actor or self._actor, cause=cause)
-        self._hint()
+        self._hint(operation)
         return await self.get(operation)
 
     async def migrate(
@@ -407,7 +426,7 @@ class Operations:
         number = await self._number(operation)
         definition = self.definition((await self.get(operation)).name)
         await migrating.migrate(self._db, number, definition, renamed or {}, actor=actor or self._actor, cause=cause)
-        self._hint()
+        self._hint(operation)
         return await self.get(operation)
 
     # --- running failed rows again
@@ -439,7 +458,7 @@ class Operations:
             retry = await retrying.retry_rows(
                 self._db, number, named, actor=actor, token=token, confirm_doubt=confirm_doubt
             )
-        self._hint()
+        self._hint(operation)
         return retry
 
     async def edit_row(
@@ -476,7 +495,7 @@ class Operations:
             data={row: raw},
             generations={row: view.generation if generation is None else generation},
         )
-        self._hint()
+        self._hint(operation)
         return retry
 
     # --- what is kept

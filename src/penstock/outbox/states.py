@@ -1,10 +1,10 @@
-"""What may happen to a delivery on its way to a consumer."""
+"""What may happen to a delivery on its way to a consumer, and how a subscription stands."""
 
 from __future__ import annotations
 
 from penstock.machine import Machine
 
-__all__ = ["DELIVERY"]
+__all__ = ["ACTIVE", "DELIVERY", "DISABLED", "SUBSCRIPTION_STATES"]
 
 # fmt: off
 DELIVERY = Machine.of(
@@ -21,3 +21,5 @@ DELIVERY = Machine.of(
     settled=("Processed", "Failed", "Cancelled"),
 )
 # fmt: on
+
+SUBSCRIPTION_STATES = ACTIVE, DISABLED = "Active", "Disabled"

@@ -59,6 +59,7 @@ def compiled(declared: Any, name: str, settings: Mapping[str, Any], names: Mappi
         source=declared,
         enter=shape.enter,
         version=version,
+        handlers=shape.handlers,
     )
 
 

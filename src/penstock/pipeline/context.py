@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, cast, overload
 
 from typing_extensions import TypeVar
 
-from penstock.errors import NotFound
+from penstock.errors import NotFound, Unavailable
 from penstock.pipeline.signal_tokens import seal
 
 if TYPE_CHECKING:
@@ -52,6 +52,14 @@ class Run:
     beat: Callable[[], None] = lambda: None
     public_url: str | None = None
     secret_keys: SecretKeys | None = None  # seal callback addresses
+    capabilities: Mapping[type, Any] = field(default_factory=dict)
+
+    def capability(self, kind: type[T]) -> T:
+        """What the engine that runs this operation has of this type, for reusable steps: its lifecycles, for one."""
+        found: T | None = self.capabilities.get(kind)
+        if found is None:
+            raise Unavailable(f"operation {self.operation_name!r} runs outside an engine, which has {kind.__name__}")
+        return found
 
 
 class Outputs(Mapping[str, Any]):

@@ -21,9 +21,10 @@ from penstock.pipeline.rows import RowType
 from penstock.pipeline.signatures import is_async
 from penstock.pipeline.steps import StepObject
 
-__all__ = ["MARK", "BoundStep", "Definition", "Hook", "StepFunctions", "StepPlan", "definition_of"]
+__all__ = ["HANDLERS", "MARK", "BoundStep", "Definition", "Hook", "StepFunctions", "StepPlan", "definition_of"]
 
 MARK = "__penstock_definition__"
+HANDLERS = ("on_created", "on_status_changed", "on_completed", "on_failed", "on_row_failed")
 Call = Callable[..., Any]
 
 
@@ -144,6 +145,7 @@ class Definition:
     source: object = field(repr=False)
     enter: Callable[[], AbstractAsyncContextManager[object]] = field(repr=False)
     version: str | None = None
+    handlers: tuple[str, ...] = ()  # which methods of the pipeline are told of events
 
     @property
     def description(self) -> str:

@@ -10,7 +10,7 @@ from typing import Any, ForwardRef, TypeVar, get_args, get_origin
 
 from penstock.pipeline.base import Pipeline
 from penstock.pipeline.context import BatchContext, Context
-from penstock.pipeline.definition import Hook
+from penstock.pipeline.definition import HANDLERS, Hook
 from penstock.pipeline.report import Report
 from penstock.pipeline.signatures import Signature, Unresolved
 from penstock.pipeline.steps import Step, StepObject
@@ -31,6 +31,7 @@ class Shape:
     enter: Callable[[], AbstractAsyncContextManager[object]]
     validate_row: Hook | None = None
     validate_metadata: Hook | None = None
+    handlers: tuple[str, ...] = ()
 
 
 def class_shape(cls: type[Pipeline[Any, Any]], report: Report) -> Shape | None:
@@ -45,7 +46,7 @@ def class_shape(cls: type[Pipeline[Any, Any]], report: Report) -> Shape | None:
         report.add(f"{cls.__qualname__} has no steps; mark at least one method with @step")
     _check_lifespan(cls, report)
     hooks = {name: _own_hook(cls, name, count, report) for name, count in HOOKS.items()}
-    return Shape(row, meta, members, cls, cls.lifespan, **hooks)
+    return Shape(row, meta, members, cls, cls.lifespan, **hooks, handlers=tuple(_handlers(cls, report)))
 
 
 def function_shape(function: Any, names: Mapping[str, Any], report: Report) -> Shape | None:
@@ -113,6 +114,18 @@ def _own_hook(cls: type, name: str, count: int, report: Report) -> Hook | None:
         report.add(f"must be a method that takes ({', '.join(wanted)})", name)
         return None
     return Hook.of(function)
+
+
+def _handlers(cls: type, report: Report) -> Iterator[str]:
+    """The methods that are told of events."""
+    for name in HANDLERS:
+        function = inspect.getattr_static(cls, name, None)
+        if function is None:
+            continue
+        if inspect.isfunction(function) and Signature(function, {}).takes(2):
+            yield name
+        else:
+            report.add("must be a method that takes (self, event)", name)
 
 
 def _check_lifespan(cls: type[Pipeline[Any, Any]], report: Report) -> None:

@@ -4,25 +4,38 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock.targets.causes import Cause
+    from penstock.targets.blocking import create, delete, update, upsert
+    from penstock.targets.composite.ordering import plan_records, plan_tables
+    from penstock.targets.composite.prober import Prober
+    from penstock.targets.composite.waves import WavesCancelled, in_waves, tables_in_waves
     from penstock.targets.dataverse import CustomLogicBypass, DataverseOptions, DataverseTarget
-    from penstock.targets.diagnostics import Diagnostic, analyze_batch_failure, foresee_batch_failure
+    from penstock.targets.diagnostics import Cause, Diagnostic, analyze_batch_failure, foresee_batch_failure
     from penstock.targets.executor import BulkCall, BulkCancelled, BulkExecutor
-    from penstock.targets.http import Body, ClientCredentials, Endpoint, HttpTarget, ItemResults, StaticHeaders
+    from penstock.targets.from_url import open_target
+    from penstock.targets.http import (
+        Body,
+        ClientCredentials,
+        Endpoint,
+        File,
+        HttpTarget,
+        ItemResults,
+        PagedLookup,
+        StaticHeaders,
+        bearer,
+    )
     from penstock.targets.manifest import RetryManifest
-    from penstock.targets.meter import Meter
-    from penstock.targets.model import BadInput, BulkOptions, Limit, Mode, Outcome, TargetError, Trouble, Verdict
-    from penstock.targets.ordering import plan_records, plan_tables
+    from penstock.targets.model import BadInput, BulkOptions, ErrorKind, Limit, Mode, Outcome, TargetError, Verdict
     from penstock.targets.pool import Pool
-    from penstock.targets.prober import Prober
     from penstock.targets.progress import Phase, Progress, ProgressTracker
+    from penstock.targets.progress_display import ProgressDisplay
     from penstock.targets.report import ErrorReport
+    from penstock.targets.request_count import count_request
     from penstock.targets.results import BulkError, BulkResult, Statistics
-    from penstock.targets.rules.policy import RetryPolicy
+    from penstock.targets.rules.rate_limit import RateLimit
+    from penstock.targets.rules.retry import RetryPolicy
     from penstock.targets.sql import MariaDbTarget, PostgresTarget, SqliteTarget, SqlOptions
     from penstock.targets.step import TargetStep
-    from penstock.targets.target import Answer, Batch, Reference, Same, Target, Traits
-    from penstock.targets.waves import WavesCancelled, in_waves, tables_in_waves
+    from penstock.targets.target import Answer, Batch, Capabilities, Reference, Target, UniformVerdicts
 
 __all__ = [
     "Answer",
@@ -35,6 +48,7 @@ __all__ = [
     "BulkExecutor",
     "BulkOptions",
     "BulkResult",
+    "Capabilities",
     "Cause",
     "ClientCredentials",
     "CustomLogicBypass",
@@ -42,24 +56,27 @@ __all__ = [
     "DataverseTarget",
     "Diagnostic",
     "Endpoint",
+    "ErrorKind",
     "ErrorReport",
+    "File",
     "HttpTarget",
     "ItemResults",
     "Limit",
     "MariaDbTarget",
-    "Meter",
     "Mode",
     "Outcome",
+    "PagedLookup",
     "Phase",
     "Pool",
     "PostgresTarget",
     "Prober",
     "Progress",
+    "ProgressDisplay",
     "ProgressTracker",
+    "RateLimit",
     "Reference",
     "RetryManifest",
     "RetryPolicy",
-    "Same",
     "SqlOptions",
     "SqliteTarget",
     "StaticHeaders",
@@ -67,39 +84,58 @@ __all__ = [
     "Target",
     "TargetError",
     "TargetStep",
-    "Traits",
-    "Trouble",
+    "UniformVerdicts",
     "Verdict",
     "WavesCancelled",
     "analyze_batch_failure",
+    "bearer",
+    "count_request",
+    "create",
+    "delete",
     "foresee_batch_failure",
     "in_waves",
+    "open_target",
     "plan_records",
     "plan_tables",
     "tables_in_waves",
+    "update",
+    "upsert",
 ]
 
 # Imported when first asked for: a target's driver is loaded only by those who use it.
 _HOMES = {
-    "causes": ("Cause",),
+    "blocking": ("create", "delete", "update", "upsert"),
+    "composite.ordering": ("plan_records", "plan_tables"),
+    "composite.prober": ("Prober",),
+    "composite.waves": ("WavesCancelled", "in_waves", "tables_in_waves"),
     "dataverse": ("CustomLogicBypass", "DataverseOptions", "DataverseTarget"),
-    "diagnostics": ("Diagnostic", "analyze_batch_failure", "foresee_batch_failure"),
+    "diagnostics": ("Cause", "Diagnostic", "analyze_batch_failure", "foresee_batch_failure"),
     "executor": ("BulkCall", "BulkCancelled", "BulkExecutor"),
-    "http": ("Body", "ClientCredentials", "Endpoint", "HttpTarget", "ItemResults", "StaticHeaders"),
+    "from_url": ("open_target",),
+    "http": (
+        "Body",
+        "ClientCredentials",
+        "Endpoint",
+        "File",
+        "HttpTarget",
+        "ItemResults",
+        "PagedLookup",
+        "StaticHeaders",
+        "bearer",
+    ),
     "manifest": ("RetryManifest",),
-    "meter": ("Meter",),
-    "model": ("BadInput", "BulkOptions", "Limit", "Mode", "Outcome", "TargetError", "Trouble", "Verdict"),
-    "ordering": ("plan_records", "plan_tables"),
+    "model": ("BadInput", "BulkOptions", "ErrorKind", "Limit", "Mode", "Outcome", "TargetError", "Verdict"),
     "pool": ("Pool",),
-    "prober": ("Prober",),
     "progress": ("Phase", "Progress", "ProgressTracker"),
+    "progress_display": ("ProgressDisplay",),
     "report": ("ErrorReport",),
+    "request_count": ("count_request",),
     "results": ("BulkError", "BulkResult", "Statistics"),
-    "rules.policy": ("RetryPolicy",),
+    "rules.rate_limit": ("RateLimit",),
+    "rules.retry": ("RetryPolicy",),
     "sql": ("MariaDbTarget", "PostgresTarget", "SqlOptions", "SqliteTarget"),
     "step": ("TargetStep",),
-    "target": ("Answer", "Batch", "Reference", "Same", "Target", "Traits"),
-    "waves": ("WavesCancelled", "in_waves", "tables_in_waves"),
+    "target": ("Answer", "Batch", "Capabilities", "Reference", "Target", "UniformVerdicts"),
 }
 
 

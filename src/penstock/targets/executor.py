@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Generator
+from functools import partial
 from typing import Any
 
 from penstock.clock import Clock, Entropy, operation_id
 from penstock.errors import PenstockError
+from penstock.targets.bulk_methods import BulkMethods
 from penstock.targets.model import BulkOptions, Mode
 from penstock.targets.pool import Pool
 from penstock.targets.progress import Progress
 from penstock.targets.results import BulkResult
-from penstock.targets.rules.policy import RetryPolicy
-from penstock.targets.running.inputs import Records, checked_options, checked_records, checked_table
-from penstock.targets.running.job import Job
-from penstock.targets.running.run import Run
-from penstock.targets.target import Target
+from penstock.targets.rules.retry import RetryPolicy
+from penstock.targets.running.arguments import Records, checked_options, checked_records, checked_table, named_options
+from penstock.targets.running.batch import CallSpec
+from penstock.targets.running.bulk_run import BulkRun, described
+from penstock.targets.running.calls import SlotCaller
+from penstock.targets.running.waiters import CallQueue
+from penstock.targets.target import Capabilities, Target
 
 __all__ = ["BulkCall", "BulkCancelled", "BulkExecutor"]
 
@@ -42,7 +46,7 @@ class BulkCancelled(PenstockError):
 class BulkCall:
     """A bulk call under way. Await it for its result."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: BulkRun) -> None:
         self._run = run
         self._task = asyncio.ensure_future(run.run())
 
@@ -54,9 +58,13 @@ class BulkCall:
         """How far it has come."""
         return self._run.reporter.snapshot()
 
+    def stop(self) -> None:
+        """Begin no more batches, and give those in flight a moment; whoever awaits the call gets its result."""
+        self._run.stop_signal.stop("cancelled")
+
     async def cancel(self) -> BulkResult:
-        """Begin no more batches, give those in flight a moment to finish, and return what was done."""
-        self._run.stopping.stop("cancelled")
+        """Stop, and return what was done."""
+        self.stop()
         return await self._result()
 
     async def _result(self) -> BulkResult:
@@ -65,7 +73,7 @@ class BulkCall:
         except asyncio.CancelledError as cancelled:
             if self._task.cancelled():
                 raise
-            self._run.stopping.stop("cancelled")
+            self._run.stop_signal.stop("cancelled")
             await self._ended()
             raise cancelled from self._cause()
 
@@ -83,10 +91,11 @@ class BulkCall:
         return self._task.exception() or BulkCancelled(self._task.result())
 
 
-class BulkExecutor:
+class BulkExecutor(BulkMethods):
     """Runs bulk calls against one target.
 
-    With a `pool`, its clock, sleep, chance and policy are used; share one pool between executors to share limits.
+    Executors of one target share its slots. With a `pool`, its clock, sleep, chance and policy are used; share one pool
+    between targets of one remote to share limits.
     """
 
     def __init__(
@@ -102,47 +111,15 @@ class BulkExecutor:
     ) -> None:
         self.target = target
         self.options = options or BulkOptions()
-        self.pool = pool or Pool.of(target, policy=policy, clock=clock, sleep=sleep, entropy=entropy)
+        is_plain = sleep is asyncio.sleep and not (policy or clock or entropy)
+        made = Pool.shared if is_plain else partial(Pool.of, policy=policy, clock=clock, sleep=sleep, entropy=entropy)
+        self.pool = pool or made(target)
 
-    async def create_multiple(
-        self,
-        table: str,
-        records: Records,
-        options: BulkOptions | None = None,
-        progress: Callable[[Progress], None] | None = None,
-    ) -> BulkResult:
-        """Create records; the result has their ids in the order of the input."""
-        return await self.start(Mode.CREATE, table, records, options, progress)
-
-    async def update_multiple(
-        self,
-        table: str,
-        records: Records,
-        options: BulkOptions | None = None,
-        progress: Callable[[Progress], None] | None = None,
-    ) -> BulkResult:
-        """Change existing records; every record carries its id."""
-        return await self.start(Mode.UPDATE, table, records, options, progress)
-
-    async def upsert_multiple(
-        self,
-        table: str,
-        records: Records,
-        options: BulkOptions | None = None,
-        progress: Callable[[Progress], None] | None = None,
-    ) -> BulkResult:
-        """Change the records that exist and create the others; the result counts both."""
-        return await self.start(Mode.UPSERT, table, records, options, progress)
-
-    async def delete_multiple(
-        self,
-        table: str,
-        ids: Records,
-        options: BulkOptions | None = None,
-        progress: Callable[[Progress], None] | None = None,
-    ) -> BulkResult:
-        """Delete the records with these ids."""
-        return await self.start(Mode.DELETE, table, ids, options, progress)
+    async def describe(self, mode: Mode, table: str, options: BulkOptions) -> Capabilities:
+        """How a table behaves, asked under the same limits and retries; raises what no retry could avoid."""
+        self.target.check_options(options)
+        spec = CallSpec(self.target, checked_table(table), mode, options, "")
+        return (await described(spec, SlotCaller(self.target, self.pool, CallQueue(None)))).capabilities
 
     def start(
         self,
@@ -151,12 +128,24 @@ class BulkExecutor:
         records: Records,
         options: BulkOptions | None = None,
         progress: Callable[[Progress], None] | None = None,
+        **changes: Any,
     ) -> BulkCall:
-        """Start a bulk call and return at once; wrong arguments are refused here, before anything is sent."""
+        """Start a bulk call and return at once; wrong arguments are refused here, before anything is sent.
+
+        `options`, and over them `changes`, single options by name, are laid over the executor's.
+        """
         mode = Mode(mode)
-        chosen = self.options if options is None else options
-        self.target.check_options(chosen)
-        chosen = checked_options(chosen)
+        chosen = checked_options(self.chosen(options, **changes), self.target.batch_size)
         call_id = operation_id(self.pool.clock, self.pool.entropy)
-        job = Job(self.target, checked_table(table), mode, chosen, call_id)
-        return BulkCall(Run(job, checked_records(mode, records), self.pool, progress))
+        spec = CallSpec(self.target, checked_table(table), mode, chosen, call_id)
+        return BulkCall(BulkRun(spec, checked_records(mode, records), self.pool, progress))
+
+    def chosen(self, options: BulkOptions | None, **changes: Any) -> BulkOptions:
+        """The options of a call: what it gives, laid over the executor's."""
+        chosen = self.options
+        for given in (options, named_options(self.target, changes) if changes else None):
+            if given is not None:
+                self.target.check_options(given)
+                chosen = given.laid_over(chosen)
+        self.target.check_options(chosen)
+        return chosen

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Self, TypeAlias, overload
 
 from penstock.errors import InvalidInput, PenstockError
 
 __all__ = [
+    "Answer",
     "BadInput",
+    "Batch",
     "BulkOptions",
+    "Capabilities",
+    "ErrorKind",
     "Limit",
     "Mode",
     "Outcome",
     "Record",
     "RecordId",
+    "Reference",
     "TargetError",
-    "Trouble",
+    "UniformVerdicts",
     "Verdict",
 ]
 
@@ -45,6 +50,7 @@ class Outcome(StrEnum):
 
     CREATED = "created"
     UPDATED = "updated"
+    UPSERTED = "upserted"  # created or updated: the remote did not say which
     UNCHANGED = "unchanged"
     DELETED = "deleted"
     FAILED = "failed"
@@ -58,16 +64,17 @@ class Outcome(StrEnum):
         return self in SUCCESSES
 
 
-SUCCESSES = frozenset({Outcome.CREATED, Outcome.UPDATED, Outcome.UNCHANGED, Outcome.DELETED})
+SUCCESSES = frozenset({Outcome.CREATED, Outcome.UPDATED, Outcome.UPSERTED, Outcome.UNCHANGED, Outcome.DELETED})
 
 
-class Trouble(StrEnum):
+class ErrorKind(StrEnum):
     """Why a remote refused: the classes of error that are treated differently."""
 
     THROTTLED = "throttled"  # wait as told, without limit
     TOKEN = "token"  # the credential is stale: refresh it, a few times
     PERMISSION = "permission"  # the credential may not do this: no retry
     CONNECTION = "connection"  # no answer, or none that can be trusted: a few times, after asking what happened
+    SERVER = "server"  # it failed by itself, and repeating does no harm: a few times, then look for guilty records
     DEADLOCK = "deadlock"  # rolled back in favour of another: a few times
     RACE = "race"  # the remote is still building what the call needs: a few times
     TOO_BIG = "too big"  # too slow or too large as one batch: split it
@@ -95,7 +102,7 @@ class TargetError(PenstockError):
         self,
         message: str,
         *,
-        kind: Trouble = Trouble.OTHER,
+        kind: ErrorKind = ErrorKind.OTHER,
         code: str | None = None,
         retry_after_s: float | None = None,
         limit: Limit | None = None,
@@ -132,11 +139,12 @@ class Verdict:
 class BulkOptions:
     """How a bulk call behaves, on every target; a target may add its own in a subclass."""
 
-    batch_size: int = 100
-    """Records in a batch; with `adapt_batch_size` the size it starts from."""
+    batch_size: int | None = None
+    """Records in a batch; None is what suits the target. With `adapt_batch_size` the size it starts from."""
     adapt_batch_size: bool = False
     """Let the seconds that batches take steer the size between 1 and `batch_size_max`."""
-    batch_size_max: int = 1000
+    batch_size_max: int | None = None
+    """None is ten times the batch size."""
     batch_seconds_target: float = 2.0
     max_parallel_batches: int | None = None
     """The width of this call; None is the pool's. It never exceeds the pool's."""
@@ -156,3 +164,105 @@ class BulkOptions:
     """Called after every batch with (input index, verdict) of its records, for callers that keep their own account."""
     references: Mapping[str, str] = field(default_factory=dict)
     """Columns that refer to other records and the table they refer to, for diagnostics and for waves."""
+
+    def __new__(cls, **given: Any) -> Self:
+        options = super().__new__(cls)
+        # A field that was given counts in `laid_over`, also with the value that is its default.
+        object.__setattr__(options, "_given", frozenset(given))
+        return options
+
+    def laid_over(self, base: BulkOptions) -> BulkOptions:
+        """These options where they were given, and those of `base` elsewhere; of the more specific class."""
+        mine, its = type(self), type(base)
+        if not (issubclass(mine, its) or issubclass(its, mine)):
+            raise BadInput(f"{mine.__name__} cannot be laid over {its.__name__}: give options of one kind")
+        given: frozenset[str] = getattr(self, "_given")  # noqa: B009 - no field of the dataclass
+        names = dict.fromkeys(getattr(base, "_given"), base) | dict.fromkeys(given, self)  # noqa: B009
+        kind = mine if issubclass(mine, its) else its
+        return kind(**{name: getattr(owner, name) for name, owner in names.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One call to a remote; `records` are ids when the mode is delete.
+
+    `key` is the same for every try of the same records, so that a remote can recognise a resend.
+    """
+
+    table: str
+    mode: Mode
+    records: Sequence[Any]
+    options: BulkOptions
+    key: str
+    call_id: str = ""
+    indexes: Sequence[int] = ()
+    """The places of the records in the input of the bulk call."""
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def record_key(self, position: int) -> str:
+        """A key of one record: the same in every batch that carries it, unlike that of any other record."""
+        return f"{self.call_id}/{self.indexes[position]}" if self.indexes else f"{self.key}/{position}"
+
+
+@dataclass(frozen=True, slots=True)
+class UniformVerdicts(Sequence[Verdict]):
+    """One outcome for every record of a batch, told once; `ids` are the records' own, when they have any.
+
+    A list of verdicts says the same; this costs nothing per record.
+    """
+
+    verdict: Verdict
+    length: int
+    ids: Sequence[RecordId] | None = None
+
+    def __len__(self) -> int:
+        return self.length
+
+    @overload
+    def __getitem__(self, position: int) -> Verdict: ...
+    @overload
+    def __getitem__(self, position: slice) -> UniformVerdicts: ...
+    def __getitem__(self, position: int | slice) -> Verdict | UniformVerdicts:
+        found = range(self.length)[position]
+        ids = self.ids[position] if self.ids is not None else None
+        if isinstance(found, range):
+            return UniformVerdicts(self.verdict, len(found), ids)
+        return self.verdict if ids is None else Verdict(self.verdict.outcome, ids, self.verdict.error)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a remote said to a batch: a verdict for every record, in the batch's order."""
+
+    verdicts: Sequence[Verdict]
+    width_hint: int | None = None
+    """How many calls at once the remote now recommends for this source."""
+    counts_exact: bool = True
+    """Whether `created` and `updated` are what the remote said, not what was there shortly before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """How a table behaves under one mode."""
+
+    is_atomic: bool = True
+    """A failed batch changed nothing; False when the remote answers record by record."""
+    is_idempotent: bool = False
+    """Sending a batch again after a lost answer leaves the remote as one sending would, and answers the same."""
+    can_reconcile: bool = False
+    """`reconcile` can say what became of a batch whose answer was lost."""
+    records_max: int | None = None
+    bytes_max: int | None = None
+    id_field: str | None = None
+    """The column that identifies a record, required in every record of an update."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A field of a record that refers to another record."""
+
+    field: str
+    table: str
+    id: RecordId

@@ -5,26 +5,27 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Self
 
 from penstock.clock import Clock, Entropy, SystemClock
 from penstock.errors import Unavailable
-from penstock.targets.model import TargetError, Trouble
+from penstock.targets.model import ErrorKind, TargetError
 from penstock.targets.rules.breaker import Breaker
-from penstock.targets.rules.policy import RetryPolicy
+from penstock.targets.rules.rate_limit import RateLimit, TokenBucket
+from penstock.targets.rules.retry import RetryPolicy
+from penstock.targets.rules.share import Share
 from penstock.targets.rules.throttle import Throttles
-from penstock.targets.rules.widths import Width
-from penstock.targets.running.party import Party, Source, Turn
-from penstock.targets.running.races import Races
-from penstock.targets.running.refreshes import Refreshes
+from penstock.targets.rules.width import Width
+from penstock.targets.running.waiters import CallQueue, Priority, Source, SourceRefresh, TableGate
 from penstock.targets.target import Target
 
 __all__ = ["Pool", "PoolExhausted"]
 
 log = logging.getLogger("penstock.targets")
 
-WAKE_JITTER = 0.1
+WAKE_JITTER = 0.02
 WAKE_JITTER_MAX_S = 1.0
 
 
@@ -45,6 +46,7 @@ class Pool:
         *,
         width: int = 4,
         width_max: int = 52,
+        rate_limit: RateLimit | None = None,
         policy: RetryPolicy | None = None,
         clock: Clock | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -52,22 +54,29 @@ class Pool:
     ) -> None:
         self.policy = policy or RetryPolicy()
         self.clock, self.sleep, self.entropy = clock or SystemClock(), sleep, entropy or Entropy()
-        self._sources = {name: Source(name, Width(width, width_max), self._breaker()) for name in sources}
+        self._sources = {
+            name: Source(
+                name, Width(width, width_max), self._breaker(), TokenBucket(rate_limit) if rate_limit else None
+            )
+            for name in sources
+        }
         if not self._sources:
             raise ValueError("a pool needs at least one source")
         self._throttles = Throttles(self._sources)
         self._alarm_s = 0.0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._begin()
+        self.shared_until_s = float("-inf")
+        """Until when our shares of quotas that others use too need not be renewed."""
         self.throttle_count = 0
         """How often the remote asked to be left alone, by all bulk calls together."""
 
     def _begin(self) -> None:
         """Nobody waits and nothing is in flight."""
-        self._turns: deque[Party] = deque()
+        self._turns: deque[CallQueue] = deque()
         self._alarm: asyncio.Future[None] | None = None
-        self.races = Races()
-        self.refreshes = Refreshes()
+        self.table_gate = TableGate()
+        self.source_refresh = SourceRefresh()
         self._silent_since_s: float | None = None
         for source in self._sources.values():
             source.in_flight = 0
@@ -94,11 +103,20 @@ class Pool:
             target.sources,
             width=target.width,
             width_max=target.width_max,
+            rate_limit=target.rate_limit,
             policy=policy,
             clock=clock,
             sleep=sleep,
             entropy=entropy,
         )
+
+    @classmethod
+    def shared(cls, target: Target) -> Pool:
+        """The pool of a target, the same for all who use it."""
+        pool = target.slot_pool or cls.of(target)
+        with suppress(AttributeError):  # a target may be frozen; then each executor has its own
+            target.slot_pool = pool
+        return pool
 
     def _breaker(self) -> Breaker:
         policy = self.policy
@@ -107,7 +125,7 @@ class Pool:
     @property
     def width(self) -> int:
         """Calls at once over all sources, at the moment."""
-        return sum(source.width.now for source in self._sources.values())
+        return sum(source.width_now for source in self._sources.values())
 
     @property
     def in_flight(self) -> int:
@@ -133,18 +151,33 @@ class Pool:
         """Whether the remote wants to be left alone by this source."""
         return self._throttles.until_s(source, self.clock.monotonic()) is not None
 
-    async def acquire(self, party: Party, turn: Turn = Turn.NEW) -> str:
+    def throttled_s(self) -> dict[str, float]:
+        """For how long each source is still throttled."""
+        now = self.clock.monotonic()
+        return {name: max(0.0, (self._throttles.until_s(name, now) or now) - now) for name in self._sources}
+
+    def set_shares(self, shares: Mapping[str, Share]) -> None:
+        """Use no more than our shares of the sources' quotas, and leave alone those that others found throttled."""
+        now = self.clock.monotonic()
+        for name, share in shares.items():
+            self._sources[name].set_share(share)
+            if share.throttled_s > 0:
+                self._throttles.record(name, now + share.throttled_s, now)
+        self._serve()
+        self._set_alarm()
+
+    async def acquire(self, queue: CallQueue, priority: Priority = Priority.NEW) -> str:
         """Wait for a slot and say on which source; `PoolExhausted` when all stayed taken for too long."""
-        if not self._turns and not party.is_full:
+        if not self._turns and not queue.is_full:
             source = self._pick()
             if source is not None:
-                self._take(party, source)
+                self._take(queue, source)
                 return source.name
-        return await self._wait(party, turn)
+        return await self._wait(queue, priority)
 
-    def release(self, party: Party, source: str) -> None:
+    def release(self, queue: CallQueue, source: str) -> None:
         """Give a slot back."""
-        party.in_flight -= 1
+        queue.in_flight -= 1
         self._sources[source].in_flight -= 1
         self._serve()
 
@@ -164,17 +197,17 @@ class Pool:
         """A call failed: the source is slowed, or left alone, as the cause demands."""
         known = self._sources[source]
         now = self.clock.monotonic()
-        if error.kind in (Trouble.CONNECTION, Trouble.TOKEN):
+        if error.kind in (ErrorKind.CONNECTION, ErrorKind.TOKEN):
             known.breaker.failed(now)
         else:
             known.breaker.answered()
-        if error.kind is not Trouble.CONNECTION:
+        if error.kind is not ErrorKind.CONNECTION:
             self._silent_since_s = None
         elif self._silent_since_s is None:
             self._silent_since_s = now
-        if error.kind is Trouble.THROTTLED:
+        if error.kind is ErrorKind.THROTTLED:
             self._throttle(known, error, now)
-        elif error.kind is Trouble.DEADLOCK:
+        elif error.kind is ErrorKind.DEADLOCK:
             known.width.collided()
         self._set_alarm()
 
@@ -193,10 +226,10 @@ class Pool:
         jitter = min(WAKE_JITTER * seconds, WAKE_JITTER_MAX_S) * self.entropy.jitter.random()
         self._throttles.record(source.name, now + seconds + jitter, now)
 
-    async def _wait(self, party: Party, turn: Turn) -> str:
-        future = party.line_up(turn)
-        if party not in self._turns:
-            self._turns.append(party)
+    async def _wait(self, queue: CallQueue, priority: Priority) -> str:
+        future = queue.line_up(priority)
+        if queue not in self._turns:
+            self._turns.append(queue)
         held_before_s = self._held_s()
         try:
             self._serve()
@@ -204,23 +237,23 @@ class Pool:
             while not future.done():
                 await asyncio.wait((future,), timeout=self.policy.acquire_timeout_s)
                 # Who waits for slots of its own, or for a throttle to end, does not want for slots.
-                if not future.done() and not party.in_flight and self._is_usable():
+                if not future.done() and not queue.in_flight and self._is_usable():
                     raise PoolExhausted(f"no slot was free in {self.policy.acquire_timeout_s:g} s")
             return future.result().name
         except BaseException:
             if future.done() and not future.cancelled():
-                self.release(party, future.result().name)
+                self.release(queue, future.result().name)
             future.cancel()
             raise
         finally:
-            party.count_wait(held_before_s, self._held_s())
+            queue.count_wait(held_before_s, self._held_s())
             self._set_alarm()
 
     def _set_alarm(self) -> None:
         """Serve those who wait when the next source may be used again."""
         now = self.clock.monotonic()
         ends = [end for source in self._sources.values() if (end := self._blocked_until_s(source, now)) is not None]
-        due_s = min(ends) if ends and any(party.is_waiting for party in self._turns) else None
+        due_s = min(ends) if ends and any(queue.is_waiting for queue in self._turns) else None
         if self._alarm is not None and (due_s is None or due_s < self._alarm_s):
             self._alarm.cancel()
             self._alarm = None
@@ -242,24 +275,24 @@ class Pool:
         return any(self._blocked_until_s(source, now) is None for source in self._sources.values())
 
     def _blocked_until_s(self, source: Source, now: float) -> float | None:
-        ends = (self._throttles.until_s(source.name, now), source.breaker.until_s(now), source.pace.until_s(now))
+        ends = (self._throttles.until_s(source.name, now), source.breaker.until_s(now), source.paced_until_s(now))
         return max((end for end in ends if end is not None), default=None)
 
     def _serve(self) -> None:
-        """Give free slots to the parties in turn."""
+        """Give free slots to the queues in turn."""
         passed = 0
         while self._turns and passed < len(self._turns):
-            party = self._turns[0]
-            if not party.is_waiting:
+            queue = self._turns[0]
+            if not queue.is_waiting:
                 self._turns.popleft()
                 continue
-            source = None if party.is_full else self._pick()
+            source = None if queue.is_full else self._pick()
             if source is None:
                 passed += 1
             else:
                 passed = 0
-                self._take(party, source)
-                party.next().set_result(source)
+                self._take(queue, source)
+                queue.next().set_result(source)
             self._turns.rotate(-1)
 
     def _pick(self) -> Source | None:
@@ -269,12 +302,11 @@ class Pool:
         return min(free, key=lambda source: source.load, default=None)
 
     def _is_free(self, source: Source, now: float) -> bool:
-        if source.in_flight >= source.width.now or self._throttles.until_s(source.name, now) is not None:
+        if source.in_flight >= source.width_now or self._throttles.until_s(source.name, now) is not None:
             return False
-        return source.pace.until_s(now) is None and source.breaker.admits(now, source.in_flight)
+        return source.paced_until_s(now) is None and source.breaker.admits(now, source.in_flight)
 
-    def _take(self, party: Party, source: Source) -> None:
-        source.pace.began(self.clock.monotonic())
-        source.in_flight += 1
-        party.in_flight += 1
-        party.in_flight_max = max(party.in_flight_max, party.in_flight)
+    def _take(self, queue: CallQueue, source: Source) -> None:
+        source.began(self.clock.monotonic())
+        queue.in_flight += 1
+        queue.in_flight_max = max(queue.in_flight_max, queue.in_flight)

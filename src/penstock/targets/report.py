@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.targets.causes import SUGGESTIONS, Cause, cause_of
+from penstock.targets.diagnostics.causes import SUGGESTIONS, Cause, cause_of
 from penstock.targets.model import TargetError
 from penstock.targets.results import BulkError, BulkResult
 

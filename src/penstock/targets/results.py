@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, overload
 
-from penstock.targets.diagnostics import Diagnostic
+from penstock.targets.diagnostics.analysis import Diagnostic
 from penstock.targets.ids import PackedIds
-from penstock.targets.model import SUCCESSES, Mode, Outcome, RecordId, Trouble
+from penstock.targets.model import SUCCESSES, ErrorKind, Mode, Outcome, RecordId
 
 __all__ = ["BulkError", "BulkResult", "Outcomes", "Statistics", "StoppedReason"]
 
@@ -71,7 +71,7 @@ class BulkError:
 
     index: int
     message: str
-    kind: Trouble = Trouble.OTHER
+    kind: ErrorKind = ErrorKind.OTHER
     code: str | None = None
     id: RecordId = None
     field: str | None = None
@@ -85,10 +85,12 @@ class Statistics:
 
     calls: int = 0
     """Requests that carried records, answered or not; questions about lost answers included."""
+    requests: int = 0
+    """Every request: those, and descriptions of tables, look-ups and tokens. For a database, its transactions."""
     throttles: int = 0
     waited_s: float = 0.0
     """Time in which nothing could be sent because every source was throttled."""
-    retries: Mapping[Trouble, int] = field(default_factory=dict)
+    retries: Mapping[ErrorKind, int] = field(default_factory=dict)
     batch_size_min: int = 0
     batch_size_max: int = 0
     batch_size_last: int = 0
@@ -154,13 +156,17 @@ class BulkResult:
 
     @property
     def created_count(self) -> int | None:
-        """For an upsert, how many records are new."""
-        return self.outcomes.count(Outcome.CREATED) if self.mode is Mode.UPSERT else None
+        """For an upsert, how many records are new; None when the remote did not say."""
+        return self._upsert_count(Outcome.CREATED)
 
     @property
     def updated_count(self) -> int | None:
-        """For an upsert, how many records were changed."""
-        return self.outcomes.count(Outcome.UPDATED) if self.mode is Mode.UPSERT else None
+        """For an upsert, how many records were changed; None when the remote did not say."""
+        return self._upsert_count(Outcome.UPDATED)
+
+    def _upsert_count(self, outcome: Outcome) -> int | None:
+        is_told = self.mode is Mode.UPSERT and not self.outcomes.count(Outcome.UPSERTED)
+        return self.outcomes.count(outcome) if is_told else None
 
     @property
     def input_error(self) -> BaseException | None:

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from penstock.errors import StepFailed, Unavailable
 from penstock.pipeline import BatchContext, Context, StepObject, step
 from penstock.targets.executor import BulkExecutor
-from penstock.targets.model import BulkOptions, Mode, Outcome, Trouble
+from penstock.targets.model import BulkOptions, ErrorKind, Mode, Outcome
 from penstock.targets.results import BulkError, BulkResult
 from penstock.targets.target import Target
 
@@ -22,7 +22,7 @@ __all__ = ["TargetStep"]
 
 SIZE = 1000
 # Only the remote's word on the record itself is final; anything else may be better another time.
-FINAL = frozenset({Trouble.DATA, Trouble.BUSINESS, Trouble.PERMISSION, Trouble.UNSUPPORTED})
+FINAL = frozenset({ErrorKind.DATA, ErrorKind.BUSINESS, ErrorKind.PERMISSION, ErrorKind.UNSUPPORTED})
 
 
 class TargetStep(StepObject[Any]):

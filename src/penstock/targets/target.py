@@ -3,103 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, Self
 
 from penstock.errors import SettingsInvalid
-from penstock.targets.model import BulkOptions, Mode, RecordId, Verdict
+from penstock.targets.bulk_methods import BulkMethods
+from penstock.targets.model import (
+    Answer,
+    Batch,
+    BulkOptions,
+    Capabilities,
+    Mode,
+    Reference,
+    UniformVerdicts,
+    Verdict,
+)
 
-__all__ = ["Answer", "Batch", "Reference", "Same", "Target", "Traits"]
+if TYPE_CHECKING:
+    from penstock.targets.executor import BulkCall
+    from penstock.targets.pool import Pool
+    from penstock.targets.progress import Progress
+    from penstock.targets.rules.rate_limit import RateLimit
+    from penstock.targets.running.arguments import Records
 
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """One call to a remote; `records` are ids when the mode is delete.
-
-    `key` is the same for every try of the same records, so that a remote can recognise a resend.
-    """
-
-    table: str
-    mode: Mode
-    records: Sequence[Any]
-    options: BulkOptions
-    key: str
-    call_id: str = ""
-    indexes: Sequence[int] = ()
-    """The places of the records in the input of the bulk call."""
-
-    def __len__(self) -> int:
-        return len(self.records)
-
-    def record_key(self, position: int) -> str:
-        """A key of one record: the same in every batch that carries it, unlike that of any other record."""
-        return f"{self.call_id}/{self.indexes[position]}" if self.indexes else f"{self.key}/{position}"
+__all__ = ["Answer", "Batch", "Capabilities", "Reference", "Target", "UniformVerdicts"]
 
 
-@dataclass(frozen=True, slots=True)
-class Same(Sequence[Verdict]):
-    """One outcome for every record of a batch, told once; `ids` are the records' own, when they have any.
-
-    A list of verdicts says the same; this costs nothing per record.
-    """
-
-    verdict: Verdict
-    length: int
-    ids: Sequence[RecordId] | None = None
-
-    def __len__(self) -> int:
-        return self.length
-
-    @overload
-    def __getitem__(self, position: int) -> Verdict: ...
-    @overload
-    def __getitem__(self, position: slice) -> Same: ...
-    def __getitem__(self, position: int | slice) -> Verdict | Same:
-        found = range(self.length)[position]
-        ids = self.ids[position] if self.ids is not None else None
-        if isinstance(found, range):
-            return Same(self.verdict, len(found), ids)
-        return self.verdict if ids is None else Verdict(self.verdict.outcome, ids, self.verdict.error)
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What a remote said to a batch: a verdict for every record, in the batch's order."""
-
-    verdicts: Sequence[Verdict]
-    width_hint: int | None = None
-    """How many calls at once the remote now recommends for this source."""
-    counts_exact: bool = True
-    """Whether `created` and `updated` are what the remote said, not what was there shortly before."""
-
-
-@dataclass(frozen=True, slots=True)
-class Traits:
-    """How a table behaves under one mode."""
-
-    is_atomic: bool = True
-    """A failed batch changed nothing; False when the remote answers record by record."""
-    is_idempotent: bool = False
-    """Sending a batch again after a lost answer leaves the remote as one sending would, and answers the same."""
-    can_reconcile: bool = False
-    """`reconcile` can say what became of a batch whose answer was lost."""
-    records_max: int | None = None
-    bytes_max: int | None = None
-    id_field: str | None = None
-    """The column that identifies a record, required in every record of an update."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reference:
-    """A field of a record that refers to another record."""
-
-    field: str
-    table: str
-    id: RecordId
-
-
-class Target:
+class Target(BulkMethods):
     """A remote that takes batches of records. Only `send` must be written; the rest has sensible answers.
+
+    `async with` closes it. Bulk calls can be made on it directly: all of them share one pool of slots.
 
     A *source* is whoever a quota is counted for: a user, a credential, a connection. All of a target's sources reach
     the same tables.
@@ -110,14 +42,44 @@ class Target:
     width: int = 4
     """Calls at once per source while the remote has recommended nothing."""
     width_max: int = 52
+    quota: str | None = None
+    """What counts calls per source; processes that share a Penstock database share it. None when nothing is counted."""
+    rate_limit: RateLimit | None = None
+    """What the remote is known to permit each source; None learns it from throttles."""
+    batch_size: int = 100
+    """Records in a batch when a call does not say."""
+    options_type: type[BulkOptions] = BulkOptions
+    """The options it takes; the general ones are taken everywhere."""
+    slot_pool: Pool | None = None
+    """What executors of this target share unless they are given a pool of their own."""
+
+    def start(
+        self,
+        mode: Mode,
+        table: str,
+        records: Records,
+        options: BulkOptions | None = None,
+        progress: Callable[[Progress], None] | None = None,
+        **changes: Any,
+    ) -> BulkCall:
+        """Start a bulk call; see `BulkExecutor.start`."""
+        from penstock.targets.executor import BulkExecutor
+
+        return BulkExecutor(self).start(mode, table, records, options, progress, **changes)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.aclose()
 
     async def send(self, batch: Batch, source: str) -> Answer:
         """Send one batch as one call; raise `TargetError` when it failed as a whole. Never retries."""
         raise NotImplementedError(f"{type(self).__name__} must say how a batch is sent")
 
-    async def describe(self, table: str, mode: Mode, options: BulkOptions, source: str) -> Traits:
+    async def describe(self, table: str, mode: Mode, options: BulkOptions, source: str) -> Capabilities:
         """How this table behaves; asked once per bulk call. Raise `TargetError` when the table cannot take it."""
-        return Traits()
+        return Capabilities()
 
     async def reconcile(self, batch: Batch, source: str) -> Sequence[Verdict | None]:
         """Ask what became of a batch whose answer was lost; None for a record that was not applied."""
@@ -137,8 +99,9 @@ class Target:
 
     def check_options(self, options: BulkOptions) -> None:
         """Refuse options that mean nothing here."""
-        if type(options) is not BulkOptions:
-            raise SettingsInvalid(f"{self.name} takes BulkOptions, not {type(options).__name__}")
+        if type(options) not in (BulkOptions, self.options_type):
+            taken = " or ".join(dict.fromkeys(("BulkOptions", self.options_type.__name__)))
+            raise SettingsInvalid(f"{self.name} takes {taken}, not {type(options).__name__}")
 
     def identity(self, table: str, mode: Mode, record: Any) -> Hashable | None:
         """What makes two records the same one, so that they are never in flight together; None when nothing does."""

@@ -12,14 +12,14 @@ from uuid import UUID
 import pytest
 
 from penstock.errors import SettingsInvalid
-from penstock.targets.dataverse import CustomLogicBypass, DataverseOptions, Lookup
+from penstock.targets.dataverse import CustomLogicBypass, DataverseOptions, DataverseTarget, Lookup
 from penstock.targets.dataverse.calls import Call
-from penstock.targets.dataverse.catalogue import Table
 from penstock.targets.dataverse.entities import Spelling, encode
 from penstock.targets.dataverse.identity import identity, references
 from penstock.targets.dataverse.options import behaviour, platform_options
-from penstock.targets.dataverse.singles import part
-from penstock.targets.model import BulkOptions, Mode, TargetError, Trouble
+from penstock.targets.dataverse.single_requests import part
+from penstock.targets.dataverse.table_metadata import Table
+from penstock.targets.model import BulkOptions, ErrorKind, Mode, TargetError
 from penstock.targets.target import Batch, Reference
 
 ORDER = Table("order", "orders", "orderid", is_elastic=False)
@@ -51,7 +51,7 @@ def test_values_are_written_as_the_platform_reads_them():
 def test_a_value_that_is_no_json_is_blamed_on_its_record():
     with pytest.raises(TargetError) as caught:
         call(Mode.CREATE, {"code": "A"}, {"code": object()}).body()
-    assert (caught.value.kind, caught.value.suspects) == (Trouble.DATA, (1,))
+    assert (caught.value.kind, caught.value.suspects) == (ErrorKind.DATA, (1,))
 
 
 def test_lookups_and_named_references_become_bindings_under_their_navigation_names():
@@ -81,7 +81,7 @@ def test_a_reference_that_is_no_id_is_blamed_on_its_record():
     )
     with pytest.raises(TargetError) as caught:
         made.body()
-    assert (caught.value.kind, caught.value.suspects) == (Trouble.DATA, (1,))
+    assert (caught.value.kind, caught.value.suspects) == (ErrorKind.DATA, (1,))
 
 
 def test_an_upsert_by_alternate_key_names_the_record_and_does_not_repeat_its_key():
@@ -120,7 +120,7 @@ def test_a_lookup_in_an_alternate_key_goes_by_the_name_of_its_value():
 def test_records_that_cannot_be_addressed_are_named_together_before_anything_is_sent(made: Call, guilty: tuple[int]):
     with pytest.raises(TargetError) as caught:
         made.check()
-    assert (caught.value.kind, caught.value.suspects) == (Trouble.DATA, guilty)
+    assert (caught.value.kind, caught.value.suspects) == (ErrorKind.DATA, guilty)
 
 
 def test_ids_of_our_making_stay_the_same_for_every_try_of_a_batch_and_differ_between_records():
@@ -176,7 +176,8 @@ def test_an_update_of_its_own_never_creates():
 @pytest.mark.covers("BX-092", "BX-093", "BX-094", "BX-095", "BX-096", "BX-097", "BX-098")
 def test_the_defaults_are_those_of_the_document():
     options = DataverseOptions()
-    assert (options.batch_size, options.continue_on_error, options.max_parallel_batches) == (100, True, None)
+    assert (options.batch_size, options.continue_on_error, options.max_parallel_batches) == (None, True, None)
+    assert DataverseTarget.batch_size == 100
     assert (options.elastic_table, options.tag, options.bypass_custom_logic) == (None, None, CustomLogicBypass.NONE)
     assert not options.bypass_power_automate_flows
     assert not options.suppress_duplicate_detection

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.clock import ManualClock
 from penstock.targets.dataverse.tokens import Tokens
-from penstock.targets.model import TargetError, Trouble
+from penstock.targets.model import ErrorKind, TargetError
 
 SCOPE = "https://org.crm.dynamics.com/.default"
 
@@ -92,7 +92,7 @@ async def test_a_credential_that_fails_is_token_trouble_that_tells_no_secret(clo
     with pytest.raises(TargetError) as caught:
         await Tokens({"app": Failing()}, SCOPE, clock).get("app")
     error = caught.value
-    assert (error.kind, error.code, error.maybe_applied) == (Trouble.TOKEN, "AADSTS7000215", False)
+    assert (error.kind, error.code, error.maybe_applied) == (ErrorKind.TOKEN, "AADSTS7000215", False)
     assert "'app'" in error.message
     assert "hunter2" not in f"{error} {error.__cause__} {error.__context__}"
 
@@ -104,4 +104,4 @@ async def test_an_issuer_that_does_not_answer_is_no_wrong_credential(clock: Manu
 
     with pytest.raises(TargetError) as caught:
         await Tokens({"app": Unreached()}, SCOPE, clock).get("app")
-    assert caught.value.kind is Trouble.CONNECTION
+    assert caught.value.kind is ErrorKind.CONNECTION

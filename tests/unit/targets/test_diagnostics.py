@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.targets.causes import SUGGESTIONS, Cause, cause_of
-from penstock.targets.clues import named_field
-from penstock.targets.diagnostics import Diagnostic, analyze_batch_failure, foresee_batch_failure
-from penstock.targets.model import BulkOptions, Mode, TargetError, Trouble
+from penstock.targets.diagnostics.analysis import Diagnostic, analyze_batch_failure, foresee_batch_failure
+from penstock.targets.diagnostics.causes import SUGGESTIONS, Cause, cause_of
+from penstock.targets.diagnostics.error_parsing import named_field
+from penstock.targets.model import BulkOptions, ErrorKind, Mode, TargetError
 from penstock.targets.target import Batch, Reference
 
 ANN = "aaaaaaaa-0000-0000-0000-000000000001"
@@ -26,7 +26,7 @@ def batch_of(*records: Any, mode: Mode = Mode.CREATE, table: str = "contact", **
 
 
 def refused(message: str, code: str | None = None, **facts: Any) -> TargetError:
-    return TargetError(message, kind=facts.pop("kind", Trouble.DATA), code=code, **facts)
+    return TargetError(message, kind=facts.pop("kind", ErrorKind.DATA), code=code, **facts)
 
 
 def not_existing(*ids: str) -> TargetError:
@@ -222,24 +222,26 @@ def test_suspects_that_the_remote_named_win_over_guesses():
 @pytest.mark.parametrize(
     "kind, cause",
     [
-        (Trouble.PERMISSION, Cause.PERMISSION),
-        (Trouble.BUSINESS, Cause.PLUGIN),
-        (Trouble.TOO_BIG, Cause.TIMEOUT_SIZE),
+        (ErrorKind.PERMISSION, Cause.PERMISSION),
+        (ErrorKind.BUSINESS, Cause.PLUGIN),
+        (ErrorKind.TOO_BIG, Cause.TIMEOUT_SIZE),
     ],
 )
-def test_what_concerns_the_batch_as_a_whole_names_no_record(kind: Trouble, cause: Cause):
+def test_what_concerns_the_batch_as_a_whole_names_no_record(kind: ErrorKind, cause: Cause):
     batch = batch_of({"name": "x"}, {"name": "y"})
     assert analyze_batch_failure(batch, refused("no", kind=kind)) == [Diagnostic(cause)]
 
 
 def test_a_plugin_that_refused_a_lone_record_refused_that_record():
     batch = batch_of({"contactid": ANN})
-    error = refused("ISV code aborted", "0x80040265", kind=Trouble.BUSINESS)
+    error = refused("ISV code aborted", "0x80040265", kind=ErrorKind.BUSINESS)
     assert analyze_batch_failure(batch, error) == [Diagnostic(Cause.PLUGIN, 0, ANN)]
 
 
-@pytest.mark.parametrize("kind", [Trouble.THROTTLED, Trouble.TOKEN, Trouble.CONNECTION, Trouble.DEADLOCK, Trouble.RACE])
-def test_passing_troubles_say_nothing_about_records(kind: Trouble):
+@pytest.mark.parametrize(
+    "kind", [ErrorKind.THROTTLED, ErrorKind.TOKEN, ErrorKind.CONNECTION, ErrorKind.DEADLOCK, ErrorKind.RACE]
+)
+def test_passing_troubles_say_nothing_about_records(kind: ErrorKind):
     assert analyze_batch_failure(batch_of({"parent": LOST}, parent="account"), refused(LOST, kind=kind)) == []
 
 
@@ -306,8 +308,8 @@ def test_exactly_the_records_that_refer_to_the_named_id_are_accused(rows: list[t
     assert guilty == {index for index, (_, other) in enumerate(rows) if other == named}
 
 
-@given(st.text(max_size=200), st.sampled_from(list(Trouble)))
-def test_no_text_of_a_remote_breaks_the_analysis(message: str, kind: Trouble):
+@given(st.text(max_size=200), st.sampled_from(list(ErrorKind)))
+def test_no_text_of_a_remote_breaks_the_analysis(message: str, kind: ErrorKind):
     batch = batch_of({"a": "b", "parent": LOST}, {"a": message}, 5, parent="account")
     for diagnostic in analyze_batch_failure(batch, refused(message, kind=kind)):
         assert diagnostic.index is None or 0 <= diagnostic.index < len(batch)

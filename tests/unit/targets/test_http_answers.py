@@ -9,8 +9,8 @@ import pytest
 from penstock.errors import SettingsInvalid
 from penstock.targets.http import Body, Endpoint, ItemResults
 from penstock.targets.http.answers import decoded, read_answer
-from penstock.targets.http.bodies import encoded, filled
-from penstock.targets.model import BulkOptions, Mode, Outcome, TargetError, Trouble
+from penstock.targets.http.request_body import encoded, filled
+from penstock.targets.model import BulkOptions, ErrorKind, Mode, Outcome, TargetError
 from penstock.targets.target import Answer, Batch
 
 
@@ -51,7 +51,7 @@ def test_a_single_shape_carries_the_record_itself():
 def test_a_record_that_json_cannot_hold_is_wrong_data():
     with pytest.raises(TargetError, match="JSON") as caught:
         encoded(batch_of({"a": object()}), Endpoint(url="/x"))
-    assert (caught.value.kind, caught.value.maybe_applied) == (Trouble.DATA, False)
+    assert (caught.value.kind, caught.value.maybe_applied) == (ErrorKind.DATA, False)
 
 
 def test_fields_of_a_url_cannot_leave_their_place():
@@ -126,13 +126,13 @@ def test_an_item_with_an_error_has_failed():
     )
     error = answer.verdicts[1].error
     assert error is not None
-    assert (error.message, error.code, error.field, error.kind) == ("m", "9", "f", Trouble.DATA)
+    assert (error.message, error.code, error.field, error.kind) == ("m", "9", "f", ErrorKind.DATA)
 
 
 def test_a_throttled_item_is_a_throttle():
     error = read(listed(status="s"), [{"s": 200}, {"s": 429}]).verdicts[1].error
     assert error is not None
-    assert error.kind is Trouble.THROTTLED
+    assert error.kind is ErrorKind.THROTTLED
 
 
 def test_a_list_of_failures_leaves_the_others_done():
@@ -158,7 +158,7 @@ def test_a_record_that_the_answer_forgets_is_unknown():
 def test_an_answer_that_cannot_be_matched_to_the_records_is_ambiguous(body: Any):
     with pytest.raises(TargetError) as caught:
         read(listed(status="s"), body)
-    assert (caught.value.kind, caught.value.maybe_applied) == (Trouble.CONNECTION, True)
+    assert (caught.value.kind, caught.value.maybe_applied) == (ErrorKind.CONNECTION, True)
 
 
 @pytest.mark.parametrize("indexes", [(0, 0), (0, 2), (0, -1), (0, "1"), (0, None)])

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.targets.http.limits import is_exhausted, limit_hit, retry_after_s
+from penstock.targets.http.rate_limits import is_exhausted, limit_hit, retry_after_s
 from penstock.targets.model import Limit
 
 NOW = datetime(2030, 1, 1, 12, 0, 0, tzinfo=UTC)

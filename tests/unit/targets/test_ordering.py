@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.targets.composite.ordering import RecordPlan, plan_records, plan_tables
 from penstock.targets.model import Record
-from penstock.targets.ordering import RecordPlan, plan_records, plan_tables
 from penstock.targets.target import Reference
 
 

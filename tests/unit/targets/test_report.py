@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.targets.causes import Cause
-from penstock.targets.diagnostics import Diagnostic
+from penstock.targets.diagnostics.analysis import Diagnostic
+from penstock.targets.diagnostics.causes import Cause
 from penstock.targets.manifest import RetryManifest
-from penstock.targets.model import BadInput, Mode, Outcome, Trouble
+from penstock.targets.model import BadInput, ErrorKind, Mode, Outcome
 from penstock.targets.report import ErrorReport, pattern
 from penstock.targets.results import CODES, BulkError, BulkResult, Outcomes
 
@@ -73,7 +73,7 @@ def test_the_most_frequent_messages_of_a_table_come_first():
 
 
 def test_every_error_is_listed_with_its_cause_and_a_suggestion():
-    told = error(1, "Key (town)=(9) is not present in table", kind=Trouble.DATA, code="23503", id=7)
+    told = error(1, "Key (town)=(9) is not present in table", kind=ErrorKind.DATA, code="23503", id=7)
     listed = ErrorReport.of({"t": result("cf", told)}).errors[0]
     assert (listed.table, listed.index, listed.id, listed.code, listed.kind) == ("t", 1, None, "23503", "data")
     assert listed.causes == (Cause.MISSING_REFERENCE,)
@@ -182,7 +182,7 @@ def test_ids_are_told_only_when_asked_for():
     error = BulkError(
         index=0,
         message="no",
-        kind=Trouble.DATA,
+        kind=ErrorKind.DATA,
         code=None,
         id="ana@example.org",
         field=None,

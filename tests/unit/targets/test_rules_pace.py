@@ -7,17 +7,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.targets.model import BulkOptions, Limit
+from penstock.targets.rules.batch_size import BatchSize
 from penstock.targets.rules.breaker import Breaker
-from penstock.targets.rules.sizing import BatchSize
 from penstock.targets.rules.throttle import Throttles
-from penstock.targets.rules.widths import Width
-from penstock.targets.target import Traits
+from penstock.targets.rules.width import Width
+from penstock.targets.target import Capabilities
 
 # Batch sizes
 
 
-def adapting(size: int = 100, most: int = 1000, **traits: int) -> BatchSize:
-    return BatchSize(BulkOptions(batch_size=size, adapt_batch_size=True, batch_size_max=most), Traits(**traits))
+def adapting(size: int = 100, most: int = 1000, **capabilities: int) -> BatchSize:
+    return BatchSize(
+        BulkOptions(batch_size=size, adapt_batch_size=True, batch_size_max=most), Capabilities(**capabilities)
+    )
 
 
 @pytest.mark.covers("BX-110")
@@ -94,11 +96,11 @@ def test_a_size_stays_between_one_and_its_limits(first: int, most: int, happenin
 
 @pytest.mark.covers("BX-034")
 def test_a_fixed_size_never_moves_but_is_capped_by_the_table():
-    size = BatchSize(BulkOptions(batch_size=5000), Traits())
+    size = BatchSize(BulkOptions(batch_size=5000), Capabilities())
     size.was_too_much()
     size.answered(5000, 100)
     assert size.now == 5000
-    assert BatchSize(BulkOptions(batch_size=500), Traits(records_max=100)).now == 100
+    assert BatchSize(BulkOptions(batch_size=500), Capabilities(records_max=100)).now == 100
 
 
 def test_calls_that_take_no_time_at_all_are_no_reason_to_fail():

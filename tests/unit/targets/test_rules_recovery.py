@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.targets.model import TargetError, Trouble
-from penstock.targets.rules.recovery import Course, Isolation, Search, halves, next_course, suspects_and_rest
+from penstock.targets.model import ErrorKind, TargetError
+from penstock.targets.rules.isolation import Course, Isolation, Search, halves, next_course, suspects_and_rest
 
 
 def chosen(
@@ -18,7 +18,7 @@ def chosen(
     search: Search | None = None,
     isolation: Isolation | None = None,
 ) -> Course:
-    error = TargetError("no", kind=Trouble.DATA, suspects=suspects)
+    error = TargetError("no", kind=ErrorKind.DATA, suspects=suspects)
     return next_course(
         size, error, isolation or Isolation(), search or Search(), can_send_each=each, extra_calls_max=100
     )
@@ -75,23 +75,23 @@ def test_a_spent_budget_fails_what_is_left():
     assert chosen(100, isolation=Isolation(calls=100)) is Course.FAIL
 
 
-def noted(kind: Trouble, *codes: str | None) -> Isolation:
+def noted(kind: ErrorKind, *codes: str | None) -> Isolation:
     isolation = Isolation()
     for code in codes:
         isolation.note(TargetError("no", kind=kind, code=code))
     return isolation
 
 
-@pytest.mark.parametrize("kind", list(Trouble))
-def test_seven_pieces_that_fail_alike_are_systemic_unless_the_error_is_about_records(kind: Trouble):
-    is_systemic = kind in (Trouble.OTHER, Trouble.PERMISSION)
+@pytest.mark.parametrize("kind", list(ErrorKind))
+def test_seven_pieces_that_fail_alike_are_systemic_unless_the_error_is_about_records(kind: ErrorKind):
+    is_systemic = kind in (ErrorKind.OTHER, ErrorKind.PERMISSION, ErrorKind.SERVER)
     assert noted(kind, *["42P01"] * 7).is_systemic is is_systemic
     assert not noted(kind, *["42P01"] * 6).is_systemic
 
 
 def test_one_other_code_or_one_success_shows_that_records_matter():
-    assert not noted(Trouble.OTHER, *["1"] * 6, "2").is_systemic
-    isolation = noted(Trouble.OTHER, *["1"] * 7)
+    assert not noted(ErrorKind.OTHER, *["1"] * 6, "2").is_systemic
+    isolation = noted(ErrorKind.OTHER, *["1"] * 7)
     isolation.has_passed = True
     assert not isolation.is_systemic
 
@@ -99,9 +99,9 @@ def test_one_other_code_or_one_success_shows_that_records_matter():
 def test_errors_without_a_code_are_told_apart_by_their_message():
     isolation = Isolation()
     for n in range(7):
-        isolation.note(TargetError(f"row {n} is odd", kind=Trouble.OTHER))
+        isolation.note(TargetError(f"row {n} is odd", kind=ErrorKind.OTHER))
     assert not isolation.is_systemic
 
 
 def test_what_is_systemic_stops_even_a_single_record():
-    assert chosen(1, isolation=noted(Trouble.OTHER, *["1"] * 7)) is Course.STOP
+    assert chosen(1, isolation=noted(ErrorKind.OTHER, *["1"] * 7)) is Course.STOP

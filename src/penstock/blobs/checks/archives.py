@@ -15,6 +15,7 @@ from penstock.blobs.checks.upload import Rejection, Upload
 __all__ = ["ArchiveLimits", "check_archive"]
 
 BLOCK_BYTES = 256 * 1024
+FRAME_BYTES = 1024  # Zstandard gives all that comes of its input at once: this becomes 32 MiB at most
 SYMLINK = 0o12
 PACKED = (
     b"PK\x03\x04",
@@ -95,11 +96,15 @@ def _gunzipped(stream: BinaryIO) -> Iterator[bytes]:
 
 
 def _unzstd(stream: BinaryIO) -> Iterator[bytes]:
-    with zstandard.ZstdDecompressor(max_window_size=2**27).stream_reader(
-        stream, read_across_frames=True, closefd=False
-    ) as reader:
-        while block := reader.read(BLOCK_BYTES):
-            yield block
+    frames = zstandard.ZstdDecompressor(max_window_size=2**27)
+    inflate, rest = frames.decompressobj(), b""
+    while rest or (rest := stream.read(FRAME_BYTES)):
+        if inflate.eof:  # another frame follows, or what is none
+            inflate = frames.decompressobj()
+        yield inflate.decompress(rest)
+        rest = inflate.unused_data if inflate.eof else b""
+    if not inflate.eof:
+        raise EOFError("it ends too early")
 
 
 # --- zip

@@ -65,6 +65,9 @@ def _state_details(state: StateLine) -> str:
     if state.timeout:
         times = "every" if state.timeout.repeats else "after"
         parts.append(f"{name_key(state.timeout.event)} {times} {format_duration(state.timeout.duration_us)}")
+    for when, plan in (("entry", state.on_entry), ("exit", state.on_exit)):
+        if plan:
+            parts.append(f"on {when} " + " then ".join(f"{each.kind} {each.name}" for each in plan))
     return ", ".join(parts)
 
 

@@ -9,12 +9,12 @@ from typing import Any
 
 from penstock.errors import NotFound
 from penstock.graphs.flags import StateFlag, TransitionFlag
-from penstock.graphs.model import GraphDocument, StateLine, Timeout, TransitionLine
+from penstock.graphs.model import GraphDocument, StateAction, StateLine, Timeout, TransitionLine
 from penstock.graphs.names import name_key, similar
 from penstock.lifecycles.model import Version
 from penstock.machine import Machine, Transition
 
-__all__ = ["Graph", "LifecycleEvent", "LifecycleState", "LifecycleTransition"]
+__all__ = ["Graph", "LifecycleEvent", "LifecycleState", "LifecycleTransition", "effects_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,8 @@ class LifecycleState:
     flags: StateFlag
     category: str | None = None
     timeout: Timeout | None = None
+    on_entry: tuple[StateAction, ...] = ()
+    on_exit: tuple[StateAction, ...] = ()
 
     @property
     def is_final(self) -> bool:
@@ -52,6 +54,24 @@ class LifecycleTransition:
     guard: str | None = None
     condition: Mapping[str, Any] | None = None
     flags: TransitionFlag = TransitionFlag.NONE
+
+    @property
+    def is_guarded(self) -> bool:
+        """Whether somebody has to be asked: a condition, a guard, or gates."""
+        return self.guard is not None or self.condition is not None or bool(self.source.on_exit or self.target.on_entry)
+
+    @property
+    def gates(self) -> tuple[str, ...]:
+        """The gates that it passes, in their order: those of the state it leaves, then those of the one it enters."""
+        return tuple(each.name for each in (*self.source.on_exit, *self.target.on_entry) if each.kind == "gate")
+
+
+def effects_of(leaves: LifecycleState | None, enters: LifecycleState) -> tuple[str, ...]:
+    """What is done after a move, in its order; nothing is left by an instance that starts."""
+    left = () if leaves is None else leaves.on_exit
+    if not left and not enters.on_entry:
+        return ()
+    return tuple(each.name for each in (*left, *enters.on_entry) if each.kind == "effect")
 
 
 @dataclass(frozen=True)
@@ -166,7 +186,7 @@ class Graph:
             version.number,
             version.label,
             definition.description,
-            tuple(StateLine(state.name, state.flags, state.category, state.timeout) for state in self.states),
+            tuple(_line_of(state) for state in self.states),
             tuple(event.name for event in self.events),
             tuple(
                 TransitionLine(t.source.name, t.event.name, t.target.name, t.guard, t.condition, t.flags)
@@ -176,3 +196,7 @@ class Graph:
 
     def _states_named(self) -> list[str]:
         return [state.name for state in self.states]
+
+
+def _line_of(state: LifecycleState) -> StateLine:
+    return StateLine(state.name, state.flags, state.category, state.timeout, state.on_entry, state.on_exit)

@@ -12,6 +12,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Row, func, select
 
 from penstock.blobs.opening import open_storage
+from penstock.blobs.queries import unswept
 from penstock.blobs.storage import Storage
 from penstock.clock import Clock
 from penstock.db.connection import Connection
@@ -26,24 +27,27 @@ from penstock.operations.pruning.applying import LOOK_AGAIN_S, Policy, due_opera
 from penstock.operations.states import OPERATION
 from penstock.operations.tables import chunks, operations, row_records, signals, workers
 from penstock.operations.worker_records import code_of_live_workers, host_name, is_process_alive, misfits
+from penstock.outbox.proving import health
 from penstock.retention import keep_text
+from penstock.services import SymptomSource
 from penstock.settings import Settings
 
 __all__ = ["diagnose"]
 
 OVERDUE_S = 10.0  # workers look every second and sweep every five: what is due for longer is stuck
+UNSWEPT_S = 3600.0  # workers sweep every minute
 OPEN_OPERATIONS_MAX = 1000
 ENCRYPTED_MAX = 1000
 REMOVAL_OVERDUE_S = 3 * LOOK_AGAIN_S  # workers look for what is due once in that time
 ROOM_BYTES = 16 * 1024 * 1024  # less than this is as good as full
 
 
-async def diagnose(settings: Settings, clock: Clock) -> Diagnosis:
+async def diagnose(settings: Settings, clock: Clock, sources: Iterable[SymptomSource] = ()) -> Diagnosis:
     """Examine this installation; writes no record, and what is wrong is a symptom, never an error."""
-    return examine(await collect(settings, clock))
+    return examine(await collect(settings, clock, sources))
 
 
-async def collect(settings: Settings, clock: Clock) -> Facts:
+async def collect(settings: Settings, clock: Clock, sources: Iterable[SymptomSource] = ()) -> Facts:
     """Everything the checks look at, as far as it can be seen."""
     storage = open_storage(settings)
     facts = Facts(
@@ -53,7 +57,7 @@ async def collect(settings: Settings, clock: Clock) -> Facts:
         crowded=await asyncio.to_thread(_crowded, (settings.storage_folder, settings.database_file)),
     )
     try:
-        report = await check(settings.database_url, clock)
+        report = await check(settings.database_address, clock)
         facts = replace(
             facts,
             database=report.database,
@@ -63,15 +67,15 @@ async def collect(settings: Settings, clock: Clock) -> Facts:
             revision_needed=HEAD,
             is_newer=report.revision is not None and report.revision not in REVISIONS,
         )
-        return facts if report.revision != HEAD else await _with_records(facts, settings, clock)
+        return facts if report.revision != HEAD else await _with_records(facts, settings, clock, sources)
     except DatabaseDamaged as error:
         return replace(facts, damage=str(error))
     except PenstockError as error:
         return replace(facts, trouble=str(error))
 
 
-async def _with_records(facts: Facts, settings: Settings, clock: Clock) -> Facts:
-    db = Database.connect(settings.database_url, clock=clock, pool_size=1)
+async def _with_records(facts: Facts, settings: Settings, clock: Clock, sources: Iterable[SymptomSource]) -> Facts:
+    db = Database.connect(settings.database_address, clock=clock, pool_size=1)
     try:
         async with db.read() as tx:
             before = clock.now_us()
@@ -82,11 +86,14 @@ async def _with_records(facts: Facts, settings: Settings, clock: Clock) -> Facts
             busy = await _busy_workers(db, tx)
             encrypted = await _encrypted(tx)
             held = (await tx.execute(select(func.count()).where(operations.c.hold.is_not(None)))).scalar_one()
+            outbox = await health(tx, now, settings.secret_keys)
+            late, left = await unswept(db, tx, since_us=round(UNSWEPT_S * 1e6))
         overdue = 0
         async for _ in due_operations(db, Policy(settings.keep), now - round(REMOVAL_OVERDUE_S * 1e6)):
             overdue += 1
             if overdue == OPEN_OPERATIONS_MAX:
                 break
+        others = [symptom for source in sources for symptom in await source(db)]
     finally:
         await db.close()
     files = None if settings.storage_fault else open_storage(settings)
@@ -97,12 +104,16 @@ async def _with_records(facts: Facts, settings: Settings, clock: Clock) -> Facts
         clock_ahead_us=ahead_us,
         workers=tuple(known),
         busy_workers=busy,
+        others=tuple(others),
         keep=keep_text(settings.keep),
         held=held,
         overdue_removals=overdue,
         operations=seen,
+        outbox=outbox,
         locked=locked,
         locked_why=why,
+        late_uploads=late,
+        left_bytes=left,
     )
 
 

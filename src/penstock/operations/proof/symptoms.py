@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
+
+from penstock.outbox.model import OutboxHealth
+from penstock.services import Symptom
 
 if TYPE_CHECKING:
     from penstock.db.safety import Finding
@@ -16,6 +19,10 @@ WAL_RESET_FIXED = (3, 51, 3)
 WAL_RESET_FIXED_EARLIER = ((3, 44, 6), (3, 50, 7))  # older branches that were mended too
 SKEW_MAX_S = 2.0
 NAMED_MAX = 5
+STUCK = {
+    "email": "those that run have no smtp_url",
+    "handler": "those that run do not have the handler; remove its subscription if the code is gone for good",
+}
 
 Health = Literal["live", "lagging", "dead"]
 
@@ -69,26 +76,19 @@ class Facts:
     held: int = 0  # operations of which nothing may be removed
     overdue_removals: int = 0  # operations of which more is stored than policies say
     operations: tuple[OpenOperation, ...] = ()
+    others: tuple[Symptom, ...] = ()  # what other capabilities find by themselves
+    outbox: OutboxHealth = field(default_factory=OutboxHealth)
     storage: str = ""
     crowded: tuple[tuple[str, int], ...] = ()  # folders with little room, and the bytes that are free
     storage_fault: str | None = None  # why there is none
     storage_trouble: str | None = None
+    late_uploads: int = 0  # not finished in time, and not expired for a while
+    left_bytes: int = 0  # blobs that are over for a while, and whose bytes may still be there
 
     @property
     def has_workers(self) -> bool:
         """Whether a live worker is there."""
         return any(worker.state != "dead" for worker in self.workers)
-
-
-@dataclass(frozen=True, slots=True)
-class Symptom:
-    """What is wrong, why it matters and what to do; one that is no problem is only worth knowing."""
-
-    check: str
-    what: str
-    why: str
-    remedy: str
-    is_problem: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class Diagnosis:
 
 def examine(facts: Facts) -> Diagnosis:
     """Apply every check."""
-    return Diagnosis(facts, tuple(symptom for check in CHECKS for symptom in check(facts)))
+    return Diagnosis(facts, (*(symptom for check in CHECKS for symptom in check(facts)), *facts.others))
 
 
 # --- the checks
@@ -334,6 +334,39 @@ def secrets_are_readable(facts: Facts) -> Iterator[Symptom]:
         )
 
 
+def events_are_told(facts: Facts) -> Iterator[Symptom]:
+    """Webhooks, handlers and e-mails reach who they are for."""
+    outbox = facts.outbox
+    if outbox.failed:
+        yield Symptom(
+            "events_are_told",
+            f"{outbox.failed:,} {'delivery was' if outbox.failed == 1 else 'deliveries were'} given up",
+            "their receivers were not told of these events",
+            "`penstock deliveries list --state Failed` says why; `penstock deliveries resend --failed` tries again",
+        )  # fmt: skip
+    for channel, number in outbox.stuck:
+        yield Symptom(
+            "events_are_told",
+            f"{number:,} {'delivery' if number == 1 else 'deliveries'} by {channel} should be sent, and nobody does it",
+            "no live worker sends them: " + STUCK.get(channel, "none runs, or httpx is not installed there"),
+            "start a worker that can",
+        )
+    if outbox.disabled:
+        yield Symptom(
+            "events_are_told", f"{_count(outbox.disabled, 'webhook')} disabled: {_named(outbox.disabled)}",
+            "it is told of nothing",
+            "`penstock webhooks enable ID` when its receiver is there again, or `penstock webhooks remove ID`",
+            is_problem=False,
+        )  # fmt: skip
+    if outbox.locked:
+        yield Symptom(
+            "events_are_told", f"the secrets of {_count(outbox.locked, 'webhook')} cannot be decrypted here: "
+            f"{_named(outbox.locked)}",
+            "a worker with these settings cannot send to it",
+            "set PENSTOCK_SECRET_KEY to the key of the process that added it",
+        )  # fmt: skip
+
+
 def storage_is_named(facts: Facts) -> Iterator[Symptom]:
     """All processes look for files in the same folder."""
     if facts.storage_fault is not None:
@@ -348,7 +381,7 @@ def storage_is_writable(facts: Facts) -> Iterator[Symptom]:
     """New files can be stored."""
     if facts.storage_trouble is not None:
         yield Symptom(
-            "storage_is_writable", f"the storage folder {facts.storage} cannot be written: {facts.storage_trouble}",
+            "storage_is_writable", f"the storage {facts.storage} cannot be written: {facts.storage_trouble}",
             "new files cannot be stored on this machine",
             "make it writable, or name another with PENSTOCK_STORAGE_URL",
         )  # fmt: skip
@@ -384,6 +417,26 @@ def files_are_there(facts: Facts) -> Iterator[Symptom]:
 
 
 Check = Callable[[Facts], Iterable[Symptom]]
+
+
+def blobs_are_swept(facts: Facts) -> Iterator[Symptom]:
+    """Uploads that nobody finishes expire, and what is over leaves no bytes."""
+    if facts.late_uploads:
+        yield Symptom(
+            "blobs_are_swept",
+            f"{_number(facts.late_uploads, 'upload')} should have expired, and did not",
+            "workers expire what nobody finishes; so none has been there for a while",
+            "start a worker, or run `penstock blobs sweep`", is_problem=False,
+        )  # fmt: skip
+    if facts.left_bytes:
+        yield Symptom(
+            "blobs_are_swept",
+            f"the bytes of {_number(facts.left_bytes, 'rejected or deleted file')} may still be stored",
+            "what was deleted must be gone, and could not be removed when that was tried",
+            "run `penstock blobs sweep`, and look at what it says",
+        )  # fmt: skip
+
+
 CHECKS: tuple[Check, ...] = (
     database_is_reachable,
     database_is_intact,
@@ -401,15 +454,21 @@ CHECKS: tuple[Check, ...] = (
     waits_end_at_their_deadlines,
     policies_are_applied,
     secrets_are_readable,
+    events_are_told,
     storage_is_named,
     storage_is_writable,
     disks_have_space,
     files_are_there,
+    blobs_are_swept,
 )
 
 
 def _count(found: Sequence[object], noun: str) -> str:
-    return f"{len(found):,} {noun}" if len(found) == 1 else f"{len(found):,} {noun}s"
+    return _number(len(found), noun)
+
+
+def _number(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def _ids(found: Sequence[OpenOperation]) -> str:

@@ -39,6 +39,8 @@ from penstock.operations.tables import (
     row_records,
     signals,
 )
+from penstock.outbox.states import DELIVERY
+from penstock.outbox.tables import deliveries, subscriptions
 
 __all__ = ["IS_BEGUN", "IS_OVER", "Due", "Removal", "reference_of"]
 
@@ -158,18 +160,23 @@ async def _remove_some(due: Due, tx: Connection) -> tuple[int, int, bool]:
         return 0, 0, True  # another has ended it
     rows, is_empty = await _remove_chunks(due, tx)
     records = 0
+    told = select(deliveries.c.id).where(deliveries.c.subject == due.id)
     # The chunks first: a late result is written only while its chunk is there, and locks it meanwhile.
     for key, is_mine in (
         (requests.c.id, requests.c.operation == due.number),
         (signals.c.id, signals.c.operation == due.number),
         (history.c.id, history.c.operation == due.number),
         (transitions.c.sequence, (transitions.c.machine == OPERATION.name) & (transitions.c.subject == due.id)),
+        (transitions.c.sequence, (transitions.c.machine == DELIVERY.name) & transitions.c.subject.in_(told)),
+        (deliveries.c.number, deliveries.c.subject == due.id),
+        (subscriptions.c.id, subscriptions.c.subject == due.id),
     ):
         found = (await tx.execute(select(key).where(is_mine).limit(RECORDS_EACH))).scalars().all()
         if found:
             await tx.execute(delete(key.table).where(key.in_(found)))
         records += len(found)
-        is_empty &= len(found) < RECORDS_EACH
+        if len(found) == RECORDS_EACH:
+            return rows, records, False  # what comes after it is found by way of it
     return rows, records, is_empty
 
 

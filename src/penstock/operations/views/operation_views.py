@@ -38,6 +38,7 @@ __all__ = [
     "layout",
     "list_operations",
     "stored_metadata",
+    "tallies",
 ]
 
 FEED_READ = 500
@@ -69,7 +70,7 @@ async def get(db: Database, tx: Connection, operation: str, visible: Visible = E
     """The operation with this id."""
     number = await number_of(tx, operation, visible)
     row = (await tx.execute(select(operations).where(operations.c.number == number))).one()
-    tallied = (await _counts(tx, [number])).get(number, Tallied())
+    tallied = (await tallies(tx, [number])).get(number, Tallied())
     return _operation(row._mapping, tallied, await _live_code(db, tx, [row._mapping]))
 
 
@@ -171,7 +172,7 @@ async def list_operations(
         last = rows[limit - 1]
         next_cursor = f"{last['number']}:{last[by.name]}"
     shown = rows[:limit]
-    counts = await _counts(tx, [row["number"] for row in shown])
+    counts = await tallies(tx, [row["number"] for row in shown])
     live = await _live_code(db, tx, shown)
     return Page([_operation(row, counts.get(row["number"], Tallied()), live) for row in shown], next_cursor)
 
@@ -185,7 +186,7 @@ class Tallied:
     steps_done: int = 0  # of rows of open chunks
 
 
-async def _counts(tx: Connection, numbers: Sequence[int]) -> dict[int, Tallied]:
+async def tallies(tx: Connection, numbers: Sequence[int]) -> dict[int, Tallied]:
     """The counters of several operations; one without chunks is missing."""
     names = [counter.name for counter in fields(Counts)]
     is_over = chunks.c.is_open == 0

@@ -43,8 +43,9 @@ class OperationRuntimes:
         spawn: Spawn,
         start_limit: StartLimit,
         beat: Callable[[], None],
+        capabilities: Mapping[type, object],
     ) -> None:
-        self._beat = beat
+        self._beat, self._capabilities = beat, capabilities
         self._db, self.definitions, self._settings, self._lifespans = db, definitions, settings, lifespans
         self._clock, self._entropy, self._spawn, self._start_limit = clock, entropy, spawn, start_limit
         self._made: dict[int, OperationRuntime] = {}
@@ -111,6 +112,7 @@ class OperationRuntimes:
                 beat=self._beat,
                 public_url=self._settings.public_url,
                 secret_keys=keys,
+                capabilities=self._capabilities,
             ),
             columns=row.columns,
             task_pool=TaskPool(definition.options.max_row_concurrency, self._spawn),

@@ -44,7 +44,7 @@ class Vitals:
         )
         self._heartbeat = Heartbeat(
             lease,
-            lambda: Database.connect(settings.database_url, clock=clock, pool_size=1),
+            lambda: Database.connect(settings.database_address, clock=clock, pool_size=1),
             outage,
             beat_s=settings.heartbeat_s,
             may_beat=lambda: not self._loop_watch.is_stalled,

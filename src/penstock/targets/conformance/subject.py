@@ -8,7 +8,7 @@ from itertools import count
 from typing import Any
 
 from penstock.targets.model import BulkOptions, Mode, Outcome, Record, RecordId, Verdict
-from penstock.targets.target import Answer, Batch, Target, Traits
+from penstock.targets.target import Answer, Batch, Capabilities, Target
 
 __all__ = ["CHECKS", "Check", "Nonconformity", "Subject", "check", "expect", "outcomes"]
 
@@ -40,13 +40,13 @@ class Subject:
         """A batch of its own."""
         return Batch(self.table, mode, records, self.options, f"conformance-{next(self.keys)}")
 
-    async def traits(self, mode: Mode) -> Traits:
+    async def capabilities(self, mode: Mode) -> Capabilities:
         """How the table behaves."""
         return await self.target.describe(self.table, mode, self.options, self.target.sources[0])
 
     async def send(self, mode: Mode, records: Sequence[Any]) -> Answer:
         """Describe and send, as the executor does."""
-        await self.traits(mode)
+        await self.capabilities(mode)
         answer = await self.target.send(self.batch(mode, records), self.target.sources[0])
         expect(len(answer.verdicts) == len(records), f"{len(records)} records got {len(answer.verdicts)} verdicts")
         return answer

@@ -9,12 +9,12 @@ from typing import Any
 from urllib.parse import quote
 from uuid import UUID
 
-from penstock.targets.dataverse.catalogue import Table
 from penstock.targets.dataverse.entities import Key, Spelling, encode, key_columns, made_id
-from penstock.targets.dataverse.literals import address, guid
+from penstock.targets.dataverse.odata import address, guid
 from penstock.targets.dataverse.options import BYPASS_PRIVILEGE, DataverseOptions, behaviour
-from penstock.targets.http.bodies import refuse_nan
-from penstock.targets.model import Mode, TargetError, Trouble
+from penstock.targets.dataverse.table_metadata import Table
+from penstock.targets.http.request_body import refuse_nan
+from penstock.targets.model import ErrorKind, Mode, TargetError
 from penstock.targets.target import Batch
 
 __all__ = ["Call"]
@@ -86,7 +86,7 @@ class Call:
         if faults:
             first = next(iter(faults.values()))
             message = f"{self.table.name}: {first} (records {', '.join(map(str, faults))} of the batch)"
-            raise TargetError(message, kind=Trouble.DATA, code="BadKey", suspects=tuple(faults))
+            raise TargetError(message, kind=ErrorKind.DATA, code="BadKey", suspects=tuple(faults))
 
     def _fault(self, position: int) -> str | None:
         try:
@@ -104,7 +104,7 @@ class Call:
             entity = self.spelling.entity(self.records[position], leave_out)
         except ValueError as error:
             message = f"{self.table.name}: a reference cannot be written: {error}"
-            raise TargetError(message, kind=Trouble.DATA, code="BadReference", suspects=(position,)) from error
+            raise TargetError(message, kind=ErrorKind.DATA, code="BadReference", suspects=(position,)) from error
         if self.makes_ids:
             entity[self.table.id_column] = self.id(position)
         return entity
@@ -141,7 +141,7 @@ class Call:
 
     def explained(self, error: TargetError) -> TargetError:
         """The error, with the privilege named that the options need."""
-        if error.kind is not Trouble.PERMISSION or not self.options.bypass_custom_logic:
+        if error.kind is not ErrorKind.PERMISSION or not self.options.bypass_custom_logic:
             return error
         if BYPASS_PRIVILEGE in error.message:
             return error

@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from penstock.targets.dataverse.catalogue import Table
-from penstock.targets.dataverse.literals import address, guid
-from penstock.targets.model import Record, TargetError, Trouble
+from penstock.targets.dataverse.odata import address, guid
+from penstock.targets.dataverse.table_metadata import Table
+from penstock.targets.model import ErrorKind, Record, TargetError
 
 __all__ = ["BIND", "Key", "Lookup", "Spelling", "encode", "key_columns", "made_id", "referred_tables"]
 
@@ -98,4 +98,4 @@ def encode(value: Any, position: int | None = None) -> bytes:
     except (TypeError, ValueError) as error:
         suspects = () if position is None else (position,)
         message = f"a value cannot be written as JSON: {error}"
-        raise TargetError(message, kind=Trouble.DATA, code="NotJson", suspects=suspects) from error
+        raise TargetError(message, kind=ErrorKind.DATA, code="NotJson", suspects=suspects) from error

@@ -6,9 +6,9 @@ import re
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
-from penstock.targets.dataverse.catalogue import Table
 from penstock.targets.dataverse.entities import BIND, Lookup
-from penstock.targets.dataverse.literals import comparable
+from penstock.targets.dataverse.odata import comparable
+from penstock.targets.dataverse.table_metadata import Table
 from penstock.targets.model import Mode, Record
 from penstock.targets.target import Reference
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from penstock.targets.dataverse.refusals import Reply
+from penstock.targets.dataverse.error_mapping import WebApiReply
 
 __all__ = ["PARTS_MAX", "Part", "pack", "unpack"]
 
@@ -40,7 +40,7 @@ def pack(parts: Iterable[Part], boundary: str) -> bytes:
     return bytes(lines + f"--{boundary}--\r\n".encode())
 
 
-def unpack(content_type: str, body: bytes) -> Sequence[Reply]:
+def unpack(content_type: str, body: bytes) -> Sequence[WebApiReply]:
     """The answers inside a `$batch` answer, in order; empty when it holds none.
 
     A part that is cut off before its status line is left out, so the caller compares the number of parts.
@@ -53,12 +53,12 @@ def unpack(content_type: str, body: bytes) -> Sequence[Reply]:
     return [reply for reply in map(_reply, pieces) if reply is not None]
 
 
-def _reply(piece: bytes) -> Reply | None:
+def _reply(piece: bytes) -> WebApiReply | None:
     _, _, answer = piece.lstrip(b"\r\n").partition(b"\r\n\r\n")
     head, _, body = answer.partition(b"\r\n\r\n")
     status, _, lines = head.partition(b"\r\n")
     found = STATUS_LINE.match(status)
-    return Reply(int(found[1]), _headers(lines), body) if found else None
+    return WebApiReply(int(found[1]), _headers(lines), body) if found else None
 
 
 def _headers(lines: bytes) -> Mapping[str, str]:

@@ -38,6 +38,8 @@ class DataverseOptions(BulkOptions):
     """False applies the table's duplicate detection rules; the Web API alone would not."""
     tag: str | None = None
     """Handed to plug-ins as the shared variable `tag`."""
+    tell_created: bool = False
+    """Read before each batch of an upsert which of its keys exist, to tell created from updated records."""
     exact_counts: bool = False
     """Upsert record by record inside `$batch`, so that the platform itself says created or updated; slower."""
     alternate_key: Sequence[str] | None = None

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 from penstock.clock import Clock, SystemClock
 from penstock.errors import SettingsInvalid
 from penstock.targets.dataverse.calls import Call
-from penstock.targets.dataverse.catalogue import Catalogue, Table
-from penstock.targets.dataverse.delivery import Delivery, goes_singly
 from penstock.targets.dataverse.entities import Spelling, encode, referred_tables
 from penstock.targets.dataverse.identity import identity, references
 from penstock.targets.dataverse.multipart import PARTS_MAX
 from penstock.targets.dataverse.options import DataverseOptions, platform_options
+from penstock.targets.dataverse.send_and_reconcile import Sender, goes_as_single_requests
+from penstock.targets.dataverse.table_metadata import Table, TableMetadata
 from penstock.targets.dataverse.tokens import Credential, Tokens
-from penstock.targets.dataverse.wire import TOTAL_S, Wire, default_client, environment_url
+from penstock.targets.dataverse.web_api import TOTAL_S, WebApi, default_client, environment_url
 from penstock.targets.model import BulkOptions, Mode, TargetError, Verdict
-from penstock.targets.target import Answer, Batch, Reference, Target, Traits
+from penstock.targets.target import Answer, Batch, Capabilities, Reference, Target
 
 if TYPE_CHECKING:
     import httpx
@@ -33,6 +33,8 @@ class DataverseTarget(Target):
     `credentials` is a credential in the manner of azure-identity, or several by name. `client` makes the HTTP client
     when it is first needed; give your own for proxies, certificates or time limits.
     """
+
+    options_type = DataverseOptions
 
     def __init__(
         self,
@@ -53,25 +55,22 @@ class DataverseTarget(Target):
         origin = environment_url(url)
         self.name = f"Dataverse {origin}"
         self.sources = tuple(named)
+        self.quota = origin
         self._request_bytes_max = request_bytes_max
-        self._wire = Wire(
+        self._api = WebApi(
             origin, api_version, Tokens(named, f"{origin}/.default", clock), clock, client, timeout_s=timeout_s
         )
-        self._catalogue = Catalogue(self._wire, clock, metadata_ttl_s)
-        self._delivery = Delivery(self._wire, self._catalogue)
+        self._metadata = TableMetadata(self._api, clock, metadata_ttl_s)
+        self._sender = Sender(self._api, self._metadata)
 
-    def check_options(self, options: BulkOptions) -> None:
-        if type(options) not in {BulkOptions, DataverseOptions}:
-            raise SettingsInvalid(f"{self.name} takes BulkOptions or DataverseOptions, not {type(options).__name__}")
-
-    async def describe(self, table: str, mode: Mode, options: BulkOptions, source: str) -> Traits:
+    async def describe(self, table: str, mode: Mode, options: BulkOptions, source: str) -> Capabilities:
         asked = platform_options(options)
         known = await self._table(table, asked, source)
-        singly = goes_singly(known, mode, asked)
+        singly = goes_as_single_requests(known, mode, asked)
         if not singly:
-            await self._catalogue.check_supports(table, mode, source)
+            await self._metadata.check_supports(table, mode, source)
         is_traceable = asked.client_made_ids or known.is_elastic or asked.alternate_key is not None
-        return Traits(
+        return Capabilities(
             is_atomic=not singly and not known.is_elastic,
             is_idempotent=mode in {Mode.UPDATE, Mode.UPSERT},
             can_reconcile=mode is Mode.DELETE or (mode is Mode.CREATE and is_traceable),
@@ -82,31 +81,31 @@ class DataverseTarget(Target):
 
     async def send(self, batch: Batch, source: str) -> Answer:
         """Send one batch: one bulk action, or one `$batch`; before an upsert the keys that are there are read."""
-        return await self._delivery.deliver(await self._prepare(batch, source), source)
+        return await self._sender.deliver(await self._prepare(batch, source), source)
 
     async def send_each(self, batch: Batch, source: str) -> Answer:
         call = await self._prepare(batch, source)
         if call.table.is_elastic:  # its bulk actions answer row by row as it is
-            return await self._delivery.deliver(call, source)
-        return await self._delivery.singly(call, source, continue_on_error=True)
+            return await self._sender.deliver(call, source)
+        return await self._sender.singly(call, source, continue_on_error=True)
 
     async def reconcile(self, batch: Batch, source: str) -> Sequence[Verdict | None]:
         """Ask what became of a create or delete: what is there was created, what is not was deleted."""
-        return await self._delivery.trace(await self._prepare(batch, source), source)
+        return await self._sender.trace(await self._prepare(batch, source), source)
 
     async def refresh(self, source: str) -> None:
         """Do nothing: a token was dropped the moment it was refused, and a broken connection is never used again."""
 
     def identity(self, table: str, mode: Mode, record: Any) -> Hashable | None:
-        known = self._catalogue.recall_table(table)
+        known = self._metadata.recall_table(table)
         return None if known is None else identity(known, mode, record, None)
 
     def identifier(self, table: str, mode: Mode, options: BulkOptions) -> Callable[[Any], Hashable | None] | None:
-        known, alternate_key = self._catalogue.recall_table(table), platform_options(options).alternate_key
+        known, alternate_key = self._metadata.recall_table(table), platform_options(options).alternate_key
         return None if known is None else lambda record: identity(known, mode, record, alternate_key)
 
     def references(self, table: str, record: Any, options: BulkOptions) -> Iterable[Reference]:
-        return references(record, options.references, self._catalogue.entity_sets())
+        return references(record, options.references, self._metadata.entity_sets())
 
     def size(self, record: Any) -> int:
         try:
@@ -115,10 +114,10 @@ class DataverseTarget(Target):
             return 0  # sending it will say what is wrong
 
     async def aclose(self) -> None:
-        await self._wire.aclose()
+        await self._api.aclose()
 
     async def _table(self, name: str, options: DataverseOptions, source: str) -> Table:
-        known = await self._catalogue.table(name, source)
+        known = await self._metadata.table(name, source)
         return known if options.elastic_table is None else known.kept_as(is_elastic=options.elastic_table)
 
     async def _prepare(self, batch: Batch, source: str) -> Call:
@@ -137,5 +136,5 @@ class DataverseTarget(Target):
         referred = referred_tables(records, references)
         if not referred:
             return Spelling(table)
-        sets = {name: (await self._catalogue.table(name, source)).entity_set for name in sorted(referred)}
-        return Spelling(table, references, sets, await self._catalogue.navigation(table.name, source))
+        sets = {name: (await self._metadata.table(name, source)).entity_set for name in sorted(referred)}
+        return Spelling(table, references, sets, await self._metadata.navigation(table.name, source))

@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Mapping
 from typing import Any, Protocol
 
 from penstock.clock import Clock
-from penstock.targets.loops import PerLoop
-from penstock.targets.model import TargetError, Trouble
+from penstock.targets.model import ErrorKind, TargetError
+from penstock.targets.per_loop import PerLoop
 
 __all__ = ["AccessToken", "Credential", "Tokens"]
 
@@ -75,7 +75,7 @@ class Tokens:
             code = ENTRA_CODE.search(str(error))
             reason = f"{type(error).__name__} {code[0]}" if code else type(error).__name__
             names = {base.__name__ for base in type(error).__mro__}
-            kind = Trouble.CONNECTION if isinstance(error, OSError) or names & UNREACHED else Trouble.TOKEN
+            kind = ErrorKind.CONNECTION if isinstance(error, OSError) or names & UNREACHED else ErrorKind.TOKEN
             failed = TargetError(f"the credential {source!r} gave no token: {reason}", kind=kind, code=code and code[0])
         raise failed
 

@@ -1,7 +1,8 @@
 """Remotes behind plain HTTP interfaces, described declaratively."""
 
 from penstock.targets.http.auth import Auth, ClientCredentials, NoAuth, StaticHeaders, bearer
-from penstock.targets.http.endpoint import Body, Endpoint, ItemResults
+from penstock.targets.http.endpoint import Body, Endpoint, File, ItemResults
+from penstock.targets.http.lookup import PagedLookup
 from penstock.targets.http.target import HttpTarget
 
 __all__ = [
@@ -9,9 +10,11 @@ __all__ = [
     "Body",
     "ClientCredentials",
     "Endpoint",
+    "File",
     "HttpTarget",
     "ItemResults",
     "NoAuth",
+    "PagedLookup",
     "StaticHeaders",
     "bearer",
 ]

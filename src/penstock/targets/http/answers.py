@@ -8,16 +8,16 @@ from typing import Any
 import msgspec
 
 from penstock.targets.http.endpoint import Body, Endpoint, ItemResults
-from penstock.targets.http.taxonomy import LOST, item_error
-from penstock.targets.model import Mode, Outcome, TargetError, Trouble, Verdict
-from penstock.targets.target import Answer, Batch, Same
+from penstock.targets.http.error_mapping import LOST, item_error
+from penstock.targets.model import ErrorKind, Mode, Outcome, TargetError, Verdict
+from penstock.targets.target import Answer, Batch, UniformVerdicts
 
 __all__ = ["at_path", "decoded", "read_answer"]
 
 DONE = {
     Mode.CREATE: Outcome.CREATED,
     Mode.UPDATE: Outcome.UPDATED,
-    Mode.UPSERT: Outcome.UPDATED,
+    Mode.UPSERT: Outcome.UPSERTED,
     Mode.DELETE: Outcome.DELETED,
 }
 GONE = frozenset({404, 410})
@@ -46,7 +46,7 @@ def read_answer(batch: Batch, endpoint: Endpoint, status: int, body: Any, width_
         found = at_path(body, endpoint.id_path) if endpoint.is_single else None
         outcome, is_exact = _done(batch.mode, status if endpoint.is_single else None)
         ids = None if found is None else [found]
-        return Answer(Same(Verdict(outcome), len(batch), ids), width_hint, is_exact)
+        return Answer(UniformVerdicts(Verdict(outcome), len(batch), ids), width_hint, is_exact)
     is_lines = endpoint.body is Body.NDJSON and not endpoint.results.path
     items = _placed(batch, endpoint.results, body, is_lines=is_lines)
     read = [_verdict(batch.mode, endpoint, endpoint.results, item) for item in items]
@@ -125,7 +125,9 @@ def _done(mode: Mode, status: int | None) -> tuple[Outcome, bool]:
     """The outcome of a success, and whether the status made it certain."""
     if mode is not Mode.UPSERT:
         return DONE[mode], True
-    return (Outcome.CREATED if status == 201 else Outcome.UPDATED), status is not None
+    if status is None:
+        return DONE[mode], False
+    return (Outcome.CREATED if status == 201 else Outcome.UPDATED), True
 
 
 def _number(status: Any) -> int | None:
@@ -139,5 +141,5 @@ def _number(status: Any) -> int | None:
 
 def _unreadable(what: str) -> TargetError:
     return TargetError(
-        f"the remote says it succeeded, but its answer {what}", kind=Trouble.CONNECTION, maybe_applied=True
+        f"the remote says it succeeded, but its answer {what}", kind=ErrorKind.CONNECTION, maybe_applied=True
     )

@@ -13,9 +13,10 @@ import msgspec
 from penstock.clock import Clock, from_micros
 from penstock.errors import SettingsInvalid
 from penstock.targets.http.answers import decoded
-from penstock.targets.http.limits import retry_after_s
-from penstock.targets.loops import PerLoop
-from penstock.targets.model import TargetError, Trouble
+from penstock.targets.http.rate_limits import retry_after_s
+from penstock.targets.model import ErrorKind, TargetError
+from penstock.targets.per_loop import PerLoop
+from penstock.targets.request_count import count_request
 
 if TYPE_CHECKING:
     import httpx
@@ -97,11 +98,12 @@ class ClientCredentials:
     async def _fetch(self, client: httpx.AsyncClient, clock: Clock) -> tuple[str, float]:
         import httpx
 
+        count_request()
         try:
             response = await client.post(self._token_url, data=self._form, follow_redirects=False)
         except httpx.HTTPError as error:
             # Nothing was sent to the remote itself, so nothing can have been applied.
-            raise self._failed(f"did not answer: {type(error).__name__}", Trouble.CONNECTION) from error
+            raise self._failed(f"did not answer: {type(error).__name__}", ErrorKind.CONNECTION) from error
         body = decoded(response.content)
         try:
             granted = msgspec.convert(body, _Granted, strict=False)
@@ -117,16 +119,16 @@ class ClientCredentials:
         status = response.status_code
         wait = retry_after_s({k.lower(): v for k, v in response.headers.items()}, from_micros(clock.now_us()))
         is_throttle = status == 429 or (status == 503 and wait is not None)
-        kind = Trouble.THROTTLED if is_throttle else Trouble.CONNECTION if status >= 500 else Trouble.PERMISSION
+        kind = ErrorKind.THROTTLED if is_throttle else ErrorKind.CONNECTION if status >= 500 else ErrorKind.PERMISSION
         what = f"gave no token: {status}" + (f" {code}" if isinstance(code, str) else "")
         return self._failed(what, kind, code if isinstance(code, str) else str(status), wait)
 
-    def _failed(self, what: str, kind: Trouble, code: str | None = None, wait: float | None = None) -> TargetError:
+    def _failed(self, what: str, kind: ErrorKind, code: str | None = None, wait: float | None = None) -> TargetError:
         return TargetError(
             f"{self._token_url} {what}",
             kind=kind,
             code=code,
-            retry_after_s=wait if kind is Trouble.THROTTLED else None,
+            retry_after_s=wait if kind is ErrorKind.THROTTLED else None,
         )
 
 

@@ -6,14 +6,18 @@ import string
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.errors import SettingsInvalid
-from penstock.targets.model import Mode, Outcome, Trouble
+from penstock.targets.model import ErrorKind, Mode, Outcome
 
-__all__ = ["Body", "Endpoint", "ItemResults"]
+if TYPE_CHECKING:
+    from penstock.targets.http.lookup import PagedLookup
+
+__all__ = ["Body", "Endpoint", "File", "ItemResults"]
 
 URL_FIELDS = frozenset({"table", "id"})
+LOOKUP_FIELDS = frozenset({"table", "ids"})
 SUCCESSES = frozenset({200, 201, 202, 204, 207})
 
 
@@ -24,7 +28,21 @@ class Body(StrEnum):
     WRAPPER = "wrapper"  # {"items": [record, …]}
     NDJSON = "ndjson"  # a record on every line
     SINGLE = "single"  # the record itself; one record a call
+    FORM = "form"  # the record as form fields; one record a call
+    MULTIPART = "multipart"  # form fields and files (bytes, or a `File`); one record a call
     NONE = "none"  # nothing: the URL says it all; one record a call
+
+
+SINGLE_BODIES = frozenset({Body.SINGLE, Body.FORM, Body.MULTIPART, Body.NONE})
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A file in a multipart record."""
+
+    name: str
+    content: bytes = field(repr=False)
+    media_type: str = "application/octet-stream"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,11 +94,12 @@ class Endpoint:
     idempotency_header: str | None = None
     """The header that carries the batch's key. After a lost answer the same batch is sent under the same key, and the
     remote repeats its answer, or does now what it did not do then."""
-    lookup: str | None = None
-    """A URL to GET one record by `{id}`, to find out what became of a create or delete whose answer was lost."""
+    lookup: str | PagedLookup | None = None
+    """How to find out what became of a create or delete whose answer was lost: a URL to GET one record by `{id}`, or a
+    list of those that exist."""
     success: frozenset[int] = SUCCESSES
-    troubles: Mapping[int, Trouble] = field(default_factory=dict)
-    """What a status means here, where it differs from HTTP: `{409: Trouble.DEADLOCK}`."""
+    error_kinds: Mapping[int, ErrorKind] = field(default_factory=dict)
+    """What a status means here, where it differs from HTTP: `{409: ErrorKind.DEADLOCK}`."""
     gone_is_deleted: bool = False
     """A delete of a record that is not there counts as done."""
     width_header: str | None = None
@@ -90,19 +109,26 @@ class Endpoint:
     bytes_max: int | None = None
 
     def __post_init__(self) -> None:
-        for template in filter(None, (self.url, self.lookup)):
-            unknown = {name for _, name, _, _ in string.Formatter().parse(template) if name} - URL_FIELDS
+        asked = self.lookup if isinstance(self.lookup, str) or self.lookup is None else self.lookup.url
+        for template in filter(None, (self.url, asked)):
+            fields = URL_FIELDS if template is not asked or asked is self.lookup else LOOKUP_FIELDS
+            unknown = {name for _, name, _, _ in string.Formatter().parse(template) if name} - fields
             if unknown or template.startswith(("http:", "https:", "//")):
                 raise SettingsInvalid(
                     f"{template!r} must be a path below the target's base, with no fields but {{table}} and {{id}}"
                 )
         if "{id}" in self.url and not self.is_single:
-            raise SettingsInvalid(f"{self.url!r} names one record, so its body must be single or none")
+            raise SettingsInvalid(f"{self.url!r} names one record, so its body must be single, form, multipart or none")
 
     @property
     def is_single(self) -> bool:
         """Whether a call carries one record."""
-        return self.body in (Body.SINGLE, Body.NONE)
+        return self.body in SINGLE_BODIES
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether a call that may have taken effect can be made again."""
+        return self.is_idempotent or self.idempotency_header is not None
 
     def can_reconcile(self, mode: Mode) -> bool:
         """Whether the remote can tell what became of a batch; a GET of its records cannot tell an update from none."""

@@ -9,12 +9,14 @@ from penstock.clock import Clock, SystemClock, from_micros
 from penstock.errors import SettingsInvalid
 from penstock.targets.http.answers import GONE, read_answer
 from penstock.targets.http.auth import Auth, NoAuth
-from penstock.targets.http.bodies import ENCODER, content_type, encoded, filled, id_of
+from penstock.targets.http.client import HttpClient, checked_base, new_client
 from penstock.targets.http.endpoint import Endpoint
-from penstock.targets.http.taxonomy import Reply, refusal
-from penstock.targets.http.wire import Wire, checked_base, new_client
-from penstock.targets.model import BulkOptions, Mode, Outcome, TargetError, Trouble, Verdict
-from penstock.targets.target import Answer, Batch, Target, Traits
+from penstock.targets.http.error_mapping import Reply, refusal
+from penstock.targets.http.lookup import PagedLookup, ids_there
+from penstock.targets.http.request_body import ENCODER, content_type, encoded, filled, id_of
+from penstock.targets.model import BulkOptions, ErrorKind, Mode, Outcome, TargetError, Verdict
+from penstock.targets.rules.rate_limit import RateLimit
+from penstock.targets.target import Answer, Batch, Capabilities, Target
 
 if TYPE_CHECKING:
     import httpx
@@ -44,6 +46,7 @@ class HttpTarget(Target):
         name: str = "http",
         width: int = 4,
         width_max: int = 52,
+        rate_limit: RateLimit | None = None,
         timeout_s: float = TIMEOUT_S,
         allow_plain_http: bool = False,
         clock: Clock | None = None,
@@ -54,13 +57,14 @@ class HttpTarget(Target):
             raise SettingsInvalid("an HTTP target needs at least one endpoint and, if it names sources, one of them")
         self.name = name
         self.sources = tuple(auths)
-        self.width, self.width_max = width, width_max
+        self.width, self.width_max, self.rate_limit = width, width_max, rate_limit
         self._auths = auths
         self._endpoints = endpoints
         self._lost_keys: dict[str, None] = {}
         self._clock = clock or SystemClock()
         base = checked_base(base_url, has_credentials=auth is not None, allow_plain_http=allow_plain_http)
-        self._wire = Wire(base, auths, clock=self._clock, timeout_s=timeout_s, client=client or new_client)
+        self.quota = base
+        self._http = HttpClient(base, auths, clock=self._clock, timeout_s=timeout_s, client=client or new_client)
 
     async def send(self, batch: Batch, source: str) -> Answer:
         try:
@@ -74,9 +78,9 @@ class HttpTarget(Target):
         self._lost_keys.pop(batch.key, None)
         return answer
 
-    async def describe(self, table: str, mode: Mode, options: BulkOptions, source: str) -> Traits:
+    async def describe(self, table: str, mode: Mode, options: BulkOptions, source: str) -> Capabilities:
         endpoint = self._endpoint(table, mode)
-        return Traits(
+        return Capabilities(
             is_atomic=endpoint.is_atomic,
             is_idempotent=endpoint.is_idempotent,
             can_reconcile=endpoint.can_reconcile(mode),
@@ -88,6 +92,8 @@ class HttpTarget(Target):
     async def reconcile(self, batch: Batch, source: str) -> Sequence[Verdict | None]:
         """Ask what became of a batch: by sending it again under its key, or by looking its records up."""
         endpoint = self._endpoint(batch.table, batch.mode)
+        if endpoint.idempotency_header is None and isinstance(endpoint.lookup, PagedLookup):
+            return await self._listed(batch, endpoint, endpoint.lookup, source)
         if endpoint.idempotency_header is None:
             return [await self._looked_up(batch, record, source) for record in batch.records]
         if batch.key not in self._lost_keys:
@@ -108,32 +114,32 @@ class HttpTarget(Target):
             return 0  # sending it will say what is wrong
 
     async def aclose(self) -> None:
-        await self._wire.aclose()
+        await self._http.aclose()
 
     def _endpoint(self, table: str, mode: Mode) -> Endpoint:
         found = self._endpoints.get((table, mode)) or self._endpoints.get(mode)
         if found is None:
-            raise TargetError(f"{self.name} has no endpoint to {mode} records of {table!r}", kind=Trouble.UNSUPPORTED)
+            raise TargetError(f"{self.name} has no endpoint to {mode} records of {table!r}", kind=ErrorKind.UNSUPPORTED)
         return found
 
     async def _send(self, batch: Batch, source: str) -> Answer:
         endpoint = self._endpoint(batch.table, batch.mode)
         if endpoint.is_single and len(batch) > 1:
-            raise TargetError(f"{endpoint.url} takes one record a call, not {len(batch)}", kind=Trouble.TOO_BIG)
+            raise TargetError(f"{endpoint.url} takes one record a call, not {len(batch)}", kind=ErrorKind.TOO_BIG)
         path = filled(endpoint.url, batch.table, id_of(batch.records[0], batch.mode, endpoint))
         content = encoded(batch, endpoint)
         headers = {"Accept": "application/json", **endpoint.headers}
         if content is not None:
-            headers["Content-Type"] = content_type(endpoint)
+            headers["Content-Type"] = content_type(batch, endpoint)
         if endpoint.idempotency_header:
             headers[endpoint.idempotency_header] = batch.key
-        reply = await self._wire.call(source, endpoint.method, path, content=content, headers=headers)
+        reply = await self._http.call(source, endpoint.method, path, content=content, headers=headers)
         if self._is_gone(reply, batch, endpoint):
             return Answer([Verdict(Outcome.DELETED)])
         if reply.status == CONFLICT and batch.key in self._lost_keys and endpoint.idempotency_header:
             raise TargetError(
                 f"{endpoint.method} {path} answered {CONFLICT}: it still works on the first call with this key",
-                kind=Trouble.CONNECTION,
+                kind=ErrorKind.CONNECTION,
                 code=str(CONFLICT),
                 maybe_applied=True,
             )
@@ -142,7 +148,7 @@ class HttpTarget(Target):
         if reply.headers.get("content-type", "").startswith("text/html"):
             raise TargetError(
                 f"{endpoint.method} {path} answered {reply.status} with a page for people, perhaps to log in",
-                kind=Trouble.CONNECTION,
+                kind=ErrorKind.CONNECTION,
                 code="NotAnAnswer",
                 maybe_applied=True,
             )
@@ -153,23 +159,39 @@ class HttpTarget(Target):
         try:
             return (await self.send(batch, source)).verdicts
         except TargetError as error:
-            if is_atomic and error.kind is Trouble.DATA:
+            if is_atomic and error.kind is ErrorKind.DATA:
                 return [None] * len(batch)
             raise
+
+    async def _listed(
+        self, batch: Batch, endpoint: Endpoint, lookup: PagedLookup, source: str
+    ) -> Sequence[Verdict | None]:
+        """What a list of the records that exist proves: created ones are in it, deleted ones are not."""
+        ids = [id_of(record, batch.mode, endpoint) for record in batch.records]
+        path = self._http.address(filled(lookup.url, batch.table))
+        there = await ids_there(lookup, path, ids, lambda page: self._got(page, endpoint, source))
+        if batch.mode is Mode.CREATE:
+            return [Verdict(Outcome.CREATED, one) if str(one) in there else None for one in ids]
+        return [None if str(one) in there else Verdict(Outcome.DELETED, one) for one in ids]
 
     async def _looked_up(self, batch: Batch, record: Any, source: str) -> Verdict | None:
         """What a GET of the record proves: a created one is there, a deleted one is not."""
         endpoint = self._endpoint(batch.table, batch.mode)
         identifier = id_of(record, batch.mode, endpoint)
-        assert endpoint.lookup is not None
+        assert isinstance(endpoint.lookup, str)
         path = filled(endpoint.lookup, batch.table, identifier)
-        reply = await self._wire.call(source, "GET", path, headers={"Accept": "application/json", **endpoint.headers})
+        reply = await self._got(path, endpoint, source, GONE)
         is_there = 200 <= reply.status < 300
-        if not is_there and reply.status not in GONE:
-            raise self._refused(reply, endpoint, f"GET {path}")
         if batch.mode is Mode.CREATE:
             return Verdict(Outcome.CREATED, identifier) if is_there else None
         return None if is_there else Verdict(Outcome.DELETED, identifier)
+
+    async def _got(self, path: str, endpoint: Endpoint, source: str, also: frozenset[int] = frozenset()) -> Reply:
+        """What a GET was answered, if with success or one of `also`."""
+        reply = await self._http.call(source, "GET", path, headers={"Accept": "application/json", **endpoint.headers})
+        if not 200 <= reply.status < 300 and reply.status not in also:
+            raise self._refused(reply, endpoint, f"GET {path}")
+        return reply
 
     def _refused(self, reply: Reply, endpoint: Endpoint, call: str) -> TargetError:
         # A query may hold a key.

@@ -1,6 +1,8 @@
-"""How fast a source may begin calls: free at first, evenly spread once throttles come so often that they cost."""
+"""How fast a source may begin calls: free at first, so many in a window once throttles come so often that they cost."""
 
 from __future__ import annotations
+
+from collections import deque
 
 from penstock.targets.model import Limit
 
@@ -11,9 +13,13 @@ CALLS_MIN = 5
 COSTLY = 0.05
 CYCLE_MAX_S = 60.0
 """Throttles that take less than this share of the time, or are further apart, are waited out: a pace gains nothing."""
-LOWEST = CALLS_MIN / CYCLE_MAX_S
-GROWTH = 1.1
+GROWTH = 1.002
 """By how much the pace grows in its first span without a throttle; each further span twice as often."""
+DOUBLINGS_MAX = 12.0
+SPAN_WINDOWS = 2.0
+"""The windows in the first spans. To be refused costs more than a little less than is permitted."""
+EVENLY = 50
+"""Calls take time as they like: where time is counted they are spread over so many parts of the window."""
 STEP_BACK = 0.02
 """By how much a pace that was refused is lowered; twice as much each time it is refused again soon."""
 STEP_BACK_MAX = 0.5
@@ -23,29 +29,30 @@ PATIENCE_MAX = 200
 SPAN_MAX_S = 600.0
 FREE = 10.0
 """A pace that has grown so many times over holds nobody back and is dropped."""
-SLACK_S = 0.01
-"""What a late timer may make up for at once."""
 NOW_S = 0.001
 """What is due so soon is due now: no timer is finer."""
 
 
 class Pace:
-    """The pace of one source, on a monotonic clock.
+    """The pace of one source, on a monotonic clock: so many calls in any window of so many seconds.
 
-    It begins with what the remote let through from one throttle to the next, so it never makes a source slower than
-    the throttles did. It grows until the remote refuses it, and from then on stays a little below that. After a long
-    while it tries to grow again, slowly at first and, if nobody minds, faster and faster.
+    It begins with what the remote let through from one throttle to the next, in the time until it takes calls again;
+    so it never makes a source slower than the throttles did. Calls come as fast as they can until the window is full,
+    as the remote counts them. The pace grows until the remote refuses it, and from then on stays a little below that.
+    After a long while it tries to grow again, slowly at first and, if nobody minds, faster and faster.
     """
 
     def __init__(self) -> None:
         self._base: float | None = None
         self._top: float | None = None
+        self._window_calls = 0
+        self._starts: deque[float] = deque()
         self._resumed_s = 0.0
         self._span_s = 1.0
         self._strikes = 0
         self._patience = PATIENCE
-        self._next_s = float("-inf")
         self._cycle_from_s: float | None = None
+        self._first_call_s: float | None = None
         self._calls = 0
         self._waits_s = 0.0
 
@@ -56,49 +63,69 @@ class Pace:
         spans = max(0.0, now_s - self._resumed_s) / self._span_s
         if self._top is not None and spans < 1:
             return self._base + (self._top - self._base) * spans
-        grown: float = GROWTH ** (2.0 ** min(spans if self._top is None else spans - 1, 8.0) - 1)
+        grown: float = GROWTH ** (2.0 ** min(spans if self._top is None else spans - 1, DOUBLINGS_MAX) - 1)
         return (self._top or self._base) * grown if grown <= FREE else None
 
     def until_s(self, now_s: float) -> float | None:
         """When the next call may begin; None when it may now."""
-        return self._next_s if self._next_s - now_s > NOW_S else None
+        rate = self.per_second(now_s)
+        if rate is None or len(self._starts) < self._window_calls:
+            return None
+        due_s = self._starts[0] + self._window_calls / rate
+        return due_s if due_s - now_s > NOW_S else None
 
     def began(self, now_s: float) -> None:
         """A call begins."""
         if self._cycle_from_s is None:
             self._cycle_from_s = now_s
+        if self._first_call_s is None:
+            self._first_call_s = now_s
         self._calls += 1
-        rate = self.per_second(now_s)
-        if rate is not None:
-            self._next_s = max(self._next_s, now_s - SLACK_S) + 1 / rate
+        if self._base is not None:
+            self._starts.append(now_s)
 
     def refused(self) -> None:
         """A call that began was throttled: it does not count as let through."""
         self._calls = max(0, self._calls - 1)
+        if self._starts:
+            self._starts.pop()
 
     def throttled(self, now_s: float, wait_s: float, limit: Limit | None) -> None:
         """The remote wants to be left alone for a while; `refused` has been told already."""
-        if limit is Limit.CONCURRENCY or self._cycle_from_s is None:
+        if limit is Limit.CONCURRENCY or self._cycle_from_s is None or self._first_call_s is None:
             return  # fewer at once help, which is not a matter of pace
-        cycle_s = now_s - self._cycle_from_s
         rate = self.per_second(now_s)
-        through = self._calls / cycle_s if self._calls >= CALLS_MIN and cycle_s > 0 else None
         if rate is not None:
-            self._step_back(rate, through, now_s, wait_s)
+            self._step_back(rate, now_s, wait_s)
         else:
             self._base = self._top = None
-        if rate is None and cycle_s <= CYCLE_MAX_S:
-            if through is None:
-                self._waits_s += wait_s
+            if not self._learn(now_s, wait_s, limit):
                 return
-            if self._waits_s >= COSTLY * cycle_s:
-                self._base, self._top, self._span_s = through, None, max(1.0, cycle_s)
-        self._cycle_from_s, self._calls, self._waits_s = now_s, 0, wait_s
+        self._cycle_from_s, self._first_call_s, self._calls, self._waits_s = now_s, None, 0, wait_s
         self._resumed_s = now_s + wait_s
-        if self._base is not None:
-            self._next_s = self._resumed_s
 
-    def _step_back(self, rate: float, through: float | None, now_s: float, wait_s: float) -> None:
+    def _learn(self, now_s: float, wait_s: float, limit: Limit | None) -> bool:
+        """Begin a pace if throttles cost too much; False when too few calls came through to end the cycle."""
+        assert self._cycle_from_s is not None
+        assert self._first_call_s is not None
+        cycle_s, window_s = now_s - self._cycle_from_s, now_s - self._first_call_s + wait_s
+        if max(cycle_s, window_s) > CYCLE_MAX_S:
+            return True
+        if self._calls < CALLS_MIN:
+            self._waits_s += wait_s
+            return False
+        if self._waits_s >= COSTLY * cycle_s and window_s > 0:
+            self._base = self._calls / window_s
+            self._window_calls = self._calls if limit is not Limit.TIME else max(1, self._calls // EVENLY)
+            self._span_s = max(1.0, SPAN_WINDOWS * window_s)
+            self._starts = deque(maxlen=self._window_calls)
+        return True
+
+    def _step_back(self, rate: float, now_s: float, wait_s: float) -> None:
+        assert self._cycle_from_s is not None
+        cycle_s = now_s - self._cycle_from_s
+        lowest = self._window_calls / CYCLE_MAX_S
+        through = self._calls / cycle_s if self._calls >= CALLS_MIN and cycle_s > 0 else lowest
         spans = (now_s - self._resumed_s) / self._span_s
         if self._top is None or spans > 2:  # the remote is new to us, or has changed
             self._strikes, self._patience = 0, PATIENCE
@@ -107,6 +134,6 @@ class Pace:
         else:
             self._strikes, self._patience = 0, min(2 * self._patience, PATIENCE_MAX)
         lowered = rate * (1 - min(STEP_BACK * 2.0**self._strikes, STEP_BACK_MAX))
-        self._base = max(lowered, min(through or LOWEST, rate))
+        self._base = max(lowered, min(through, rate))
         self._top = max(self._base, rate * (1 - STEP_BACK))
         self._span_s = max(1.0, min(self._patience * wait_s, SPAN_MAX_S))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from operator import itemgetter, lt
 from typing import Any
 
-from penstock.targets.model import Mode, Record, TargetError, Trouble
+from penstock.targets.model import ErrorKind, Mode, Record, TargetError
 from penstock.targets.sql.folds import Fold
-from penstock.targets.sql.table import Table
+from penstock.targets.sql.table import Column, Table
 
 __all__ = [
     "Row",
@@ -31,29 +32,36 @@ Row = tuple[Any, ...]
 
 def identify(table: Table, mode: Mode, key: tuple[str, ...]) -> Callable[[Any], Hashable]:
     """What makes two records the same, as a function that never fails; None for a record without a whole key."""
-    folds = [table.columns[name].fold for name in key]
+    columns = [table.columns[name] for name in key]
     pick = picker(key)
 
     def carefully(record: Any) -> Hashable:
         try:
             given = key_of_id(record, key) if mode is Mode.DELETE else pick(record)
-            value = tuple(map(folded, given, folds))
+            value = tuple(map(_as_compared, given, columns))
         except (KeyError, TypeError, TargetError):
             return None
-        return value if is_whole(value) else None
+        return (value[0] if len(value) == 1 else value) if is_whole(value) else None
 
-    if mode is not Mode.DELETE and len(key) == 1 and folds[0] is None:
-        return _quickly(key[0], carefully)
+    if mode is not Mode.DELETE and len(key) == 1 and columns[0].fold is None:
+        return _quickly(key[0], carefully, (int,) if columns[0].from_text else (int, str))
     return carefully
 
 
-def _quickly(name: str, carefully: Callable[[Any], Hashable]) -> Callable[[Any], Hashable]:
+def _as_compared(value: Any, column: Column) -> Any:
+    if type(value) is str and column.from_text is not None:
+        with suppress(ValueError):
+            value = column.from_text(value)
+    return folded(value, column.fold)
+
+
+def _quickly(name: str, carefully: Callable[[Any], Hashable], plain: tuple[type, ...]) -> Callable[[Any], Hashable]:
     def of_record(record: Any) -> Hashable:
         try:
             value = record[name]
         except (KeyError, TypeError):
             return None
-        return value if type(value) is int or type(value) is str else carefully(record)
+        return value if type(value) in plain else carefully(record)
 
     return of_record
 
@@ -124,4 +132,4 @@ def missing_key(key: tuple[str, ...]) -> TargetError:
 
 def fault(code: str, message: str, field: str | None = None) -> TargetError:
     """What is wrong with a record that is not worth sending."""
-    return TargetError(message, kind=Trouble.DATA, code=code, field=field)
+    return TargetError(message, kind=ErrorKind.DATA, code=code, field=field)

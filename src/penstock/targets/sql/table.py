@@ -6,10 +6,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from penstock.targets.model import BulkOptions, Mode, TargetError, Trouble
+from penstock.targets.model import BulkOptions, ErrorKind, Mode, TargetError
 from penstock.targets.sql.folds import Fold
 from penstock.targets.sql.names import Quote
 from penstock.targets.sql.options import SqlOptions
+from penstock.targets.sql.text_values import FromText
 
 __all__ = ["Column", "Table", "choose_key", "no_such_table"]
 
@@ -36,6 +37,12 @@ class Column:
     fold: Fold | None = None
     """Values that this makes equal are equal to the table, as far as we can tell; None when only equal ones are."""
     is_text: bool = False
+    from_text: FromText | None = None
+    """Reads a text as a value of this type; None where texts are taken as they are."""
+    is_read_by_server: bool = False
+    """Texts are for the server to read: it knows more ways to write them than we do."""
+    is_given_as_text: bool = False
+    """This batch gives texts for the server to read."""
     key_types: Classes = ()
     """What a key of this column must be, where the database would compare anything else in its own way."""
     length_max: int | None = None
@@ -70,7 +77,7 @@ class Table:
 def no_such_table(name: str, found: str | None = None) -> TargetError:
     """The error for a name that is no table."""
     message = f"{name!r} is {found}, not a table" if found else f"there is no table {name!r}"
-    return TargetError(message, kind=Trouble.UNSUPPORTED, code="NO_SUCH_TABLE", details={"table": name})
+    return TargetError(message, kind=ErrorKind.UNSUPPORTED, code="NO_SUCH_TABLE", details={"table": name})
 
 
 def choose_key(table: Table, mode: Mode, options: BulkOptions) -> tuple[str, ...]:
@@ -88,7 +95,7 @@ def choose_key(table: Table, mode: Mode, options: BulkOptions) -> tuple[str, ...
 def _no_key(table: Table, problem: str) -> TargetError:
     keys = [f"({', '.join(key)})" for key in _distinct((table.primary_key, *table.unique_keys)) if key]
     known = f"its unique keys are: {', '.join(keys)}" if keys else "it has no unique key at all"
-    return TargetError(f"table {table} {problem}; {known}", kind=Trouble.UNSUPPORTED, code="NO_SUCH_KEY")
+    return TargetError(f"table {table} {problem}; {known}", kind=ErrorKind.UNSUPPORTED, code="NO_SUCH_KEY")
 
 
 def _distinct(keys: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import SettingsInvalid
-from penstock.targets.model import BulkOptions, Mode, Outcome, TargetError, Trouble, Verdict
+from penstock.targets.model import BulkOptions, ErrorKind, Mode, Outcome, TargetError, Verdict
 from penstock.targets.sql.keys import identify
 from penstock.targets.sql.options import DEFAULTS, SqlOptions
-from penstock.targets.sql.sheets import Layout, Sheet, assemble, lay_out
+from penstock.targets.sql.row_groups import Layout, RowGroup, assemble, lay_out
 from penstock.targets.sql.table import Table, choose_key
 from penstock.targets.sql.values import Converters, convert
-from penstock.targets.target import Answer, Batch, Same, Target, Traits
+from penstock.targets.target import Answer, Batch, Capabilities, Target, UniformVerdicts
 
-__all__ = ["DONE", "SqlTarget", "Work", "Written", "left_out", "not_found"]
+__all__ = ["DONE", "SqlTarget", "TableBatch", "Written", "left_out", "not_found"]
 
 DONE = {
     Mode.CREATE: Verdict(Outcome.CREATED),
@@ -27,7 +27,7 @@ DONE = {
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class TableBatch:
     """A batch laid out for its table."""
 
     batch: Batch
@@ -48,7 +48,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What the sheets of a batch came to: their verdicts, in the order of the sheets and their rows."""
+    """What the groups of a batch came to: their verdicts, in the order of the groups and their rows."""
 
     verdicts: Sequence[Sequence[Verdict]]
     counts_exact: bool = True
@@ -60,6 +60,8 @@ class SqlTarget(Target):
     Records that cannot be sent at all (an unknown column, no key) fail alone; the rest of their batch goes on.
     """
 
+    options_type = SqlOptions
+    batch_size = 5000
     _converters: Converters | None = None
 
     def __init__(self, name: str, connections: int) -> None:
@@ -70,16 +72,11 @@ class SqlTarget(Target):
         self._tables: dict[str, Table] = {}
         self._changed: set[str] = set()
 
-    def check_options(self, options: BulkOptions) -> None:
-        """Take the options of every target and those of tables."""
-        if type(options) not in (BulkOptions, SqlOptions):
-            raise SettingsInvalid(f"{self.name} takes BulkOptions or SqlOptions, not {type(options).__name__}")
-
-    async def describe(self, table: str, mode: Mode, options: BulkOptions, source: str) -> Traits:
+    async def describe(self, table: str, mode: Mode, options: BulkOptions, source: str) -> Capabilities:
         """Look the table up and settle which columns identify its records."""
         self.forget(table)  # it may have changed since the last call
         found = await self._table(table)
-        return self._traits(mode, options, choose_key(found, mode, options))
+        return self._capabilities(mode, options, choose_key(found, mode, options))
 
     def identity(self, table: str, mode: Mode, record: Any) -> Hashable | None:
         """The record's primary key; `identifier` knows the key of a call."""
@@ -96,6 +93,10 @@ class SqlTarget(Target):
         except TargetError:
             return None  # `describe` has refused the call
 
+    async def table(self, name: str) -> Table:
+        """What the database says of a table; raises `TargetError` when there is none."""
+        return await self._table(name)
+
     async def send(self, batch: Batch, source: str) -> Answer:
         """Write the batch in one transaction."""
         return await self._sent(batch, self._write)
@@ -108,68 +109,73 @@ class SqlTarget(Target):
         """Look the table up again next time, since it may have changed; until then others use what is known of it."""
         self._changed.add(table)
 
-    async def _sent(self, batch: Batch, write: Callable[[Work], Awaitable[Written]]) -> Answer:
+    async def _sent(self, batch: Batch, write: Callable[[TableBatch], Awaitable[Written]]) -> Answer:
         work = await self._work(batch)
-        if not work.layout.sheets:
+        if not work.layout.groups:
             return Answer(assemble(len(batch), work.layout, ()))
         written = await write(work)
         verdicts = written.verdicts
         if work.mode is Mode.UPSERT and batch.options.keep_ids:
-            verdicts = [_with_keys(work, *told) for told in zip(work.layout.sheets, verdicts, strict=True)]
+            verdicts = [_with_keys(work, *told) for told in zip(work.layout.groups, verdicts, strict=True)]
         return Answer(assemble(len(batch), work.layout, verdicts), counts_exact=written.counts_exact)
 
-    async def _work(self, batch: Batch) -> Work:
+    async def _work(self, batch: Batch) -> TableBatch:
         table = await self._table(batch.table)
         key = choose_key(table, batch.mode, batch.options)
         layout = lay_out(batch.records, batch.mode, table, key)
         if self._converters is not None:
             layout = convert(layout, self._converters)
+        table, layout = self._as_texts(table, layout)
         if layout.faults and not batch.options.isolate:
             raise _as_one(layout)
-        return Work(batch, table, key, layout)
+        return TableBatch(batch, table, key, layout)
 
     async def _table(self, name: str) -> Table:
         if name not in self._tables or name in self._changed:
-            found = await self._look_up(name)
+            found = await self._read_table(name)
             self._changed.discard(name)
             self._tables[name] = found
         return self._tables[name]
 
+    def _as_texts(self, table: Table, layout: Layout) -> tuple[Table, Layout]:
+        """The same, with columns marked for which texts are given that the server must read."""
+        return table, layout
+
     @abstractmethod
-    async def _look_up(self, name: str) -> Table:
+    async def _read_table(self, name: str) -> Table:
         """Ask the database about a table; raise `TargetError` when there is none."""
 
     @abstractmethod
-    async def _write(self, work: Work) -> Written:
-        """Write all sheets or none; raise `TargetError` when that failed."""
+    async def _write(self, work: TableBatch) -> Written:
+        """Write all groups or none; raise `TargetError` when that failed."""
 
     @abstractmethod
-    async def _write_each(self, work: Work) -> Written:
+    async def _write_each(self, work: TableBatch) -> Written:
         """Write the rows that the database takes, and say what is wrong with the others."""
 
     @abstractmethod
-    def _traits(self, mode: Mode, options: BulkOptions, key: tuple[str, ...]) -> Traits:
+    def _capabilities(self, mode: Mode, options: BulkOptions, key: tuple[str, ...]) -> Capabilities:
         """How tables behave in this mode."""
 
 
-def _with_keys(work: Work, sheet: Sheet, verdicts: Sequence[Verdict]) -> Sequence[Verdict]:
+def _with_keys(work: TableBatch, group: RowGroup, verdicts: Sequence[Verdict]) -> Sequence[Verdict]:
     """The verdicts on an upsert, with the keys of its records as their ids."""
-    columns = [sheet.column(name) for name in work.key]
+    columns = [group.column(name) for name in work.key]
     ids = columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
-    if isinstance(verdicts, Same):
-        return Same(verdicts.verdict, len(sheet), ids)
+    if isinstance(verdicts, UniformVerdicts):
+        return UniformVerdicts(verdicts.verdict, len(group), ids)
     return [Verdict(told.outcome, key, told.error) for told, key in zip(verdicts, ids, strict=True)]
 
 
-def left_out(work: Work) -> TargetError:
+def left_out(work: TableBatch) -> TargetError:
     """The error for a row that a trigger did not let into the table."""
-    return TargetError(f"a trigger of {work.table} left the row out", kind=Trouble.BUSINESS, code="LEFT_OUT")
+    return TargetError(f"a trigger of {work.table} left the row out", kind=ErrorKind.BUSINESS, code="LEFT_OUT")
 
 
-def not_found(work: Work, sheet: Sheet, index: int) -> Verdict:
+def not_found(work: TableBatch, group: RowGroup, index: int) -> Verdict:
     """The verdict on an update or delete of a row that is not there."""
-    values = ", ".join(f"{name}={sheet.rows[index][sheet.columns.index(name)]!r}" for name in work.key)
-    error = TargetError(f"{work.table} has no row with {values}", kind=Trouble.DATA, code="NOT_FOUND")
+    values = ", ".join(f"{name}={group.rows[index][group.columns.index(name)]!r}" for name in work.key)
+    error = TargetError(f"{work.table} has no row with {values}", kind=ErrorKind.DATA, code="NOT_FOUND")
     return Verdict(Outcome.FAILED, error=error)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from penstock.targets.model import TargetError
 from penstock.targets.sql.keys import fault
-from penstock.targets.sql.sheets import Layout, Sheet
+from penstock.targets.sql.row_groups import Layout, RowGroup
 
 __all__ = ["Converters", "convert", "finite", "not_nan", "to_json"]
 
@@ -31,8 +31,8 @@ class Converters:
 def convert(layout: Layout, converters: Converters) -> Layout:
     """The layout with every value the driver's own; records with a value that cannot become it are at fault."""
     faults = dict(layout.faults)
-    sheets = [_convert(sheet, converters, faults) for sheet in layout.sheets]
-    return Layout([sheet for sheet in sheets if sheet], faults)
+    groups = [_convert(group, converters, faults) for group in layout.groups]
+    return Layout([group for group in groups if group], faults)
 
 
 def to_json(value: Any) -> str:
@@ -54,8 +54,8 @@ def not_nan(value: float) -> float:
     return value
 
 
-def _convert(sheet: Sheet, converters: Converters, faults: dict[int, TargetError]) -> Sheet:
-    columns: list[Any] = list(zip(*sheet.rows, strict=True))
+def _convert(group: RowGroup, converters: Converters, faults: dict[int, TargetError]) -> RowGroup:
+    columns: list[Any] = list(zip(*group.rows, strict=True))
     wrong: set[int] = set()
     is_changed = False
     for n, values in enumerate(columns):
@@ -70,12 +70,12 @@ def _convert(sheet: Sheet, converters: Converters, faults: dict[int, TargetError
                 columns[n][i] = step(value) if step else value
             except (TypeError, ValueError) as error:
                 wrong.add(i)
-                faults[sheet.positions[i]] = fault(
-                    "BAD_TYPE", f"column {sheet.columns[n]!r}: {error}", sheet.columns[n]
+                faults[group.positions[i]] = fault(
+                    "BAD_TYPE", f"column {group.columns[n]!r}: {error}", group.columns[n]
                 )
     if not is_changed:
-        return sheet
-    made = Sheet(sheet.columns, list(zip(*columns, strict=True)), sheet.positions)
+        return group
+    made = RowGroup(group.columns, list(zip(*columns, strict=True)), group.positions)
     return made.pick([i for i in range(len(made)) if i not in wrong]) if wrong else made
 
 

@@ -8,7 +8,7 @@ from penstock.db.changes import add_column
 from penstock.db.types import Json, LongText
 
 revision = "0011"
-down_revision = "0009"
+down_revision = "0010"
 
 
 def upgrade() -> None:

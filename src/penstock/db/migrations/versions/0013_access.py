@@ -10,7 +10,7 @@ from penstock.db.schema import table_options
 from penstock.db.types import Json, Key
 
 revision = "0013"
-down_revision = "0011"
+down_revision = "0012"
 
 
 def upgrade() -> None:

@@ -6,12 +6,13 @@ import re
 from decimal import Decimal
 from typing import Any
 
-from penstock.targets.model import TargetError, Trouble
+from penstock.targets.model import ErrorKind, TargetError
 from penstock.targets.sql.folds import Fold, as_uuid, caseless, lower, rounded, single, then, unpadded
 from penstock.targets.sql.names import split_name
 from penstock.targets.sql.table import Column, Table, no_such_table
+from penstock.targets.sql.text_values import decimal, if_possible, number, whole
 
-__all__ = ["look_up"]
+__all__ = ["read_table"]
 
 WHERE = "WHERE table_schema = COALESCE(%s, DATABASE()) AND table_name = %s"
 TABLE = (
@@ -31,11 +32,16 @@ KEYS = (
 
 NUMERIC = ("tinyint", "smallint", "mediumint", "int", "bigint", "decimal", "float", "double", "bit", "year")
 NUMBERS = (int, float, Decimal)
+FROM_TEXT = {kind: if_possible(whole) for kind in NUMERIC} | {
+    "decimal": if_possible(decimal),
+    "float": if_possible(number),
+    "double": if_possible(number),
+}
 FOLDS: dict[str, Fold] = {"uuid": as_uuid, "float": single}
 SCALE = re.compile(r",(\d+)\)")
 
 
-async def look_up(cursor: Any, name: str) -> Table:
+async def read_table(cursor: Any, name: str) -> Table:
     """The table of that name, in the connection's database or the named one."""
     given = split_name(name)
     await cursor.execute(TABLE, given)
@@ -47,7 +53,7 @@ async def look_up(cursor: Any, name: str) -> Table:
     if found[4] != "YES":
         raise TargetError(
             f"table {name!r} is kept by {found[3]}, which has no transactions; InnoDB has them",
-            kind=Trouble.UNSUPPORTED,
+            kind=ErrorKind.UNSUPPORTED,
             code="NO_TRANSACTIONS",
         )
     await cursor.execute(COLUMNS, given)
@@ -81,6 +87,7 @@ def _column(found: tuple[Any, ...]) -> Column:
         is_generated=bool(generation) or "GENERATED" in extra.upper(),
         # MariaDB would take any text as the number 0, and so find the wrong row.
         key_types=NUMBERS if kind in NUMERIC else (),
+        from_text=FROM_TEXT.get(kind),
         charset=charset,
         collation=collation,
         fold=_fold(kind, full, collation),

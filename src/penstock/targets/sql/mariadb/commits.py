@@ -3,48 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from penstock.targets.model import Mode, Outcome, TargetError, Trouble, Verdict
+from penstock.targets.model import ErrorKind, Mode, Outcome, TargetError, Verdict
+from penstock.targets.sql.commits import Pending
 from penstock.targets.sql.mariadb.writing import found_in, parts
-from penstock.targets.sql.sheets import Sheet
-from penstock.targets.sql.target import Work
+from penstock.targets.sql.row_groups import RowGroup
+from penstock.targets.sql.target import TableBatch
 
-__all__ = ["Commits", "Pending", "is_done"]
-
-BATCHES_MAX = 1000
-"""Batches remembered: more are not in flight, so the oldest were given up by their caller."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pending:
-    """What a batch will have done if it committed."""
-
-    work: Work
-    sheets: Sequence[Sheet]
-    verdicts: Sequence[Sequence[Verdict]]
-
-
-class Commits:
-    """What was asked to commit, by batch, until the answer is known."""
-
-    def __init__(self) -> None:
-        self._pending: dict[str, Pending] = {}
-
-    def note(self, batch_key: str, pending: Pending) -> None:
-        """A commit is about to be sent."""
-        self._pending[batch_key] = pending
-        while len(self._pending) > BATCHES_MAX:
-            del self._pending[next(iter(self._pending))]
-
-    def forget(self, batch_key: str) -> None:
-        """The batch was answered, or is sent anew."""
-        self._pending.pop(batch_key, None)
-
-    def get(self, batch_key: str) -> Pending | None:
-        """What may have been committed of this batch."""
-        return self._pending.get(batch_key)
+__all__ = ["is_done"]
 
 
 async def is_done(cursor: Any, pending: Pending) -> bool:
@@ -53,8 +20,8 @@ async def is_done(cursor: Any, pending: Pending) -> bool:
     It is compared by each key's last row, since earlier ones were written over.
     """
     seen: set[Any] = set()
-    for sheet, verdicts in zip(reversed(pending.sheets), reversed(pending.verdicts), strict=True):
-        written, keys = _with_keys(pending.work, sheet, verdicts)
+    for group, verdicts in zip(reversed(pending.groups), reversed(pending.verdicts), strict=True):
+        written, keys = _with_keys(pending.work, group, verdicts)
         fresh = [n for n, key in enumerate(keys) if key not in seen and not seen.add(key)]  # type: ignore[func-returns-value]
         for part in parts(written.pick(fresh)) if fresh else ():
             if not await _holds(cursor, pending.work, part):
@@ -62,23 +29,23 @@ async def is_done(cursor: Any, pending: Pending) -> bool:
     return True
 
 
-async def _holds(cursor: Any, work: Work, part: Sheet) -> bool:
+async def _holds(cursor: Any, work: TableBatch, part: RowGroup) -> bool:
     if work.mode is Mode.DELETE:
         return not await found_in(cursor, work, part, compare=False)
     found = await found_in(cursor, work, part, compare=work.mode is not Mode.CREATE)
     return len(found) == len(part) and not any(found.values())
 
 
-def _with_keys(work: Work, sheet: Sheet, verdicts: Sequence[Verdict]) -> tuple[Sheet, list[Any]]:
+def _with_keys(work: TableBatch, group: RowGroup, verdicts: Sequence[Verdict]) -> tuple[RowGroup, list[Any]]:
     """The rows that were written, with the keys the database made for them."""
     written = [n for n, verdict in enumerate(verdicts) if verdict.outcome is not Outcome.FAILED]
     if work.mode is not Mode.CREATE:
-        kept = sheet.pick(written)
+        kept = group.pick(written)
         return kept, list(zip(*(kept.column(name) for name in work.key), strict=True))
     if not work.key:
         raise TargetError(
-            f"table {work.table} has no key to look for the records by", kind=Trouble.CONNECTION, maybe_applied=True
+            f"table {work.table} has no key to look for the records by", kind=ErrorKind.CONNECTION, maybe_applied=True
         )
     ids = [verdicts[n].id for n in written]
     keys = [(one,) for one in ids] if len(work.key) == 1 else ids
-    return Sheet(work.key, keys, [sheet.positions[n] for n in written]), keys
+    return RowGroup(work.key, keys, [group.positions[n] for n in written]), keys

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
@@ -15,21 +16,22 @@ from uuid import UUID
 
 import asyncmy
 
-from penstock.targets.model import BadInput, BulkOptions, Mode, TargetError, Trouble, Verdict
-from penstock.targets.sql.cancelling import committed
-from penstock.targets.sql.mariadb.catalog import look_up
-from penstock.targets.sql.mariadb.commits import Commits, Pending, is_done
-from penstock.targets.sql.mariadb.writing import DRIVER_ERRORS, told, write_each, write_sheet
-from penstock.targets.sql.pool import Pool
-from penstock.targets.sql.sheets import Sheet
+from penstock.targets.model import BadInput, BulkOptions, Mode, TargetError, Verdict
+from penstock.targets.sql.commits import Pending
+from penstock.targets.sql.connections import ConnectionPool
+from penstock.targets.sql.mariadb.catalog import read_table
+from penstock.targets.sql.mariadb.commits import is_done
+from penstock.targets.sql.mariadb.writing import DRIVER_ERRORS, told, write_each, write_group
+from penstock.targets.sql.row_groups import RowGroup
+from penstock.targets.sql.server import ServerTarget
 from penstock.targets.sql.table import Table
-from penstock.targets.sql.target import SqlTarget, Work, Written
+from penstock.targets.sql.target import TableBatch, Written
 from penstock.targets.sql.values import Converters, finite, to_json
-from penstock.targets.target import Batch, Traits
+from penstock.targets.target import Capabilities
 
 __all__ = ["MariaDbTarget"]
 
-WriteSheet: TypeAlias = Callable[[Any, Work, Sheet], Awaitable[list[Verdict]]]
+WriteGroup: TypeAlias = Callable[[Any, TableBatch, RowGroup], Awaitable[list[Verdict]]]
 GRACE_S = 30.0
 PLAIN_OPTIONS: dict[str, Callable[[str], Any]] = {
     "unix_socket": str,
@@ -42,7 +44,7 @@ TLS_OPTIONS = ("ssl", "ssl_ca", "ssl_cert", "ssl_key")
 SQL_MODE = "STRICT_TRANS_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION,NO_AUTO_VALUE_ON_ZERO"
 
 
-class MariaDbTarget(SqlTarget):
+class MariaDbTarget(ServerTarget):
     """A MariaDB database, `mariadb://user:password@host:3306/name?ssl=true`. Needs `pip install "penstock[mariadb]"`.
 
     `ssl` is `true` or the file of an authority; `ssl_ca`, `ssl_cert` and `ssl_key` name files.
@@ -50,6 +52,7 @@ class MariaDbTarget(SqlTarget):
     `asyncmy.connect`.
     """
 
+    _driver_errors = DRIVER_ERRORS
     _converters = Converters(
         known=(NoneType, int, float, str, bytes, bytearray, Decimal, date, time, timedelta),
         made={
@@ -85,8 +88,7 @@ class MariaDbTarget(SqlTarget):
             f"SET SESSION sql_mode = '{SQL_MODE}', sql_notes = 0, time_zone = '+00:00', "
             f"max_statement_time = {statement_timeout_s:f}, innodb_lock_wait_timeout = {lock_timeout_s:d}"
         )
-        self._commits = Commits()
-        self._pool: Pool[Any] = Pool(
+        self._pool: ConnectionPool[Any] = ConnectionPool(
             connections,
             connect=self._connect,
             close=lambda connection: connection.ensure_closed(),
@@ -94,88 +96,50 @@ class MariaDbTarget(SqlTarget):
             is_alive=lambda connection: bool(connection.connected),
         )
 
-    async def refresh(self, source: str) -> None:
-        """Open new connections from now on, and look tables up again."""
-        self._changed.update(self._tables)
-        self._pool.drop_all()
+    def _capabilities(self, mode: Mode, options: BulkOptions, key: tuple[str, ...]) -> Capabilities:
+        return replace(super()._capabilities(mode, options, key), can_reconcile=bool(key))
 
-    async def aclose(self) -> None:
-        """Close the connections."""
-        await self._pool.aclose()
-
-    async def reconcile(self, batch: Batch, source: str) -> Sequence[Verdict | None]:
-        """Look whether the table holds what the batch would have left."""
-        pending = self._commits.get(batch.key)
-        verdicts: list[Verdict | None] = [None] * len(batch)
-        if pending is None:
-            return verdicts
-        async with self._pool.take() as connection:
-            try:
-                await connection.begin()
-                async with connection.cursor() as cursor:
-                    is_there = await is_done(cursor, pending)
-                await connection.rollback()
-            except (TargetError, *DRIVER_ERRORS) as error:
-                self._pool.discard(connection)
-                raise _may_have_been(error if isinstance(error, TargetError) else told(error)) from error
-        if is_there:
-            for sheet, answers in zip(pending.sheets, pending.verdicts, strict=True):
-                for position, verdict in zip(sheet.positions, answers, strict=True):
-                    verdicts[position] = verdict
-        self._commits.forget(batch.key)
-        return verdicts
-
-    def _traits(self, mode: Mode, options: BulkOptions, key: tuple[str, ...]) -> Traits:
-        return Traits(can_reconcile=bool(key), id_field=key[0] if len(key) == 1 else None)
-
-    async def _look_up(self, name: str) -> Table:
+    async def _read_table(self, name: str) -> Table:
         async with self._pool.take() as connection:
             try:
                 async with connection.cursor() as cursor:
-                    return await look_up(cursor, name)
+                    return await read_table(cursor, name)
             except DRIVER_ERRORS as error:
                 self._pool.discard(connection)
                 raise told(error) from error
 
-    async def _write(self, work: Work) -> Written:
-        return await self._transact(work, write_sheet)
+    async def _write(self, work: TableBatch) -> Written:
+        return await self._transact(work, write_group)
 
-    async def _write_each(self, work: Work) -> Written:
+    async def _write_each(self, work: TableBatch) -> Written:
         return await self._transact(work, write_each)
 
-    async def _transact(self, work: Work, write: WriteSheet) -> Written:
-        """Write the sheets in one transaction. When this ends in any way, the transaction has ended or soon will."""
+    async def _transact(self, work: TableBatch, write: WriteGroup) -> Written:
+        """Write the groups in one transaction. When this ends in any way, the transaction has ended or soon will."""
         self._commits.forget(work.batch.key)
-        sheets = work.layout.sheets
+        groups = work.layout.groups
         async with self._pool.take() as connection:
             try:
                 await connection.begin()
                 async with connection.cursor() as cursor:
-                    verdicts = [await write(cursor, work, sheet) for sheet in sheets]
+                    verdicts = [await write(cursor, work, group) for group in groups]
             except (TargetError, *DRIVER_ERRORS) as error:
                 await self._undo(connection)
-                refused = error if isinstance(error, TargetError) else told(error)
-                if refused.kind is Trouble.RACE:
-                    self.forget(work.batch.table)
-                raise refused from error
-            self._commits.note(work.batch.key, Pending(work, sheets, verdicts))
-            await self._commit(connection, work)
+                raise self._refusal(error, work) from error
+            await self._commit(connection, connection.commit(), Pending(work, groups, verdicts))
         self._commits.forget(work.batch.key)
         return Written(verdicts)
 
-    async def _commit(self, connection: Any, work: Work) -> None:
-        try:
-            await committed(connection.commit())
-        except asyncio.CancelledError:
-            self._pool.discard(connection)
-            raise
-        except DRIVER_ERRORS as error:
-            refused = told(error)
-            self._pool.discard(connection)
-            if refused.kind is Trouble.CONNECTION:
-                raise _may_have_been(refused) from error
-            self._commits.forget(work.batch.key)
-            raise refused from error
+    def _mapped(self, error: BaseException, work: TableBatch | None, groups: Sequence[RowGroup]) -> TargetError:
+        return told(error)
+
+    async def _is_committed(self, connection: Any, pending: Pending) -> bool:
+        """MariaDB cannot be asked about a transaction: look whether the table holds what it would have left."""
+        await connection.begin()
+        async with connection.cursor() as cursor:
+            is_there = await is_done(cursor, pending)
+        await connection.rollback()
+        return is_there
 
     async def _undo(self, connection: Any) -> None:
         try:
@@ -228,8 +192,3 @@ def _options(given: dict[str, str]) -> dict[str, Any]:
     if "ssl_cert" in given:
         context.load_cert_chain(given["ssl_cert"], given.get("ssl_key"))
     return options | {"ssl": context}
-
-
-def _may_have_been(error: TargetError) -> TargetError:
-    error.maybe_applied = True
-    return error

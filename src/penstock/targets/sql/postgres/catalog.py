@@ -9,12 +9,43 @@ from typing import Any
 from penstock.targets.sql.folds import Fold, as_uuid, lower, rounded, single, unpadded
 from penstock.targets.sql.names import ansi, split_name
 from penstock.targets.sql.table import Column, Table, no_such_table
+from penstock.targets.sql.text_values import FromText, boolean, decimal, number, whole
 
-__all__ = ["look_up"]
+__all__ = ["read_table"]
 
 KINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table", "i": "an index", "S": "a sequence"}
 
 FOLDS: dict[str, Fold] = {"uuid": as_uuid, "citext": lower, "bpchar": unpadded, "character": unpadded, "real": single}
+FROM_TEXT: dict[str, FromText] = {
+    **dict.fromkeys(("smallint", "integer", "bigint"), whole),
+    **dict.fromkeys(("real", "double precision"), number),
+    "numeric": decimal,
+    "boolean": boolean,
+}
+READ_BY_SERVER = frozenset(
+    [
+        "date",
+        "interval",
+        "bytea",
+        "bit",
+        "point",
+        "line",
+        "lseg",
+        "box",
+        "path",
+        "polygon",
+        "circle",
+        "int4range",
+        "int8range",
+        "numrange",
+        "daterange",
+        "tsrange",
+        "tstzrange",
+    ]
+) | {
+    "bit varying",
+    *(f"{kind} {zone} time zone" for kind in ("time", "timestamp") for zone in ("with", "without")),
+}
 SCALE = re.compile(r",(-?\d+)\)")
 
 # Domains are taken apart to the type under them, so that their checks speak of one row and not of a whole array.
@@ -61,7 +92,7 @@ WHERE c.oid = to_regclass($1)
 """
 
 
-async def look_up(connection: Any, name: str) -> Table:
+async def read_table(connection: Any, name: str) -> Table:
     """The table of that name as the connection's search path finds it."""
     schema, plain = split_name(name)
     found = await connection.fetchrow(TABLE, ".".join(ansi(part) for part in (schema, plain) if part))
@@ -85,7 +116,14 @@ async def look_up(connection: Any, name: str) -> Table:
 
 def _column(given: dict[str, Any]) -> Column:
     default = None if given["is_generated"] else given["default"]
-    return Column(**{**given, "default": default, "fold": _fold(given["type"], given["full_type"])})
+    kind = given["type"]
+    more = {
+        "default": default,
+        "fold": _fold(kind, given["full_type"]),
+        "from_text": FROM_TEXT.get(kind),
+        "is_read_by_server": given["is_array"] or kind in READ_BY_SERVER,
+    }
+    return Column(**{**given, **more})
 
 
 def _fold(kind: str, full: str) -> Fold | None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import asyncpg  # type: ignore[import-untyped]
 
-from penstock.targets.sql.postgres.refusals import DRIVER_ERRORS, refusal
+from penstock.targets.model import ErrorKind, TargetError
+from penstock.targets.sql.postgres.error_mapping import DRIVER_ERRORS, refusal
 
-__all__ = ["UNDO_S", "begin", "close", "connect_to", "drop", "undo"]
+__all__ = ["UNDO_S", "begin", "close", "connect_to", "drop", "is_committed", "undo"]
 
+ASKED_MAX = 50
+PAUSE_S = 0.2
 UNDO_S = 10.0
 """How long a rollback, a commit or a farewell may take."""
 
@@ -74,3 +78,22 @@ def drop(connection: Any) -> None:
     """Let go at once."""
     if not connection.is_closed():
         connection.terminate()
+
+
+async def is_committed(
+    connection: Any, transaction_id: str, sleep: Callable[[float], Awaitable[Any]] = asyncio.sleep
+) -> bool:
+    """Whether a transaction whose commit was never answered took effect."""
+    status = None
+    for _ in range(ASKED_MAX):
+        status = await connection.fetchval("SELECT pg_xact_status($1::text::xid8)", transaction_id)
+        if status in ("committed", "aborted"):
+            return bool(status == "committed")
+        if status is None:
+            break
+        await sleep(PAUSE_S)  # the server has not noticed yet that its client is gone
+    raise TargetError(
+        f"transaction {transaction_id} is {status or 'too old to ask about'}; whether it committed is not known",
+        kind=ErrorKind.CONNECTION,
+        maybe_applied=True,
+    )

@@ -72,7 +72,7 @@ class Plan:
         return tuple(k for k in self.key if k not in self.columns and self.table.columns[k].default is not None)
 
     def write(self, mode: Mode, source: str) -> str:
-        """One statement for a whole sheet."""
+        """One statement for a whole group."""
         if mode is Mode.CREATE:
             return f"{self._create(source)} SELECT {XID}{self._written_count()}{self._created_keys()}"
         if mode is Mode.UPSERT and self.by_value:
@@ -210,7 +210,8 @@ def from_stage(name: str, columns: Sequence[Column], only: str | None = None) ->
 
 def stage_name(columns: Sequence[Column], more: str = "") -> str:
     """A name that no stage of other columns has: the driver remembers types by it."""
-    return f"penstock_stage_{crc32(repr([(c.name, c.type) for c in columns]).encode() + more.encode()):08x}"
+    shape = repr([(c.name, c.type, _staged_type(c)) for c in columns]) + more
+    return f"penstock_stage_{crc32(shape.encode()):08x}"
 
 
 def stage_table(name: str, columns: Sequence[Column], more: str = "") -> str:

@@ -5,33 +5,37 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeAlias
+from urllib.parse import parse_qs, urlsplit
 
-from penstock.targets.model import BulkOptions, Mode, Outcome, TargetError, Trouble, Verdict
-from penstock.targets.sql.cancelling import CANCEL_S, committed
-from penstock.targets.sql.pool import Pool
-from penstock.targets.sql.postgres.catalog import look_up
-from penstock.targets.sql.postgres.commits import Commits, Pending
-from penstock.targets.sql.postgres.each import portions, without_misfits, write_rows
-from penstock.targets.sql.postgres.refusals import DRIVER_ERRORS, refusal, refusal_of_rows
-from penstock.targets.sql.postgres.session import UNDO_S, begin, close, connect_to, drop, undo
-from penstock.targets.sql.postgres.troubles import STALE
-from penstock.targets.sql.postgres.writing import plan_for, write_sheet
-from penstock.targets.sql.sheets import Sheet
+from penstock.targets.model import BadInput, ErrorKind, Mode, Outcome, TargetError, Verdict
+from penstock.targets.sql.commits import CANCEL_S, Pending
+from penstock.targets.sql.connections import ConnectionPool
+from penstock.targets.sql.postgres.catalog import read_table
+from penstock.targets.sql.postgres.error_codes import STALE
+from penstock.targets.sql.postgres.error_mapping import DRIVER_ERRORS, refusal, refusal_of_rows
+from penstock.targets.sql.postgres.row_by_row import portions, without_wrong_types, write_rows
+from penstock.targets.sql.postgres.session import UNDO_S, begin, close, connect_to, drop, is_committed, undo
+from penstock.targets.sql.postgres.texts import as_texts
+from penstock.targets.sql.postgres.writing import plan_for, write_group
+from penstock.targets.sql.row_groups import Layout, RowGroup
+from penstock.targets.sql.server import ServerTarget
 from penstock.targets.sql.table import Table
-from penstock.targets.sql.target import SqlTarget, Work, Written
-from penstock.targets.target import Batch, Traits
+from penstock.targets.sql.target import TableBatch, Written
 
 __all__ = ["PostgresTarget"]
 
-WriteSheet: TypeAlias = Callable[[Any, Work, Sheet], Awaitable[tuple[str, Sequence[Verdict]]]]
+WriteGroup: TypeAlias = Callable[[Any, TableBatch, RowGroup], Awaitable[tuple[str, Sequence[Verdict]]]]
 
 
-class PostgresTarget(SqlTarget):
+class PostgresTarget(ServerTarget):
     """A PostgreSQL database. Needs `pip install "penstock[postgres]"`.
 
     Timeouts hold for each batch's transaction and leave the session alone, so that poolers can be used. `connect` is
     passed on to `asyncpg.connect`. With `synchronous_commit=False` a crash of the server may lose batches it confirmed.
     """
+
+    _driver_errors = DRIVER_ERRORS
+    _stale_codes = STALE
 
     def __init__(
         self,
@@ -46,6 +50,7 @@ class PostgresTarget(SqlTarget):
         connect: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__("PostgreSQL", connections)
+        dsn = checked_address(dsn)
         settings = {
             "server_settings": {"application_name": application_name},
             # Should the server vanish without a word, its own timeouts do not help.
@@ -53,8 +58,7 @@ class PostgresTarget(SqlTarget):
             **(connect or {}),
         }
         self._begin = begin(statement_timeout_s, lock_timeout_s, idle_timeout_s, synchronous_commit)
-        self._commits = Commits()
-        self._pool: Pool[Any] = Pool(
+        self._pool: ConnectionPool[Any] = ConnectionPool(
             connections,
             connect=lambda: connect_to(dsn, settings),
             close=close,
@@ -62,119 +66,92 @@ class PostgresTarget(SqlTarget):
             is_alive=lambda connection: not connection.is_closed(),
         )
 
-    async def refresh(self, source: str) -> None:
-        """Open new connections from now on, and look tables up again."""
-        self._changed.update(self._tables)
-        self._pool.drop_all()
-
-    async def aclose(self) -> None:
-        """Close the connections."""
-        await self._pool.aclose()
-
-    async def reconcile(self, batch: Batch, source: str) -> Sequence[Verdict | None]:
-        """Ask the server whether the batch's transaction was committed."""
+    async def _read_table(self, name: str) -> Table:
         async with self._pool.take() as connection:
             try:
-                return await self._commits.settle(connection, batch.key, len(batch))
-            except DRIVER_ERRORS as error:
-                raise _may_have_been(refusal(error)) from error
-
-    def _traits(self, mode: Mode, options: BulkOptions, key: tuple[str, ...]) -> Traits:
-        return Traits(can_reconcile=True, id_field=key[0] if len(key) == 1 else None)
-
-    async def _look_up(self, name: str) -> Table:
-        async with self._pool.take() as connection:
-            try:
-                return await look_up(connection, name)
+                return await read_table(connection, name)
             except DRIVER_ERRORS as error:
                 raise refusal(error) from error
 
-    async def _write(self, work: Work) -> Written:
+    async def _write(self, work: TableBatch) -> Written:
         self._commits.forget(work.batch.key)
         async with self._pool.take() as connection:
-            verdicts = await self._transact(connection, work, work.layout.sheets, write_sheet)
+            verdicts = await self._transact(connection, work, work.layout.groups, write_group)
         self._commits.forget(work.batch.key)
         return Written(verdicts, counts_exact=_is_exact(connection, work))
 
-    async def _write_each(self, work: Work) -> Written:
+    async def _write_each(self, work: TableBatch) -> Written:
         self._commits.forget(work.batch.key)
-        told, fitting = without_misfits(work)
+        told, fitting = without_wrong_types(work)
         async with self._pool.take() as connection:
             for portion in portions(fitting):
                 told.update(await self._portion(connection, work, portion))
         self._commits.forget(work.batch.key)
-        verdicts = [[told[position] for position in sheet.positions] for sheet in work.layout.sheets]
+        verdicts = [[told[position] for position in group.positions] for group in work.layout.groups]
         return Written(verdicts, counts_exact=_is_exact(connection, work))
 
-    async def _portion(self, connection: Any, work: Work, portion: Sequence[Sheet]) -> dict[int, Verdict]:
+    async def _portion(self, connection: Any, work: TableBatch, portion: Sequence[RowGroup]) -> dict[int, Verdict]:
         """A few rows in one transaction; if they cannot even be sent together, each in its own."""
         try:
             told = await self._transact(connection, work, portion, write_rows)
         except TargetError as error:
-            if error.kind is not Trouble.DATA:
-                error.maybe_applied |= self._commits.has(work.batch.key)
+            if error.kind is not ErrorKind.DATA:
+                error.maybe_applied |= bool(self._commits.get(work.batch.key))
                 raise
-            rows = [sheet.pick([n]) for sheet in portion for n in range(len(sheet))]
+            rows = [group.pick([n]) for group in portion for n in range(len(group))]
             if len(rows) == 1:
                 return {rows[0].positions[0]: Verdict(Outcome.FAILED, error=error)}
             alone = [await self._portion(connection, work, [row]) for row in rows]
             return {position: verdict for one in alone for position, verdict in one.items()}
         return {
             position: verdict
-            for sheet, verdicts in zip(portion, told, strict=True)
-            for position, verdict in zip(sheet.positions, verdicts, strict=True)
+            for group, verdicts in zip(portion, told, strict=True)
+            for position, verdict in zip(group.positions, verdicts, strict=True)
         }
 
     async def _transact(
-        self, connection: Any, work: Work, sheets: Sequence[Sheet], write: WriteSheet
+        self, connection: Any, work: TableBatch, groups: Sequence[RowGroup], write: WriteGroup
     ) -> Sequence[Sequence[Verdict]]:
-        """Write sheets in one transaction. When this ends in any way, the transaction has ended too."""
+        """Write groups in one transaction. When this ends in any way, the transaction has ended too."""
         verdicts: list[Sequence[Verdict]] = []
         xid = ""
         try:
             await connection.execute(self._begin)
-            for sheet in sheets:
-                xid, told = await write(connection, work, sheet)
+            for group in groups:
+                xid, told = await write(connection, work, group)
                 verdicts.append(told)
         except TargetError:
             await undo(connection)
             raise
         except DRIVER_ERRORS as error:
             await undo(connection)
-            raise self._refused(error, work, sheets[len(verdicts) :][:1]) from error
+            raise self._refusal(error, work, groups[len(verdicts) :][:1]) from error
         except asyncio.CancelledError:
             await undo(connection, CANCEL_S)
             raise
-        self._commits.note(work.batch.key, Pending(xid, sheets, verdicts))
-        await self._commit(connection, work, sheets)
+        pending = Pending(work, groups, verdicts, xid)
+        await self._commit(connection, connection.execute("COMMIT", timeout=UNDO_S), pending)
         return verdicts
 
-    async def _commit(self, connection: Any, work: Work, sheets: Sequence[Sheet]) -> None:
-        try:
-            await committed(connection.execute("COMMIT", timeout=UNDO_S))
-        except asyncio.CancelledError:
-            self._pool.discard(connection)
-            raise
-        except DRIVER_ERRORS as error:
-            refused = self._refused(error, work, sheets)
-            if refused.kind is Trouble.CONNECTION:
-                self._pool.discard(connection)
-                raise _may_have_been(refused) from error
-            self._commits.drop_last(work.batch.key)
-            raise refused from error
+    def _as_texts(self, table: Table, layout: Layout) -> tuple[Table, Layout]:
+        return as_texts(table, layout)
 
-    def _refused(self, error: BaseException, work: Work, sheets: Sequence[Sheet]) -> TargetError:
-        refused = refusal_of_rows(error, sheets, work.table)
-        if refused.code in STALE or refused.kind is Trouble.RACE:
-            self.forget(work.batch.table)
-        return refused
+    def _mapped(self, error: BaseException, work: TableBatch | None, groups: Sequence[RowGroup]) -> TargetError:
+        return refusal(error) if work is None else refusal_of_rows(error, groups, work.table)
+
+    async def _is_committed(self, connection: Any, pending: Pending) -> bool:
+        return await is_committed(connection, pending.transaction_id)
 
 
-def _is_exact(connection: Any, work: Work) -> bool:
+def checked_address(url: str) -> str:
+    """An address as asyncpg takes it, or why it is none; SQLAlchemy's way to name a driver in it is taken too."""
+    parts = urlsplit(url)
+    has_place = bool(parts.netloc or "host" in parse_qs(parts.query) or "service" in parse_qs(parts.query))
+    if parts.scheme.partition("+")[0] not in ("postgresql", "postgres") or not has_place:
+        raise BadInput("the address of a PostgreSQL database is postgresql://user:password@host:5432/name")
+    return url.replace(parts.scheme, "postgresql", 1)
+
+
+def _is_exact(connection: Any, work: TableBatch) -> bool:
     """Whether new rows were told from old ones by the server, not by a look before."""
-    return work.mode is not Mode.UPSERT or not plan_for(connection, work, work.layout.sheets[0]).reads_before
-
-
-def _may_have_been(error: TargetError) -> TargetError:
-    error.maybe_applied = True
-    return error
+    return work.mode is not Mode.UPSERT or not plan_for(connection, work, work.layout.groups[0]).reads_before

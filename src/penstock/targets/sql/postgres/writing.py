@@ -1,4 +1,4 @@
-"""One sheet written by the quickest way PostgreSQL has for it.
+"""One group written by the quickest way PostgreSQL has for it.
 
 New rows whose keys are given go straight into the table by COPY. Otherwise rows travel as one array a column, which is
 a single round trip, or, when there are many of them, by COPY into a stage.
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.targets.model import Mode, Outcome, Verdict
-from penstock.targets.sql.postgres.refusals import driven
+from penstock.targets.sql.postgres.error_mapping import driven
 from penstock.targets.sql.postgres.statements import (
     ORDINAL_NAME,
     Plan,
@@ -19,73 +19,73 @@ from penstock.targets.sql.postgres.statements import (
     stage_name,
     stage_table,
 )
-from penstock.targets.sql.sheets import Sheet
-from penstock.targets.sql.target import DONE, Work, left_out, not_found
-from penstock.targets.target import Same
+from penstock.targets.sql.row_groups import RowGroup
+from penstock.targets.sql.target import DONE, TableBatch, left_out, not_found
+from penstock.targets.target import UniformVerdicts
 
-__all__ = ["STAGE_FROM", "ids_of", "plan_for", "stage", "write_sheet"]
+__all__ = ["STAGE_FROM", "ids_of", "plan_for", "stage", "write_group"]
 
 STAGE_FROM = 2000
 """Rows from which a stage is quicker than arrays."""
 CREATED, UNCHANGED = Verdict(Outcome.CREATED), Verdict(Outcome.UNCHANGED)
 
 
-def plan_for(connection: Any, work: Work, sheet: Sheet) -> Plan:
-    """How this sheet is written."""
+def plan_for(connection: Any, work: TableBatch, group: RowGroup) -> Plan:
+    """How this group is written."""
     version = connection.get_server_version().major
-    return Plan(work.table, work.key, sheet.columns, work.options.update_only_changed, version)
+    return Plan(work.table, work.key, group.columns, work.options.update_only_changed, version)
 
 
-async def write_sheet(connection: Any, work: Work, sheet: Sheet) -> tuple[str, Sequence[Verdict]]:
-    """Write a sheet and return the transaction's id and the verdicts, in the order of the rows."""
-    plan = plan_for(connection, work, sheet)
-    columns = [work.table.columns[name] for name in sheet.columns]
+async def write_group(connection: Any, work: TableBatch, group: RowGroup) -> tuple[str, Sequence[Verdict]]:
+    """Write a group and return the transaction's id and the verdicts, in the order of the rows."""
+    plan = plan_for(connection, work, group)
+    columns = [work.table.columns[name] for name in group.columns]
     is_special = work.table.has_row_security or work.table.has_insert_trigger
     is_copied = not (is_special or any(column.is_copied_as_text for column in columns))
     if work.mode is Mode.CREATE and not plan.generated and is_copied:
-        return await _copy(connection, work, sheet)
-    if len(sheet) >= STAGE_FROM or any(column.is_array for column in columns):
+        return await _copy(connection, work, group)
+    if len(group) >= STAGE_FROM or any(column.is_array or column.is_given_as_text for column in columns):
         is_numbered = not (work.mode is Mode.UPSERT and plan.by_value)
-        name = await stage(connection, work, sheet, is_numbered=is_numbered)
+        name = await stage(connection, work, group, is_numbered=is_numbered)
         told = await connection.fetchrow(plan.write(work.mode, from_stage(name, columns)))
     else:
-        arrays = map(list, zip(*sheet.rows, strict=True))
+        arrays = map(list, zip(*group.rows, strict=True))
         told = await driven(connection.fetchrow(plan.write(work.mode, from_arrays(columns)), *arrays))
-    return told["xid"], _verdicts(plan, work, sheet, told)
+    return told["xid"], _verdicts(plan, work, group, told)
 
 
-async def stage(connection: Any, work: Work, sheet: Sheet, *, is_numbered: bool, more: str = "") -> str:
+async def stage(connection: Any, work: TableBatch, group: RowGroup, *, is_numbered: bool, more: str = "") -> str:
     """Put the rows where statements can reach them; ordinals count from 1."""
-    columns = [work.table.columns[name] for name in sheet.columns]
+    columns = [work.table.columns[name] for name in group.columns]
     name = stage_name(columns, more)
     # A key that comes twice, or another portion, may have used the same stage in this transaction.
     await connection.execute(f"{stage_table(name, columns, more)}; DELETE FROM {name}")
-    rows: Sequence[Any] = [(n, *row) for n, row in enumerate(sheet.rows, 1)] if is_numbered else sheet.rows
-    names = [ORDINAL_NAME, *sheet.columns] if is_numbered else list(sheet.columns)
+    rows: Sequence[Any] = [(n, *row) for n, row in enumerate(group.rows, 1)] if is_numbered else group.rows
+    names = [ORDINAL_NAME, *group.columns] if is_numbered else list(group.columns)
     await driven(connection.copy_records_to_table(name, records=rows, columns=names))
     return name
 
 
-async def _copy(connection: Any, work: Work, sheet: Sheet) -> tuple[str, Sequence[Verdict]]:
+async def _copy(connection: Any, work: TableBatch, group: RowGroup) -> tuple[str, Sequence[Verdict]]:
     xid = await connection.fetchval("SELECT pg_current_xact_id()::text")
-    rows, columns = sheet.rows, list(sheet.columns)
+    rows, columns = group.rows, list(group.columns)
     await driven(
         connection.copy_records_to_table(work.table.name, schema_name=work.table.schema, records=rows, columns=columns)
     )
-    is_known = bool(work.key) and set(work.key) <= set(sheet.columns)
-    ids = ids_of([sheet.column(name) for name in work.key]) if is_known else None
-    return xid, Same(CREATED, len(sheet), ids)
+    is_known = bool(work.key) and set(work.key) <= set(group.columns)
+    ids = ids_of([group.column(name) for name in work.key]) if is_known else None
+    return xid, UniformVerdicts(CREATED, len(group), ids)
 
 
-def _verdicts(plan: Plan, work: Work, sheet: Sheet, told: Any) -> Sequence[Verdict]:
+def _verdicts(plan: Plan, work: TableBatch, group: RowGroup, told: Any) -> Sequence[Verdict]:
     if work.mode is Mode.CREATE:
-        if work.table.has_insert_trigger and told["written"] != len(sheet):
+        if work.table.has_insert_trigger and told["written"] != len(group):
             raise left_out(work)  # which of them, row by row will tell
         ids = ids_of([told[f"k{n}"] for n in range(len(work.key))]) if "k0" in told else None
-        return Same(CREATED, len(sheet), ids)
+        return UniformVerdicts(CREATED, len(group), ids)
     if work.mode is Mode.UPSERT and plan.by_value:
-        return _by_value(work, sheet, [told[f"k{n}"] for n in range(len(work.key))])
-    verdicts = [DONE[work.mode]] * len(sheet)
+        return _by_value(work, group, [told[f"k{n}"] for n in range(len(work.key))])
+    verdicts = [DONE[work.mode]] * len(group)
     for ordinal in told["created"] or ():
         verdicts[ordinal - 1] = CREATED
     for ordinal in told["unchanged"] or ():
@@ -93,16 +93,16 @@ def _verdicts(plan: Plan, work: Work, sheet: Sheet, told: Any) -> Sequence[Verdi
     for ordinal in told["left_out"] or ():
         verdicts[ordinal - 1] = Verdict(Outcome.FAILED, error=left_out(work))
     for ordinal in told["missing"] or ():
-        verdicts[ordinal - 1] = not_found(work, sheet, ordinal - 1)
+        verdicts[ordinal - 1] = not_found(work, group, ordinal - 1)
     return verdicts
 
 
-def _by_value(work: Work, sheet: Sheet, created: list[list[Any] | None]) -> Sequence[Verdict]:
+def _by_value(work: TableBatch, group: RowGroup, created: list[list[Any] | None]) -> Sequence[Verdict]:
     updated = DONE[Mode.UPSERT]
-    if created[0] is None or len(created[0]) == len(sheet):
-        return Same(updated if created[0] is None else CREATED, len(sheet))
+    if created[0] is None or len(created[0]) == len(group):
+        return UniformVerdicts(updated if created[0] is None else CREATED, len(group))
     new = set(ids_of([values or [] for values in created]))
-    keys = ids_of([sheet.column(name) for name in work.key])
+    keys = ids_of([group.column(name) for name in work.key])
     return [CREATED if key in new else updated for key in keys]
 
 

@@ -9,7 +9,7 @@ from penstock.targets.sql.folds import Fold, unpadded
 from penstock.targets.sql.names import ansi, split_name
 from penstock.targets.sql.table import Column, Table, no_such_table
 
-__all__ = ["look_up"]
+__all__ = ["read_table"]
 
 ASCII_LOWER = str.maketrans(ascii_uppercase, ascii_lowercase)
 FOLDS: dict[str, Fold] = {
@@ -19,7 +19,7 @@ FOLDS: dict[str, Fold] = {
 GENERATED = (2, 3)
 
 
-def look_up(connection: sqlite3.Connection, name: str) -> Table:
+def read_table(connection: sqlite3.Connection, name: str) -> Table:
     """The table of that name, in the main or the named database."""
     schema, plain = split_name(name)
     place = schema or "main"

@@ -14,21 +14,22 @@ from types import NoneType
 from typing import TypeVar
 from uuid import UUID
 
-from penstock.targets.model import BulkOptions, Mode, Outcome, TargetError, Trouble, Verdict
-from penstock.targets.sql.sheets import Sheet
-from penstock.targets.sql.sqlite.catalog import look_up
-from penstock.targets.sql.sqlite.troubles import refusal
+from penstock.targets.model import BadInput, BulkOptions, ErrorKind, Mode, Outcome, TargetError, Verdict
+from penstock.targets.sql.row_groups import RowGroup
+from penstock.targets.sql.sqlite.catalog import read_table
+from penstock.targets.sql.sqlite.error_codes import refusal
 from penstock.targets.sql.sqlite.writing import row_writer
 from penstock.targets.sql.table import Table
-from penstock.targets.sql.target import SqlTarget, Work, Written
+from penstock.targets.sql.target import SqlTarget, TableBatch, Written
 from penstock.targets.sql.values import Converters, not_nan, to_json
-from penstock.targets.target import Traits
+from penstock.targets.target import Capabilities
 
 __all__ = ["SqliteTarget"]
 
 T = TypeVar("T")
+MEMORY = ":memory:"
 ERRORS = (sqlite3.Error, OverflowError, UnicodeError)
-JUDGED = (Trouble.DATA, Trouble.BUSINESS)
+JUDGED = (ErrorKind.DATA, ErrorKind.BUSINESS)
 """Errors that are about a record."""
 
 
@@ -38,6 +39,23 @@ def _told(error: BaseException) -> TargetError:
 
 def _moment(value: datetime) -> str:
     return (value.astimezone(UTC) if value.tzinfo else value).isoformat(sep=" ")
+
+
+def checked_path(written: str | Path) -> str:
+    """The path of a file, also from `sqlite:///path`; its folder must be there."""
+    path = str(written)
+    if path.startswith("sqlite"):
+        scheme, separator, rest = path.partition("://")
+        if separator and scheme.partition("+")[0] == "sqlite":
+            path = rest.removeprefix("/").partition("?")[0]
+    if not path or "://" in path:
+        raise BadInput("a SQLite database is named by its file, shop.db or sqlite:///shop.db")
+    if path != MEMORY and (Path(path).is_dir() or not Path(path).parent.is_dir()):
+        raise BadInput(
+            f"{path} cannot be a SQLite file: "
+            + ("it is a folder" if Path(path).is_dir() else "its folder is not there")
+        )
+    return path
 
 
 class SqliteTarget(SqlTarget):
@@ -63,6 +81,7 @@ class SqliteTarget(SqlTarget):
 
     def __init__(self, path: str | Path, *, busy_timeout_s: float = 10.0, foreign_keys: bool = True) -> None:
         super().__init__("SQLite", connections=1)
+        path = checked_path(path)
         self._path, self._busy_timeout_s, self._foreign_keys = path, busy_timeout_s, foreign_keys
         self._thread: ThreadPoolExecutor | None = None
         self._connection: sqlite3.Connection | None = None
@@ -80,23 +99,23 @@ class SqliteTarget(SqlTarget):
             self._thread.shutdown(wait=False)
             self._thread = None
 
-    def _traits(self, mode: Mode, options: BulkOptions, key: tuple[str, ...]) -> Traits:
-        return Traits(id_field=key[0] if len(key) == 1 else None)
+    def _capabilities(self, mode: Mode, options: BulkOptions, key: tuple[str, ...]) -> Capabilities:
+        return Capabilities(id_field=key[0] if len(key) == 1 else None)
 
-    async def _look_up(self, name: str) -> Table:
-        return await self._run(lambda: look_up(self._open(), name))
+    async def _read_table(self, name: str) -> Table:
+        return await self._run(lambda: read_table(self._open(), name))
 
-    async def _write(self, work: Work) -> Written:
-        return await self._for_table(work, lambda: self._transact(work, work.layout.sheets, self._sheet))
+    async def _write(self, work: TableBatch) -> Written:
+        return await self._for_table(work, lambda: self._transact(work, work.layout.groups, self._write_group))
 
-    async def _write_each(self, work: Work) -> Written:
+    async def _write_each(self, work: TableBatch) -> Written:
         return await self._for_table(work, lambda: self._each(work))
 
-    async def _for_table(self, work: Work, job: Callable[[], list[list[Verdict]]]) -> Written:
+    async def _for_table(self, work: TableBatch, job: Callable[[], list[list[Verdict]]]) -> Written:
         try:
             return Written(await self._run(job))
         except TargetError as error:
-            if error.kind is Trouble.RACE:
+            if error.kind is ErrorKind.RACE:
                 self.forget(work.batch.table)
             raise
 
@@ -119,15 +138,15 @@ class SqliteTarget(SqlTarget):
 
     def _transact(
         self,
-        work: Work,
-        sheets: Sequence[Sheet],
-        write: Callable[[sqlite3.Cursor, Work, Sheet], list[Verdict]],
+        work: TableBatch,
+        groups: Sequence[RowGroup],
+        write: Callable[[sqlite3.Cursor, TableBatch, RowGroup], list[Verdict]],
     ) -> list[list[Verdict]]:
         connection = self._open()
         cursor = connection.cursor()
         cursor.execute("BEGIN IMMEDIATE")
         try:
-            verdicts = [write(cursor, work, sheet) for sheet in sheets]
+            verdicts = [write(cursor, work, group) for group in groups]
             cursor.execute("COMMIT")
         except BaseException:
             if connection.in_transaction:
@@ -135,37 +154,37 @@ class SqliteTarget(SqlTarget):
             raise
         return verdicts
 
-    def _each(self, work: Work) -> list[list[Verdict]]:
+    def _each(self, work: TableBatch) -> list[list[Verdict]]:
         try:
-            return self._transact(work, work.layout.sheets, self._sheet_by_row)
+            return self._transact(work, work.layout.groups, self._write_group_by_row)
         except (TargetError, *ERRORS) as error:
             if _told(error).kind not in JUDGED:
                 raise
             # What is found only at the commit, or ends the transaction, speaks of no row: give each its own commit.
-            return [[self._alone(work, sheet.pick([n])) for n in range(len(sheet))] for sheet in work.layout.sheets]
+            return [[self._alone(work, group.pick([n])) for n in range(len(group))] for group in work.layout.groups]
 
-    def _alone(self, work: Work, row: Sheet) -> Verdict:
+    def _alone(self, work: TableBatch, row: RowGroup) -> Verdict:
         try:
-            return self._transact(work, [row], self._sheet_by_row)[0][0]
+            return self._transact(work, [row], self._write_group_by_row)[0][0]
         except (TargetError, *ERRORS) as error:
             return Verdict(Outcome.FAILED, error=_told(error))
 
-    def _sheet(self, cursor: sqlite3.Cursor, work: Work, sheet: Sheet) -> list[Verdict]:
-        write = row_writer(cursor, work, sheet)
+    def _write_group(self, cursor: sqlite3.Cursor, work: TableBatch, group: RowGroup) -> list[Verdict]:
+        write = row_writer(cursor, work, group)
         n = 0
         try:
             verdicts = []
-            for n in range(len(sheet)):
+            for n in range(len(group)):
                 verdicts.append(write(n))
         except ERRORS as error:
             refused = refusal(error)
-            refused.suspects = (sheet.positions[n],) if refused.kind in JUDGED else ()
+            refused.suspects = (group.positions[n],) if refused.kind in JUDGED else ()
             raise refused from error
         return verdicts
 
-    def _sheet_by_row(self, cursor: sqlite3.Cursor, work: Work, sheet: Sheet) -> list[Verdict]:
-        write = row_writer(cursor, work, sheet)
-        return [self._guarded(cursor, write, n) for n in range(len(sheet))]
+    def _write_group_by_row(self, cursor: sqlite3.Cursor, work: TableBatch, group: RowGroup) -> list[Verdict]:
+        write = row_writer(cursor, work, group)
+        return [self._guarded(cursor, write, n) for n in range(len(group))]
 
     def _guarded(self, cursor: sqlite3.Cursor, write: Callable[[int], Verdict], n: int) -> Verdict:
         cursor.execute("SAVEPOINT penstock")
@@ -182,6 +201,8 @@ class SqliteTarget(SqlTarget):
 
     def _open(self) -> sqlite3.Connection:
         if self._connection is None:
+            if self._path != MEMORY and not Path(self._path).exists():
+                raise TargetError(f"there is no file {self._path}", kind=ErrorKind.UNSUPPORTED, code="NO_SUCH_DATABASE")
             self._connection = sqlite3.connect(
                 self._path, timeout=self._busy_timeout_s, isolation_level=None, check_same_thread=False
             )

@@ -8,8 +8,8 @@ from typing import Any
 
 from penstock.targets.model import Mode, Outcome, Verdict
 from penstock.targets.sql.names import ansi
-from penstock.targets.sql.sheets import Sheet
-from penstock.targets.sql.target import DONE, Work, left_out, not_found
+from penstock.targets.sql.row_groups import RowGroup
+from penstock.targets.sql.target import DONE, TableBatch, left_out, not_found
 
 __all__ = ["WriteRow", "row_writer"]
 
@@ -17,17 +17,17 @@ WriteRow = Callable[[int], Verdict]
 CREATED, UNCHANGED = Verdict(Outcome.CREATED), Verdict(Outcome.UNCHANGED)
 
 
-def row_writer(cursor: sqlite3.Cursor, work: Work, sheet: Sheet) -> WriteRow:
-    """A function that writes the sheet's nth row and says what became of it."""
+def row_writer(cursor: sqlite3.Cursor, work: TableBatch, group: RowGroup) -> WriteRow:
+    """A function that writes the group's nth row and says what became of it."""
     verb = {Mode.CREATE: _create, Mode.UPDATE: _update, Mode.UPSERT: _upsert, Mode.DELETE: _delete}
-    return verb[work.mode](cursor, work, sheet)
+    return verb[work.mode](cursor, work, group)
 
 
-def _create(cursor: sqlite3.Cursor, work: Work, sheet: Sheet) -> WriteRow:
-    text = f"{_insert(work, sheet)} RETURNING {_listed(work.key)}" if work.key else _insert(work, sheet)
+def _create(cursor: sqlite3.Cursor, work: TableBatch, group: RowGroup) -> WriteRow:
+    text = f"{_insert(work, group)} RETURNING {_listed(work.key)}" if work.key else _insert(work, group)
 
     def write(n: int) -> Verdict:
-        made = cursor.execute(text, sheet.rows[n]).fetchone()
+        made = cursor.execute(text, group.rows[n]).fetchone()
         if not made and (work.key or not cursor.rowcount):
             return Verdict(Outcome.FAILED, error=left_out(work))
         return Verdict(Outcome.CREATED, made[0] if len(made) == 1 else made) if made else CREATED
@@ -35,25 +35,25 @@ def _create(cursor: sqlite3.Cursor, work: Work, sheet: Sheet) -> WriteRow:
     return write
 
 
-def _update(cursor: sqlite3.Cursor, work: Work, sheet: Sheet) -> WriteRow:
-    update, find = _updater(cursor, work, sheet), _finder(cursor, work, sheet)
+def _update(cursor: sqlite3.Cursor, work: TableBatch, group: RowGroup) -> WriteRow:
+    update, find = _updater(cursor, work, group), _finder(cursor, work, group)
 
     def write(n: int) -> Verdict:
         if work.options.update_only_changed and find(n) == (0,):
             return UNCHANGED
-        return DONE[Mode.UPDATE] if update(n) else not_found(work, sheet, n)
+        return DONE[Mode.UPDATE] if update(n) else not_found(work, group, n)
 
     return write
 
 
-def _upsert(cursor: sqlite3.Cursor, work: Work, sheet: Sheet) -> WriteRow:
-    insert, update, find = _insert(work, sheet), _updater(cursor, work, sheet), _finder(cursor, work, sheet)
-    has_rest = bool(_rest(work, sheet))
+def _upsert(cursor: sqlite3.Cursor, work: TableBatch, group: RowGroup) -> WriteRow:
+    insert, update, find = _insert(work, group), _updater(cursor, work, group), _finder(cursor, work, group)
+    has_rest = bool(_rest(work, group))
 
     def write(n: int) -> Verdict:
         found = find(n)
         if found is None:
-            is_in = cursor.execute(insert, sheet.rows[n]).rowcount
+            is_in = cursor.execute(insert, group.rows[n]).rowcount
             return CREATED if is_in else Verdict(Outcome.FAILED, error=left_out(work))
         if found == (0,) and (work.options.update_only_changed or not has_rest):
             return UNCHANGED
@@ -63,49 +63,49 @@ def _upsert(cursor: sqlite3.Cursor, work: Work, sheet: Sheet) -> WriteRow:
     return write
 
 
-def _delete(cursor: sqlite3.Cursor, work: Work, sheet: Sheet) -> WriteRow:
+def _delete(cursor: sqlite3.Cursor, work: TableBatch, group: RowGroup) -> WriteRow:
     text = f"DELETE FROM {work.table.quoted(ansi)} WHERE {_is_key(work)}"
-    keys = _picked(sheet, work.key)
+    keys = _picked(group, work.key)
 
     def write(n: int) -> Verdict:
-        return DONE[Mode.DELETE] if cursor.execute(text, keys(n)).rowcount else not_found(work, sheet, n)
+        return DONE[Mode.DELETE] if cursor.execute(text, keys(n)).rowcount else not_found(work, group, n)
 
     return write
 
 
-def _updater(cursor: sqlite3.Cursor, work: Work, sheet: Sheet) -> Callable[[int], int]:
-    rest = _rest(work, sheet)
+def _updater(cursor: sqlite3.Cursor, work: TableBatch, group: RowGroup) -> Callable[[int], int]:
+    rest = _rest(work, group)
     changes = ", ".join(f"{ansi(name)} = ?" for name in rest)
     text = f"UPDATE {work.table.quoted(ansi)} SET {changes} WHERE {_is_key(work)}"
-    values = _picked(sheet, (*rest, *work.key))
+    values = _picked(group, (*rest, *work.key))
     return lambda n: cursor.execute(text, values(n)).rowcount
 
 
-def _finder(cursor: sqlite3.Cursor, work: Work, sheet: Sheet) -> Callable[[int], Any]:
+def _finder(cursor: sqlite3.Cursor, work: TableBatch, group: RowGroup) -> Callable[[int], Any]:
     """A function that finds the nth row: None, or whether it differs from what the table holds."""
-    rest = _rest(work, sheet) if work.options.update_only_changed else ()
+    rest = _rest(work, group) if work.options.update_only_changed else ()
     differs = " OR ".join(f"{ansi(name)} COLLATE BINARY IS NOT ?" for name in rest) or "0"
     text = f"SELECT {differs} FROM {work.table.quoted(ansi)} WHERE {_is_key(work)}"
-    values = _picked(sheet, (*rest, *work.key))
+    values = _picked(group, (*rest, *work.key))
     return lambda n: cursor.execute(text, values(n)).fetchone()
 
 
-def _insert(work: Work, sheet: Sheet) -> str:
-    marks = ", ".join("?" * len(sheet.columns))
-    return f"INSERT INTO {work.table.quoted(ansi)} ({_listed(sheet.columns)}) VALUES ({marks})"
+def _insert(work: TableBatch, group: RowGroup) -> str:
+    marks = ", ".join("?" * len(group.columns))
+    return f"INSERT INTO {work.table.quoted(ansi)} ({_listed(group.columns)}) VALUES ({marks})"
 
 
-def _is_key(work: Work) -> str:
+def _is_key(work: TableBatch) -> str:
     return " AND ".join(f"{ansi(name)} = ?" for name in work.key)
 
 
-def _rest(work: Work, sheet: Sheet) -> tuple[str, ...]:
-    return tuple(name for name in sheet.columns if name not in work.key)
+def _rest(work: TableBatch, group: RowGroup) -> tuple[str, ...]:
+    return tuple(name for name in group.columns if name not in work.key)
 
 
-def _picked(sheet: Sheet, names: Iterable[str]) -> Callable[[int], tuple[Any, ...]]:
-    places = [sheet.columns.index(name) for name in names]
-    return lambda n: tuple([sheet.rows[n][place] for place in places])
+def _picked(group: RowGroup, names: Iterable[str]) -> Callable[[int], tuple[Any, ...]]:
+    places = [group.columns.index(name) for name in names]
+    return lambda n: tuple([group.rows[n][place] for place in places])
 
 
 def _listed(names: Iterable[str]) -> str:

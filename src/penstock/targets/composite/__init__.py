@@ -1,0 +1,1 @@
+"""Bulk calls that are made of several: records that refer to each other, and tables without bulk calls."""

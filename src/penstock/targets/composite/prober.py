@@ -1,0 +1,199 @@
+"""Finds out whether a table takes bulk calls, and sends its records one by one when it does not."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Sequence
+from itertools import chain
+from typing import Any, TypeAlias
+
+from penstock.targets.composite.result_merge import MergedProgress, MergedResult, with_positions, with_time_left
+from penstock.targets.composite.single_records import Fallback, SingleTarget
+from penstock.targets.executor import BulkCancelled, BulkExecutor
+from penstock.targets.model import BulkOptions, ErrorKind, Mode, TargetError
+from penstock.targets.progress import Progress
+from penstock.targets.results import BulkResult
+from penstock.targets.running.arguments import Records, checked_records, checked_table, faults_in, refuse_faults
+
+__all__ = ["Prober"]
+
+Report: TypeAlias = Callable[[Progress], None]
+AFTER_FIRST = range(1, sys.maxsize)
+INCONCLUSIVE = frozenset(
+    {ErrorKind.THROTTLED, ErrorKind.TOKEN, ErrorKind.PERMISSION, ErrorKind.CONNECTION, ErrorKind.SERVER, ErrorKind.RACE}
+)
+"""A first record that failed so says nothing about what its table takes."""
+
+
+class Prober:
+    """Remembers, for each table and mode, whether bulk calls work; tables are known whatever the case of their name.
+
+    The target's metadata are asked first. Where they do not object, the first record goes alone.
+    """
+
+    def __init__(self, executor: BulkExecutor) -> None:
+        self._executor = executor
+        self._known: dict[tuple[str, Mode], bool] = {}
+
+    def is_supported(self, table: str, mode: Mode) -> bool | None:
+        """What is known so far; None is nothing."""
+        return self._known.get((table.casefold(), mode))
+
+    def mark(self, table: str, mode: Mode, *, is_supported: bool) -> None:
+        """Say what a table takes, from other knowledge."""
+        self._known[table.casefold(), mode] = is_supported
+
+    def forget(self, table: str, mode: Mode) -> None:
+        """Probe again next time."""
+        self._known.pop((table.casefold(), mode), None)
+
+    async def run(
+        self,
+        table: str,
+        records: Records,
+        *,
+        mode: Mode,
+        fallback: Fallback,
+        options: BulkOptions | None = None,
+        progress: Report | None = None,
+    ) -> BulkResult:
+        """Run a bulk call, or the fallback for every record where the table takes none.
+
+        `fallback(table, record, source)` sends one record and returns its verdict or its id; it runs under the limits
+        and retries of the executor, and raises `TargetError` as a target does.
+        """
+        call = _Call(self._executor, Mode(mode), checked_table(table), self._executor.chosen(options), progress)
+        checked_records(mode, records)
+        if self.is_supported(table, mode) is None and not await self._is_described(call, records):
+            self.mark(table, mode, is_supported=False)
+        match self.is_supported(table, mode):
+            case False:
+                return await call.singly(records, fallback)
+            case None if call.options.duplicates == "keep-order":
+                return await self._probed(call, records, fallback)
+        return await self._in_bulk(call, records, fallback)
+
+    async def _is_described(self, call: _Call, records: Records) -> bool:
+        """Whether the target's metadata allow the call; a list is checked whole before anything is sent."""
+        id_field = None
+        try:
+            id_field = (await self._executor.describe(call.mode, call.table, call.options)).id_field
+        except TargetError as error:
+            if error.kind is ErrorKind.UNSUPPORTED:
+                return False
+        if isinstance(records, Sequence):
+            refuse_faults(faults_in(call.mode, id_field, records))
+        return True
+
+    async def _in_bulk(self, call: _Call, records: Records, fallback: Fallback) -> BulkResult:
+        """All at once. If the table takes none of it, a list can still go one by one."""
+        result = await call.in_bulk(records, call.progress)
+        self._learn(call, result)
+        is_untouched = not (result.success_count or result.unknown_count)
+        if _is_unsupported(result) and is_untouched and isinstance(records, Sequence):
+            return await call.singly(records, fallback)
+        return result
+
+    async def _probed(self, call: _Call, records: Records, fallback: Fallback) -> BulkResult:
+        """The first record alone, then the others."""
+        first, rest = await _parted(records)
+        if not first:
+            return await call.in_bulk(rest, call.progress)
+        probe = await call.in_bulk(first, None)
+        self._learn(call, probe)
+        if _is_unsupported(probe):
+            return await call.singly(_joined(first, rest), fallback)
+        total = 1 + len(rest) if isinstance(rest, Sequence) else None
+        return await call.continued(probe, rest, total)
+
+    def _learn(self, call: _Call, result: BulkResult) -> None:
+        if _is_unsupported(result):
+            self.mark(call.table, call.mode, is_supported=False)
+        elif result.success_count or any(error.kind not in INCONCLUSIVE for error in result.errors):
+            self.mark(call.table, call.mode, is_supported=True)
+
+
+def _is_unsupported(result: BulkResult) -> bool:
+    cause = result.stopped_error
+    is_stopped = isinstance(cause, TargetError) and cause.kind is ErrorKind.UNSUPPORTED
+    return is_stopped or any(error.kind is ErrorKind.UNSUPPORTED for error in result.errors)
+
+
+async def _parted(records: Records) -> tuple[Sequence[Any], Records]:
+    """The first record, if there is one, and the others; an input that fails is left for the executor to report."""
+    if isinstance(records, Sequence):
+        return records[:1], records[1:]
+    try:
+        if isinstance(records, AsyncIterable):
+            several = aiter(records)
+            return [await anext(several)], several
+        others = iter(records)
+        return [next(others)], others
+    except (StopIteration, StopAsyncIteration):
+        return (), ()
+    except Exception as error:
+        return (), _failing(error)
+
+
+def _failing(error: Exception) -> Iterator[Any]:
+    raise error
+    yield
+
+
+def _joined(first: Sequence[Any], rest: Records) -> Records:
+    if isinstance(rest, Sequence):
+        return [*first, *rest]
+    return _chained(first, rest) if isinstance(rest, AsyncIterable) else chain(first, rest)
+
+
+async def _chained(first: Sequence[Any], rest: AsyncIterable[Any]) -> AsyncIterator[Any]:
+    for record in first:
+        yield record
+    async for record in rest:
+        yield record
+
+
+class _Call:
+    """One call of the prober, in bulk or one by one."""
+
+    def __init__(
+        self, executor: BulkExecutor, mode: Mode, table: str, options: BulkOptions, progress: Report | None
+    ) -> None:
+        self._executor = executor
+        self.mode, self.table, self.options, self.progress = mode, table, options, progress
+
+    async def in_bulk(self, records: Records, progress: Report | None) -> BulkResult:
+        """Run records through the executor."""
+        return await self._executor.start(self.mode, self.table, records, self.options, progress)
+
+    async def singly(self, records: Records, fallback: Fallback) -> BulkResult:
+        """Run records through the fallback, in the same pool."""
+        single = SingleTarget(self._executor.target, fallback)
+        executor = BulkExecutor(single, options=self.options, pool=self._executor.pool)
+        return await executor.start(self.mode, self.table, records, self.options, self.progress)
+
+    async def continued(self, probe: BulkResult, rest: Records, total: int | None) -> BulkResult:
+        """Run the records after the first, and put both results together."""
+        clock = self._executor.pool.clock
+        started_s = clock.monotonic() - probe.duration_s
+        merged = MergedResult(self.mode, total or 1)
+        merged.add(range(1), probe)
+        progress = MergedProgress(total, self.progress, monotonic=clock.monotonic)
+        progress.add(probe)
+        if merged.stopped_reason is None:
+            options = with_time_left(with_positions(self.options, AFTER_FIRST), clock.monotonic() - started_s)
+            try:
+                call = self._executor.start(self.mode, self.table, rest, options, progress.part())
+                merged.add(AFTER_FIRST, await call)
+            except Exception as error:
+                merged.stop(error)
+            except asyncio.CancelledError as cancelled:
+                partial = BulkCancelled.found_in(cancelled)
+                if partial is None:
+                    raise
+                merged.add(AFTER_FIRST, partial)
+                raise cancelled from BulkCancelled(merged.result(clock.monotonic() - started_s))
+        result = merged.result(clock.monotonic() - started_s)
+        progress.finish([result])
+        return result

@@ -1,0 +1,179 @@
+"""Several bulk calls as one: their results and their progress, each record at its place in the whole input."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from penstock.targets.ids import PackedIds
+from penstock.targets.model import BadInput, BulkOptions, ErrorKind, Mode, Outcome
+from penstock.targets.progress import Phase, Progress, ProgressTracker
+from penstock.targets.results import CODES, BulkError, BulkResult, Outcomes, Statistics, StoppedReason
+from penstock.targets.running.outcomes import Callback
+
+__all__ = ["MergedProgress", "MergedResult", "with_positions", "with_time_left"]
+
+DEADLINE_MIN_S = 0.001
+"""A deadline that has passed; none at all would mean to wait without end."""
+
+
+class MergedResult:
+    """A result in the making. What no call has answered for is not run."""
+
+    def __init__(self, mode: Mode, length: int = 0) -> None:
+        self._mode = mode
+        self._codes = bytearray([CODES[Outcome.NOT_RUN]]) * length
+        self._errors: dict[int, BulkError] = {}
+        self._ids = PackedIds() if mode in (Mode.CREATE, Mode.UPSERT) else None
+        self._counts_exact = True
+        self._stopped: tuple[StoppedReason | None, BaseException | None] = (None, None)
+        self._statistics = Statistics()
+
+    @property
+    def stopped_reason(self) -> StoppedReason | None:
+        """Why one of the calls ended early."""
+        return self._stopped[0]
+
+    def outcome(self, position: int) -> Outcome:
+        """What became of a record so far."""
+        return Outcomes(self._codes)[position]
+
+    def id_of(self, position: int) -> Any:
+        """The id a record was given."""
+        return self._ids.get(position) if self._ids is not None else None
+
+    def add(self, positions: Sequence[int], result: BulkResult) -> None:
+        """Put the outcomes of a call at the positions of its records; it may have read fewer."""
+        answered = positions[: len(result.outcomes)]
+        if answered:
+            self._reach(max(answered) + 1)
+        for position, outcome in zip(answered, result.outcomes, strict=True):
+            self._codes[position] = CODES[outcome]
+        for error in result.errors:
+            self._errors[positions[error.index]] = _moved(error, positions)
+        if self._ids is not None and result.ids is not None:
+            self._ids.put(answered, [result.id_of(index) for index in range(len(answered))])
+        self._counts_exact &= result.counts_exact
+        if self._stopped[0] is None:
+            self._stopped = (result.stopped_reason, result.stopped_error)
+        self._statistics = _summed(self._statistics, result.statistics)
+
+    def stop(self, error: Exception) -> None:
+        """A call could not be made; what it would have sent is not run."""
+        if self._stopped[0] is None:
+            self._stopped = ("error in input" if isinstance(error, BadInput) else "systemic", error)
+
+    def mark(self, error: BulkError) -> None:
+        """Say what became of one record, and why; `index` is its place in the whole input."""
+        self._codes[error.index] = CODES[error.outcome]
+        self._errors[error.index] = error
+
+    def result(self, duration_s: float) -> BulkResult:
+        """The whole."""
+        reason, cause = self._stopped
+        return BulkResult(
+            mode=self._mode,
+            outcomes=Outcomes(bytes(self._codes)),
+            errors=[self._errors[index] for index in sorted(self._errors)],
+            duration_s=duration_s,
+            counts_exact=self._counts_exact,
+            stopped_reason=reason,
+            stopped_error=cause,
+            statistics=self._statistics,
+            ids=self._ids,
+        )
+
+    def _reach(self, length: int) -> None:
+        self._codes.extend(bytes([CODES[Outcome.NOT_RUN]]) * (length - len(self._codes)))
+
+
+def _moved(error: BulkError, positions: Sequence[int]) -> BulkError:
+    diagnostics = tuple(
+        found if found.index is None else replace(found, index=positions[found.index]) for found in error.diagnostics
+    )
+    return replace(error, index=positions[error.index], diagnostics=diagnostics)
+
+
+def _summed(one: Statistics, other: Statistics) -> Statistics:
+    retries: Counter[ErrorKind] = Counter(one.retries)
+    retries.update(other.retries)
+    smallest = [size for size in (one.batch_size_min, other.batch_size_min) if size]
+    return Statistics(
+        calls=one.calls + other.calls,
+        requests=one.requests + other.requests,
+        throttles=one.throttles + other.throttles,
+        waited_s=one.waited_s + other.waited_s,
+        retries=dict(retries),
+        batch_size_min=min(smallest, default=0),
+        batch_size_max=max(one.batch_size_max, other.batch_size_max),
+        batch_size_last=other.batch_size_last or one.batch_size_last,
+        in_flight_max=max(one.in_flight_max, other.in_flight_max),
+        width_last=other.width_last or one.width_last,
+    )
+
+
+def with_positions(options: BulkOptions, positions: Sequence[int]) -> BulkOptions:
+    """Options whose `on_outcomes` is told of records by their place in the whole input."""
+    tell = options.on_outcomes
+    if tell is None:
+        return options
+    return replace(options, on_outcomes=lambda told: tell([(positions[index], verdict) for index, verdict in told]))
+
+
+def with_time_left(options: BulkOptions, spent_s: float) -> BulkOptions:
+    """Options whose deadline is what earlier calls have left of it."""
+    if options.deadline_s is None:
+        return options
+    return replace(options, deadline_s=max(options.deadline_s - spent_s, DEADLINE_MIN_S))
+
+
+class MergedProgress:
+    """One progress over several calls; each call gets a callback of its own from `part`."""
+
+    def __init__(
+        self, total: int | None, progress: Callable[[Progress], None] | None, *, monotonic: Callable[[], float]
+    ) -> None:
+        self._tracker = ProgressTracker(total, monotonic=monotonic)
+        self._callback = Callback(progress)
+
+    def add(self, result: BulkResult) -> None:
+        """Count a call that reported nothing itself."""
+        self._tracker.record(succeeded=result.success_count, failed=result.failure_count, unknown=result.unknown_count)
+        self.tell()
+
+    def part(self) -> Callable[[Progress], None]:
+        """A callback for the next call; what it reports is added up."""
+        before = Progress()
+
+        def report(now: Progress) -> None:
+            nonlocal before
+            self._tracker.record(
+                succeeded=now.succeeded - before.succeeded,
+                failed=now.failed - before.failed,
+                unknown=now.unknown - before.unknown,
+            )
+            before = now
+            self._tracker.state(
+                phase=Phase.RUNNING if now.phase is Phase.DONE else now.phase,
+                in_flight=now.in_flight,
+                retries=now.retries,
+                batch_size=now.batch_size,
+                width=now.width,
+            )
+            self.tell()
+
+        return report
+
+    def finish(self, results: Iterable[BulkResult]) -> None:
+        """The last report; records that were skipped are not part of the total."""
+        ended = list(results)
+        self._tracker.record(not_run=sum(result.not_run_count for result in ended))
+        self._tracker.state(total=sum(len(result.outcomes) - result.skipped_count for result in ended))
+        self._tracker.finish()
+        self.tell()
+
+    def tell(self) -> None:
+        """Report where the whole stands."""
+        self._callback(self._tracker.snapshot())

@@ -1,0 +1,211 @@
+"""Sends records that refer to each other in waves: parents first, circles in two passes, no children of failed parents.
+
+Records are ordered by what they actually refer to, over all tables of a run. A reference that closes a circle is left
+out when the record is sent and set by an update when all are there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeAlias
+
+from penstock.errors import PenstockError
+from penstock.targets.composite.ordering import Place
+from penstock.targets.composite.reference_graph import PRESENT, ReferenceGraph
+from penstock.targets.composite.result_merge import MergedProgress, MergedResult, with_positions, with_time_left
+from penstock.targets.executor import BulkCancelled, BulkExecutor
+from penstock.targets.model import BadInput, BulkOptions, Mode, Outcome, Record
+from penstock.targets.progress import Progress
+from penstock.targets.results import BulkResult
+from penstock.targets.target import Reference
+
+__all__ = ["WavesCancelled", "in_waves", "tables_in_waves"]
+
+TABLES_MAX = 4
+"""Tables of a wave that are sent at the same time."""
+
+Report: TypeAlias = Callable[[Progress], None]
+
+
+class WavesCancelled(PenstockError):
+    """What cancelled waves had done by then, by table; the cause of the `CancelledError`."""
+
+    def __init__(self, results: Mapping[str, BulkResult]) -> None:
+        super().__init__(f"the waves were cancelled; so far: {dict(results)}")
+        self.results = results
+
+
+async def in_waves(
+    executor: BulkExecutor,
+    table: str,
+    records: Sequence[Record],
+    *,
+    mode: Mode = Mode.CREATE,
+    options: BulkOptions | None = None,
+    progress: Report | None = None,
+) -> BulkResult:
+    """Create or upsert records of one table that may refer to each other."""
+    try:
+        results = await tables_in_waves(executor, {table: records}, mode=mode, options=options, progress=progress)
+    except asyncio.CancelledError as cancelled:
+        if isinstance(cancelled.__cause__, WavesCancelled):
+            raise cancelled from BulkCancelled(cancelled.__cause__.results[table])
+        raise
+    return results[table]
+
+
+async def tables_in_waves(
+    executor: BulkExecutor,
+    tables: Mapping[str, Sequence[Record]],
+    *,
+    mode: Mode = Mode.CREATE,
+    options: BulkOptions | Mapping[str, BulkOptions] | None = None,
+    progress: Report | None = None,
+) -> dict[str, BulkResult]:
+    """Create or upsert records of several tables that may refer to each other; a result for each table.
+
+    What a record refers to is what `Target.references` says. A record whose parent failed, is unknown or was not run
+    is not sent (`PARENT_FAILED`). A record that was sent, but whose circle could not be closed, counts as failed with
+    the code `REFERENCE_NOT_SET`: it exists, and an update is what it lacks. A deadline holds for the whole run. Input
+    that turns out to be wrong is refused with `BadInput` while nothing was sent; later it stops the run.
+    """
+    if mode not in (Mode.CREATE, Mode.UPSERT):
+        raise BadInput(f"waves create or upsert records; to {mode} them no order is needed")
+    waves = _Waves(executor, tables, mode, options, progress)
+    try:
+        await waves.run()
+    except asyncio.CancelledError as cancelled:
+        raise cancelled from WavesCancelled(waves.results())
+    results = waves.results()
+    wrong = next((result.input_error for result in results.values() if result.input_error is not None), None)
+    if wrong is not None and not any(result.statistics.calls for result in results.values()):
+        raise wrong
+    return results
+
+
+class _Call(NamedTuple):
+    """Records of one table and their positions in its input."""
+
+    mode: Mode
+    table: str
+    positions: Sequence[int]
+    records: Sequence[Record]
+
+
+class _Waves:
+    """One run."""
+
+    def __init__(
+        self,
+        executor: BulkExecutor,
+        tables: Mapping[str, Sequence[Record]],
+        mode: Mode,
+        options: BulkOptions | Mapping[str, BulkOptions] | None,
+        progress: Report | None,
+    ) -> None:
+        self._executor, self._tables, self._mode = executor, tables, mode
+        given = options if isinstance(options, Mapping) else dict.fromkeys(tables, options)
+        self._options = {table: executor.chosen(given.get(table)) for table in tables}
+        self._merged = {table: MergedResult(mode, len(records)) for table, records in tables.items()}
+        self._clock = executor.pool.clock
+        self._started_s = self._clock.monotonic()
+        total = sum(map(len, tables.values()))
+        self._progress = MergedProgress(total, progress, monotonic=self._clock.monotonic)
+
+    def results(self) -> dict[str, BulkResult]:
+        """How every table stands."""
+        elapsed_s = self._clock.monotonic() - self._started_s
+        return {table: merged.result(elapsed_s) for table, merged in self._merged.items()}
+
+    async def run(self) -> None:
+        """Plan, send wave by wave, then close the circles."""
+        id_fields = {table: await self._id_field(table) for table in self._tables}
+        graph = ReferenceGraph(self._tables, id_fields, self._references)
+        for wave in graph.plan.waves:
+            if not self._is_stopped:
+                await _at_once({table: self._send(graph, table, indexes) for table, indexes in wave.items()})
+        await self._close_circles(graph)
+        self._progress.finish(self.results().values())
+
+    @property
+    def _is_stopped(self) -> bool:
+        return any(merged.stopped_reason is not None for merged in self._merged.values())
+
+    def _references(self, table: str, record: Record) -> Iterable[Reference]:
+        return self._executor.target.references(table, record, self._options[table])
+
+    def _outcome(self, place: Place) -> Outcome:
+        table, index = place
+        return self._merged[table].outcome(index)
+
+    async def _id_field(self, table: str) -> str:
+        return (await self._executor.describe(Mode.UPDATE, table, self._options[table])).id_field or "id"
+
+    async def _send(self, graph: ReferenceGraph, table: str, indexes: Sequence[int]) -> None:
+        ready = []
+        for index in indexes:
+            parent_error = graph.parent_error((table, index), self._outcome)
+            if parent_error is None:
+                ready.append(index)
+            else:
+                self._merged[table].mark(parent_error)
+        call = _Call(self._mode, table, ready, [graph.without_cycle((table, index)) for index in ready])
+        await self._made(call, self._merged[table], with_positions(self._options[table], ready), self._progress.part())
+
+    async def _close_circles(self, graph: ReferenceGraph) -> None:
+        """Set the references that were left out, of records that are there, to records that are there."""
+        circles = [place for place in graph.plan.deferred if self._outcome(place) in PRESENT]
+        lost = {place: graph.unreachable(place, self._outcome) for place in circles}
+        closed = {table: MergedResult(Mode.UPDATE, len(records)) for table, records in self._tables.items()}
+        if not self._is_stopped:
+            await _at_once({table: self._close(graph, table, lost, closed[table]) for table in closed})
+        updated = {table: merged.result(0) for table, merged in closed.items()}
+        causes = {(table, error.index): error for table, found in updated.items() for error in found.errors}
+        for place in circles:
+            table, index = place
+            if lost[place]:
+                self._merged[table].mark(graph.lost_reference_error(place, *next(iter(lost[place].items()))))
+            elif not updated[table].outcome(index).is_success:
+                self._merged[table].mark(graph.unset_reference_error(place, causes.get(place)))
+
+    async def _close(
+        self, graph: ReferenceGraph, table: str, lost: Mapping[Place, Mapping[str, Place]], closed: MergedResult
+    ) -> None:
+        updates = {}
+        for place in (place for place in lost if place[0] == table):
+            fields = [field for field in graph.plan.deferred[place] if field not in lost[place]]
+            if fields:
+                updates[place[1]] = graph.cycle_update(place, fields, self._merged[table].id_of(place[1]))
+        options = replace(self._options[table], on_outcomes=None)
+        await self._made(_Call(Mode.UPDATE, table, list(updates), list(updates.values())), closed, options, None)
+
+    async def _made(self, call: _Call, merged: MergedResult, options: BulkOptions, report: Report | None) -> None:
+        if not call.records:
+            return
+        options = with_time_left(options, self._clock.monotonic() - self._started_s)
+        try:
+            result = await self._executor.start(call.mode, call.table, call.records, options, report)
+        except asyncio.CancelledError as cancelled:
+            partial = BulkCancelled.found_in(cancelled)
+            if partial is not None:
+                merged.add(call.positions, partial)
+            raise
+        except Exception as error:
+            merged.stop(error)
+            return
+        merged.add(call.positions, result)
+
+
+async def _at_once(work: Mapping[str, Coroutine[Any, Any, None]]) -> None:
+    """Work on several tables at the same time, but not on too many."""
+    free = asyncio.Semaphore(TABLES_MAX)
+
+    async def limited(coroutine: Coroutine[Any, Any, None]) -> None:
+        async with free:
+            await coroutine
+
+    async with asyncio.TaskGroup() as group:
+        for table, coroutine in work.items():
+            group.create_task(limited(coroutine), name=table)

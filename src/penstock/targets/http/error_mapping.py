@@ -1,0 +1,124 @@
+"""What an HTTP status means for a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from penstock.targets.diagnostics.error_parsing import named_field
+from penstock.targets.http.endpoint import Endpoint
+from penstock.targets.http.rate_limits import is_exhausted, limit_hit, retry_after_s
+from penstock.targets.model import ErrorKind, TargetError
+
+__all__ = ["Reply", "item_error", "refusal", "said"]
+
+STATUS_KINDS = {
+    401: ErrorKind.TOKEN,
+    403: ErrorKind.PERMISSION,
+    404: ErrorKind.UNSUPPORTED,
+    405: ErrorKind.UNSUPPORTED,
+    408: ErrorKind.CONNECTION,
+    413: ErrorKind.TOO_BIG,
+    415: ErrorKind.UNSUPPORTED,
+    429: ErrorKind.THROTTLED,
+    501: ErrorKind.UNSUPPORTED,
+    502: ErrorKind.CONNECTION,
+    503: ErrorKind.CONNECTION,
+    504: ErrorKind.CONNECTION,
+}
+DATA = frozenset({400, 404, 406, 409, 410, 411, 412, 417, 422, 423, 424, 428, 431})
+LOST = frozenset({408, 502, 503, 504})
+"""Answers of something in between, which does not know what the remote did."""
+MESSAGE_MAX = 500
+MESSAGE_MEMBERS = ("message", "detail", "error_description", "title", "error", "reason", "description")
+CODE_MEMBERS = ("code", "error_code", "errorCode", "type")
+
+
+class Reply(NamedTuple):
+    """An answer that came in whole."""
+
+    status: int
+    headers: Mapping[str, str]
+    """Names in lower case."""
+    body: Any
+
+
+def refusal(reply: Reply, endpoint: Endpoint, *, call: str, now: datetime) -> TargetError:
+    """The error for a call that was answered with something else than success."""
+    status, headers, body = reply
+    kind = endpoint.error_kinds.get(status) or _kind(status, headers, is_single=endpoint.is_single)
+    if kind is ErrorKind.OTHER and status >= 500 and endpoint.is_repeatable:
+        kind = ErrorKind.SERVER
+    message, code = said(body)
+    is_throttle = kind is ErrorKind.THROTTLED
+    text = message or f"no reason given{_whither(status, headers)}"
+    return TargetError(
+        f"{call} answered {status}: {text}",
+        kind=kind,
+        code=code or str(status),
+        retry_after_s=retry_after_s(headers, now) if is_throttle else None,
+        limit=limit_hit(headers) if is_throttle else None,
+        maybe_applied=not is_throttle and _may_have_been_applied(status, endpoint),
+        field=named_field(message),
+        details={"status": status},
+    )
+
+
+def item_error(status: int | None, error: Any, endpoint: Endpoint, *, code: Any, field: Any) -> TargetError:
+    """The error for one record of an answer that lists what became of each."""
+    message, found = said(error)
+    kind = ErrorKind.DATA
+    if status is not None:
+        kind = endpoint.error_kinds.get(status) or _kind(status, {}, is_single=True)
+    is_lost = status in LOST and kind is not ErrorKind.THROTTLED
+    if is_lost and endpoint.idempotency_header:
+        kind, is_lost = ErrorKind.OTHER, False  # a batch of some of its records has another key, so it cannot be asked
+    return TargetError(
+        message or f"the remote refused the record with {status if status is not None else 'no reason'}",
+        kind=kind,
+        code=str(code) if code is not None else found or (None if status is None else str(status)),
+        maybe_applied=is_lost,
+        field=str(field) if field is not None else named_field(message),
+    )
+
+
+def said(body: Any) -> tuple[str, str | None]:
+    """The message and the code in an error, wherever they stand."""
+    if isinstance(body, str):
+        return _short(body), None
+    if isinstance(body, list):
+        return said(body[0]) if body else ("", None)
+    if not isinstance(body, Mapping):
+        return "", None
+    code = next((str(body[name]) for name in CODE_MEMBERS if isinstance(body.get(name), str | int)), None)
+    for name in (*MESSAGE_MEMBERS, "errors"):
+        message, inner = said(body.get(name))
+        if message:
+            return message, code or inner
+    return "", code
+
+
+def _kind(status: int, headers: Mapping[str, str], *, is_single: bool) -> ErrorKind:
+    is_held_off = status in (403, 503) and "retry-after" in headers
+    if is_held_off or (status == 403 and is_exhausted(headers)):
+        return ErrorKind.THROTTLED
+    if status == 404 and is_single:
+        return ErrorKind.DATA  # it is the record that is not there, not the call
+    if status in STATUS_KINDS:
+        return STATUS_KINDS[status]
+    return ErrorKind.DATA if status in DATA else ErrorKind.OTHER
+
+
+def _may_have_been_applied(status: int, endpoint: Endpoint) -> bool:
+    return status in LOST or (status >= 500 and status != 501 and not endpoint.is_atomic)
+
+
+def _whither(status: int, headers: Mapping[str, str]) -> str:
+    is_redirect = 300 <= status < 400 and "location" in headers
+    return "; it redirects, and only redirects (307, 308) within the same origin are followed" if is_redirect else ""
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= MESSAGE_MAX else f"{line[:MESSAGE_MAX]}…"

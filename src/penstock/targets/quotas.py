@@ -1,0 +1,56 @@
+"""Quotas that processes have in common: who uses one at the moment, and how pools hear of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from contextvars import ContextVar
+from typing import Protocol
+
+from penstock.targets.pool import Pool
+from penstock.targets.rules.share import Share
+
+__all__ = ["RENEW_S", "Quotas", "current_quotas", "keep_share", "use_quotas"]
+
+log = logging.getLogger("penstock.targets")
+
+RENEW_S = 5.0
+"""How often a process that uses a quota says so."""
+
+
+class Quotas(Protocol):
+    """Keeps who uses which quota."""
+
+    async def renew(self, remote: str, throttled_s: Mapping[str, float]) -> Mapping[str, Share]:
+        """Say that this process uses the quotas of these sources of a remote, and for how long each is throttled.
+
+        Returns our share of each; a member that has not renewed for a while is none any more.
+        """
+
+
+_current: ContextVar[Quotas | None] = ContextVar("penstock_quotas", default=None)
+
+
+def use_quotas(quotas: Quotas | None) -> None:
+    """Share quotas through these from now on, in this task and in those it starts."""
+    _current.set(quotas)
+
+
+def current_quotas() -> Quotas | None:
+    """What quotas are shared through here; None when this process is taken to be alone."""
+    return _current.get()
+
+
+async def keep_share(pool: Pool, remote: str, quotas: Quotas) -> None:
+    """Renew our share unless that was done a moment ago; while that cannot be done, the last one holds."""
+    now_s = pool.clock.monotonic()
+    if now_s < pool.shared_until_s:
+        return
+    pool.shared_until_s = now_s + 0.9 * RENEW_S
+    try:
+        async with asyncio.timeout(RENEW_S):
+            shares = await quotas.renew(remote, pool.throttled_s())
+        pool.set_shares(shares)
+    except Exception as error:
+        log.warning("the quotas of %s cannot be shared at the moment: %s", remote, error)

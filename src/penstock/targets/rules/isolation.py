@@ -1,0 +1,98 @@
+"""How the guilty records of a batch that failed as a whole are found: pure rules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from penstock.targets.diagnostics.analysis import Diagnostic
+from penstock.targets.diagnostics.causes import Cause
+from penstock.targets.model import ErrorKind, TargetError
+
+__all__ = ["Course", "Isolation", "Search", "halves", "next_course", "suspects_and_rest"]
+
+EACH_MAX = 16
+"""A piece this small is cheaper record by record than halved again."""
+EACH_MAX_WHEN_MANY_FAIL = 128
+MANY = 0.1
+ENOUGH_NODES = 8
+SYSTEMIC_NODES = 7
+"""A batch, its halves and its quarters: with one code and no exception, the records are not the cause."""
+BLAMELESS = frozenset({ErrorKind.OTHER, ErrorKind.PERMISSION, ErrorKind.SERVER})
+"""Errors that may be about the table or the caller; bad data and business rules are about records by definition."""
+
+
+class Course(Enum):
+    """What is done next with a piece that failed."""
+
+    FAIL = auto()  # it is guilty, or the budget is spent
+    EACH = auto()  # record by record, in one call
+    EJECT = auto()  # the records the remote named on their own, the rest together
+    HALVE = auto()
+    STOP = auto()  # the records are not the cause
+
+
+@dataclass(slots=True)
+class Search:
+    """The pieces sent by all isolations of a call: how often a piece fails."""
+
+    sent: int = 0
+    failed: int = 0
+
+    @property
+    def is_many(self) -> bool:
+        """Whether so much fails that halving is a waste."""
+        return self.sent >= ENOUGH_NODES and self.failed > MANY * self.sent
+
+
+@dataclass(slots=True, eq=False)
+class Isolation:
+    """What is known of one batch that failed as a whole."""
+
+    cause: Cause | None = None
+    """What the failure of the batch was about."""
+    diagnostics: Mapping[int, Sequence[Diagnostic]] = field(default_factory=dict)
+    """What that said of its records."""
+    calls: int = 0
+    failed: int = 0
+    has_passed: bool = False
+    causes: set[tuple[ErrorKind, str]] = field(default_factory=set)
+
+    def note(self, error: TargetError, pieces: int = 1) -> None:
+        """A piece of it failed, or so many records on their own."""
+        self.failed += pieces
+        self.causes.add((error.kind, error.code or error.message))
+
+    @property
+    def is_systemic(self) -> bool:
+        """Everything failed alike, whichever records were in it."""
+        alike = len(self.causes) == 1 and next(iter(self.causes))[0] in BLAMELESS
+        return alike and not self.has_passed and self.failed >= SYSTEMIC_NODES
+
+
+def next_course(
+    size: int, error: TargetError, isolation: Isolation, search: Search, *, can_send_each: bool, extra_calls_max: int
+) -> Course:
+    """What to do with a piece of `size` records that just failed; it has been noted already."""
+    if isolation.is_systemic:
+        return Course.STOP
+    if size == 1 or isolation.calls >= extra_calls_max:
+        return Course.FAIL
+    if can_send_each and (size <= EACH_MAX or (search.is_many and size <= EACH_MAX_WHEN_MANY_FAIL)):
+        return Course.EACH
+    return Course.EJECT if all(suspects_and_rest(size, error)) else Course.HALVE
+
+
+def suspects_and_rest(size: int, error: TargetError) -> tuple[list[int], list[int]]:
+    """The positions the remote named, and the others; no suspects when it named places that do not exist."""
+    named = {position for position in error.suspects if 0 <= position < size}
+    suspects = sorted(named) if len(named) == len(set(error.suspects)) else []
+    rest = [position for position in range(size) if position not in named]
+    return suspects, rest
+
+
+def halves(size: int) -> tuple[range, range]:
+    """The positions of the first and the second half."""
+    middle = (size + 1) // 2
+    return range(middle), range(middle, size)

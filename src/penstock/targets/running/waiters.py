@@ -1,0 +1,172 @@
+"""Who waits for what in a pool: for a slot, for a table that is being built, for a fresh token."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter, defaultdict, deque
+from collections.abc import Awaitable, Callable
+from enum import Enum, auto
+
+from penstock.targets.rules.breaker import Breaker
+from penstock.targets.rules.pace import Pace
+from penstock.targets.rules.rate_limit import TokenBucket
+from penstock.targets.rules.share import WHOLE, Share
+from penstock.targets.rules.width import Width
+
+__all__ = ["CallQueue", "Priority", "Source", "SourceRefresh", "TableGate"]
+
+
+class Source:
+    """One owner of a quota."""
+
+    __slots__ = ("breaker", "bucket", "in_flight", "name", "pace", "share", "width")
+
+    def __init__(self, name: str, width: Width, breaker: Breaker, bucket: TokenBucket | None = None) -> None:
+        self.name, self.width, self.breaker, self.bucket = name, width, breaker, bucket
+        self.share = WHOLE
+        self.pace = Pace()
+        self.in_flight = 0
+
+    def paced_until_s(self, now_s: float) -> float | None:
+        """When the next call may begin, by what the user declared and by what was learned; None when it may now."""
+        ends = (self.pace.until_s(now_s), self.bucket.until_s(now_s) if self.bucket else None)
+        return max((end for end in ends if end is not None), default=None)
+
+    def began(self, now_s: float) -> None:
+        """A call begins."""
+        self.in_flight += 1
+        self.pace.began(now_s)
+        if self.bucket:
+            self.bucket.began(now_s)
+
+    @property
+    def load(self) -> float:
+        """The share of its width that is taken."""
+        return self.in_flight / self.width_now
+
+    @property
+    def width_now(self) -> int:
+        """Calls at once that are ours at the moment."""
+        return self.share.of(self.width.now)
+
+    def set_share(self, share: Share) -> None:
+        """Use no more than this of the quota."""
+        self.share = share
+        if self.bucket:
+            self.bucket.share(share.members)
+
+
+class Priority(Enum):
+    """Where in the line of its bulk call a batch waits."""
+
+    NEW = auto()  # behind what was begun
+    PIECE = auto()  # of a batch that was split: behind other pieces
+    RETRY = auto()  # first: a remote in trouble is tried by one batch, not by all of them in turn
+
+
+class CallQueue:
+    """One bulk call in the pool: how much it may take, what it has, and who of it waits."""
+
+    def __init__(self, width_max: int | None) -> None:
+        self.width_max = width_max
+        self.in_flight = 0
+        self.in_flight_max = 0
+        self.waited_s = 0.0
+        self._counted_s = 0.0
+        self._begun: deque[asyncio.Future[Source]] = deque()
+        self._fresh: deque[asyncio.Future[Source]] = deque()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the call has all the slots it wanted."""
+        return self.width_max is not None and self.in_flight >= self.width_max
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether anyone of the call waits for a slot."""
+        while self._begun and self._begun[0].done():
+            self._begun.popleft()
+        while self._fresh and self._fresh[0].done():
+            self._fresh.popleft()
+        return bool(self._begun or self._fresh)
+
+    def line_up(self, priority: Priority) -> asyncio.Future[Source]:
+        """Take a place in the line."""
+        future: asyncio.Future[Source] = asyncio.get_running_loop().create_future()
+        match priority:
+            case Priority.NEW:
+                self._fresh.append(future)
+            case Priority.PIECE:
+                self._begun.append(future)
+            case Priority.RETRY:
+                self._begun.appendleft(future)
+        return future
+
+    def next(self) -> asyncio.Future[Source]:
+        """The first in the line."""
+        return (self._begun or self._fresh).popleft()
+
+    def count_wait(self, held_before_s: float, held_s: float) -> None:
+        """Add time in which every source was throttled; what several waited for together counts once."""
+        self.waited_s += max(0.0, held_s - max(held_before_s, self._counted_s))
+        self._counted_s = max(held_s, self._counted_s)
+
+
+class TableGate:
+    """Tables on which a batch met a race: whoever met it first tries alone until it is through or gives up."""
+
+    def __init__(self) -> None:
+        self._tries: dict[str, tuple[object, asyncio.Event]] = {}
+
+    def begin(self, table: str, who: object) -> None:
+        """`who` met a race; it holds the table unless someone already does."""
+        self._tries.setdefault(table, (who, asyncio.Event()))
+
+    def end(self, table: str, who: object) -> None:
+        """`who` is through or has given up; does nothing unless it held the table."""
+        held = self._tries.get(table)
+        if held is not None and held[0] is who:
+            del self._tries[table]
+            held[1].set()
+
+    def is_held_by(self, table: str, who: object) -> bool:
+        """Whether `who` itself holds the table."""
+        held = self._tries.get(table)
+        return held is not None and held[0] is who
+
+    def is_held(self, table: str, who: object) -> bool:
+        """Whether someone else holds the table."""
+        held = self._tries.get(table)
+        return held is not None and held[0] is not who
+
+    async def wait_until_free(self, table: str, who: object) -> None:
+        """Wait until nobody else holds the table."""
+        while (held := self._tries.get(table)) is not None and held[0] is not who:
+            await held[1].wait()
+
+
+log = logging.getLogger("penstock.targets")
+
+
+class SourceRefresh:
+    """One renewal at a time for each source; a call that started before the last one asks for none."""
+
+    def __init__(self) -> None:
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._done: Counter[str] = Counter()
+
+    def generation(self, source: str) -> int:
+        """How often the source was renewed; a call remembers it when it starts."""
+        return self._done[source]
+
+    async def renew(self, source: str, generation: int, refresh: Callable[[str], Awaitable[None]]) -> None:
+        """Renew unless that was done since; a renewal that fails is logged, and the next call will tell."""
+        async with self._locks[source]:
+            if self._done[source] != generation:
+                return
+            try:
+                await refresh(source)
+            except Exception as error:
+                log.warning("source %r could not be renewed: %r", source, error)
+            self._done[source] += 1

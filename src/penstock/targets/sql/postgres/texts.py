@@ -1,0 +1,84 @@
+"""Texts that the server reads: for dates, intervals, arrays and other types it knows many ways to write them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import date, datetime, time, timedelta
+from operator import itemgetter
+from typing import Any
+
+from penstock.targets.model import ErrorKind, TargetError
+from penstock.targets.sql.row_groups import Layout, RowGroup
+from penstock.targets.sql.table import Table
+
+__all__ = ["as_texts", "in_column", "quoted_texts"]
+
+DATA_EXCEPTION = "22"
+
+
+def as_texts(table: Table, layout: Layout) -> tuple[Table, Layout]:
+    """A batch whose texts go to the server as texts, with all other values of their columns; usually as it is."""
+    names = {name for group in layout.groups for name in _columns_with_texts(group, table)}
+    if not names:
+        return table, layout
+    marked = {
+        name: replace(column, is_copied_as_text=True, is_given_as_text=True, is_array=False)
+        if name in names
+        else column
+        for name, column in table.columns.items()
+    }
+    return replace(table, columns=marked), replace(layout, groups=[_written(group, names) for group in layout.groups])
+
+
+def quoted_texts(group: RowGroup, table: Table, error: TargetError) -> list[tuple[int, str]]:
+    """The rows, and their columns, with a text that the server could not read: it quotes the text and names nothing."""
+    if not (error.code or "").startswith(DATA_EXCEPTION) or error.field is not None:
+        return []
+    return [
+        (i, name)
+        for name in group.columns
+        if table.columns[name].is_given_as_text
+        for i, text in enumerate(group.column(name))
+        if text is not None and f'"{text}"' in error.message
+    ]
+
+
+def in_column(error: TargetError, name: str) -> TargetError:
+    """The same error, with the column named."""
+    message = f"column {name!r}: {error.message}"
+    return TargetError(message, kind=ErrorKind.DATA, code=error.code, field=name, details=error.details)
+
+
+def _columns_with_texts(group: RowGroup, table: Table) -> list[str]:
+    return [
+        name
+        for n, name in enumerate(group.columns)
+        if table.columns[name].is_read_by_server and str in set(map(type, map(itemgetter(n), group.rows)))
+    ]
+
+
+def _written(group: RowGroup, names: set[str]) -> RowGroup:
+    columns = [
+        [_text(row[n]) if name in names else row[n] for row in group.rows] for n, name in enumerate(group.columns)
+    ]
+    return replace(group, rows=list(zip(*columns, strict=True)))
+
+
+def _text(value: Any) -> Any:
+    """A value as the server reads it."""
+    match value:
+        case None | str():
+            return value
+        case datetime() | date() | time():
+            return value.isoformat()
+        case timedelta():
+            return f"{value.total_seconds()} seconds"
+        case bytes() | bytearray() | memoryview():
+            return f"\\x{bytes(value).hex()}"
+        case list() | tuple():
+            return "{" + ",".join("NULL" if one is None else f'"{_escaped(_text(one))}"' for one in value) + "}"
+    return str(value)
+
+
+def _escaped(text: Any) -> str:
+    return str(text).replace("\\", "\\\\").replace('"', '\\"')

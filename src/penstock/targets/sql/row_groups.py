@@ -1,0 +1,239 @@
+"""From the records of a batch to rows for statements: alike records together, in key order, each key once.
+
+Records of one batch may name different columns, so a batch becomes one *group* per set of columns. Rows of a group
+are in the order of their keys, because batches that lock rows in different orders deadlock. A key that comes again goes
+into a later group, because one statement cannot write a row twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any
+
+from penstock.targets.model import Mode, Outcome, TargetError, Verdict
+from penstock.targets.sql.folds import Fold
+from penstock.targets.sql.keys import (
+    Row,
+    by_key,
+    fault,
+    folded,
+    is_ascending,
+    is_whole,
+    key_of_id,
+    missing_key,
+    nth_of_key,
+    picker,
+)
+from penstock.targets.sql.table import Column, Table
+from penstock.targets.sql.text_values import FromText
+from penstock.targets.target import UniformVerdicts
+
+__all__ = ["Layout", "RowGroup", "assemble", "lay_out"]
+
+
+@dataclass(frozen=True, slots=True)
+class RowGroup:
+    """Rows of one set of columns; `positions` says where in the batch each came from."""
+
+    columns: tuple[str, ...]
+    rows: Sequence[Row]
+    positions: Sequence[int]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def column(self, name: str) -> list[Any]:
+        """All values of one column."""
+        return list(map(itemgetter(self.columns.index(name)), self.rows))
+
+    def pick(self, indexes: Sequence[int]) -> RowGroup:
+        """Some of the rows, in that order."""
+        return RowGroup(self.columns, [self.rows[i] for i in indexes], [self.positions[i] for i in indexes])
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A batch ready to be written, and what is wrong with the records that are not in it."""
+
+    groups: Sequence[RowGroup]
+    faults: Mapping[int, TargetError]
+
+
+def lay_out(records: Sequence[Any], mode: Mode, table: Table, key: tuple[str, ...]) -> Layout:
+    """Sort a batch's records into groups and find those that cannot be sent at all."""
+    faults: dict[int, TargetError] = {}
+    groups: list[RowGroup] = []
+    for group in _by_id(records, key) if mode is Mode.DELETE else _by_columns(records):
+        wrong = _column_fault(group.columns, mode, table, key)
+        if wrong is None:
+            groups.append(_parse_texts(group, table, faults))
+        else:
+            faults.update(dict.fromkeys(group.positions, wrong))
+    if mode is Mode.CREATE:
+        groups = [_sorted(group, table, key) for group in groups]
+    else:
+        groups = _in_waves(groups, table, key, faults)
+    return Layout([group for group in groups if group], faults)
+
+
+def assemble(count: int, layout: Layout, verdicts: Iterable[Sequence[Verdict]]) -> Sequence[Verdict]:
+    """The verdicts of a batch in its own order, from those of its groups."""
+    told = list(verdicts)
+    if len(told) == 1 and len(told[0]) == count and _is_in_order(layout.groups[0], told[0]):
+        return told[0]
+    placed: dict[int, Verdict] = {at: Verdict(Outcome.FAILED, error=wrong) for at, wrong in layout.faults.items()}
+    for group, answers in zip(layout.groups, told, strict=True):
+        placed.update(zip(group.positions, answers, strict=True))
+    return [placed[position] for position in range(count)]
+
+
+def _is_in_order(group: RowGroup, verdicts: Sequence[Verdict]) -> bool:
+    return group.positions == range(len(group)) or (isinstance(verdicts, UniformVerdicts) and verdicts.ids is None)
+
+
+def _by_columns(records: Sequence[Any]) -> Iterable[RowGroup]:
+    alike = _if_all_alike(records)
+    if alike is not None:
+        return [alike]
+    shapes: dict[frozenset[str], tuple[tuple[str, ...], list[int]]] = {}
+    for position, record in enumerate(records):
+        columns = tuple(record) if isinstance(record, Mapping) else ()
+        shapes.setdefault(frozenset(columns), (columns, []))[1].append(position)
+    return [
+        RowGroup(columns, [picker(columns)(records[at]) for at in positions], positions)
+        for columns, positions in shapes.values()
+    ]
+
+
+def _if_all_alike(records: Sequence[Any]) -> RowGroup | None:
+    columns = tuple(records[0]) if isinstance(records[0], Mapping) else ()
+    try:
+        if not columns or set(map(len, records)) != {len(columns)}:
+            return None
+        return RowGroup(columns, list(map(picker(columns), records)), range(len(records)))
+    except (KeyError, TypeError):
+        return None
+
+
+def _by_id(ids: Sequence[Any], key: tuple[str, ...]) -> Iterator[RowGroup]:
+    rows, positions, wrong = [], [], []
+    for position, given in enumerate(ids):
+        try:
+            rows.append(key_of_id(given, key))
+            positions.append(position)
+        except TargetError:
+            wrong.append(position)
+    yield RowGroup(key, rows, positions if wrong else range(len(ids)))
+    if wrong:
+        yield RowGroup((), [()] * len(wrong), wrong)
+
+
+def _column_fault(columns: tuple[str, ...], mode: Mode, table: Table, key: tuple[str, ...]) -> TargetError | None:
+    for name in columns:
+        if name not in table.columns:
+            known = ", ".join(table.columns)
+            return fault("UNKNOWN_COLUMN", f"table {table} has no column {name!r}; it has: {known}", str(name))
+        if table.columns[name].is_generated:
+            return fault("GENERATED_COLUMN", f"column {name!r} of {table} is computed by the database", name)
+    if mode is not Mode.CREATE and not set(key) <= set(columns):
+        return missing_key(key)
+    if not columns:
+        return fault("NOTHING_TO_WRITE", f"the record names no column; table {table} has: {', '.join(table.columns)}")
+    if mode is Mode.UPDATE and set(columns) == set(key):
+        return fault("NOTHING_TO_WRITE", f"the record has its key ({', '.join(key)}) but nothing to change")
+    return None
+
+
+def _sorted(group: RowGroup, table: Table, key: tuple[str, ...]) -> RowGroup:
+    """New rows in key order; keys that are twice in it are for the table to refuse."""
+    if not key or not set(key) <= set(group.columns):
+        return group
+    keys = _keys(group, table, key)
+    return group if is_ascending(keys) else group.pick(by_key(range(len(keys)), keys))
+
+
+def _in_waves(
+    groups: Sequence[RowGroup], table: Table, key: tuple[str, ...], faults: dict[int, TargetError]
+) -> list[RowGroup]:
+    """Rows in key order, every key's first row before any key's second."""
+    keys = [_keys(group, table, key) for group in groups]
+    wrong = [_wrong_keys(group, values, table, key) for group, values in zip(groups, keys, strict=True)]
+    if len(groups) == 1 and not wrong[0] and is_ascending(keys[0]):
+        return list(groups)
+    for group, found in zip(groups, wrong, strict=True):
+        faults.update({group.positions[i]: error for i, error in found.items()})
+    rows = sorted(
+        (group.positions[i], value, n, i)
+        for n, (group, values) in enumerate(zip(groups, keys, strict=True))
+        for i, value in enumerate(values)
+        if i not in wrong[n]
+    )
+    waves = nth_of_key([value for _, value, _, _ in rows])
+    placed: dict[tuple[int, int], list[int]] = {}
+    for wave, (_, _, n, i) in zip(waves, rows, strict=True):
+        placed.setdefault((wave, n), []).append(i)
+    return [groups[n].pick(by_key(placed[wave, n], keys[n])) for wave, n in sorted(placed)]
+
+
+def _keys(group: RowGroup, table: Table, key: tuple[str, ...]) -> list[Any]:
+    """One comparable value a row: the key's, or a tuple of them."""
+    columns = [_comparable(group.column(name), table.columns[name].fold) for name in key]
+    return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
+
+
+def _wrong_keys(group: RowGroup, keys: list[Any], table: Table, key: tuple[str, ...]) -> dict[int, TargetError]:
+    """What is wrong with the rows whose keys identify nothing."""
+    wrong = {} if _are_plain(keys) else {i: missing_key(key) for i, value in enumerate(keys) if not is_whole(value)}
+    for name in key:
+        if table.columns[name].key_types:
+            wrong = _of_wrong_type(group.column(name), table.columns[name]) | wrong
+    return wrong
+
+
+def _are_plain(keys: list[Any]) -> bool:
+    return set(map(type, keys)) <= {int, str}
+
+
+def _of_wrong_type(values: list[Any], column: Column) -> dict[int, TargetError]:
+    return {
+        i: fault("BAD_TYPE", f"key {column.name!r} takes {column.full_type}, not {type(value).__name__}", column.name)
+        for i, value in enumerate(values)
+        if not isinstance(value, column.key_types)
+    }
+
+
+def _comparable(values: list[Any], fold: Fold | None) -> list[Any]:
+    return [folded(value, fold) for value in values] if fold else values
+
+
+def _parse_texts(group: RowGroup, table: Table, faults: dict[int, TargetError]) -> RowGroup:
+    """The rows with texts read where their columns take none; a row whose text means nothing there is at fault."""
+    changed: dict[int, list[Any]] = {}
+    wrong: set[int] = set()
+    for n, name in enumerate(group.columns):
+        column = table.columns[name]
+        if column.from_text is None or str not in set(map(type, map(itemgetter(n), group.rows))):
+            continue
+        changed[n] = [
+            _read(value, column.from_text, i, wrong) if type(value) is str else value
+            for i, value in enumerate(map(itemgetter(n), group.rows))
+        ]
+        for i in wrong:
+            if group.positions[i] not in faults:
+                message = f"column {name!r} takes {column.full_type}, not the text {group.rows[i][n]!r}"
+                faults[group.positions[i]] = fault("BAD_TYPE", message, name)
+    if not changed:
+        return group
+    columns = [changed.get(n) or [row[n] for row in group.rows] for n in range(len(group.columns))]
+    made = RowGroup(group.columns, list(zip(*columns, strict=True)), group.positions)
+    return made.pick([i for i in range(len(made)) if i not in wrong]) if wrong else made
+
+
+def _read(text: str, read: FromText, index: int, wrong: set[int]) -> Any:
+    try:
+        return read(text)
+    except ValueError:
+        wrong.add(index)
+        return text

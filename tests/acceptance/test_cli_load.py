@@ -1,0 +1,153 @@
+"""`penstock load`: a file into a table, what is told of it, and how what is left is loaded later."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.cli import main
+
+Load = Callable[..., tuple[int, str, str]]
+CUSTOMERS = (
+    "CREATE TABLE customers (id integer PRIMARY KEY, name text NOT NULL, age integer CHECK (age < 150), city text)"
+)
+FILE = "id;Name;age\n1;Ann;30\n2;Bea;999\n3;;40\n4;Dan;\n"
+
+
+@pytest.fixture
+def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Load:
+    """Calls the command in a folder with a database and a file; gives exit code, stdout and stderr."""
+    monkeypatch.chdir(tmp_path)
+    with closing(sqlite3.connect("shop.db", isolation_level=None)) as shop:
+        shop.execute(CUSTOMERS)
+    (tmp_path / "customers.csv").write_text(FILE)
+
+    def run(*words: str, file: str = "customers.csv") -> tuple[int, str, str]:
+        code = main(["load", file, "--into", "sqlite:///shop.db", "--table", "customers", *words])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+def held() -> list[tuple[Any, ...]]:
+    with closing(sqlite3.connect("shop.db")) as shop:
+        return shop.execute("SELECT id, name, age FROM customers ORDER BY id").fetchall()
+
+
+def test_good_records_are_loaded_and_bad_ones_told_by_their_rows(load: Load):
+    code, out, _ = load("--key", "id")
+    assert code == 3
+    assert "customers: 2 created, 2 failed" in out
+    assert "row 2: CHECK constraint failed: age < 150" in out
+    assert "row 3: NOT NULL constraint failed: customers.name" in out
+    assert held() == [(1, "Ann", 30), (4, "Dan", None)]
+
+
+def test_a_file_without_mistakes_ends_with_exit_0_and_leaves_no_retry_file(load: Load):
+    Path("customers.csv").write_text("id,name\n1,Ann\n")
+    code, out, err = load()
+    assert (code, out) == (0, "customers: 1 created\n")
+    assert "1 records" in err or "1 of 1 records" in err
+    assert not Path("customers.csv.retry.json").exists()
+
+
+def test_failed_records_are_written_with_reasons_and_can_be_mended_and_loaded(load: Load):
+    load("--errors", "failed.csv")
+    text = Path("failed.csv").read_text()
+    assert text.splitlines() == [
+        "id,name,age,_row,_error",
+        "2,Bea,999,2,CHECK constraint failed: age < 150",
+        "3,,40,3,NOT NULL constraint failed: customers.name",
+    ]
+    Path("failed.csv").write_text(text.replace("999", "99").replace("3,,40", "3,Cid,40"))
+    code, out, _ = load(file="failed.csv")
+    assert (code, out) == (0, "customers: 2 created\n")
+
+
+def test_what_is_left_is_sent_again_from_the_same_file(load: Load):
+    _, out, _ = load()
+    assert "--retry customers.csv.retry.json" in out
+    with closing(sqlite3.connect("shop.db", isolation_level=None)) as shop:
+        shop.execute("ALTER TABLE customers RENAME TO strict")
+        shop.execute("CREATE TABLE customers (id integer PRIMARY KEY, name text NOT NULL, age integer)")
+    code, out, _ = load("--retry", "customers.csv.retry.json")
+    assert (code, held()) == (3, [(2, "Bea", 999)])
+    assert "row 3: NOT NULL" in out
+    code, out, _ = load("--retry", "customers.csv.retry.json")
+    assert "customers: 1 failed" in out
+
+
+def test_a_retry_file_of_another_file_is_refused(load: Load):
+    load()
+    Path("customers.csv").write_text(FILE + "5;Eve;20\n")
+    code, _, err = load("--retry", "customers.csv.retry.json")
+    assert code == 1
+    assert "the manifest was made for 4 records and this input has 5" in err
+
+
+def test_records_can_be_created_updated_and_deleted_too(load: Load):
+    Path("customers.csv").write_text("id,name\n1,Ann\n2,Bea\n")
+    assert load("--mode", "create")[0] == 0
+    assert load("--mode", "create")[1].startswith("customers: 2 failed")
+    assert load("--only-changed")[1] == "customers: 2 unchanged\n"
+    Path("customers.csv").write_text("id,name\n1,Anna\n")
+    assert load("--mode", "update")[1] == "customers: 1 updated\n"
+    assert load("--mode", "delete")[1] == "customers: 1 deleted\n"
+    assert held() == [(2, "Bea", None)]
+
+
+def test_rows_that_cannot_be_read_are_told_beside_the_others(load: Load):
+    Path("customers.csv").write_text("id,name\n1,Ann\n2,Bea,too,many\n3,Cid\n")
+    code, out, _ = load()
+    assert code == 3
+    assert "customers: 2 created, 1 row could not be read" in out
+    assert "row 2: " in out
+
+
+def test_json_files_are_loaded_as_well(load: Load):
+    Path("customers.jsonl").write_text('{"id": 1, "name": "Ann"}\n{"id": 2, "nmae": "Bea"}\n')
+    code, out, _ = load("--json", "--no-progress", file="customers.jsonl")
+    told = json.loads(out)
+    assert code == 3
+    assert told["outcomes"] == {"created": 1, "failed": 1}
+    assert (told["records"], told["retryFile"]) == (2, "customers.jsonl.retry.json")
+    assert "has no column 'nmae'" in told["errors"][0]["message"]
+
+
+@pytest.mark.parametrize(
+    "words, code, said",
+    [
+        (("--mode", "merge"), 2, "--mode is one of create, update, upsert, delete; found 'merge'"),
+        (("--into", "oracle://host/name"), 2, "--into: the address of a target is postgresql"),
+        (("--table", "clients"), 1, "there is no table 'clients'"),
+        (("--key", "name"), 1, "has no unique index on exactly (name)"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_by_name(load: Load, words: tuple[str, ...], code: int, said: str):
+    ended, out, err = load(*words)
+    assert ended == code
+    assert said in out + err
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [("id,nmae\n1,Ann\n", "the table has no column 'nmae'; it has: id, name, age, city"), ("id,name\n", "has no rows")],
+)
+def test_a_file_that_does_not_fit_is_refused_before_anything_is_sent(load: Load, text: str, said: str):
+    Path("customers.csv").write_text(text)
+    code, _, err = load()
+    assert (code, held()) == (1, [])
+    assert said in err
+
+
+def test_too_many_errors_stop_a_load(load: Load):
+    code, out, _ = load("--max-errors", "1", "--batch-size", "1")
+    assert code == 1
+    assert "It was stopped: too many errors" in out

@@ -1,0 +1,363 @@
+"""Uploads: taken in, checked and sealed, or refused with the reason; announced first and sent directly, or not."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import io
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import httpx
+import pytest
+from conftest import Opening, blobs_on
+
+from penstock.blobs.names import blob_of, sealed_name, tenant_folder
+from penstock.blobs.service import CHECKING_S, Blobs
+from penstock.blobs.storage import Storage
+from penstock.blobs.store import FileStore
+from penstock.clock import ManualClock
+from penstock.db.database import Database
+from penstock.errors import Conflict, FileUnreadable, IllegalMove, InvalidInput, NotFound
+from penstock.listing import Page
+
+CSV = b"id,name\n1,Ana\n2,Ben\n"
+SHA = hashlib.sha256(CSV).hexdigest()
+
+
+async def content(blobs: Blobs, blob: str, **given: Any) -> bytes:
+    return b"".join([block async for block in blobs.read(blob, **given)])
+
+
+async def moves(blobs: Blobs, blob: str) -> list[str]:
+    return [line.event for line in await blobs.history(blob)]
+
+
+def names(storage: Storage) -> list[str]:
+    folders = [name for folder in storage.folders("sealed/") for name in storage.listed(folder)]
+    return [each.name for each in (*storage.listed("staged/"), *folders)]
+
+
+@pytest.mark.covers("GR-014", "GR-015", "GR-016")
+async def test_an_upload_is_checked_sealed_and_logged(storage: Storage, on_sqlite: Opening):
+    async with on_sqlite(storage) as blobs:
+        made = await blobs.upload(CSV, file_name="rows.csv", actor="ben")
+        assert (made.status, made.size_bytes, made.sha256, made.created_by) == ("Valid", len(CSV), SHA, "ben")
+        assert made.content_type == "text/csv"
+        assert await blobs.get(made.id) == made
+        assert await moves(blobs, made.id) == ["created", "uploading", "validated"]
+        assert await content(blobs, made.id) == CSV
+        assert await content(blobs, made.id, start=8) == CSV[8:]
+        assert names(storage) == [f"sealed/shared/{made.id}.{SHA}"], "nothing is left where it was staged"
+        assert await blobs.verify(deep=True) == []
+
+
+@pytest.mark.covers("GR-017")
+async def test_a_refused_upload_keeps_the_reason_and_no_bytes(storage: Storage, on_sqlite: Opening):
+    async with on_sqlite(storage, bytes_max=1000) as blobs:
+        for name, given, code in (
+            ("rows.csv", b"MZ\x90", "wrong_type"),
+            ("rows.csv", b"a,b\n" * 1000, "too_large"),
+            ("rows.pdf", b"%PDF-1.7", "type_not_allowed"),
+        ):
+            made = await blobs.upload(given, file_name=name)
+            assert (made.status, made.rejection_code, made.has_bytes) == ("Rejected", code, False)
+            assert (await blobs.history(made.id))[-1].cause == made.rejection_reason
+            with pytest.raises(InvalidInput, match="only Valid blobs can be read"):
+                await content(blobs, made.id)
+        assert names(storage) == []
+        assert await blobs.verify() == []
+
+
+async def test_paths_open_files_and_blocks_are_taken_alike(folder: FileStore, on_sqlite: Opening, tmp_path: Path):
+    (tmp_path / "rows.csv").write_bytes(CSV)
+
+    async def blocks() -> AsyncIterator[bytes]:
+        for byte in CSV:
+            yield bytes([byte])
+
+    async with on_sqlite(folder) as blobs:
+        with (tmp_path / "rows.csv").open("rb") as stream:
+            made = [
+                await blobs.upload(tmp_path / "rows.csv"),
+                await blobs.upload(str(tmp_path / "rows.csv")),
+                await blobs.upload(stream),
+                await blobs.upload(blocks(), file_name="rows.csv", size_bytes=len(CSV), sha256=SHA.upper()),
+            ]
+        assert {(each.status, each.file_name, each.sha256) for each in made} == {("Valid", "rows.csv", SHA)}
+        assert len({each.storage_key for each in made}) == 4, "each has bytes of its own"
+        with pytest.raises(InvalidInput, match="needs file_name"):
+            await blobs.upload(CSV)
+        with pytest.raises(InvalidInput, match="64 hexadecimal digits"):
+            await blobs.upload(CSV, file_name="rows.csv", sha256="abc")
+
+
+async def test_memory_does_not_grow_with_the_upload(folder: FileStore, on_sqlite: Opening):
+    class Long(io.RawIOBase):
+        """Many megabytes, of which nobody asks for more than one at once."""
+
+        left, largest = 40, 0
+
+        def read(self, size: int = -1, /) -> bytes:
+            self.largest = max(self.largest, size)
+            self.left -= 1
+            return b"1,a\n" * (size // 4) if self.left > 0 else b""
+
+    source = Long()
+    async with on_sqlite(folder) as blobs:
+        made = await blobs.upload(source, file_name="rows.csv")
+    assert (made.status, made.size_bytes) == ("Valid", 39 * source.largest)
+    assert source.largest <= 1024 * 1024
+
+
+async def test_a_stream_that_breaks_off_is_refused_and_leaves_nothing(storage: Storage, on_sqlite: Opening):
+    async def broken() -> AsyncIterator[bytes]:
+        yield b"id,name\n"
+        raise ConnectionResetError("the client is gone")
+
+    async with on_sqlite(storage) as blobs:
+        with pytest.raises(ConnectionResetError):
+            await blobs.upload(broken(), file_name="rows.csv")
+        (made,) = (await blobs.list()).items
+        assert (made.status, made.rejection_code) == ("Rejected", "not_stored")
+        assert "the client is gone" in str(made.rejection_reason)
+        assert names(storage) == []
+
+
+async def test_a_scanner_has_the_last_word(folder: FileStore, on_sqlite: Opening):
+    asked: list[bytes] = []
+
+    def scan(stream: BinaryIO) -> str | None:
+        asked.append(stream.read())
+        return "Eicar-Test-Signature" if b"EICAR" in asked[-1] else None
+
+    async def scan_later(stream: BinaryIO) -> str | None:
+        await asyncio.sleep(0)
+        return scan(stream)
+
+    for scanner in (scan, scan_later):
+        async with on_sqlite(folder, scanner=scanner) as blobs:
+            assert (await blobs.upload(CSV, file_name="rows.csv")).status == "Valid"
+            found = await blobs.upload(b"id\nX5O!P%@AP-EICAR\n", file_name="rows.csv")
+            assert (found.status, found.rejection_code) == ("Rejected", "scanner")
+            assert found.rejection_reason == "Eicar-Test-Signature"
+            asked.clear()
+            assert (await blobs.upload(b"MZ\x90", file_name="rows.csv")).rejection_code == "wrong_type"
+            assert asked == [], "what is refused anyway is not scanned"
+
+
+# --- announced first
+
+
+async def test_an_announced_file_can_be_sent_to_us(storage: Storage, on_sqlite: Opening):
+    async with on_sqlite(storage) as blobs:
+        ticket = await blobs.initiate("rows.csv", sha256=SHA)
+        assert (ticket.blob.status, ticket.url is None) == ("Pending", not storage.can_sign)
+        with pytest.raises(NotFound, match="nothing was uploaded"):
+            await blobs.confirm(ticket.blob.id)
+        assert (await blobs.get(ticket.blob.id)).status == "Pending", "it is not held against it"
+        made = await blobs.receive(ticket.blob.id, CSV)
+        assert made.status == "Valid"
+        assert await blobs.confirm(made.id) == made
+        with pytest.raises(IllegalMove):
+            await blobs.receive(made.id, b"id\n1\n")
+        assert await content(blobs, made.id) == CSV
+
+
+async def put(url: str, body: bytes) -> None:
+    async with httpx.AsyncClient(trust_env=False) as client:
+        (await client.put(url, content=body)).raise_for_status()
+
+
+@pytest.fixture
+def s3(s3_url: str) -> Storage:
+    from penstock.blobs.objects import ObjectStorage
+
+    return ObjectStorage(s3_url)
+
+
+async def test_an_announced_file_can_be_sent_to_the_store_directly(s3: Storage, on_sqlite: Opening):
+    async with on_sqlite(s3) as blobs:
+        ticket = await blobs.initiate("rows.csv", size_bytes=len(CSV), sha256=SHA)
+        assert ticket.url is not None
+        assert ticket.expires_at - blobs.now() == timedelta(minutes=15)
+        await put(ticket.url, CSV)
+        made = await blobs.confirm(ticket.blob.id)
+        assert (made.status, made.sha256) == ("Valid", SHA)
+        assert await moves(blobs, made.id) == ["created", "uploading", "validated"]
+        async with httpx.AsyncClient(trust_env=False) as client:
+            assert (await client.get(await blobs.download_url(made.id))).content == CSV
+
+
+async def test_what_is_put_after_the_check_changes_nothing_and_is_swept(
+    s3: Storage, on_sqlite: Opening, clock: ManualClock
+):
+    async with on_sqlite(s3) as blobs:
+        ticket = await blobs.initiate("rows.csv")
+        assert ticket.url is not None
+        await put(ticket.url, CSV)
+        made = await blobs.confirm(ticket.blob.id)
+        await put(ticket.url, b"id,name\n9,Eve\n")
+        assert await blobs.confirm(made.id) == made
+        assert await content(blobs, made.id) == CSV
+        assert f"staged/{made.id}" in names(s3)
+        swept = await blobs.sweep()
+        assert (swept.removed_objects, swept.missing) == (1, [])
+        assert names(s3) == [f"sealed/shared/{made.id}.{SHA}"]
+
+
+async def test_bytes_that_are_replaced_during_the_check_are_refused(s3: Storage, on_sqlite: Opening):
+    async def replace(stream: BinaryIO) -> str | None:
+        await put(url, b"id,name\n9,Eve\n9,Eve\n"[: len(CSV)])
+        return None
+
+    async with on_sqlite(s3, scanner=replace) as blobs:
+        ticket = await blobs.initiate("rows.csv")
+        url = str(ticket.url)
+        await put(url, CSV)
+        made = await blobs.confirm(ticket.blob.id)
+        assert (made.status, made.rejection_code) == ("Rejected", "changed")
+        assert names(s3) == []
+
+
+async def test_direct_uploads_are_checked_like_all_others(s3: Storage, on_sqlite: Opening):
+    async with on_sqlite(s3, bytes_max=100) as blobs:
+        for body, given, code in (
+            (b"MZ\x90", {}, "wrong_type"),
+            (b"id\n" * 100, {}, "too_large"),
+            (CSV, {"sha256": "0" * 64}, "digest"),
+            (CSV, {"size_bytes": 7}, "size"),
+        ):
+            ticket = await blobs.initiate("rows.csv", **given)
+            await put(str(ticket.url), body)
+            made = await blobs.confirm(ticket.blob.id)
+            assert (made.status, made.rejection_code) == ("Rejected", code)
+            assert await blobs.confirm(ticket.blob.id) == made
+
+
+async def test_a_storage_that_does_not_answer_rejects_nothing(
+    folder: FileStore, on_sqlite: Opening, monkeypatch: pytest.MonkeyPatch
+):
+    def away(*given: object, **named: object) -> None:
+        raise FileUnreadable("the network is away")
+
+    async with on_sqlite(folder) as blobs:
+        ticket = await blobs.initiate("rows.csv")
+        with folder.stage(ticket.blob.id) as target:
+            target.write(CSV)
+        with monkeypatch.context() as patch:
+            patch.setattr(folder, "seal", away)
+            with pytest.raises(FileUnreadable):
+                await blobs.confirm(ticket.blob.id)
+        assert (await blobs.get(ticket.blob.id)).status == "Uploading"
+        assert (await blobs.confirm(ticket.blob.id)).status == "Valid"
+
+
+async def test_a_check_that_was_cut_off_can_be_begun_again_when_its_lease_is_over(
+    folder: FileStore, on_sqlite: Opening, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+):
+    class Killed(BaseException):
+        """The process is gone."""
+
+    def die(*given: object) -> None:
+        raise Killed
+
+    async with on_sqlite(folder) as blobs:
+        ticket = await blobs.initiate("rows.csv")
+        with folder.stage(ticket.blob.id) as target:
+            target.write(CSV)
+        with monkeypatch.context() as patch:
+            patch.setattr("penstock.blobs.service.look_at_staged", die)
+            with pytest.raises(Killed):
+                await blobs.confirm(ticket.blob.id)
+        assert await moves(blobs, ticket.blob.id) == ["created", "uploading"], "that it was begun is stored"
+        with pytest.raises(Conflict, match="is being stored or checked"):
+            await blobs.confirm(ticket.blob.id)
+        clock.advance(CHECKING_S + 1)
+        assert (await blobs.confirm(ticket.blob.id)).status == "Valid"
+
+
+# --- on every database
+
+
+async def test_two_who_confirm_at_once_settle_it_once(manual_database: Database, folder: FileStore, clock: ManualClock):
+    blobs = blobs_on(manual_database, folder, clock)
+    ticket = await blobs.initiate("rows.csv")
+    with folder.stage(ticket.blob.id) as target:
+        target.write(CSV)
+    found = await asyncio.gather(*(blobs.confirm(ticket.blob.id) for _ in range(4)), return_exceptions=True)
+    assert {type(each) for each in found} <= {type(ticket.blob), Conflict}
+    assert (await blobs.confirm(ticket.blob.id)).status == "Valid"
+    assert await moves(blobs, ticket.blob.id) == ["created", "uploading", "validated"]
+
+
+async def test_lists_are_filtered_and_paged_newest_first(
+    manual_database: Database, folder: FileStore, clock: ManualClock
+):
+    blobs = blobs_on(manual_database, folder, clock)
+    made = []
+    for n, body in enumerate((CSV, b"MZ\x90", CSV, CSV)):
+        made.append(await blobs.upload(body, file_name=f"rows{n}.csv", actor="ben" if n else "ana"))
+        clock.advance(60)
+    pending = (await blobs.initiate("rows4.csv")).blob
+
+    async def ids(**given: Any) -> list[str]:
+        page = await blobs.list(**given)
+        assert isinstance(page, Page)
+        return [each.file_name[4] for each in page.items]
+
+    assert await ids() == ["4", "3", "2", "1", "0"]
+    assert await ids(status="Valid") == ["3", "2", "0"]
+    assert await ids(status=["Pending", "Rejected"]) == ["4", "1"]
+    assert await ids(created_by="ana") == ["4", "0"]
+    assert await ids(sha256=SHA, file_name="rows2.csv") == ["2"]
+    assert await ids(created_from=made[1].created_at, created_to=made[3].created_at) == ["2", "1"]
+    await blobs.hold(made[0].id, "a case")
+    await blobs.reference(made[2].id, "invoice:7")
+    assert (await ids(is_held=True), await ids(is_held=False)) == (["0"], ["4", "3", "2", "1"])
+    assert await ids(is_used=True) == ["2"]
+    first = await blobs.list(limit=2)
+    second = await blobs.list(limit=2, cursor=first.next_cursor)
+    third = await blobs.list(limit=2, cursor=second.next_cursor)
+    assert [each.id for page in (first, second, third) for each in page.items] == [
+        pending.id, *(each.id for each in reversed(made)),
+    ]  # fmt: skip
+    assert third.next_cursor is None
+    with pytest.raises(InvalidInput, match="no blob is ever 'Done'"):
+        await blobs.list(status="Done")
+
+
+async def test_a_tenant_sees_nothing_of_another(manual_database: Database, folder: FileStore, clock: ManualClock):
+    mine = blobs_on(manual_database, folder, clock).tenant("acme")
+    theirs = mine.tenant("../evil/ü" + "x" * 50)
+    made = await mine.upload(CSV, file_name="rows.csv")
+    assert made.storage_key is not None
+    assert made.storage_key.startswith(f"sealed/tenant-acme/{made.id}.{SHA}@")
+    for call in (theirs.get, theirs.history, theirs.holds, theirs.references, theirs.confirm, theirs.download_url):
+        with pytest.raises(NotFound):
+            await call(made.id)
+    for call in (theirs.delete, theirs.hold, theirs.release):
+        with pytest.raises(NotFound):
+            await call(made.id, "because")
+    with pytest.raises(NotFound):
+        await theirs.reference(made.id, "invoice:7")
+    assert (await theirs.list()).items == []
+    other = await theirs.upload(CSV, file_name="rows.csv")
+    assert await content(theirs, other.id) == CSV
+    assert await mine.verify(deep=True) == []
+    with pytest.raises(InvalidInput, match="a tenant is printable text"):
+        mine.tenant("a\nb")
+
+
+@pytest.mark.parametrize("tenant", ["", "acme", "..", "../..", "a/b", "ü" * 64, "tenant", "\\", "."])
+def test_names_are_generated_and_no_tenant_leaves_its_folder(tenant: str):
+    name = sealed_name(tenant, "01900000-0000-7000-8000-000000000000", SHA)
+    assert name.startswith("sealed/")
+    assert name.count("/") == 2
+    assert not {".", ".."} & set(name.split("/"))
+    assert len(name) < 230
+    assert blob_of(name) == "01900000-0000-7000-8000-000000000000"
+    assert tenant == "" or tenant_folder(tenant) != tenant_folder("")
+    assert blob_of("sealed/shared/notes.txt") is None

@@ -1,0 +1,50 @@
+"""Processes on one database share the quotas of the remotes they use."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.clock import ManualClock
+from penstock.db.database import Database
+from penstock.engine import Penstock
+from penstock.targets.quotas import current_quotas
+from penstock.targets.rules.share import Share
+from penstock.targets.sql_quotas import LEASE_S, SqlQuotas
+
+URL = "https://org.crm.dynamics.com"
+
+
+async def test_whoever_uses_a_quota_gets_an_equal_share_of_it(manual_database: Database):
+    one, two = (SqlQuotas(manual_database, lambda name=name: name) for name in ("a", "b"))
+    assert await one.renew(URL, {"app": 0.0}) == {"app": Share(0, 1)}
+    assert await two.renew(URL, {"app": 0.0}) == {"app": Share(1, 2)}
+    assert await one.renew(URL, {"app": 0.0}) == {"app": Share(0, 2)}
+
+
+async def test_other_users_and_other_remotes_are_other_quotas(manual_database: Database):
+    one, two = (SqlQuotas(manual_database, lambda name=name: name) for name in ("a", "b"))
+    await one.renew(URL, {"app-1": 0.0, "app-2": 0.0})
+    assert await two.renew(URL, {"app-2": 0.0, "app-3": 0.0}) == {"app-2": Share(1, 2), "app-3": Share(0, 1)}
+    assert await two.renew("https://other.example.org", {"app-1": 0.0}) == {"app-1": Share(0, 1)}
+
+
+async def test_a_process_that_has_ended_leaves_its_share_to_the_others(manual_database: Database, clock: ManualClock):
+    one, two = (SqlQuotas(manual_database, lambda name=name: name) for name in ("a", "b"))
+    await one.renew(URL, {"app": 0.0})
+    assert (await two.renew(URL, {"app": 0.0}))["app"].members == 2
+    clock.advance(LEASE_S + 1)
+    assert await two.renew(URL, {"app": 0.0}) == {"app": Share(0, 1)}
+
+
+async def test_what_one_process_heard_of_a_throttle_the_others_hear_too(manual_database: Database, clock: ManualClock):
+    one, two = (SqlQuotas(manual_database, lambda name=name: name) for name in ("a", "b"))
+    await one.renew(URL, {"app": 9.0})
+    clock.advance(2)
+    assert (await two.renew(URL, {"app": 0.0}))["app"].throttled_s == pytest.approx(7)
+    assert (await one.renew(URL, {"app": 7.0}))["app"].throttled_s == 0  # its own word is no news to it
+
+
+async def test_targets_that_are_used_while_a_database_is_open_share_through_it(database_url: str):
+    async with Penstock.open(database_url) as penstock:
+        assert current_quotas() is penstock.quotas
+    assert await penstock.quotas.renew(URL, {"app": 0.0}) == {"app": Share()}

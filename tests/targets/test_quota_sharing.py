@@ -1,0 +1,97 @@
+"""Pools that share a quota with other processes keep to their part of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scripted import Refuse, Remote, executor, in_virtual_time, numbered, trouble
+
+from penstock.targets import BulkOptions, ErrorKind, RateLimit
+from penstock.targets.quotas import use_quotas
+from penstock.targets.rules.share import Share
+
+
+class Board:
+    """Who is here, as each process tells."""
+
+    def __init__(self, members: int, rank: int, heard: dict[str, float]) -> None:
+        self.members, self.rank, self.heard = members, rank, heard
+        self.renewals = 0
+
+    async def renew(self, remote: str, throttled_s: Mapping[str, float]) -> Mapping[str, Share]:
+        self.renewals += 1
+        now_s = asyncio.get_running_loop().time()
+        for source, seconds in throttled_s.items():
+            if seconds:
+                self.heard[source] = now_s + seconds
+        return {
+            source: Share(self.rank, self.members, max(0.0, self.heard.get(source, 0.0) - now_s))
+            for source in throttled_s
+        }
+
+
+def counted(remote: Remote) -> Remote:
+    remote.quota = "remote"
+    return remote
+
+
+async def run(remote: Remote, board: Board | None, records: int) -> float:
+    """One process of several: its own pool, and its own word on the board."""
+    use_quotas(board)
+    result = await executor(remote).create_multiple("account", numbered(records), BulkOptions(batch_size=1))
+    assert result.is_success
+    return result.duration_s
+
+
+@in_virtual_time
+async def test_two_processes_together_use_a_user_no_wider_than_one():
+    remote = counted(Remote(width=5))
+    heard: dict[str, float] = {}
+    await asyncio.gather(*(run(remote, Board(2, rank, heard), 60) for rank in range(2)))
+    assert remote.in_flight_max == {"ana": 5}
+
+
+@in_virtual_time
+async def test_a_declared_rate_is_shared():
+    remote = counted(Remote(width=5))
+    remote.rate_limit = RateLimit(10)
+    took = await asyncio.gather(*(run(remote, Board(2, rank, {}), 50) for rank in range(2)))
+    assert min(took) >= 9.9  # a hundred calls, ten a second
+
+
+@in_virtual_time
+async def test_a_throttle_of_one_process_is_kept_by_the_other():
+    throttle = Refuse(trouble(ErrorKind.THROTTLED, retry_after_s=60))
+    one, two = counted(Remote(script={3: throttle})), counted(Remote(latency_s=1.0))
+    heard: dict[str, float] = {}
+    await asyncio.gather(run(one, Board(2, 0, heard), 20), run(two, Board(2, 1, heard), 40))
+    paused = [call.at_s for call in two.calls if 15 < call.at_s - two.calls[0].at_s < 55]
+    assert paused == []
+
+
+@in_virtual_time
+async def test_a_target_without_a_quota_says_nothing_to_others():
+    board = Board(2, 0, {})
+    await run(Remote(), board, 5)
+    assert board.renewals == 0
+
+
+@in_virtual_time
+async def test_while_others_cannot_be_asked_the_last_share_holds(caplog: pytest.LogCaptureFixture):
+    class Broken(Board):
+        async def renew(self, remote: str, throttled_s: Mapping[str, float]) -> Mapping[str, Share]:
+            raise OSError("the database is away")
+
+    await run(counted(Remote()), Broken(2, 0, {}), 5)
+    assert "cannot be shared at the moment" in caplog.text
+
+
+@given(st.integers(1, 60), st.integers(1, 60))
+def test_all_shares_together_are_the_whole(width: int, members: int):
+    parts = [Share(rank, members).of(width) for rank in range(members)]
+    assert sum(parts) == max(width, members)
+    assert max(parts) - min(parts) <= 1

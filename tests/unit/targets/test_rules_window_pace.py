@@ -1,0 +1,197 @@
+"""The pace of a source: free until throttles cost too much, then so many calls a window, and slowly upward again."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.targets.model import Limit
+from penstock.targets.rules.pace import Pace
+
+
+def calls(pace: Pace, count: int, at_s: float, apart_s: float = 0.0) -> float:
+    """So many calls begin, and go well; when the last one does."""
+    for number in range(count):
+        pace.began(at_s + number * apart_s)
+    return at_s + (count - 1) * apart_s
+
+
+def throttle(pace: Pace, at_s: float, wait_s: float, limit: Limit | None = Limit.REQUESTS) -> None:
+    """A call more begins and is refused."""
+    pace.began(at_s)
+    pace.refused()
+    pace.throttled(at_s, wait_s, limit)
+
+
+def paced(per_second: float = 10.0) -> Pace:
+    """A pace that has learned from two throttles; it resumes at 20 s."""
+    pace = Pace()
+    calls(pace, 40, 0)
+    throttle(pace, 1, 9)
+    calls(pace, round(10 * per_second), 10)
+    throttle(pace, 11, 9)
+    return pace
+
+
+def test_without_throttles_nothing_holds_a_call_back():
+    pace = Pace()
+    calls(pace, 1000, 0)
+    assert pace.until_s(0) is None
+    assert pace.per_second(0) is None
+
+
+def test_one_throttle_is_no_reason_for_a_pace():
+    pace = Pace()
+    throttle(pace, calls(pace, 100, 0, 0.01), 5)
+    assert pace.per_second(7) is None
+
+
+def test_throttles_in_a_row_set_the_pace_to_what_was_let_through_meanwhile():
+    assert paced(10).per_second(20) == pytest.approx(10)
+
+
+@pytest.mark.parametrize("limit", [Limit.REQUESTS, Limit.TIME, None])
+def test_a_limit_on_requests_or_time_sets_a_pace(limit: Limit | None):
+    pace = Pace()
+    calls(pace, 40, 0)
+    throttle(pace, 1, 9, limit)
+    calls(pace, 40, 10)
+    throttle(pace, 11, 9, limit)
+    assert pace.per_second(20) == pytest.approx(4)
+
+
+def test_too_many_calls_at_once_are_no_matter_of_pace():
+    pace = Pace()
+    for at_s in (1, 11, 21):
+        calls(pace, 40, at_s)
+        throttle(pace, at_s, 9, Limit.CONCURRENCY)
+    assert pace.per_second(30) is None
+
+
+def test_throttles_that_cost_little_are_waited_out_without_a_pace():
+    pace = Pace()
+    for at_s in (100.0, 200.0, 300.0):
+        calls(pace, 1000, at_s)
+        throttle(pace, at_s + 90, 1)
+    assert pace.per_second(400) is None
+
+
+def test_a_remote_that_lets_nothing_through_says_nothing_about_a_rate():
+    pace = Pace()
+    for at_s in range(0, 300, 30):
+        throttle(pace, at_s, 30)
+    assert pace.per_second(330) is None
+
+
+def test_few_calls_between_throttles_are_added_up():
+    pace = Pace()
+    for at_s in (0, 2, 4):
+        calls(pace, 2, at_s)
+        throttle(pace, at_s + 1, 1)
+    assert pace.per_second(6) == pytest.approx(6 / 6)
+
+
+def test_as_many_calls_begin_at_once_as_the_window_takes():
+    pace = paced(10)
+    calls(pace, 99, 20)
+    assert pace.until_s(20) is None
+    pace.began(20.5)
+    assert pace.until_s(20.5) == pytest.approx(30, abs=0.1)
+    assert pace.until_s(30.1) is None
+
+
+def test_a_call_that_was_refused_does_not_fill_the_window():
+    pace = paced(10)
+    calls(pace, 100, 20)
+    pace.refused()
+    assert pace.until_s(20) is None
+
+
+def test_where_time_is_counted_calls_are_spread():
+    pace = Pace()
+    calls(pace, 40, 0)
+    throttle(pace, 1, 9, Limit.TIME)
+    calls(pace, 100, 10)
+    throttle(pace, 11, 9, Limit.TIME)
+    calls(pace, 2, 20)
+    assert pace.until_s(20) == pytest.approx(20.2, abs=0.01)
+
+
+def test_a_pace_that_nobody_minds_grows_faster_and_faster_until_it_is_dropped():
+    pace = paced(10)
+    span_s = 2 * 10
+    rates = [pace.per_second(20 + spans * span_s) for spans in range(4)]
+    assert rates == [pytest.approx(10 * 1.002**n) for n in (0, 1, 3, 7)]
+    assert pace.per_second(20 + 10 * span_s) is not None
+    assert pace.per_second(20 + 10.5 * span_s) is None
+    calls(pace, 1000, 20 + 10.5 * span_s)
+    assert pace.until_s(20 + 10.5 * span_s) is None
+
+
+def test_after_a_pace_was_dropped_one_throttle_is_again_no_reason_for_another():
+    pace = paced(10)
+    calls(pace, 100, 240, 0.01)
+    throttle(pace, 250, 1)
+    assert pace.per_second(251) is None
+
+
+def test_a_pace_that_was_refused_is_lowered_a_little_and_stays_there_before_it_grows_again():
+    pace = paced(10)
+    throttle(pace, 40, 1)
+    refused = 10 * 1.002
+    assert [pace.per_second(41 + after_s) for after_s in (0, 25, 50)] == [pytest.approx(0.98 * refused)] * 3
+    assert pace.per_second(41 + 100) == pytest.approx(0.98 * refused * 1.002)
+
+
+def test_a_pace_that_is_refused_again_at_once_is_lowered_twice_as_much_and_comes_back_slowly():
+    pace = paced(10)
+    throttle(pace, 40, 1)
+    throttle(pace, 41, 1)
+    refused = 0.98 * 10 * 1.002
+    assert pace.per_second(42) == pytest.approx(0.96 * refused)
+    assert pace.per_second(42 + 25) == pytest.approx(0.97 * refused)
+    assert pace.per_second(42 + 50) == pytest.approx(0.98 * refused)
+
+
+def test_a_pace_that_is_refused_again_later_is_left_alone_for_longer_each_time():
+    pace = paced(10)
+    throttle(pace, 30, 1)
+    throttle(pace, 31 + 50, 1)
+    held = pace.per_second(82)
+    assert pace.per_second(82 + 99) == held
+    assert (pace.per_second(82 + 150) or 0) > (held or 0)
+
+
+def test_a_pace_is_never_lowered_below_what_was_let_through():
+    pace = paced(10)
+    throttle(pace, 30, 1)
+    for at_s in (31, 32, 33, 34, 35):
+        calls(pace, 8, at_s)
+        throttle(pace, at_s + 1, 0.1)
+    assert (pace.per_second(37) or 0) >= 8
+
+
+def test_throttles_that_are_far_apart_are_waited_out_without_a_pace():
+    pace = Pace()
+    for at_s in (0.0, 300.0, 600.0):
+        calls(pace, 6000, at_s)
+        throttle(pace, at_s + 60, 240)
+    assert pace.per_second(900) is None
+
+
+HAPPENINGS = st.tuples(st.integers(0, 60), st.floats(0, 5), st.floats(0.1, 600), st.sampled_from([*Limit, None]))
+
+
+@given(st.lists(HAPPENINGS, max_size=30))
+def test_whatever_happens_the_next_call_is_never_far_away(happenings):
+    pace, now_s = Pace(), 0.0
+    for count, apart_s, wait_s, limit in happenings:
+        for _ in range(count + 1):
+            due_s = pace.until_s(now_s) or now_s
+            assert due_s - now_s <= 60 * 1.03  # no window is longer than a minute, less a step back
+            pace.began(due_s)
+            now_s = due_s + apart_s
+        pace.refused()
+        pace.throttled(now_s, wait_s, limit)
+        now_s += wait_s
