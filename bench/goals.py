@@ -22,6 +22,7 @@ __all__ = [
     "STREAM",
     "STREAM_IDS",
     "TRIGGER",
+    "TRIGGER_MANY",
     "TWO_WORKERS",
 ]
 
@@ -39,6 +40,7 @@ ASLEEP = Goal("steps that sleep 10 ms, 100 at once: at least 0.9 of the ideal", 
 SIGNALS = Goal("at least 2,000 signals a second accepted, sent from one core", 2000)
 SIGNAL_LATENCY = Goal("signal to next step in another process: less than 250 ms for 99 %", 250, is_minimum=False)
 TRIGGER = Goal("a trigger: at least 0.8 of a transaction written by hand", 0.8)
+TRIGGER_MANY = Goal("trigger_many: at least 20 times as fast as one by one", 20)
 PAGE = Goal("pages of a large operation: less than 20 ms for 99 %", 20, is_minimum=False)
 HELP = Goal("`penstock --help` in less than 0.4 s", 0.4, is_minimum=False)
 PERMITTED = Goal("at least 0.95 of the rate that a remote permits", 0.95)

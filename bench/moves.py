@@ -1,7 +1,8 @@
 """Moves of lifecycle instances: Penstock one by one and in bulk, and a transaction written by hand.
 
 By hand means what an application would write without Penstock: SQLAlchemy Core on the same tables, the row read with a
-lock, its state changed, a log entry added, committed. It knows the ids and looks nothing else up.
+lock, its state changed, a log entry added, committed. It knows the ids and looks nothing else up. With the library
+`transitions` it is the same, except that the library decides where a move leads.
 """
 
 from __future__ import annotations
@@ -13,14 +14,16 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from transitions import Machine as TransitionsMachine
 
 from bench.ours import opened
 from penstock import Machine, Penstock
 from penstock.db.address import parse
 from penstock.lifecycles.model import Started
+from penstock.lifecycles.rules.graph import Graph
 from penstock.lifecycles.tables import instances, logs
 
-__all__ = ["by_hand", "in_bulk", "one_by_one", "started_in_bulk"]
+__all__ = ["by_hand", "in_bulk", "one_by_one", "started_in_bulk", "with_transitions"]
 
 ORDER = Machine.of("order", ("New", "pay", "Paid"), ("Paid", "ship", "Shipped"), settled=["Shipped"])
 
@@ -92,6 +95,52 @@ async def _pay(engine: AsyncEngine, guid: str, version: int, source: int, event:
             sa.insert(logs).values(
                 tenant="", instance=row.id, sequence=row.revision + 1, kind="moved", version=version, source=source,
                 event=event, target=target, instance_flags=row.flags, flags=0, actor="bench", at=now,
+            )
+        )  # fmt: skip
+
+
+class Order:
+    """The model of the `transitions` library: it has a state, and the library gives it `pay()`."""
+
+    state: str
+
+
+def with_transitions(*, file: str, rows: int, url: str, folder: str) -> dict[str, Any]:
+    """The `transitions` library decides, and the application keeps its state and a log, in the same tables."""
+    engine = create_async_engine(parse(url)[0])
+    if engine.dialect.name == "sqlite":
+        sa.event.listen(engine.sync_engine, "connect", _make_durable)
+    lines = [{"trigger": line.event, "source": line.source, "dest": line.target} for line in ORDER.transitions]
+    library = TransitionsMachine(model=None, states=list(ORDER.states), transitions=lines, initial=ORDER.initial)
+
+    async def move(penstock: Penstock, started: Sequence[Started]) -> None:
+        graph = await penstock.lifecycles.graph("order")
+        for each in started:
+            await _pay_by_library(engine, library, graph, each.guid)
+        await engine.dispose()
+
+    return _measured(rows, url, folder, move)
+
+
+async def _pay_by_library(engine: AsyncEngine, library: TransitionsMachine, graph: Graph, guid: str) -> None:
+    async with engine.begin() as connection:
+        wanted = sa.select(instances).where(instances.c.tenant == "", instances.c.guid == guid).with_for_update()
+        row = (await connection.execute(wanted)).one()
+        order: Any = Order()
+        library.add_model(order, initial=graph.by_id[row.state].name)
+        order.pay()  # raises where it is not allowed
+        library.remove_model(order)
+        now, target = time.time_ns() // 1000, graph.state(order.state).id
+        pay = graph.event("pay").id
+        await connection.execute(
+            sa.update(instances)
+            .where(instances.c.id == row.id)
+            .values(state=target, last_event=pay, revision=row.revision + 1, modified_at=now, entered_at=now)
+        )
+        await connection.execute(
+            sa.insert(logs).values(
+                tenant="", instance=row.id, sequence=row.revision + 1, kind="moved", version=row.version,
+                source=row.state, event=pay, target=target, instance_flags=row.flags, flags=0, actor="bench", at=now,
             )
         )  # fmt: skip
 

@@ -14,7 +14,8 @@ __all__ = ["lifecycles"]
 NOTE = (
     "Instances move from one state to the next, each move with its log entry. One by one: each in a transaction of its "
     "own, synced to disk, the next when it is committed. By hand: the same writes with SQLAlchemy Core, by code that "
-    "knows the ids already. In bulk: one call for all. Every log is folded afterwards and compared with the instances."
+    "knows the ids already. transitions (PyPI): that library decides, code by hand keeps state and log. In bulk: one "
+    "call for all. Every log is folded afterwards and compared with the instances."
 )
 
 
@@ -27,6 +28,10 @@ def lifecycles(lab: Lab) -> Section:
         Verdict(goals.TRIGGER, ratio(samples, _one(database), to=_hand(database)), DATABASES[database])
         for database in lab.usual
     ]
+    verdicts += [
+        Verdict(goals.TRIGGER_MANY, ratio(samples, _many(database), to=_one(database)), DATABASES[database])
+        for database in lab.usual
+    ]
     return Section("lifecycles", "Lifecycles", NOTE, lines, verdicts, samples)
 
 
@@ -34,13 +39,19 @@ def _contenders(lab: Lab, database: str) -> Iterator[Contender]:
     singly, many = lab.sizes.moves_singly, lab.sizes.moves
     yield Contender(_one(database), "bench.moves:one_by_one", singly, database, durable="1 move")
     yield Contender(_hand(database), "bench.moves:by_hand", singly, database, durable="1 move")
+    yield Contender(_library(database), "bench.moves:with_transitions", singly, database, durable="1 move")
     yield Contender(_many(database), "bench.moves:in_bulk", many, database, durable="1,000 moves")
     yield Contender(_start(database), "bench.moves:started_in_bulk", many, database, durable="1,000 instances")
 
 
 def _lines(samples: Samples, database: str) -> Iterator[Line]:
-    for label in (_one(database), _hand(database), _many(database), _start(database)):
-        cells = {"a second": rate(samples, label), "of by hand": ratio(samples, label, to=_hand(database))}
+    for name in (_one, _hand, _library, _many, _start):
+        label = name(database)
+        cells = {
+            "a second": rate(samples, label),
+            "of by hand": ratio(samples, label, to=_hand(database)),
+            "of one by one": ratio(samples, label, to=_one(database)),
+        }
         yield Line(label, dict(cells))
 
 
@@ -50,6 +61,10 @@ def _one(database: str) -> str:
 
 def _hand(database: str) -> str:
     return f"by hand, {DATABASES[database]}"
+
+
+def _library(database: str) -> str:
+    return f"transitions (PyPI), {DATABASES[database]}"
 
 
 def _many(database: str) -> str:

@@ -7,6 +7,8 @@ if TYPE_CHECKING:
     from penstock.engine import Penstock, run
     from penstock.errors import PenstockError, RetryLater, RowInvalid, StepFailed
     from penstock.machine import Machine
+    from penstock.operations.telling import Notify, RowFailure
+    from penstock.outbox.model import OperationEvent
     from penstock.pipeline import AllowEmpty, Backoff, BatchContext, Context, Done, Pipeline, operation, step
 
 __all__ = [
@@ -16,10 +18,13 @@ __all__ = [
     "Context",
     "Done",
     "Machine",
+    "Notify",
+    "OperationEvent",
     "Penstock",
     "PenstockError",
     "Pipeline",
     "RetryLater",
+    "RowFailure",
     "RowInvalid",
     "StepFailed",
     "operation",
@@ -32,6 +37,8 @@ _HOMES = {
     "penstock.engine": ("Penstock", "run"),
     "penstock.errors": ("PenstockError", "RetryLater", "RowInvalid", "StepFailed"),
     "penstock.machine": ("Machine",),
+    "penstock.operations.telling": ("Notify", "RowFailure"),
+    "penstock.outbox.model": ("OperationEvent",),
     "penstock.pipeline": ("AllowEmpty", "Backoff", "BatchContext", "Context", "Done", "Pipeline", "operation", "step"),
 }
 

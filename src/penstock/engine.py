@@ -42,7 +42,7 @@ from penstock.operations.views.operation_views import is_time_counted, latest_in
 from penstock.operations.visibility import Visible
 from penstock.operations.worker.worker import Worker
 from penstock.pipeline import Definition, definition_of
-from penstock.services import Check, OnHint, Service
+from penstock.services import Check, OnHint, Service, SymptomSource
 from penstock.settings import Settings, load_settings
 from penstock.targets.quotas import use_quotas
 from penstock.targets.sql_quotas import SqlQuotas
@@ -59,6 +59,7 @@ KEYS_SWEEP_S = 60.0
 LIFECYCLES_TICK_S = 2.0
 DELIVERIES_TICK_S = 1.0
 BLOBS_SWEEP_S = 60.0
+DELIVERIES_GRACE_S = 5.0  # for what is being sent when the last worker stops
 
 
 class Penstock:
@@ -83,6 +84,7 @@ class Penstock:
         self.lifespans = Lifespans()
         self._workers: set[Worker] = set()
         self.hint_carriers: list[OnHint] = []
+        self.symptom_sources: list[SymptomSource] = []
         self.checks = [
             Check("lifecycles", self._verify_lifecycles),
             Check("blobs", self._verify_blobs),
@@ -131,8 +133,6 @@ class Penstock:
             )
         )
         self.deliveries = self.lifecycles.deliveries
-        self.audit = Audit(db, page_max=settings.page_max)
-        self.keys = ApiKeys(db, clock=clock, entropy=entropy, actor=actor)
         self.events = EventSources(
             db,
             settings,
@@ -147,6 +147,8 @@ class Penstock:
         )
         self.webhooks = self.events.webhooks
         self.quotas = SqlQuotas(db, lambda: operation_id(clock, entropy))
+        self.audit = Audit(db, page_max=settings.page_max)
+        self.keys = ApiKeys(db, clock=clock, entropy=entropy, actor=actor)
 
     @classmethod
     @asynccontextmanager
@@ -234,7 +236,7 @@ class Penstock:
             finally:
                 self._workers.discard(worker)
                 if not self._workers:
-                    await self.events.stop()
+                    await self.events.stop(min(self.settings.shutdown_s, DELIVERIES_GRACE_S))
 
     @asynccontextmanager
     async def working(self) -> AsyncIterator[Worker]:
@@ -292,13 +294,15 @@ class Penstock:
         For them nothing else exists: it is not found, not listed and not touched. What they do is done in their name.
         """
         scoped = copy(self)
+        scoped.checks = []  # they look at what belongs to all
         visible = Visible.of(principal.tenant, principal.operations, self.definitions)
         scoped.operations = self.operations.seen_by(visible, actor=principal.name)
         scoped.signals = self.signals.seen_by(visible, actor=principal.name)
         scoped.lifecycles = self.lifecycles.tenant(principal.tenant)
         scoped.deliveries = scoped.lifecycles.deliveries
+        whole = principal.operations is None
+        scoped.webhooks = self.webhooks.seen_by(principal.tenant, actor=principal.name, is_whole=whole)
         scoped.blobs = self.blobs.tenant(principal.tenant)
-        scoped.webhooks = self.webhooks.tenant(principal.tenant)
         scoped.audit = self.audit.seen_by(principal.tenant)
         scoped.definitions = {key: found for key, found in self.definitions.items() if visible.includes(key)}
         return scoped
@@ -306,15 +310,16 @@ class Penstock:
     def transaction(self) -> UnitOfWork:
         """A transaction for your own statements: `async with penstock.transaction() as tx: await tx.execute(…)`.
 
-        It commits when the block ends well. `lifecycles.start`, `trigger`, `force`, `change_data`,
-        `deliveries.acknowledge` and `blobs.reference`, `unreference`, `hold`, `release` and `delete` take it as `tx`
-        and commit with it; nothing else of this `Penstock` that writes is called inside it.
+        It commits when the block ends well. `operations.create`, `signals.complete` and `fail`, `lifecycles.start`,
+        `trigger`, `force`, `change_data`, `deliveries.acknowledge` and `blobs.reference`, `unreference`, `hold`,
+        `release` and `delete` take it as `tx` and commit with it; nothing else of this `Penstock` that writes is called
+        inside it.
         """
         return self.db.unit()
 
     async def diagnose(self) -> Diagnosis:
         """What `penstock doctor` finds: checks of the database, workers, open operations and file storage."""
-        return await diagnose(self.settings, self.clock)
+        return await diagnose(self.settings, self.clock, self.symptom_sources)
 
     def hint(self, operation: str | None = None, due_us: int | None = None) -> None:
         """Tell the workers of this process, and whoever carries hints to others, that there may be something to do."""

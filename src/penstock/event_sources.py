@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
 from typing import Any
 
 from sqlalchemy import select
 
+from penstock.access.audit import Act, record
 from penstock.clock import Clock, Entropy
 from penstock.db.connection import Connection
 from penstock.db.database import Database
 from penstock.errors import Conflict
 from penstock.lifecycles.model import Delivery as LifecycleDelivery
 from penstock.lifecycles.service import Lifecycles
-from penstock.lifecycles.tables import consumers
+from penstock.lifecycles.tables import consumers, definitions, instances, versions
 from penstock.operations import telling
 from penstock.operations.model import Page, RowError
 from penstock.operations.rows.lifespans import Lifespans
@@ -33,7 +34,7 @@ from penstock.outbox.mailing import Mailer
 from penstock.outbox.proving import Finding, verify
 from penstock.outbox.retention import remove_old
 from penstock.outbox.sender import Sender
-from penstock.outbox.service import Outbox, Webhooks
+from penstock.outbox.service import Done, Outbox, Webhooks
 from penstock.outbox.storing import Writer
 from penstock.outbox.subscribing import handler_id
 from penstock.outbox.tables import subscriptions
@@ -107,6 +108,7 @@ class EventSources:
                 settings.page_max,
                 actor,
                 self._hear_lifecycles,
+                self._audit,
             )
         )
 
@@ -147,9 +149,9 @@ class EventSources:
         for tenant in await self._tenants_heard():
             await self._follow_lifecycles(tenant)
 
-    async def stop(self) -> None:
-        """Give up what is being sent: it is sent again, by whoever comes first."""
-        await self.sender.close()
+    async def stop(self, grace_s: float = 0) -> None:
+        """Give up what is still being sent after a while: it is sent again, by whoever comes first."""
+        await self.sender.close(grace_s)
 
     async def close(self) -> None:
         """Close every connection."""
@@ -203,6 +205,9 @@ class EventSources:
 
         await self._db.transaction(work, "outbox")
 
+    async def _audit(self, tx: Connection, done: Done) -> None:
+        await record(self._db, tx, Act(done.tenant, done.actor, done.action, done.subject, done.details or None))
+
     # --- lifecycles
 
     async def _hear_lifecycles(self, tenant: str) -> None:
@@ -223,15 +228,30 @@ class EventSources:
                 return
             with suppress(Conflict):  # somebody else has them by now
                 async with self._db.unit() as unit:
-                    await self.writer.write(unit.connection, [_lifecycle_event(each, tenant) for each in claimed])
+                    known = await _instances(unit.connection, tenant, {each.entry.guid for each in claimed})
+                    found = [_lifecycle_event(each, tenant, known.get(each.entry.guid, ("", None))) for each in claimed]
+                    await self.writer.write(unit.connection, found)
                     for each in claimed:
                         await told.acknowledge(each.message_id, claim=each.claim, tx=unit)
 
 
-def _lifecycle_event(delivery: LifecycleDelivery, tenant: str) -> Event:
-    entry = delivery.entry
+async def _instances(tx: Connection, tenant: str, guids: Collection[str]) -> dict[str, tuple[str, str | None]]:
+    """The definitions' names and the references of instances, by their guids."""
+    query = (
+        select(instances.c.guid, definitions.c.name, instances.c.reference)
+        .join(versions, versions.c.id == instances.c.version)
+        .join(definitions, definitions.c.id == versions.c.definition)
+        .where(instances.c.tenant == tenant, instances.c.guid.in_(guids))
+    )
+    return {row.guid: (row.name, row.reference) for row in await tx.execute(query)}
+
+
+def _lifecycle_event(delivery: LifecycleDelivery, tenant: str, known: tuple[str, str | None]) -> Event:
+    entry, (definition, reference) = delivery.entry, known
     data = {
         "id": entry.guid,
+        "name": definition,
+        "reference": reference,
         "event": entry.event or entry.kind,
         "previousStatus": entry.source,
         "status": entry.target,

@@ -12,7 +12,7 @@ from penstock.machine import Machine
 from penstock.operations.states import OPERATION, ROW_STEP
 from penstock.outbox.states import DELIVERY
 
-__all__ = ["built_in", "machine_named"]
+__all__ = ["built_in", "find_machine", "machine_named"]
 
 
 def built_in() -> dict[str, Machine]:
@@ -20,15 +20,26 @@ def built_in() -> dict[str, Machine]:
     return {machine.name: machine for machine in (OPERATION, ROW_STEP, IDEMPOTENCY_KEY, BLOB, DELIVERY)}
 
 
-def machine_named(name: str) -> Machine:
+def find_machine(name: str) -> Machine | None:
     """The machine meant by "row step", "row-step", "RowStep", "row_step"…"""
-    known = {_letters(machine.name): machine for machine in built_in().values()}
-    if _letters(name) in known:
-        return known[_letters(name)]
+    return _by_letters().get(_letters(name))
+
+
+def machine_named(name: str) -> Machine:
+    """The same, or `NotFound` with what may have been meant."""
+    known = _by_letters()
+    found = known.get(_letters(name))
+    if found is not None:
+        return found
     near = get_close_matches(_letters(name), known, 1)
     hint = f"did you mean {known[near[0]].name!r}? " if near else ""
     raise NotFound(f"unknown machine {name!r}; {hint}known: {', '.join(built_in())}")
 
 
+def _by_letters() -> dict[str, Machine]:
+    return {_letters(machine.name): machine for machine in built_in().values()}
+
+
 def _letters(name: str) -> str:
+    """A name without what its spellings differ in."""
     return re.sub(r"[^a-z]", "", name.lower())

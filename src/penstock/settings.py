@@ -32,8 +32,8 @@ FILE = Path("penstock.toml")
 # Signed with a private key that we have not: with a shared secret, whoever checks tokens could make them.
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
 LISTED = "; `penstock config` lists them all"
-Role = Literal["read", "operate", "admin"]
 SMTP_SCHEMES = ("smtp", "smtps", "smtp+starttls")
+Role = Literal["read", "operate", "admin"]
 LogLevel = Literal["debug", "info", "warning", "error", "critical"]
 SECRET = ("secret_key", "smtp_url")  # what was found is not repeated
 # Variables of the test suite and of the command's own shell completion are no settings.
@@ -84,10 +84,8 @@ class Settings(BaseModel):
     sync_threads: int = Field(default=16, ge=1, description="threads for steps and validators declared with plain def")
     row_bytes_max: int = Field(default=MIB, ge=1, description="the largest row a reader accepts")
     output_bytes_max: int = Field(default=64 * 1024, ge=1, description="the largest output a step may return")
+    upload_bytes_max: int = Field(default=1024 * MIB, ge=0, description="the largest file an upload may have; any if 0")
     metadata_bytes_max: int = Field(default=MIB, ge=1, description="the largest metadata an operation may have")
-    upload_bytes_max: int = Field(
-        default=1024 * MIB, ge=0, description="the largest file that the API takes; of any size if 0"
-    )
     keep: dict[str, float | None] = Field(
         default_factory=dict,
         description="how long what is kept of operations that have ended, such as 90d; for ever unless set",
@@ -155,11 +153,6 @@ class Settings(BaseModel):
             raise ValueError(f"files can be stored in a folder (file:…) or in {known}; {scheme}:// is not known")
         return url
 
-    @field_validator("keep", mode="before")
-    @classmethod
-    def _is_a_policy(cls, given: Any) -> Any:
-        return parse_keep(given)
-
     @field_validator("webhook_networks")
     @classmethod
     def _are_networks(cls, given: str) -> str:
@@ -181,6 +174,11 @@ class Settings(BaseModel):
     def webhook_networks_allowed(self) -> tuple[IPv4Network | IPv6Network, ...]:
         """The setting `webhook_networks`, parsed."""
         return _networks(self.webhook_networks)
+
+    @field_validator("keep", mode="before")
+    @classmethod
+    def _is_a_policy(cls, given: Any) -> Any:
+        return parse_keep(given)
 
     @field_validator("secret_key")
     @classmethod

@@ -272,3 +272,61 @@ def test_a_monitor_that_stays_fires_timers_until_it_is_told_to_stop(penstock: Ru
         monitor.wait()
     assert json.loads(out)["timersFired"] == 1
     assert monitor.returncode == 0
+
+
+def test_operations_blobs_and_deliveries_are_drawn_and_told_like_lifecycles(penstock: Run, tmp_path: Path):
+    code, out, _ = penstock("lifecycle", "show", "blob")
+    assert code == 0
+    assert out == (
+        "blob  built in\n\n"
+        "▶ Pending    initial\n    uploading → Uploading\n    expired   → Rejected\n"
+        "● Uploading\n    validated → Valid\n    rejected  → Rejected\n    expired   → Rejected\n"
+        "■ Rejected   settled\n    deleted → Deleted\n■ Valid      settled\n    deleted → Deleted\n"
+        "■ Deleted    settled\n"
+    )
+    assert penstock("lifecycle", "diagram", "row-step")[1] == penstock("machines", "row-step", "--mermaid")[1]
+    assert penstock("lifecycle", "diagram", "operation", "--svg")[1].startswith("<svg")
+    shown = ask(penstock, "show", "delivery")
+    assert shown["document"]["states"][0]["name"] == "Pending"
+    mine = {**ORDER, "definition": {"name": "Delivery", "description": "mine"}}
+    (tmp_path / "mine.json").write_text(json.dumps(mine))
+    assert penstock("lifecycle", "import", "mine.json")[0] == 0
+    assert "mine" in penstock("lifecycle", "show", "delivery")[1], "a definition of that name comes first"
+
+
+def test_the_history_of_an_operation_and_of_a_delivery_reads_like_that_of_an_instance(penstock: Run, tmp_path: Path):
+    (tmp_path / "greet.py").write_text(
+        "from pydantic import BaseModel\nfrom penstock import Context, operation\n\n\n"
+        "class Person(BaseModel):\n    name: str\n\n\n"
+        "@operation('greet')\nasync def greet(row: Person, ctx: Context) -> None: ...\n"
+    )
+    (tmp_path / "people.csv").write_text("name\nAda\n")
+    code, out, _ = penstock("run", "greet", "people.csv", "--app", "greet.py", "--json")
+    operation = json.loads(out)["id"]
+    moves = ask(penstock, "history", operation)["items"]
+    assert [(move["event"], move["to"]) for move in moves[1:]] == [
+        ("picked_up", "Validating"), ("validated", "Running"), ("finished", "Completed"),
+    ]  # fmt: skip
+    out = penstock("lifecycle", "history", operation)[1]
+    assert out.startswith(f"operation  greet  Completed  {operation}\n\n")
+    assert re.search(r"^\S+ \S+  ● Completed   finished by \S+$", out, re.MULTILINE)
+    effects = [{**ORDER["states"][0], "on_entry": [{"effect": "mail"}]}, *ORDER["states"][1:]]
+    mailed = {**ORDER, "definition": {"name": "Order", "version": "2.0.0"}, "states": effects}
+    (tmp_path / "mailed.json").write_text(json.dumps(mailed))
+    (tmp_path / "shop.py").write_text(f"{APP}effects = {{'mail': print}}\n")
+    assert penstock("lifecycle", "import", "mailed.json")[0] == 0
+    message = f"{started(penstock)}:1:effect:000:mail"
+    assert "    on entry: effect mail\n" in penstock("lifecycle", "show", "order")[1]
+    assert penstock("lifecycle", "tick", "--app", "shop.py")[0] == 0
+    out = penstock("lifecycle", "history", message)[1]
+    assert out.startswith(f"delivery  Processed  {message}\n\n")
+    assert out.count("●") == 2
+    code, _, err = penstock("lifecycle", "history", "nobody")
+    assert (code, err) == (1, "penstock: no instance has the guid 'nobody'\n")
+
+
+def test_a_long_cause_stands_below_its_entry(penstock: Run):
+    guid, cause = started(penstock), "because " * 11
+    assert penstock("lifecycle", "suspend", guid, "--cause", cause.strip())[0] == 0
+    out = penstock("lifecycle", "history", guid)[1]
+    assert re.search(r"○ +suspended by \S+ *\n {23}because because", out)

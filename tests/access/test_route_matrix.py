@@ -136,6 +136,8 @@ KINDS = (
     ("/api/lifecycle-instances/", "instance"),
     ("/dashboard/instances/", "instance"),
     ("/api/deliveries/", "delivery"),
+    ("/api/webhooks/", "webhook"),
+    ("/api/webhook-deliveries/", "delivery"),
     ("/api/machines/", "machine"),
     ("/dashboard/assets/", "asset"),
     ("/api/operations/", "declared"),
@@ -156,6 +158,7 @@ NOTHING = {
     "key": RANDOM_KEY,
     "lifecycle": "no-such-door",
     "delivery": RANDOM_ID,
+    "webhook": RANDOM_ID,
 }
 
 
@@ -175,6 +178,7 @@ async def world(database_url, tmp_path):
         await e.work_until_idle()
         await boss.lifecycles.import_text(json.dumps(DOOR))
         instance = await boss.lifecycles.start(f"door-{CANARY}", reference=CANARY)
+        webhook = await boss.webhooks.add(f"mailto:{CANARY}@example.com")
         things = {
             **COMMON,
             "operation": owned.id,
@@ -182,6 +186,7 @@ async def world(database_url, tmp_path):
             "key": victim.id,
             "lifecycle": f"door-{CANARY}",
             "delivery": RANDOM_ID,
+            "webhook": webhook.subscription.id,
         }
         yield World(create_app(penstock, access=Credentials(penstock)), keys, things)
 

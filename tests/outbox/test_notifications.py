@@ -11,9 +11,9 @@ from parcel_post import moves, post_office, sent, told
 from receivers import Receiver, mail_server
 from sqlalchemy import select
 
+from penstock import Notify
 from penstock.clock import from_micros
 from penstock.errors import InvalidInput, SettingsInvalid
-from penstock.operations.telling import Notify
 from penstock.outbox.tables import deliveries, subscriptions
 from penstock.testing import Engine
 

@@ -20,7 +20,7 @@ from penstock.testing import Engine
 
 POINTS = [
     f"{name}:{when}={hit}"
-    for name, hits in (("number_events", 1), ("outbox", 2), ("delivery_claim", 3), ("delivery_settle", 3))
+    for name, hits in (("number_events", 1), ("outbox", 2), ("delivery_claim", 2), ("delivery_settle", 3))
     for when in ("before", "after")
     for hit in range(1, hits + 1)
 ]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+
 import pytest
 from parcel_post import moves, sent, told
 from receivers import Answer, Receiver
 from sqlalchemy import select
 
-from penstock.errors import Conflict, IllegalMove, InvalidInput, NotFound
+from penstock.access.model import Principal
+from penstock.errors import Conflict, Forbidden, IllegalMove, InvalidInput, NotFound
 from penstock.journal.queries import entries
 from penstock.operations.moves import move
 from penstock.operations.operation_ids import number_of
@@ -102,7 +106,7 @@ async def test_a_delivery_is_given_up_after_ten_attempts_and_can_be_sent_again_b
     assert (again.state, again.event_id) == ("Processed", failed.event_id)
     with pytest.raises(IllegalMove):
         await hooks.resend(failed.id)
-    assert await hooks.resend(subscription=added.subscription.id) == 0
+    assert await hooks.resend(subscription=added.subscription.id, failed=True) == 0
     async with e.penstock.db.read() as tx:
         logged = await entries(tx, machine="delivery", subject=failed.id)
     assert [(entry.source, entry.event) for entry in logged] == [
@@ -245,8 +249,21 @@ async def test_tenants_see_nothing_of_each_other(e: Engine, hook: Receiver):
     assert (await e.penstock.webhooks.list()).items == []
     with pytest.raises(NotFound):
         await e.penstock.webhooks.get(added.id)
-    await sent(e)  # an operation of no tenant
+    none = await sent(e)  # an operation of no tenant
     assert await e.deliver() == 0
+    key = Principal("ana", frozenset({"admin"}), tenant="acme")
+    theirs = e.penstock.seen_by(key)
+    made = await theirs.operations.create("send-parcels", file=b'{"name": "a"}', file_name="a.jsonl")
+    await e.deliver()
+    assert {event["subject"] for event in told(hook)} == {made.id} != {none}
+    assert [each.id for each in (await theirs.webhooks.list()).items] == [added.id]
+    await theirs.webhooks.remove(added.id)
+    (noted, *_) = (await theirs.audit.list(subject=added.id)).items
+    assert (noted.action, noted.actor) == ("webhook.remove", "ana")
+    some = e.penstock.seen_by(replace(key, operations=frozenset({"other"}))).webhooks
+    for asked in (some.list, some.deliveries, some.counts, partial(some.get, added.id), partial(some.add, hook.url)):
+        with pytest.raises(Forbidden):
+            await asked()
 
 
 async def test_the_secret_is_stored_encrypted_and_shown_once(e: Engine, hook: Receiver):

@@ -18,7 +18,7 @@ async def test_moves_of_instances_are_told_in_their_order_beside_those_of_operat
     before = (await lifecycles.start("Order")).guid
     await lifecycles.trigger(before, "pay")
     await e.penstock.webhooks.add(hook.url, types=["penstock.*"])
-    guid = (await lifecycles.start("Order")).guid
+    guid = (await lifecycles.start("Order", "A-1")).guid
     for event in ("pay", "hold", "release"):
         assert (await lifecycles.trigger(guid, event)).applied
     made = await sent(e)
@@ -29,6 +29,7 @@ async def test_moves_of_instances_are_told_in_their_order_beside_those_of_operat
     heard = [event for event in told(hook)[1:] if event["subject"] == guid]
     assert [event["type"] for event in heard] == [f"penstock.lifecycle.{name}" for name in ("pay", "hold", "release")]
     assert [(event["data"]["previousStatus"], event["data"]["status"]) for event in heard[:1]] == [("New", "Paid")]
+    assert {(event["data"]["name"], event["data"]["reference"]) for event in heard} == {("Order", "A-1")}
     assert moves(hook, made)[-1] == "finished"
     assert moves(hook, before) == []
     consumer = await e.penstock.deliveries.list(consumer="penstock.webhooks")

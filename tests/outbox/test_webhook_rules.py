@@ -10,6 +10,7 @@ from penstock.errors import InvalidInput
 from penstock.outbox.events import Event, check_types, may_match, wants
 from penstock.outbox.signing import check_secret, new_secret, signature
 from penstock.outbox.verdicts import ATTEMPTS_MAX, Answer, Verdict, judge, retry_after_s
+from penstock.outbox.wording import sentence, slack_text
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 
@@ -98,6 +99,14 @@ def event(type_: str = "penstock.operation.finished", **given: str) -> Event:
 def test_a_subscription_is_told_what_fits_all_its_filters(is_wanted: bool, filters: dict[str, object]):
     given = {"types": ["penstock.*"], "operation": None, "subject": None, "tenant": "", **filters}
     assert wants(event(), **given) is is_wanted
+
+
+def test_a_sentence_says_what_happened_in_one_line_and_addresses_nobody_in_a_chat():
+    data = {"name": "pay", "status": "Failed", "cause": "<!channel> & more\n" + "x" * 600}
+    document = {**event().document("urn:here"), "data": data}
+    assert sentence(document).startswith("operation pay op-1: Failed (<!channel> & more xxx")
+    assert len(sentence(document)) < 510
+    assert "&lt;!channel&gt; &amp; more" in slack_text(document)
 
 
 def test_an_event_is_a_cloud_event():

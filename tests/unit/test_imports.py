@@ -29,7 +29,7 @@ LINES: tuple[tuple[str, ...], ...] = (
     ("event_sources",),
     ("machines", "engine"),
     ("resources",),
-    ("access_resources", "blob_resources", "lifecycle_resources", "webhook_resources", "telemetry"),
+    ("blob_resources", "lifecycle_resources", "access_resources", "webhook_resources", "telemetry"),
     ("api",),
     ("dashboard", "client"),
     ("api.app",),  # puts the API and the dashboard together

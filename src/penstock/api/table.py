@@ -21,6 +21,7 @@ from penstock.api import (
     session,
     signals,
     system,
+    webhooks,
 )
 from penstock.api.routing import Route
 
@@ -40,6 +41,7 @@ ROUTES: tuple[Route, ...] = (
     *events.ROUTES,
     *lifecycles.ROUTES,
     *deliveries.ROUTES,
+    *webhooks.ROUTES,
     *idempotency_keys.ROUTES,
     *keys.ROUTES,
     *audit.ROUTES,

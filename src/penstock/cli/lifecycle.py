@@ -177,12 +177,17 @@ def show(
     db: Db = None,
     as_json: Json = False,
 ) -> None:
-    """Draw a definition: its states, where each leads, and how many instances are there."""
+    """Draw a definition: its states, where each leads, and how many instances are there. Also operation, delivery…"""
     from penstock import lifecycle_resources
     from penstock.cli import lifecycle_views
+    from penstock.cli.built_in import graph_of
     from penstock.cli.screen import Screen
+    from penstock.machines import find_machine
 
     async def question(it: Lifecycles) -> tuple[Graph, list[Count]]:
+        machine = find_machine(name)
+        if machine is not None and not await _is_defined(it, name):
+            return graph_of(machine), []
         graph = await it.graph(name, version=version, environment=env)
         counts = await it.counts(definition=graph.version.definition.id, version=graph.version.number)
         return graph, counts
@@ -196,6 +201,13 @@ def show(
         return {**made, "counts": [lifecycle_resources.count(each) for each in counts]}
 
     Screen(as_json=as_json).answer(document, lambda: lifecycle_views.graph(graph, counts))
+
+
+async def _is_defined(it: Lifecycles, name: str) -> bool:
+    """Whether a definition has this name: one of our machines is meant only if none has."""
+    from penstock.graphs.names import name_key
+
+    return any(name_key(each.name) == name_key(name) for each in await it.definitions())
 
 
 def diagram(
@@ -212,7 +224,18 @@ def diagram(
     from penstock.cli.screen import Screen
 
     form = "svg" if svg else "mermaid"
-    found = ask_lifecycles(Place(db), tenant, lambda it: it.diagram(name, version=version, environment=env, form=form))
+
+    async def question(it: Lifecycles) -> str:
+        from penstock.cli.built_in import graph_of
+        from penstock.lifecycles.rules.drawing import to_svg
+        from penstock.machines import find_machine
+
+        machine = find_machine(name)
+        if machine is not None and not await _is_defined(it, name):
+            return to_svg(graph_of(machine).document()) if svg else machine.to_mermaid()
+        return await it.diagram(name, version=version, environment=env, form=form)
+
+    found = ask_lifecycles(Place(db), tenant, question)
     if as_json:
         Screen(as_json=True).document({"form": form, "diagram": found})
     else:

@@ -17,9 +17,9 @@ from penstock.cli.lifecycle_session import Environment, Tenant, VersionOption, a
 from penstock.cli.options import App, Cause, Cursor, Db, Json, Limit, command
 from penstock.cli.printable import counted
 from penstock.cli.problems import WrongUsage
-from penstock.cli.session import Place
+from penstock.cli.session import Place, ask
 from penstock.cli.stopping import stop_on_signals
-from penstock.errors import Unavailable
+from penstock.errors import NotFound, Unavailable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -202,7 +202,7 @@ def history(
     app: App = None,
     as_json: Json = False,
 ) -> None:
-    """Show what happened to an instance, and what it can take next."""
+    """Show what happened to an instance, and what it can take next. Also of an operation or a delivery, by its id."""
     from penstock import lifecycle_resources, resources
     from penstock.cli import lifecycle_views, views
     from penstock.cli.screen import Screen
@@ -213,7 +213,11 @@ def history(
         return found, page, await it.available_events(found.guid)
 
     place = Place(db, app)
-    found, page, events = ask_lifecycles(place, tenant, question, guards=place.guards())
+    try:
+        found, page, events = ask_lifecycles(place, tenant, question, guards=place.guards())
+    except NotFound as error:
+        _other_history(place, instance, tenant, error, as_json=as_json)
+        return
 
     def people() -> Iterator[RenderableType]:
         from rich.text import Text
@@ -226,6 +230,22 @@ def history(
 
     Screen(as_json=as_json).answer(
         lambda: resources.listing(page.items, lifecycle_resources.log_entry, page.next_cursor), people
+    )
+
+
+def _other_history(place: Place, subject: str, tenant: str, error: NotFound, *, as_json: bool) -> None:
+    """The same of an operation or a delivery; `error` where neither has this id."""
+    from penstock import lifecycle_resources, resources
+    from penstock.cli import lifecycle_views
+    from penstock.cli.built_in import moves_of
+    from penstock.cli.screen import Screen
+
+    found = ask(place, lambda penstock: moves_of(penstock, subject, tenant))
+    if found is None:
+        raise error
+    Screen(as_json=as_json).answer(
+        lambda: resources.listing(found.entries, lifecycle_resources.log_entry, None),
+        lambda: lifecycle_views.moves(found),
     )
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from enum import IntFlag
 
 from rich.console import RenderableType
+from rich.padding import Padding
 from rich.text import Text
 
 from penstock.cli import views
+from penstock.cli.built_in import Moves
 from penstock.cli.printable import compact, cut, duration, moment, printable, short_id, short_moment
 from penstock.cli.tables import FittedTable, table
 from penstock.graphs.conditions import describe
@@ -20,10 +23,13 @@ from penstock.lifecycles.model import Available, Count, Instance, LogEntry, Vers
 from penstock.lifecycles.rules.graph import Graph, LifecycleState, LifecycleTransition
 from penstock.lifecycles.states import InstanceFlag
 
-__all__ = ["definitions", "graph", "instance", "instances", "timeline", "versions"]
+__all__ = ["definitions", "graph", "instance", "instances", "moves", "timeline", "versions"]
 
 BAR_CHARS = 24
 DETAIL_CHARS = 100
+LINE_CHARS = 100  # what does not fit beside an entry comes below it
+DETAILS_AT = 23
+END = "settled"  # an operation may leave such a state on request
 
 
 def definitions(found: Sequence[tuple[Version, int]]) -> FittedTable:
@@ -60,14 +66,18 @@ def graph(found: Graph, counts: Sequence[Count]) -> Iterator[RenderableType]:
     version, there = found.version, Counter[str]()
     for count in counts:
         there[count.state] += count.instances
-    yield Text.assemble((version.title, "bold"), f"  {version.definition.environment_label}, {version.status.lower()}")
+    if version.id == 0:
+        yield Text.assemble((version.definition.name, "bold"), "  built in")
+    else:
+        about = f"{version.definition.environment_label}, {version.status.lower()}"
+        yield Text.assemble((printable(version.title), "bold"), f"  {about}")
     if version.definition.description:
         yield Text(printable(version.definition.description), style="dim")
     yield Text("")
     width = max(len(state.name) for state in found.states)
     most = max(there.values(), default=0)
     for state in found.states:
-        yield _state_line(state, width, there[state.name], most)
+        yield _state_line(state, width, there[state.name], most, is_built_in=version.id == 0)
         arrows = found.outgoing(state.name)
         wide = max((len(line.event.name) for line in arrows), default=0)
         for when, plan in (("entry", state.on_entry), ("exit", state.on_exit)):
@@ -80,10 +90,10 @@ def graph(found: Graph, counts: Sequence[Count]) -> Iterator[RenderableType]:
         yield Text(f"\n{total:,} instance{'s' if total > 1 else ''}: {_flag_counts(counts)}", style="dim")
 
 
-def _state_line(state: LifecycleState, width: int, many: int, most: int) -> Text:
+def _state_line(state: LifecycleState, width: int, many: int, most: int, *, is_built_in: bool) -> Text:
     sign = "▶" if StateFlag.INITIAL in state.flags else "■" if state.is_final else "●"
     style = "red" if StateFlag.ERROR in state.flags else "green" if state.is_final else "cyan"
-    notes = [word.lower() for word in words_of(state.flags)]
+    notes = [END if is_built_in and word == "Final" else word.lower() for word in words_of(state.flags)]
     if state.category:
         notes.append(printable(state.category))
     if state.timeout:
@@ -99,9 +109,14 @@ def _arrow(line: LifecycleTransition, wide: int) -> Text:
     made = Text(f"    {printable(line.event.name).ljust(wide)} → {printable(line.target.name)}")
     conditions = [f"if {printable(line.guard)}"] if line.guard else []
     conditions += [f"when {printable(describe(line.condition))}"] if line.condition else []
-    conditions += [word.lower() for word in words_of(line.flags)]
+    conditions += [_spaced(word) for word in words_of(line.flags)]
     made.append(f"  {', '.join(conditions)}" if conditions else "", style="dim")
     return made
+
+
+def _spaced(word: str) -> str:
+    """NeedsApproval as people write it."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", word).lower()
 
 
 def _flag_counts(counts: Sequence[Count]) -> str:
@@ -155,13 +170,35 @@ def timeline(found: Sequence[LogEntry], now: Instance) -> Iterator[RenderableTyp
         (f"  {_flags(now.flags)}  {short_id(now.guid)}", "dim"),
     )
     yield Text("")
+    yield from _entry_lines(found)
+
+
+def moves(found: Moves) -> Iterator[RenderableType]:
+    """What happened to an operation or a delivery, in the same way."""
+    flags = found.entries[-1].instance_flags if found.entries else InstanceFlag.ACTIVE
+    yield Text.assemble(
+        (f"{found.machine}  ", "bold"),
+        f"{printable(found.name)}  " if found.name != found.machine else "",
+        (found.state, _style(flags)),
+        (f"  {printable(found.subject)}", "dim"),
+    )
+    yield Text("")
+    yield from _entry_lines(found.entries)
+
+
+def _entry_lines(found: Sequence[LogEntry]) -> Iterator[RenderableType]:
     width = max((len(entry.target) for entry in found), default=0)
     before: datetime | None = None
     for entry in found:
         if before is not None and (entry.at - before).total_seconds() >= 1:
             yield Text(f"{duration((entry.at - before).total_seconds()):>19}  │", style="dim")
         before = entry.at
-        yield _entry_line(entry, width)
+        line, details = _entry_line(entry, width), _entry_details(entry)
+        if len(line.plain) + len(details) <= LINE_CHARS:
+            yield line.append(details, style="dim")
+        else:
+            yield line
+            yield Padding(Text(details.strip(), style="dim"), (0, 0, 0, DETAILS_AT))
 
 
 def _entry_line(entry: LogEntry, width: int) -> Text:
@@ -173,10 +210,14 @@ def _entry_line(entry: LogEntry, width: int) -> Text:
     line.append(
         f"  {printable(entry.event) if entry.event else entry.kind.replace('_', ' ')} by {cut(entry.actor, 40)}"
     )
+    return line
+
+
+def _entry_details(entry: LogEntry) -> str:
     details = [cut(entry.cause, DETAIL_CHARS)] if entry.cause else []
     details += [cut(entry.correlation, 40)] if entry.correlation else []
     details += [cut(compact(entry.metadata), DETAIL_CHARS)] if entry.metadata else []
-    return line.append(f"  {' · '.join(details)}" if details else "", style="dim")
+    return f"  {' · '.join(details)}" if details else ""
 
 
 def _flags(flags: IntFlag) -> str:

@@ -46,7 +46,7 @@ def prune(
     db: Db = None,
     as_json: Json = False,
 ) -> None:
-    """Delete what the policies (`keep`) say is old enough: operations that have ended, their rows, history and files.
+    """Delete what the policies (`keep`) say is old enough, of operations that have ended.
 
     Operations that are held stay. Workers may keep running. An interrupted run is completed by the next one.
     """

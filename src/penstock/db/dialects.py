@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, ClassVar, Literal
 
-from sqlalchemy import URL, BigInteger, ColumnElement, Integer, Table, func, literal_column, select
+from sqlalchemy import URL, BigInteger, ColumnElement, Integer, Table, func, literal, literal_column, select, tuple_
 from sqlalchemy.dialects.mysql import insert as mariadb_insert
 from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
@@ -88,6 +88,12 @@ class Dialect(ABC):
     @abstractmethod
     def connect_args(self, schema: str | None = None) -> dict[str, Any]:
         """Arguments for the driver; PostgreSQL has schemas."""
+
+    def in_order(
+        self, column: ColumnElement[Any], value: int, number: ColumnElement[int], after: int
+    ) -> tuple[list[ColumnElement[bool]], list[ColumnElement[Any]]]:
+        """Conditions and order for rows that have a value, by number, behind one; an index has (column, number)."""
+        return [column == value, number > after], [number]
 
     def adapt(self, engine: AsyncEngine) -> None:  # noqa: B027  # most need nothing
         """Change what SQLAlchemy would do for this database."""
@@ -254,6 +260,14 @@ class Postgresql(Dialect):
         if "sslmode" not in url.query:
             return url
         return url.difference_update_query(["sslmode"]).update_query_pairs([("ssl", str(url.query["sslmode"]))])
+
+    def in_order(
+        self, column: ColumnElement[Any], value: int, number: ColumnElement[int], after: int
+    ) -> tuple[list[ColumnElement[bool]], list[ColumnElement[Any]]]:
+        # With a plain comparison it goes through the primary key when many rows have the value, and meets none for long
+        # where they are all at the end. Said like this only the index gives the order, and both ends are its bounds.
+        begin = tuple_(column, number) > tuple_(literal(value, column.type), literal(after, number.type))
+        return [begin, column <= value], [column, number]
 
     async def listen(self, connection: AsyncConnection, heard: Callable[[], None]) -> None:
         driver: Any = (await connection.get_raw_connection()).driver_connection

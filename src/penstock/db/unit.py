@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
@@ -43,6 +43,7 @@ class UnitOfWork:
         self._undoing: asyncio.Task[None] | None = None
         self._block: AbstractAsyncContextManager[Connection] | None = None
         self._connection: Connection | None = None
+        self._afterwards: list[Callable[[], Awaitable[object]]] = []
 
     @property
     def is_open(self) -> bool:
@@ -63,6 +64,10 @@ class UnitOfWork:
         sent = text(statement) if isinstance(statement, str) else statement
         return await self.connection.execute(sent, parameters)
 
+    def after_commit(self, work: Callable[[], Awaitable[object]]) -> None:
+        """Do this once the transaction is committed; what cannot be done then must be found by a sweep."""
+        self._afterwards.append(work)
+
     async def begin(self) -> None:
         """Open the transaction."""
         refuse_inside(self.db)
@@ -79,6 +84,11 @@ class UnitOfWork:
         hit("unit:before")
         await self._end(None)
         hit("unit:after")
+        for work in self._afterwards:
+            try:
+                await work()
+            except Unavailable as error:
+                log.warning("what follows a commit is left to the next sweep: %s", error)
 
     async def roll_back(self) -> None:
         """Undo everything."""

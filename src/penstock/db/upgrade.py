@@ -19,9 +19,7 @@ from penstock.errors import DatabaseUnready, Unavailable
 __all__ = ["HEAD", "REVISIONS", "Report", "check", "prepare_schema", "revision_of", "upgrade"]
 
 # Every revision, oldest first; a test keeps it equal to the folder of migrations.
-REVISIONS = (
-    "0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010", "0011", "0012", "0013", "0014",
-)  # fmt: skip
+REVISIONS = tuple(f"{number:04}" for number in range(1, 15))
 HEAD = REVISIONS[-1]
 MIGRATIONS = Path(__file__).parent / "migrations"
 LOCK_PAUSE_S = 0.1

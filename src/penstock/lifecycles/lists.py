@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from sqlalchemy import ColumnElement, Table, func, select
+from sqlalchemy import ColumnElement, Select, Table, false, func, select, union_all
 
 from penstock.db.connection import Connection
 from penstock.errors import InvalidInput
@@ -19,6 +20,9 @@ from penstock.lifecycles.tables import events, instances, states, versions
 from penstock.listing import Page
 
 __all__ = ["count_instances", "counts", "flag_conditions", "guids_by_reference", "list_instances"]
+
+
+MERGED_MAX = 64  # values of a column whose instances are merged
 
 
 async def list_instances(
@@ -39,24 +43,58 @@ async def list_instances(
 ) -> Page[Instance]:
     """Instances that fit every filter given, in the order they were started."""
     known = await _versions(tx, scope, definition, version)
-    query = select_records().where(instances.c.tenant == scope.tenant, *flag_conditions(all_of, any_of, none_of))
+    which: list[ColumnElement[bool]] = [instances.c.tenant == scope.tenant]
+    # Of the columns that are asked for, those that have an index: the first is read by it, the others are compared.
+    indexed: list[tuple[ColumnElement[Any], Sequence[int]]] = []
     if state is not None:
-        query = query.where(one_of(instances.c.state, await _ids(tx, scope, states, state, known)))
+        indexed.append((instances.c.state, await _ids(tx, scope, states, state, known)))
     if last_event is not None:
-        query = query.where(one_of(instances.c.last_event, await _ids(tx, scope, events, last_event, known)))
+        indexed.append((instances.c.last_event, await _ids(tx, scope, events, last_event, known)))
+    if all_of or any_of or none_of:
+        indexed.append((instances.c.flags, flag_values(all_of, any_of, none_of)))
     if known is not None and state is None and last_event is None:  # these are of one version each
-        query = query.where(one_of(instances.c.version, known))
+        indexed.append((instances.c.version, known))
     if reference is not None:
-        query = query.where(instances.c.reference == reference)
+        which.append(instances.c.reference == reference)
     if entered_before_us is not None:
-        query = query.where(instances.c.entered_at < entered_before_us)
-    if cursor is not None:
-        if not cursor.isdigit():
-            raise InvalidInput(f"{cursor!r} is no cursor of this list; pass the next cursor of an earlier page")
-        query = query.where(instances.c.id > int(cursor))
-    found = [from_row(row) for row in await tx.execute(query.order_by(instances.c.id).limit(limit + 1))]
+        which.append(instances.c.entered_at < entered_before_us)
+    if cursor is not None and not cursor.isdigit():
+        raise InvalidInput(f"{cursor!r} is no cursor of this list; pass the next cursor of an earlier page")
+    if reference is not None:  # which has an index of its own, and few instances
+        which += [one_of(column, values) for column, values in indexed]
+        indexed = []
+    rows = await tx.execute(_page(scope, which, indexed, after=int(cursor or 0), limit=limit + 1))
+    found = [from_row(row) for row in rows]
     shown = [await instance_of(tx, scope, record) for record in found[:limit]]
     return Page(shown, str(found[limit - 1].id) if len(found) > limit else None)
+
+
+def _page(
+    scope: Scope,
+    which: Sequence[ColumnElement[bool]],
+    indexed: Sequence[tuple[ColumnElement[Any], Sequence[int]]],
+    *,
+    after: int,
+    limit: int,
+) -> Select[Any]:
+    """The first instances by number. An index gives them in order for one value; for several, some of each are merged.
+
+    Databases would read all that have one of the values and sort them, or go through everything by number.
+    """
+    if not indexed or len(indexed[0][1]) > MERGED_MAX:
+        fits = (*which, instances.c.id > after, *(one_of(column, values) for column, values in indexed))
+        return select_records().where(*fits).order_by(instances.c.id).limit(limit)
+    (column, values), *others = indexed
+    fits = (*which, *(one_of(other, found) for other, found in others))
+    parts = []
+    for value in values:
+        bounds, order = scope.db.dialect.in_order(column, value, instances.c.id, after)
+        parts.append(select(instances.c.id).where(*fits, *bounds).order_by(*order).limit(limit).subquery())
+    if not parts:
+        return select_records().where(false())
+    page = union_all(*(select(part.c.id) for part in parts)).subquery("page")
+    first = select(page.c.id).order_by(page.c.id).limit(limit).subquery("first")
+    return select_records().join(first, first.c.id == instances.c.id).order_by(instances.c.id)
 
 
 async def guids_by_reference(
@@ -109,15 +147,18 @@ async def count_instances(
 
 def flag_conditions(all_of: InstanceFlag, any_of: InstanceFlag, none_of: InstanceFlag) -> list[ColumnElement[bool]]:
     """Bits that are all set, of which one is set, that are not set."""
-    found: list[ColumnElement[bool]] = []
-    flags = instances.c.flags
-    if all_of:
-        found.append(flags.bitwise_and(int(all_of)) == int(all_of))
-    if any_of:
-        found.append(flags.bitwise_and(int(any_of)) != 0)
-    if none_of:
-        found.append(flags.bitwise_and(int(none_of)) == 0)
-    return found
+    if not (all_of or any_of or none_of):
+        return []
+    return [one_of(instances.c.flags, flag_values(all_of, any_of, none_of))]
+
+
+def flag_values(all_of: InstanceFlag, any_of: InstanceFlag, none_of: InstanceFlag) -> list[int]:
+    """Every value of the flags that fits. There are few, so an index finds them, as it cannot find bits."""
+    return [
+        int(flags)
+        for flags in map(InstanceFlag, range(max(InstanceFlag) * 2))
+        if flags & all_of == all_of and (not any_of or flags & any_of) and not flags & none_of
+    ]
 
 
 async def _which(

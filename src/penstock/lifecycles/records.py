@@ -24,6 +24,7 @@ __all__ = ["INSTANCES_EACH", "Record", "find_record", "instance_of", "prior_requ
 # How many instances one statement names.
 INSTANCES_EACH = 1000
 SHORT_GUID = 8
+GUID_CHARS = 36
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ _COLUMNS = (
 async def record_of(tx: Connection, scope: Scope, instance: str | int, request_key: str | None = None) -> Record:
     """The instance with this guid or number; a guid may be cut to its first 8 characters or more."""
     found = await find_record(tx, scope, instance, request_key)
-    if found is None and isinstance(instance, str) and SHORT_GUID <= len(instance) < 36:
+    if found is None and isinstance(instance, str) and SHORT_GUID <= len(instance) < GUID_CHARS:
         found = await _by_beginning(tx, scope, instance, request_key)
     if found is None:
         raise NotFound(f"no instance has the {'guid' if isinstance(instance, str) else 'id'} {instance!r}")
@@ -67,6 +68,8 @@ async def find_record(
 ) -> Record | None:
     """The instance with exactly this guid or number."""
     by = "guid" if isinstance(instance, str) else "id"
+    if isinstance(instance, str) and len(instance) > GUID_CHARS:
+        return None
     asked = {"of_tenant": scope.tenant, "wanted": instance}
     if request_key is not None:
         asked["the_request"] = request_key

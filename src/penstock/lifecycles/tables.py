@@ -140,6 +140,7 @@ instances = table(
     Index("ix_penstock_lifecycle_instance_version", "tenant", "version", "id"),
     Index("ix_penstock_lifecycle_instance_event", "tenant", "last_event", "id"),
     Index("ix_penstock_lifecycle_instance_external", "tenant", "reference"),
+    Index("ix_penstock_lifecycle_instance_flags", "tenant", "flags", "id"),
 )
 
 # Append-only: what happened to an instance, numbered from 1 without gaps. Entry n made revision n.

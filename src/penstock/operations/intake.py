@@ -58,10 +58,12 @@ async def create(
     keys: SecretKeys,
     metadata_bytes_max: int,
     told: Sequence[Mapping[str, Any]] = (),
+    tx: Connection | None = None,
 ) -> str:
     """Store the file as a blob, then the operation that runs over it; or use a blob that is Valid. Returns its id.
 
-    `told` are subscriptions to the operation's events, stored with it.
+    `told` are subscriptions to the operation's events, stored with it. In a `tx` of the caller's the operation
+    is there once that is committed.
 
     Unknown formats, metadata that does not fit, unknown options and files without rows are refused before anything is
     stored; of a stream that cannot be rewound, it is the reading that finds no row.
@@ -81,26 +83,37 @@ async def create(
     if isinstance(source, BlobDescriptor):
         link: Link = partial(_use, blobs, source.id, reference_of(new_id))
     else:
-        link = await _stored(db, blobs, source, name, owner=reference_of(new_id), actor=created_by)
-    values = {
-        "file_name": name,
-        "file_format": file_format,
-        "created_by": created_by,
-        "tenant": stored_tenant(tenant),
+        link = await _stored(db, blobs, source, name, owner=reference_of(new_id), actor=created_by, tx=tx)
+    insertion = _insertion(
+        db,
+        new_id,
+        resolved,
+        link,
+        file_name=name,
+        file_format=file_format,
+        created_by=created_by,
+        tenant=stored_tenant(tenant),
+        told=told,
         **columns,
-    }
-    return await db.transaction(_insertion(db, new_id, resolved, link, told=told, **values), "create")
+    )
+    return await (db.transaction(insertion, "create") if tx is None else insertion(tx))
 
 
 async def _use(blobs: Blobs, blob: str, owner: str, tx: Connection) -> BlobDescriptor:
     return await blobs.refer(tx, blob, owner)
 
 
-async def _stored(db: Database, blobs: Blobs, source: Source, file_name: str, *, owner: str, actor: str) -> Link:
-    """Store a file as a blob that belongs to the operation; it becomes Valid together with the operation."""
+async def _stored(
+    db: Database, blobs: Blobs, source: Source, file_name: str, *, owner: str, actor: str, tx: Connection | None
+) -> Link:
+    """Store a file as a blob that belongs to the operation; it becomes Valid together with the operation.
+
+    In a `tx` of the caller's the record of the blob is undone with it, and the sweep removes the bytes.
+    """
     blobs.storage.require()
     made = blobs.new(file_name, actor=actor, is_temporary=True, limit=False)
-    begun = await db.transaction(partial(blobs.begin, made), "blob_create")
+    begin = partial(blobs.begin, made)
+    begun = await (db.transaction(begin, "blob_create") if tx is None else begin(tx))
 
     def store() -> Any:
         with open_source(source) as stream:
@@ -112,7 +125,8 @@ async def _stored(db: Database, blobs: Blobs, source: Source, file_name: str, *,
         if isinstance(sealed, Rejection):
             raise FileRejected(f"{file_name}: {sealed.reason}", code=sealed.code)
     except BaseException as error:
-        await asyncio.shield(blobs.give_up(begun, error))
+        if tx is None:
+            await asyncio.shield(blobs.give_up(begun, error))
         raise
     after = begun.mark_as_valid(blobs.now(), sealed)
 
@@ -173,7 +187,7 @@ def _insertion(
     created_by: str,
     told: Sequence[Mapping[str, Any]],
     **columns: Any,
-) -> Any:
+) -> Callable[[Connection], Awaitable[str]]:
     async def insert_operation(tx: Connection) -> str:
         blob = await link(tx)
         stored = blob.stored
@@ -207,7 +221,7 @@ def _insertion(
             actor=created_by,
         )
         if told:
-            await subscribe(db, tx, told, subject=new_id)
+            await subscribe(db, tx, told, subject=new_id, tenant=columns["tenant"] or "")
         await db.ring(tx)
         details = {"name": definition.name, "fileName": columns["file_name"], "sha256": stored.sha256}
         act = Act(columns["tenant"] or "", created_by, "operation.create", new_id, details)

@@ -16,6 +16,7 @@ from penstock.blobs.service import Blobs
 from penstock.clock import Clock, Entropy, micros, operation_id
 from penstock.db.connection import Connection
 from penstock.db.database import Database
+from penstock.db.unit import UnitOfWork, joined
 from penstock.errors import Conflict, Forbidden, InvalidInput, NotFound
 from penstock.formats import Limits
 from penstock.journal.numbering import number_new
@@ -104,11 +105,13 @@ class Operations:
         options: Mapping[str, Any] | None = None,
         created_by: str | None = None,
         notify: Sequence[Notify] = (),
+        tx: UnitOfWork | None = None,
     ) -> Operation:
         """Create an operation, given by name or declaration, for a file or a Valid blob. Durable when this returns.
 
         `file` is stored as a blob of its own, which goes when the operation is removed. `notify` names who is told of
-        this operation: webhooks, chats, e-mail addresses.
+        this operation: webhooks, chats, e-mail addresses. With the `tx` of `penstock.transaction()` the operation is
+        there once that is committed, and never if it is undone.
         """
         definition = self.definition(operation)
         if self._visible.tenant is not None:
@@ -130,7 +133,10 @@ class Operations:
             keys=self._settings.secret_keys,
             metadata_bytes_max=self._settings.metadata_bytes_max,
             told=[self._told(each, created_by or self._actor) for each in notify],
+            tx=joined(tx),
         )
+        if tx is not None:
+            return await operation_views.get(self._db, tx.connection, new_id)
         self._hint(new_id)
         return await self.get(new_id)
 

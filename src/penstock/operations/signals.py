@@ -14,6 +14,7 @@ from sqlalchemy import ColumnElement, and_, or_, select
 from penstock.clock import Clock, Entropy, from_micros, operation_id
 from penstock.db.connection import Connection
 from penstock.db.database import Database
+from penstock.db.unit import UnitOfWork
 from penstock.errors import InvalidInput, NoSuchWait, NotFound
 from penstock.listing import Page
 from penstock.operations.inbox.addressing import is_row_number, subject_of, unscope
@@ -108,15 +109,18 @@ class Signals:
         row: int | None = None,
         id: str | None = None,
         actor: str | None = None,
+        tx: UnitOfWork | None = None,
     ) -> Receipt:
         """The awaited thing has happened; `payload` becomes the step's output. Durable when this returns.
 
         With an `id`, a repeat answers like the first; `Conflict` when the id was used for another key, row or outcome.
         `NoSuchWait` when no row could ever wait for this key; `InvalidInput` when the payload fits no step that could.
         In a process without the operation's code, a payload that does not fit fails the row that takes it.
+
+        With the `tx` of `penstock.transaction()` it is stored once that is committed, and the row goes on after that.
         """
         content = {"outcome": "ok", "payload": None if payload is None else _encoded(payload), "message": None}
-        return await self._post(operation, key, content, row=row, id=id, actor=actor)
+        return await self._post(operation, key, content, row=row, id=id, actor=actor, tx=tx)
 
     async def fail(
         self,
@@ -127,9 +131,10 @@ class Signals:
         row: int | None = None,
         id: str | None = None,
         actor: str | None = None,
+        tx: UnitOfWork | None = None,
     ) -> Receipt:
         """The awaited thing has failed: so does the step, with this message."""
-        return await self._post(operation, key, _failure(message), row=row, id=id, actor=actor)
+        return await self._post(operation, key, _failure(message), row=row, id=id, actor=actor, tx=tx)
 
     async def complete_wait(self, token: str, *, payload: Any = None) -> Receipt:
         """As `complete`, for the one wait whose callback address (`ctx.signal_url`) has this token. Once: a repeat
@@ -149,15 +154,24 @@ class Signals:
         async with self._db.read() as tx:
             await require_wait(tx, address)
         return await self._post(
-            address.operation, address.key, content, row=address.row, id=address.signal_id, actor=BY_ADDRESS
+            address.operation, address.key, content, row=address.row, id=address.signal_id, actor=BY_ADDRESS, tx=None
         )
 
     async def _post(
-        self, operation: str, key: str, content: dict[str, Any], *, row: int | None, id: str | None, actor: str | None
+        self,
+        operation: str,
+        key: str,
+        content: dict[str, Any],
+        *,
+        row: int | None,
+        id: str | None,
+        actor: str | None,
+        tx: UnitOfWork | None,
     ) -> Receipt:
         token = operation_id(self._clock, self._entropy)
         content = {**content, "actor": actor or self._actor}
-        return await self._batcher.post(PendingSignal(operation, key, row, id, token, self._visible, content))
+        pending = PendingSignal(operation, key, row, id, token, self._visible, content)
+        return await (self._batcher.post(pending) if tx is None else self._batcher.join(pending, tx))
 
     async def waiting(
         self, operation: str | None = None, *, key: str | None = None, after: int | str = 0, limit: int = 100

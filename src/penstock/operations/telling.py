@@ -18,8 +18,8 @@ from penstock.operations.model import Page, RowError
 from penstock.operations.states import OPERATION
 from penstock.operations.tables import operations
 from penstock.operations.views.operation_views import Tallied, tallies
-from penstock.outbox.channels import on_thread
 from penstock.outbox.events import Facts, operation_event
+from penstock.outbox.threads import on_thread
 from penstock.pipeline.definition import HANDLERS
 from penstock.pipeline.signatures import Signature, is_async
 
@@ -76,12 +76,14 @@ def time_of(document: Mapping[str, Any]) -> datetime:
 
 async def describe(tx: Connection, ids: Collection[str]) -> Mapping[str, Facts]:
     """What is told of operations beside their moves: their names, and how many rows they have by now."""
-    names = ("number", "id", "name", "tenant", "file_name", "created_by", "total_rows")
-    columns = [operations.c[name] for name in names]
+    columns = [
+        operations.c[name] for name in ("number", "id", "name", "tenant", "file_name", "created_by", "total_rows")
+    ]
     found = (await tx.execute(select(*columns).where(operations.c.id.in_(ids)))).all()
     counts = await tallies(tx, [row.number for row in found])
-    data = {row.id: _data(row, counts.get(row.number, Tallied()).counts) for row in found}
-    return {row.id: Facts(row.name, tenant=row.tenant or "", data=data[row.id]) for row in found}
+    return {
+        row.id: Facts(row.name, row.tenant or "", _data(row, counts.get(row.number, Tallied()).counts)) for row in found
+    }
 
 
 def _data(row: Any, counts: Counts) -> dict[str, Any]:

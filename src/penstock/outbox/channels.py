@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -17,12 +14,13 @@ from penstock.outbox.claiming import Claimed
 from penstock.outbox.mailing import Mailer
 from penstock.outbox.signing import signature
 from penstock.outbox.subscribing import SLACK, Credentials, credentials
+from penstock.outbox.threads import on_thread
 from penstock.outbox.transport import Poster, has_httpx
 from penstock.outbox.verdicts import Answer, retry_after_s
-from penstock.outbox.wording import sentence
+from penstock.outbox.wording import slack_text
 from penstock.secret_keys import SecretKeys
 
-__all__ = ["Channels", "HandlerCall", "on_thread"]
+__all__ = ["Channels", "HandlerCall"]
 
 HandlerCall = Callable[[Mapping[str, Any]], Awaitable[None]]
 """A handler that is called with a CloudEvent."""
@@ -60,7 +58,7 @@ class Channels:
                     return await self._post_signed(claimed)
                 case "slack":
                     known = self._credentials(claimed)
-                    body = msgspec.json.encode({"text": sentence(claimed.body)})
+                    body = msgspec.json.encode({"text": slack_text(claimed.body)})
                     return await self._post(known.url.removeprefix(SLACK), body, {"Content-Type": "application/json"})
                 case "email":
                     assert self._mailer is not None
@@ -101,29 +99,3 @@ class Channels:
 def _described(error: Exception) -> str:
     text = str(error) if isinstance(error, PenstockError | OSError) else f"{type(error).__name__}: {error}"
     return (text or type(error).__name__)[:FAULT_CHARS]
-
-
-async def on_thread(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function that blocks. Who stops waiting leaves its thread behind, which does not keep a process alive."""
-    loop = asyncio.get_running_loop()
-    result: asyncio.Future[Any] = loop.create_future()
-
-    def run() -> None:
-        try:
-            settle = partial(_set, result, function(*arguments), None)
-        except Exception as error:
-            settle = partial(_set, result, None, error)
-        with suppress(RuntimeError):  # the loop is closed: nobody waits
-            loop.call_soon_threadsafe(settle)
-
-    threading.Thread(target=run, daemon=True, name=getattr(function, "__qualname__", "call")).start()
-    return await result
-
-
-def _set(result: asyncio.Future[Any], outcome: Any, error: Exception | None) -> None:
-    if result.done():
-        return  # nobody waits any more
-    if error is None:
-        result.set_result(outcome)
-    else:
-        result.set_exception(error)

@@ -14,6 +14,7 @@ from penstock.errors import SecretsUnreadable
 from penstock.journal.queries import numbered
 from penstock.journal.tables import counters, transitions
 from penstock.outbox.claiming import OPEN
+from penstock.outbox.events import TEST_TYPE
 from penstock.outbox.model import OutboxHealth
 from penstock.outbox.states import ACTIVE, DELIVERY, DISABLED
 from penstock.outbox.storing import Writer, is_told
@@ -132,7 +133,8 @@ async def _there(tx: Connection, events: Collection[str]) -> set[tuple[str, str]
 
 async def health(tx: Connection, now: int, keys: SecretKeys) -> OutboxHealth:
     """How deliveries stand, for `doctor`."""
-    failed = select(func.count()).select_from(deliveries).where(deliveries.c.state == "Failed")
+    given_up = (deliveries.c.state == "Failed", deliveries.c.type != TEST_TYPE)
+    failed = select(func.count()).select_from(deliveries).where(*given_up)
     stuck = (
         select(subscriptions.c.channel, func.count())
         .select_from(deliveries)

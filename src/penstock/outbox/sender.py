@@ -23,7 +23,7 @@ log = logging.getLogger("penstock.outbox")
 
 AT_ONCE = 20
 AT_ONCE_EACH = 4  # to one subscription, so that one that hangs holds up no other
-LEASE_MARGIN_S = 30.0
+LEASE_MARGIN_S = 10.0  # for claiming, and for writing what came of it
 
 
 class Sender:
@@ -76,8 +76,10 @@ class Sender:
         while self._tasks:
             await asyncio.wait(list(self._tasks))
 
-    async def close(self) -> None:
-        """Give up the attempts that are under way: they are made again when their leases are over."""
+    async def close(self, grace_s: float = 0) -> None:
+        """Give up the attempts that are under way, after a while: they are made again when their leases are over."""
+        if self._tasks and grace_s:
+            await asyncio.wait(list(self._tasks), timeout=grace_s)
         for task in self._tasks:
             task.cancel()
         await self.wait()

@@ -16,7 +16,7 @@ from penstock.clock import Clock, Entropy, from_micros, operation_id
 from penstock.db.connection import Connection
 from penstock.db.database import Database
 from penstock.db.types import NotStorable
-from penstock.errors import Conflict, InvalidInput, NotFound
+from penstock.errors import Conflict, Forbidden, InvalidInput, NotFound
 from penstock.journal.numbering import last_number, number_new
 from penstock.listing import Page
 from penstock.outbox import claiming
@@ -40,7 +40,7 @@ from penstock.outbox.subscribing import (
 from penstock.outbox.tables import deliveries, subscriptions
 from penstock.secret_keys import SecretKeys
 
-__all__ = ["OPERATIONS", "Outbox", "Webhooks"]
+__all__ = ["OPERATIONS", "Done", "Outbox", "Webhooks"]
 
 OPERATIONS = ("penstock.operation.*",)
 LIFECYCLE = "penstock.lifecycle."
@@ -49,6 +49,17 @@ ID_CHARS_MIN = 8
 
 Span = float | timedelta
 """Seconds, or a timedelta."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Who did what to a subscription or a delivery, for the audit log."""
+
+    tenant: str
+    actor: str
+    action: str
+    subject: str
+    details: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +76,9 @@ class Outbox:
     page_max: int
     actor: str
     hear_lifecycles: Callable[[str], Awaitable[None]]  # of a tenant, from now on
+    audit: Callable[[Connection, Done], Awaitable[None]]  # the last thing in a transaction that changes subscriptions
     tenant: str = ""
+    is_whole: bool = True  # the caller may know of all operations of the tenant
 
 
 class Webhooks:
@@ -77,6 +90,10 @@ class Webhooks:
     def tenant(self, name: str) -> Webhooks:
         """The subscriptions of another tenant; nothing of one is seen by another."""
         return Webhooks(replace(self._outbox, tenant=name))
+
+    def seen_by(self, tenant: str, *, actor: str, is_whole: bool) -> Webhooks:
+        """The same for one caller. Who may use some operations of the tenant only has no webhooks: they tell of all."""
+        return Webhooks(replace(self._outbox, tenant=tenant, actor=actor, is_whole=is_whole))
 
     # --- subscriptions
 
@@ -94,7 +111,7 @@ class Webhooks:
         `https://…` gets signed CloudEvents, `slack+https://…` Slack's JSON, `mailto:…` e-mails. `operation` limits it
         to operations of that name. Without a `secret` one is made; it is shown this once.
         """
-        box = self._outbox
+        box = self._allowed()
         if channel_of(url, box.allowed) == "webhook" and secret is None:
             secret = new_secret(box.entropy.bits)
         row = subscription_row(
@@ -113,6 +130,7 @@ class Webhooks:
 
         async def work(tx: Connection) -> Subscription:
             await subscribe(self._db, tx, [row])
+            await self._note(tx, "add", row["id"], url=row["url"], types=row["types"], operation=operation)
             return await self._get(tx, row["id"])
 
         return NewSubscription(await self._db.transaction(work, "subscription"), secret)
@@ -126,7 +144,7 @@ class Webhooks:
         self, *, subject: str | None = None, cursor: str | None = None, limit: int = 100
     ) -> Page[Subscription]:
         """Subscriptions, oldest first; those to one operation only where it is named as `subject`."""
-        is_mine = [subscriptions.c.tenant == self._outbox.tenant, subscriptions.c.subject.is_(subject)]
+        is_mine = [subscriptions.c.tenant == self._allowed().tenant, subscriptions.c.subject.is_(subject)]
         if subject is not None:
             is_mine[1] = subscriptions.c.subject == subject
         if cursor is not None:
@@ -166,6 +184,7 @@ class Webhooks:
             changed = replace(known, secrets=(Secret(fresh), *still)[:SECRETS_MAX])
             is_same = subscriptions.c.encrypted == found.encrypted
             await self._set(tx, found, is_same, encrypted=encrypted(changed, box.keys))
+            await self._note(tx, "rotate", found.id)
             return await self._get(tx, found.id)
 
         return NewSubscription(await self._db.transaction(work, "subscription"), fresh)
@@ -179,6 +198,7 @@ class Webhooks:
             if found.state != ACTIVE:
                 since = await last_number(tx)
                 await self._set(tx, found, state=ACTIVE, reason=None, since=since, not_before=None)
+                await self._note(tx, "enable", found.id)
             return await self._get(tx, subscription)
 
         return await self._db.transaction(work, "subscription")
@@ -188,7 +208,9 @@ class Webhooks:
 
         async def work(tx: Connection) -> Subscription:
             found = await self._row(tx, subscription)
-            await claiming.disable(self._db, tx, found.id, reason=reason, actor=self._outbox.actor)
+            cancelled = await claiming.disable(self._db, tx, found.id, reason=reason, actor=self._outbox.actor)
+            if cancelled is not None:
+                await self._note(tx, "disable", found.id, reason=reason, cancelled=cancelled)
             return await self._get(tx, subscription)
 
         return await self._db.transaction(work, "subscription")
@@ -200,7 +222,10 @@ class Webhooks:
             found = await self._row(tx, subscription)
             await tx.execute(delete(subscriptions).where(subscriptions.c.id == found.id))
             mine = deliveries.c.subscription == found.id
-            return await claiming.cancel_open(self._db, tx, mine, cause="unsubscribed", actor=self._outbox.actor)
+            actor = self._outbox.actor
+            cancelled = await claiming.cancel_open(self._db, tx, mine, cause="unsubscribed", actor=actor)
+            await self._note(tx, "remove", found.id, url=found.url, cancelled=cancelled)
+            return cancelled
 
         return await self._db.transaction(work, "subscription")
 
@@ -281,7 +306,7 @@ class Webhooks:
 
     async def delivery(self, delivery: str) -> Delivery:
         """One delivery, by its id or 8 and more characters of its beginning, with its last attempts."""
-        mine = select(deliveries).where(deliveries.c.tenant == self._outbox.tenant)
+        mine = select(deliveries).where(deliveries.c.tenant == self._allowed().tenant)
         async with self._db.read() as tx:
             return _delivery(await _named(tx, mine, deliveries.c.id, "delivery", delivery))
 
@@ -308,13 +333,16 @@ class Webhooks:
         has_failed = failed or delivery is not None
 
         async def work(tx: Connection) -> int:
-            return await claiming.resend(self._db, tx, which, actor=self._outbox.actor, settled=has_failed)
+            many = await claiming.resend(self._db, tx, which, actor=self._outbox.actor, settled=has_failed)
+            if many:
+                await self._note(tx, "resend", delivery or subscription or "", deliveries=many, failed=failed)
+            return many
 
         return await self._db.transaction(work, "delivery_resend")
 
     async def counts(self) -> dict[str, int]:
         """How many deliveries there are in each state."""
-        query = select(deliveries.c.state, func.count()).where(deliveries.c.tenant == self._outbox.tenant)
+        query = select(deliveries.c.state, func.count()).where(deliveries.c.tenant == self._allowed().tenant)
         async with self._db.read() as tx:
             found = {state: int(many) for state, many in await tx.execute(query.group_by(deliveries.c.state))}
         return {state: found.get(state, 0) for state in DELIVERY.states}
@@ -322,10 +350,19 @@ class Webhooks:
     # --- inside
 
     def _mine(self, older_than: Span | None) -> builtins.list[ColumnElement[bool]]:
-        which = [deliveries.c.tenant == self._outbox.tenant]
+        which = [deliveries.c.tenant == self._allowed().tenant]
         if older_than is not None:
             which.append(deliveries.c.modified_at <= self._db.now() - _micros(older_than))
         return which
+
+    def _allowed(self) -> Outbox:
+        if not self._outbox.is_whole:
+            raise Forbidden("webhooks tell of all operations of a tenant; you may use some of them only")
+        return self._outbox
+
+    async def _note(self, tx: Connection, action: str, subject: str, **details: Any) -> None:
+        box = self._outbox
+        await box.audit(tx, Done(box.tenant, box.actor, f"webhook.{action}", subject, details))
 
     async def _hear(self, types: Iterable[str]) -> None:
         if any(may_match(each, LIFECYCLE) for each in types):
@@ -333,8 +370,10 @@ class Webhooks:
 
     async def _changed(self, subscription: str, **values: Any) -> Subscription:
         async def work(tx: Connection) -> Subscription:
-            await self._set(tx, await self._row(tx, subscription), **values)
-            return await self._get(tx, subscription)
+            found = await self._row(tx, subscription)
+            await self._set(tx, found, **values)
+            await self._note(tx, "change", found.id, **values)
+            return await self._get(tx, found.id)
 
         return await self._db.transaction(work, "subscription")
 
@@ -345,7 +384,7 @@ class Webhooks:
             raise Conflict(f"subscription {found.id} was changed meanwhile; look at it again")
 
     async def _row(self, tx: Connection, subscription: str) -> Any:
-        mine = select(subscriptions).where(subscriptions.c.tenant == self._outbox.tenant)
+        mine = select(subscriptions).where(subscriptions.c.tenant == self._allowed().tenant)
         return await _named(tx, mine, subscriptions.c.id, "subscription", subscription)
 
     async def _get(self, tx: Connection, subscription: str) -> Subscription:

@@ -63,7 +63,7 @@ class Credentials:
 def channel_of(url: str, allowed: Sequence[Network]) -> str:
     """By which channel events are sent to this address; `InvalidInput` when to none."""
     if url.startswith(MAIL):
-        if not _MAIL_ADDRESS.fullmatch(url.removeprefix(MAIL)):
+        if not url.isprintable() or not _MAIL_ADDRESS.fullmatch(url.removeprefix(MAIL)):
             raise InvalidInput(f"{url!r:.80} is no e-mail address; write mailto:name@example.com")
         return "email"
     parse_endpoint(url.removeprefix(SLACK), allowed)

@@ -33,7 +33,7 @@ subscriptions = table(
     Column("created_by", Key(200), nullable=False),
     Column("modified_at", BigInteger, nullable=False),
     CheckConstraint(_one_of(SUBSCRIPTION_STATES), name="state_known"),
-    Index("ix_penstock_subscription_state", "state", "subject", "since"),
+    Index("ix_penstock_subscription_state", "state", "since"),
     Index("ix_penstock_subscription_subject", "subject"),
 )
 

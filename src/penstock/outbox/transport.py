@@ -10,10 +10,12 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from penstock.errors import InvalidInput, SettingsInvalid
 from penstock.outbox.addresses import Endpoint, Network, literal_address, parse_endpoint, refusal
+from penstock.outbox.threads import on_thread
 
 if TYPE_CHECKING:
     import httpx
@@ -32,7 +34,7 @@ class AddressRefused(InvalidInput):
 
 async def resolve(host: str, port: int) -> Sequence[str]:
     """The addresses of a host, by the system's resolver."""
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    found = await on_thread(partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM))
     return [str(address[0]) for *_, address in found]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["details", "sentence"]
+__all__ = ["details", "sentence", "slack_text"]
 
 COUNTS = ("totalRows", "successfulRows", "failedRows", "invalidRows", "cancelledRows")
 CHARS_MAX = 500
@@ -22,6 +22,11 @@ def sentence(document: Mapping[str, Any]) -> str:
     line = f"{what} {name}{document['subject']}: {data['status']}{cause}"
     line = " ".join(line.split())
     return line if len(line) <= CHARS_MAX else f"{line[:CHARS_MAX]}…"
+
+
+def slack_text(document: Mapping[str, Any]) -> str:
+    """The same as Slack takes it: what is between angle brackets would address people."""
+    return sentence(document).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def details(document: Mapping[str, Any]) -> str:

@@ -58,8 +58,8 @@ def compiled(declared: Any, name: str, settings: Mapping[str, Any], names: Mappi
         validate_metadata=shape.validate_metadata,
         source=declared,
         enter=shape.enter,
-        version=version,
         handlers=shape.handlers,
+        version=version,
     )
 
 

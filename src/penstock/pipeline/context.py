@@ -51,8 +51,8 @@ class Run:
     is_cancelled: Callable[[], bool] = lambda: False
     beat: Callable[[], None] = lambda: None
     public_url: str | None = None
-    secret_keys: SecretKeys | None = None  # seal callback addresses
     capabilities: Mapping[type, Any] = field(default_factory=dict)
+    secret_keys: SecretKeys | None = None  # seal callback addresses
 
     def capability(self, kind: type[T]) -> T:
         """What the engine that runs this operation has of this type, for reusable steps: its lifecycles, for one."""

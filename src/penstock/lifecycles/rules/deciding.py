@@ -21,7 +21,7 @@ def decide(graph: Graph, guid: str, state: int, flags: InstanceFlag, event: str)
         named = ", ".join(flag.name or "" for flag in flags & TERMINAL).capitalize()
         return Outcome("terminal", guid, found.name, source, reason=f"{named}; `reopen` comes first")
     if InstanceFlag.SUSPENDED in flags:
-        return Outcome("suspended", guid, found.name, source, reason="suspended; `resume` comes first")
+        return Outcome("suspended", guid, found.name, source, reason="`resume` comes first")
     transition = graph.move(state, found.id)
     if transition is None:
         allowed = tuple(line.event.name for line in graph.leaving(state))

@@ -20,6 +20,7 @@ from penstock.access.audit import Act, record
 from penstock.db.connection import Connection
 from penstock.db.database import CommitUnknown, Database
 from penstock.db.types import NotStorable, storable
+from penstock.db.unit import UnitOfWork
 from penstock.errors import Conflict, InvalidInput, NoSuchWait, PenstockError
 from penstock.operations.inbox.addressing import (
     ROW_MAX,
@@ -109,6 +110,37 @@ class SignalBatcher:
         assert pending.answer is not None
         return pending.answer
 
+    async def join(self, pending: PendingSignal, unit: UnitOfWork) -> Receipt:
+        """Store a signal in a transaction of the caller's, and wake the chunk that takes it when that is committed."""
+        refuse_unstorable(pending)
+        tx = unit.connection
+        subject, known = await _subject_and_known(pending.operation, pending.visible, [pending], tx)
+        pending.key, pending.row = unscope(subject, pending.given_key, pending.given_row)
+        earlier = None if pending.dedupe_id is None else known.get(pending.dedupe_id)
+        answer = self._refusal(subject, pending) if earlier is None else _repeated(subject, pending, earlier)
+        if isinstance(answer, Exception):
+            raise answer
+        if answer is not None:
+            return answer
+        if (await tx.execute(_TAKES_SIGNALS, {"number": subject.number})).first() is None:
+            raise NoSuchWait(_is_over(subject), is_over=True)
+        try:
+            await tx.execute(self.db.prepared(_new_signals), [pending.columns(subject)])
+        except IntegrityError as error:
+            raise Conflict(
+                f"signal id {pending.dedupe_id!r} was used by another at the same time; begin the transaction again"
+            ) from error
+        await record(self.db, tx, *_acts(subject, [pending]))
+        unit.after_commit(partial(self._wake, subject, {pending.key}))
+        return Receipt("stored", pending.token)
+
+    async def _wake(self, subject: Subject, keys: Collection[str]) -> bool:
+        """Wake the chunks that take signals on these keys; whether there are any."""
+        is_awaited = await self.db.transaction(partial(wake, self.db, subject.number, keys), "wake") > 0
+        if is_awaited:
+            self.hint()
+        return is_awaited
+
     def _batch_of(self, own: PendingSignal) -> list[PendingSignal]:
         """Our own signal, and those that have been in the queue longest."""
         others = [pending for pending in self._queue if pending is not own]
@@ -169,7 +201,7 @@ class SignalBatcher:
                 return await self._stored_before(subject, batch[0], error)
             return [pending for each in batch for pending in await self._stored(subject, [each])]
         before = {earlier.token for earlier in await self.db.look(partial(_of_tokens, batch))}
-        over = f"operation {subject.id} is over; it takes no more signals"
+        over = _is_over(subject)
         _answer((pending for pending in batch if pending.token not in before), lambda _: NoSuchWait(over, is_over=True))
         return [pending for pending in batch if pending.token in before]
 
@@ -203,13 +235,15 @@ class SignalBatcher:
 
     async def _deliver(self, subject: Subject, batch: Sequence[PendingSignal]) -> None:
         """Wake the chunks that take the signals, and answer which rows will; behind other signals it is a later row."""
-        keys = {pending.key for pending in batch}
-        if not await self.db.transaction(partial(wake, self.db, subject.number, keys), "wake"):
+        if not await self._wake(subject, {pending.key for pending in batch}):
             _answer(batch, lambda pending: Receipt("stored", pending.token))
             return
-        self.hint()
         taken = await self.db.look(partial(_takers, self.db, subject, batch))
         _answer(batch, lambda pending: taken.get(pending.token) or Receipt("stored", pending.token))
+
+
+def _is_over(subject: Subject) -> str:
+    return f"operation {subject.id} is over; it takes no more signals"
 
 
 def _acts(subject: Subject, batch: Iterable[PendingSignal]) -> list[Act]:

@@ -69,7 +69,7 @@ def upgrade() -> None:
     )
     # Nobody uses the tables yet, so their indexes need not be built beside others.
     for table, name, columns in (
-        ("penstock_subscription", "state", ["state", "subject", "since"]),
+        ("penstock_subscription", "state", ["state", "since"]),
         ("penstock_subscription", "subject", ["subject"]),
         ("penstock_delivery", "due", ["due_at"]),
         ("penstock_delivery", "order", ["subscription", "subject", "number"]),
