@@ -300,6 +300,7 @@ class Penstock:
         scoped.signals = self.signals.seen_by(visible, actor=principal.name)
         scoped.lifecycles = self.lifecycles.tenant(principal.tenant)
         scoped.deliveries = scoped.lifecycles.deliveries
+        scoped.blobs = replace(self.blobs, of_tenant=principal.tenant, actor=principal.name)
         whole = principal.operations is None
         scoped.webhooks = self.webhooks.seen_by(principal.tenant, actor=principal.name, is_whole=whole)
         scoped.blobs = self.blobs.tenant(principal.tenant)

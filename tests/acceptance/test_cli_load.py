@@ -41,6 +41,7 @@ def held() -> list[tuple[Any, ...]]:
         return shop.execute("SELECT id, name, age FROM customers ORDER BY id").fetchall()
 
 
+@pytest.mark.covers("BX-005")
 def test_good_records_are_loaded_and_bad_ones_told_by_their_rows(load: Load):
     code, out, _ = load("--key", "id")
     assert code == 3

@@ -49,6 +49,15 @@ async def test_a_subscription_hears_of_what_happens_after_it_was_made_and_only_o
     assert moves(hook) == ["finished"]
 
 
+async def test_moves_of_blobs_are_told_to_who_asks_for_them(e: Engine, hook: Receiver):
+    await e.penstock.webhooks.add(hook.url, types="penstock.blob.*")
+    blob = await e.penstock.blobs.upload(b'{"name": "a"}\n', file_name="parcels.jsonl")
+    await e.penstock.blobs.tenant("acme").upload(b'{"name": "b"}\n', file_name="theirs.jsonl")
+    await e.deliver()
+    assert {(event["subject"], event["data"]["fileName"]) for event in told(hook)} == {(blob.id, "parcels.jsonl")}
+    assert told(hook)[-1]["type"] == "penstock.blob.validated"
+
+
 @pytest.mark.databases("postgresql", "mariadb")
 async def test_a_move_that_commits_after_later_ones_were_told_is_told_too(e: Engine, hook: Receiver):
     await e.penstock.webhooks.add(hook.url)

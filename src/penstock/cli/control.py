@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli.options import App, Cause, Db, Json, OperationId, Url, command
-from penstock.cli.printable import counted, short_id
 from penstock.cli.problems import WrongUsage
 from penstock.cli.session import Place, about, ask
+from penstock.printable import counted, short_id
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -12,11 +12,11 @@ import typer
 
 from penstock.cli.inputs import InputFile, existing_file
 from penstock.cli.options import Json, command
-from penstock.cli.printable import counted
 from penstock.cli.problems import INTERRUPTED, WrongUsage
 from penstock.cli.session import Place
 from penstock.cli.stopping import stop_on_signals
 from penstock.errors import FileRejected, PenstockError
+from penstock.printable import counted
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -9,8 +9,8 @@ import typer
 
 from penstock.cli.inputs import age
 from penstock.cli.options import Cause, Db, Json, OperationId, command
-from penstock.cli.printable import counted
 from penstock.cli.session import Place, about, ask
+from penstock.printable import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator

@@ -30,13 +30,16 @@ from penstock.operations.model import (
     ErrorGroup,
     Event,
     FileCheck,
+    Flow,
     HistoryEntry,
     Operation,
     Page,
     Pruned,
     RowError,
     RowView,
+    Throughput,
     VerifyReport,
+    Workload,
 )
 from penstock.operations.operation_ids import number_of
 from penstock.operations.proof.verify import verify
@@ -48,7 +51,7 @@ from penstock.operations.retrying import Eligibility, Retry
 from penstock.operations.rows.lifespans import Lifespans
 from penstock.operations.rows.stored_metadata import load_metadata
 from penstock.operations.telling import Notify, notify_types
-from penstock.operations.views import error_views, operation_views, row_views
+from penstock.operations.views import error_views, flow_views, operation_views, row_views, workload_views
 from penstock.operations.views.chunk_view import RowLayout, verdict_codes
 from penstock.operations.views.operation_views import OperationFilter
 from penstock.operations.visibility import EVERYTHING, Visible
@@ -201,6 +204,11 @@ class Operations:
                 limit=self._page(limit),
             )
 
+    async def count_by_status(self) -> dict[str, int]:
+        """How many operations have which status; one that none has is missing."""
+        async with self._db.read() as tx:
+            return await operation_views.count_by_status(tx, self._visible)
+
     async def count(
         self,
         *,
@@ -319,6 +327,21 @@ class Operations:
         async with self._db.read() as tx:
             layout = await self._layout(tx, operation)
             return await error_views.error_groups(tx, layout, limit=self._page(limit))
+
+    async def flow(self, operation: str) -> Flow:
+        """Where the rows are on their way through the steps."""
+        async with self._db.read() as tx:
+            return await flow_views.flow(tx, await self._layout(tx, operation))
+
+    async def throughput(self, operation: str, *, spans: int = 60) -> Throughput | None:
+        """How many rows ended in each of at most `spans` equal parts of the time; None before the first one ended."""
+        async with self._db.read() as tx:
+            return await flow_views.throughput(tx, await self._layout(tx, operation), spans=spans)
+
+    async def workload(self) -> Workload:
+        """Who works on what, over all operations."""
+        async with self._db.read() as tx:
+            return await workload_views.workload(self._db, tx)
 
     async def history(
         self,
@@ -580,10 +603,11 @@ class Operations:
         file_name: str | None = None,
         options: Mapping[str, Any] | None = None,
         limit_errors: int = 100,
+        data: bool = False,
     ) -> FileCheck:
         """A dry run: check metadata, file and every row, and store nothing. Bad content is reported, not raised.
 
-        Without a file, the metadata alone is checked.
+        With `data` the first errors come with their rows. Without a file, the metadata alone is checked.
         """
         definition = self.definition(operation)
         deployed = self._settings.operations.get(definition.name, {})
@@ -599,6 +623,7 @@ class Operations:
             chunk_rows=self._settings.chunk_rows,
             metadata_bytes_max=self._settings.metadata_bytes_max,
             errors_max=limit_errors,
+            with_data=data,
         )
 
     async def verify(self, operation: str | None = None, *, deep: bool = False) -> VerifyReport:
