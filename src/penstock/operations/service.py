@@ -152,6 +152,7 @@ class Operations:
             keys=self._settings.secret_keys,
             allowed=self._settings.webhook_networks_allowed,
             created_by=created_by,
+            tenant=self._visible.tenant or "",
         )
 
     async def _source(self, file: Source | None, blob: str | None) -> Source | BlobDescriptor:
