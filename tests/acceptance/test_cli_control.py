@@ -358,7 +358,7 @@ def test_pruning_removes_what_ended_long_ago_and_says_how_much(town: Town):
         0, "Deleted 0 operations with 0 rows and 0 bytes of files.\n",
     )  # fmt: skip
     would = town.ask("ops", "prune", "--older-than", "0s", "--dry-run")
-    assert would == {"isDryRun": True, "operations": 1, "rows": 2, "fileBytes": 23, "filesLeft": 0}
+    assert would == {"isDryRun": True, "operations": 1, "rows": 2, "fileBytes": 23, "filesLeft": 0, "parts": {}}
     code, out, _ = town.call("ops", "prune", "--older-than", "0s")
     assert (code, out) == (0, "Deleted 1 operation with 2 rows and 23 bytes of files.\n")
     assert [found["id"] for found in town.ask("ops", "list")["items"]] == [waiting]
