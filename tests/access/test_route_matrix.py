@@ -135,6 +135,7 @@ KINDS = (
     ("/dashboard/lifecycles/", "lifecycle"),
     ("/api/lifecycle-instances/", "instance"),
     ("/dashboard/instances/", "instance"),
+    ("/dashboard/blobs/", "blob"),
     ("/api/deliveries/", "delivery"),
     ("/api/webhooks/", "webhook"),
     ("/api/webhook-deliveries/", "delivery"),
@@ -159,6 +160,7 @@ NOTHING = {
     "lifecycle": "no-such-door",
     "delivery": RANDOM_ID,
     "webhook": RANDOM_ID,
+    "blob": RANDOM_ID,
 }
 
 
@@ -187,6 +189,7 @@ async def world(database_url, tmp_path):
             "lifecycle": f"door-{CANARY}",
             "delivery": RANDOM_ID,
             "webhook": webhook.subscription.id,
+            "blob": (await boss.blobs.list()).items[0].id,
         }
         yield World(create_app(penstock, access=Credentials(penstock)), keys, things)
 

@@ -9,8 +9,8 @@ import typer
 
 from penstock.cli.inputs import age
 from penstock.cli.options import Cause, Db, Json, OperationId, command
-from penstock.cli.printable import counted
 from penstock.cli.session import Place, about, ask
+from penstock.printable import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
@@ -46,7 +46,7 @@ def prune(
     db: Db = None,
     as_json: Json = False,
 ) -> None:
-    """Delete what the policies (`keep`) say is old enough: operations that have ended, their rows, history and files.
+    """Delete what the policies (`keep`) say is old enough, of operations that have ended.
 
     Operations that are held stay. Workers may keep running. An interrupted run is completed by the next one.
     """
