@@ -136,6 +136,7 @@ KINDS = (
     ("/api/lifecycle-instances/", "instance"),
     ("/dashboard/instances/", "instance"),
     ("/api/deliveries/", "delivery"),
+    ("/api/blobs/", "blob"),
     ("/api/webhooks/", "webhook"),
     ("/api/webhook-deliveries/", "delivery"),
     ("/api/machines/", "machine"),
@@ -159,6 +160,7 @@ NOTHING = {
     "lifecycle": "no-such-door",
     "delivery": RANDOM_ID,
     "webhook": RANDOM_ID,
+    "blob": RANDOM_ID,
 }
 
 
@@ -187,6 +189,7 @@ async def world(database_url, tmp_path):
             "lifecycle": f"door-{CANARY}",
             "delivery": RANDOM_ID,
             "webhook": webhook.subscription.id,
+            "blob": owned.blob_id,
         }
         yield World(create_app(penstock, access=Credentials(penstock)), keys, things)
 
