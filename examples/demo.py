@@ -1,22 +1,32 @@
-"""`make demo`: 20,000 lines of a price list through a four-step operation, on SQLite, in a few seconds.
+"""`make demo`: 20,000 lines of a price list through a four-step operation, on SQLite; then the dashboard.
 
-It calls the command line as you would; nothing here is special to the demo but the file it makes.
+It calls the command line as you would; nothing here is special to the demo but the files it makes. The dashboard shows
+sample operations in every state and runs until Ctrl-C; without a terminal it says what it showed, and ends.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import csv
 import os
 import random
+import re
 import shlex
 import shutil
+import socket
 import sys
 from pathlib import Path
 
+import httpx
+import uvicorn
+from fastapi import FastAPI
+from price_update import PriceUpdate
 from remote_shop import usual_price
+from showcase import OPERATIONS, leave_one_pending, show
 
 from penstock import Penstock
+from penstock.api import Trusted, create_app
 from penstock.cli import main
 
 HERE = Path(__file__).parent
@@ -100,7 +110,70 @@ def demo() -> int:
         return code
     operation, row = asyncio.run(last_operation())
     call("ops", "show", operation[:13], "--row", str(row), "--db", DATABASE)
+    with contextlib.suppress(KeyboardInterrupt):  # that is how it ends
+        asyncio.run(dashboard())
     return 0
+
+
+async def dashboard() -> None:
+    """Serve the dashboard on this machine alone, with sample operations in every state."""
+    print("\nThe dashboard: making sample operations in every state …", flush=True)
+    await leave_one_pending(DATABASE)
+    async with Penstock.open(DATABASE, operations=[PriceUpdate, *OPERATIONS]) as penstock:
+        app = create_app(penstock, access=Trusted(), worker=True, hosts=("127.0.0.1", "localhost"))
+        listening = free_socket()
+        address = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        server = Server(app)
+        async with asyncio.TaskGroup() as group:
+            serving = group.create_task(server.serve(sockets=[listening]))
+            while not server.started and not serving.done():  # noqa: ASYNC110  # it has no event for it
+                await asyncio.sleep(0.02)
+            await show(penstock)
+            if sys.stdin.isatty() and sys.stdout.isatty():
+                print(f"\n  {address}/dashboard\n\nIt runs until you press Ctrl-C.", flush=True)
+                await serving
+            else:
+                await tell(address)
+                server.should_exit = True
+
+
+class Server(uvicorn.Server):
+    """Ends the live pages first: they would go on without an end."""
+
+    def __init__(self, app: FastAPI) -> None:
+        super().__init__(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5))
+        self._app = app
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop serving."""
+        self._app.state.live.close()
+        await super().shutdown(sockets)
+
+
+def free_socket() -> socket.socket:
+    """A port of this machine that nobody uses, and nobody else can reach: 8000 if it is free."""
+    for port in (8000, 0):
+        made = socket.socket()
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with contextlib.suppress(OSError):
+            made.bind(("127.0.0.1", port))
+            return made
+        made.close()
+    raise OSError("no port is free")
+
+
+async def tell(address: str) -> None:
+    """Fetch every page of the menu, and say what was shown."""
+    async with httpx.AsyncClient(base_url=address) as client:
+        front = await client.get("/dashboard")
+        menu = re.findall(r'<li><a href="([^"]+)"[^>]*>([^<]+)</a>', front.text)
+        states = re.findall(r'class="badge \w+">([^<]+)<', front.text)
+        print(f"\nShown at {address}/dashboard, without a terminal only once:")
+        print(f"  {len(states)} operations: {', '.join(sorted(set(states)))}")
+        for path, title in menu:
+            page = (await client.get(path)).raise_for_status()
+            print(f"  {title}: {len(page.content):,} bytes")
+    print("In a terminal, `make demo` leaves it running until Ctrl-C.")
 
 
 def metadata(*fields: str) -> list[str]:

@@ -37,7 +37,7 @@ FOLDER = Path("migration")
 FILE, RETRY, REPORT = FOLDER / "accounts.csv", FOLDER / "retry.json", FOLDER / "report.json"
 LINES = 3000
 USERS = ("app-1", "app-2")
-OPTIONS = DataverseOptions(alternate_key=["code"], deadline_s=3600)
+OPTIONS = DataverseOptions(alternate_key=["code"], tell_created=True, deadline_s=3600)
 EXIT_INCOMPLETE = 3
 
 

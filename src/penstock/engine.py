@@ -8,6 +8,7 @@ import getpass
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from copy import copy
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -31,7 +32,7 @@ from penstock.lifecycles.model import Handler
 from penstock.lifecycles.scope import Scope
 from penstock.lifecycles.service import Lifecycles
 from penstock.operations.intake import Source
-from penstock.operations.model import Operation
+from penstock.operations.model import Difference, Operation, VerifyReport
 from penstock.operations.proof.doctor import diagnose
 from penstock.operations.proof.symptoms import Diagnosis
 from penstock.operations.rows.lifespans import Lifespans
@@ -41,7 +42,7 @@ from penstock.operations.views.operation_views import is_time_counted, latest_in
 from penstock.operations.visibility import Visible
 from penstock.operations.worker.worker import Worker
 from penstock.pipeline import Definition, definition_of
-from penstock.services import Service
+from penstock.services import Check, OnHint, Service, SymptomSource
 from penstock.settings import Settings, load_settings
 from penstock.targets.quotas import use_quotas
 from penstock.targets.sql_quotas import SqlQuotas
@@ -82,6 +83,13 @@ class Penstock:
         self.files = open_storage(settings)
         self.lifespans = Lifespans()
         self._workers: set[Worker] = set()
+        self.hint_carriers: list[OnHint] = []
+        self.symptom_sources: list[SymptomSource] = []
+        self.checks = [
+            Check("lifecycles", self._verify_lifecycles),
+            Check("blobs", self._verify_blobs),
+            Check("events", self._verify_events),
+        ]
         actor = _user()
         self.blobs = Blobs(
             db,
@@ -253,6 +261,27 @@ class Penstock:
             Service("blobs", BLOBS_SWEEP_S, Sweeper(self.db, self.files, self.clock).tick),
         )
 
+    async def verify(self, operation: str | None = None, *, deep: bool = False) -> VerifyReport:
+        """Re-derive all that is stored of one operation, or of everything: operations, lifecycles, blobs."""
+        found = await self.operations.verify(operation, deep=deep)
+        if operation is not None:
+            return found
+        others = [Difference(rule, message) for check in self.checks for rule, message in await check.find(deep)]
+        return replace(found, differences=(*found.differences, *others))
+
+    async def _verify_lifecycles(self, deep: bool) -> list[tuple[str, str]]:
+        found = []
+        for tenant in await self.lifecycles.tenants():
+            _, wrong = await self.lifecycles.tenant(tenant).verify()
+            found += [(each.rule, each.message) for each in wrong]
+        return found
+
+    async def _verify_events(self, deep: bool) -> list[tuple[str, str]]:
+        return [(each.rule, each.message) for each in await self.events.verify()]
+
+    async def _verify_blobs(self, deep: bool) -> list[tuple[str, str]]:
+        return [(each.rule, f"blob {each.blob}: {each.message}") for each in await self.blobs.verify(deep=deep)]
+
     async def _sweep_keys(self) -> None:
         await self.idempotency.sweep()
 
@@ -265,11 +294,13 @@ class Penstock:
         For them nothing else exists: it is not found, not listed and not touched. What they do is done in their name.
         """
         scoped = copy(self)
+        scoped.checks = []  # they look at what belongs to all
         visible = Visible.of(principal.tenant, principal.operations, self.definitions)
         scoped.operations = self.operations.seen_by(visible, actor=principal.name)
         scoped.signals = self.signals.seen_by(visible, actor=principal.name)
         scoped.lifecycles = self.lifecycles.tenant(principal.tenant)
         scoped.deliveries = scoped.lifecycles.deliveries
+        scoped.blobs = replace(self.blobs, of_tenant=principal.tenant, actor=principal.name)
         whole = principal.operations is None
         scoped.webhooks = self.webhooks.seen_by(principal.tenant, actor=principal.name, is_whole=whole)
         scoped.blobs = self.blobs.tenant(principal.tenant)
@@ -289,12 +320,14 @@ class Penstock:
 
     async def diagnose(self) -> Diagnosis:
         """What `penstock doctor` finds: checks of the database, workers, open operations and file storage."""
-        return await diagnose(self.settings, self.clock)
+        return await diagnose(self.settings, self.clock, self.symptom_sources)
 
-    def hint(self) -> None:
-        """Tell the workers of this process that there may be something to do."""
+    def hint(self, operation: str | None = None, due_us: int | None = None) -> None:
+        """Tell the workers of this process, and whoever carries hints to others, that there may be something to do."""
         for worker in self._workers:
-            worker.wake.set()
+            worker.hint(operation, due_us)
+        for carry in self.hint_carriers:
+            carry(operation, due_us)
 
     async def run_until_done(
         self,

@@ -15,6 +15,8 @@ from typing import Any
 from sqlalchemy import select
 
 from penstock.access.audit import Act, record
+from penstock.blobs.states import BLOB
+from penstock.blobs.tables import rows as blobs
 from penstock.clock import Clock, Entropy
 from penstock.db.connection import Connection
 from penstock.db.database import Database
@@ -93,7 +95,7 @@ class EventSources:
             clock=clock,
             entropy=entropy,
             source=settings.public_url or SOURCE,
-            describe={OPERATION.name: telling.describe, "blob": _nothing_more},
+            describe={OPERATION.name: telling.describe, BLOB.name: _describe_blobs},
         )
         self.sender = Sender(db, channels, clock=clock, entropy=entropy, longest_s=longest_s)
         self.webhooks = Webhooks(
@@ -271,8 +273,10 @@ def _lifecycle_event(delivery: LifecycleDelivery, tenant: str, known: tuple[str,
     )
 
 
-async def _nothing_more(tx: Connection, subjects: object) -> Mapping[str, Facts]:
-    return {}
+async def _describe_blobs(tx: Connection, ids: Collection[str]) -> Mapping[str, Facts]:
+    """What is told of blobs beside their moves: their files' names."""
+    query = select(blobs.c.id, blobs.c.tenant, blobs.c.file_name).where(blobs.c.id.in_(ids))
+    return {row.id: Facts(tenant=row.tenant, data={"fileName": row.file_name}) for row in await tx.execute(query)}
 
 
 def _pipeline_of(lifespans: Lifespans, definition: Definition) -> Callable[[], Awaitable[object]]:

@@ -136,6 +136,9 @@ class Settings(BaseModel):
     oidc_operations_claim: str | None = Field(
         default=None, description="the claim that lists the operations that may be used; tokens without it may use none"
     )
+    trace_ratio: float = Field(
+        default=0.01, ge=0, le=1, description="which part of all rows is traced, where OpenTelemetry is set up"
+    )
     log_format: Literal["text", "json"] = Field(
         default="text", description="log lines for people, or a JSON object each"
     )

@@ -140,15 +140,22 @@ def test_help_comes_without_loading_a_database():
 def test_the_demo_ends_by_itself_and_leaves_records_that_verify(tmp_path: Path):
     demo = str(ROOT / "examples" / "demo.py")
     words = [sys.executable, demo]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=HANG_S)
+    done = subprocess.run(
+        words, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=HANG_S, stdin=subprocess.DEVNULL
+    )
     assert done.returncode == 0, done.stderr
     assert "CompletedWithErrors" in done.stdout
     assert "What went wrong" in done.stdout
     assert "article ART-00914 is frozen by an open campaign" in " ".join(done.stdout.split())
     database = ("--db", "sqlite:///demo/penstock.db")
+    shown = next(line for line in done.stdout.splitlines() if " operations: " in line)
+    for state in ("Pending", "Running", "Paused", "Completed", "Completed with errors", "Failed", "Cancelled"):
+        assert state in shown
     report = call(tmp_path, "verify", *database)
-    assert (report["isClean"], report["rows"]) == (True, 20_000)
-    retried = call(tmp_path, "ops", "history", call(tmp_path, "ops", "list", *database)["items"][0]["id"], *database)
+    assert report["isClean"]
+    (prices,) = call(tmp_path, "ops", "list", "--name", "price-update", *database)["items"]
+    assert prices["totalRows"] == 20_000
+    retried = call(tmp_path, "ops", "history", prices["id"], *database)
     assert {entry["event"] for entry in retried["items"]} == {"postponed"}
 
 

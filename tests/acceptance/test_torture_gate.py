@@ -67,3 +67,11 @@ def test_every_transaction_of_the_engine_is_a_point_the_harness_knows():
     sources = (ROOT / "src" / "penstock" / "operations").rglob("*.py")
     text = "".join(source.read_text() for source in sources)
     assert [name for name in (*WORKER_POINTS, *CLIENT_POINTS) if f'"{name}"' not in text] == []
+
+
+@pytest.mark.databases("sqlite")
+def test_every_operation_ends_by_code_that_fits_it_while_two_releases_are_deployed(tmp_path: Path):
+    options = ("--db=sqlite", "--seconds=3", f"--folder={tmp_path}")
+    command = [sys.executable, "-m", "tests.torture.rolling", *options]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]

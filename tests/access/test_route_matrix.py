@@ -135,6 +135,7 @@ KINDS = (
     ("/dashboard/lifecycles/", "lifecycle"),
     ("/api/lifecycle-instances/", "instance"),
     ("/dashboard/instances/", "instance"),
+    ("/dashboard/blobs/", "blob"),
     ("/api/deliveries/", "delivery"),
     ("/api/blobs/", "blob"),
     ("/api/webhooks/", "webhook"),

@@ -13,6 +13,7 @@ from penstock import Context, Pipeline, operation, step
 from penstock.access.model import Principal
 from penstock.clock import Entropy, ManualClock, operation_id
 from penstock.errors import Forbidden, NotFound
+from penstock.operations.telling import describe
 from penstock.testing import engine
 
 
@@ -155,6 +156,21 @@ async def test_what_they_do_is_done_in_their_name(e, acme, paper):
 async def test_a_purge_of_all_tenants_is_not_theirs_to_ask(acme, e):
     with pytest.raises(Forbidden):
         await acme.operations.prune(datetime.now(UTC))
+
+
+async def test_events_of_an_operation_are_told_to_its_tenant_alone(e, acme, paper):
+    own = await e.create("papers", [{"name": "c"}])
+    async with e.penstock.db.read() as tx:
+        facts = await describe(tx, {paper.id, own.id})
+    assert {id: fact.tenant for id, fact in facts.items()} == {paper.id: "acme", own.id: ""}
+
+
+async def test_blobs_and_webhooks_are_those_of_the_tenant(e):
+    seen = e.penstock.seen_by(ACME)
+    blob = await seen.blobs.upload(b"x,y\n1,2\n", file_name="a.csv")
+    with pytest.raises(NotFound):
+        await e.penstock.seen_by(GLOBEX).blobs.get(blob.id)
+    assert seen.webhooks is not e.penstock.webhooks
 
 
 async def test_lifecycles_are_those_of_the_tenant(e):

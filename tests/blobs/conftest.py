@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
+from blob_services import Opening, blobs_on
 
-from penstock.blobs.checks.policy import BlobPolicy
 from penstock.blobs.objects import ObjectStorage
 from penstock.blobs.service import Blobs
 from penstock.blobs.storage import Storage
 from penstock.blobs.store import FileStore
-from penstock.clock import Entropy, ManualClock
+from penstock.clock import ManualClock
 from penstock.db.database import Database
 
 BUCKET = "penstock-tests"
@@ -69,14 +69,6 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
 def folder(tmp_path: Path) -> FileStore:
     """A folder."""
     return FileStore(tmp_path / "files")
-
-
-def blobs_on(db: Database, storage: Storage, clock: ManualClock, **policy: Any) -> Blobs:
-    """A service of blobs."""
-    return Blobs(db, storage, BlobPolicy(**policy), clock=clock, entropy=Entropy(), actor="ana", page_max=1000)
-
-
-Opening = Callable[..., AbstractAsyncContextManager[Blobs]]
 
 
 @pytest.fixture

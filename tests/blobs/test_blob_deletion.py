@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import blobs_on
+from blob_services import blobs_on
 from sqlalchemy import delete, text
 
 from penstock.blobs import sweeping

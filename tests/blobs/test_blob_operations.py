@@ -175,7 +175,7 @@ async def test_an_operation_reads_its_file_from_s3(far: Engine, tmp_path: Path):
     assert (await far.operations.verify(deep=True)).is_clean
     await far.advance(10)
     blob = await stored(far, made.blob_id)
-    purged = await far.operations.purge(from_micros(far.clock.now_us()))
+    purged = await far.operations.prune(from_micros(far.clock.now_us()))
     assert (purged.operations, purged.file_bytes) == (1, len(table(2500)))
     with pytest.raises(FileNotFoundError):
         obstore.head(store_of(far), blob)

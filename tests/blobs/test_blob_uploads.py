@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 
 import httpx
 import pytest
-from conftest import Opening, blobs_on
+from blob_services import Opening, blobs_on
 
 from penstock.blobs.names import blob_of, sealed_name, tenant_folder
 from penstock.blobs.service import CHECKING_S, Blobs

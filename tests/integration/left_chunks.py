@@ -45,7 +45,7 @@ class Bench:
 async def read_for_others(e: Engine) -> None:
     """Read files to their end, leaving chunks for a worker that does not come."""
     await e.worker.look_round()
-    await e.worker._readers.start()
+    await e.worker.dispatcher.readers.start()
     while e.worker.readings:
         e.worker.wake.clear()
         await e.worker.wake.wait()

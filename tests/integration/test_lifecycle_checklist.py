@@ -90,6 +90,9 @@ async def test_unknown_categories_are_made_and_shared(lifecycles: Lifecycles):
 async def test_an_import_that_is_repeated_changes_nothing(lifecycles: Lifecycles):
     first = await lifecycles.import_text(text())
     graph = await lifecycles.graph("order")
+    assert [state.name for state in graph.states] == [state["name"] for state in STATES]
+    lines = [(line.source.name, line.event.name, line.target.name, line.guard) for line in graph.transitions]
+    assert lines == [(line["from"], line["event"], line["to"], line.get("guard")) for line in TRANSITIONS]
     shuffled = document(states=STATES[::-1], transitions=TRANSITIONS[::-1])
     again = await lifecycles.import_text(json.dumps(shuffled))
     assert again.unchanged
@@ -98,7 +101,7 @@ async def test_an_import_that_is_repeated_changes_nothing(lifecycles: Lifecycles
     assert await lifecycles.export("order") == text().encode()
 
 
-@pytest.mark.covers("LC-118", "LC-079", "LC-086")
+@pytest.mark.covers("LC-118", "LC-079", "LC-086", "LC-104")
 async def test_other_content_under_a_used_version_is_refused_and_nothing_is_changed(lifecycles: Lifecycles):
     await lifecycles.import_text(text())
     graph = await lifecycles.graph("order")

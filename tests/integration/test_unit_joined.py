@@ -58,6 +58,7 @@ async def test_an_operation_is_there_with_the_users_own_rows_or_not_at_all(shop:
     with pytest.raises(ZeroDivisionError):
         await fail()
     assert await notes(shop) == 1
+    assert len((await shop.penstock.blobs.list()).items) == 1
     await shop.work_until_idle()
     assert [each.id for each in (await shop.operations.list()).items] == [made.id]
     assert (await shop.operations.get(made.id)).status == "Running"

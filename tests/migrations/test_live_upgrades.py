@@ -27,7 +27,7 @@ from penstock.testing import json_lines
 pytestmark = pytest.mark.databases("postgresql", "mariadb")
 
 # The last revision that changes tables of earlier ones, and so has to wait for those who use them.
-LAST_CHANGE = "0009"
+LAST_CHANGE = "0011"
 # Every table that a later revision changes, with a column to write to.
 CHANGED = {
     "penstock_chunk_rows": "data",
@@ -35,6 +35,7 @@ CHANGED = {
     "penstock_operation": "state",
     "penstock_chunk": "version",
     "penstock_transition": "event",
+    "penstock_worker": "host",
 }
 INDEXES = {
     "ix_penstock_row_record_key": "penstock_row_record",

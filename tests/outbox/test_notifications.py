@@ -93,13 +93,33 @@ async def test_a_webhook_without_a_key_to_encrypt_its_secret_is_refused(database
             await e.penstock.webhooks.add(hook.url)
 
 
-async def test_what_is_known_of_a_purged_operation_is_gone_from_the_outbox_too(e: Engine, hook: Receiver):
+async def test_what_is_known_of_an_operation_that_is_removed_is_gone_from_the_outbox_too(e: Engine, hook: Receiver):
     await e.penstock.webhooks.add(hook.url)
     mine = await sent(e, notify=[Notify(hook.url, on="settled", secret=SECRET)])
     await e.deliver()
     assert len(told(hook)) == 5
     e.clock.advance(3600)
-    assert (await e.operations.purge(from_micros(e.clock.now_us()))).operations == 1
+    assert (await e.operations.prune(from_micros(e.clock.now_us()))).operations == 1
     async with e.penstock.db.read() as tx:
         assert (await tx.execute(select(deliveries.c.subject).where(deliveries.c.subject == mine))).all() == []
         assert [row.subject for row in await tx.execute(select(subscriptions.c.subject))] == [None]
+
+
+@pytest.mark.covers("X-15")
+async def test_what_was_erased_is_not_told_any_more(e: Engine, hook: Receiver):
+    await e.penstock.webhooks.add(hook.url)
+    made = await e.create(
+        "send-parcels",
+        [{"name": "a"}],
+        file_name="ana-secret.jsonl",
+        created_by="ana-secret",
+        notify=[Notify("mailto:ana-secret@example.com", on="cancelled")],
+    )
+    await e.operations.cancel(made.id, cause="ana-secret moved away")
+    await e.penstock.events.writer.follow_log()
+    await e.operations.erase(made.id)
+    await e.deliver()
+    assert [event["data"]["status"] for event in told(hook)] == ["Pending", "Cancelled"]
+    assert (await e.penstock.webhooks.list(subject=made.id)).items == []
+    assert not [request for request in hook.requests if b"ana-secret" in request.body]
+    assert await e.penstock.events.verify() == []

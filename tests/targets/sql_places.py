@@ -181,7 +181,8 @@ async def _own_database(kind: str, url: str, name: str) -> str:
 class Wire:
     """A proxy to a database server that is cut when a word passes: before it arrives, or before its answer does.
 
-    The word is a commit unless told otherwise; the first `spare` of them pass. The answer can also be held.
+    The word is a commit unless told otherwise; the first `spare` of them pass. The answer can also be held. A late word
+    arrives when another connection is opened.
     """
 
     def __init__(self, url: str) -> None:
@@ -190,6 +191,8 @@ class Wire:
         self._url = url
         self.word = b"COMMIT"
         self.cut: str | None = None
+        self.is_once = False
+        self._late = asyncio.Event()
         self.spare = 0
         self.held, self.released = asyncio.Event(), asyncio.Event()
         self.url = ""
@@ -212,11 +215,12 @@ class Wire:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
+        self._late.set()
         theirs, ours = await asyncio.open_connection(*self._server)
         self._sides += [writer, ours]
         is_cut = asyncio.Event()
         both = [
-            asyncio.ensure_future(self._to_server(reader, ours, is_cut)),
+            asyncio.ensure_future(self._to_server(reader, ours, writer, is_cut)),
             asyncio.ensure_future(self._to_client(theirs, writer, is_cut)),
         ]
         try:
@@ -231,19 +235,31 @@ class Wire:
                     await side.wait_closed()
 
     async def _to_server(
-        self, client: asyncio.StreamReader, server: asyncio.StreamWriter, is_cut: asyncio.Event
+        self,
+        client: asyncio.StreamReader,
+        server: asyncio.StreamWriter,
+        answers: asyncio.StreamWriter,
+        is_cut: asyncio.Event,
     ) -> None:
         while data := await client.read(65536):
             if self.cut and self._has_word(data):
                 self.spare -= 1
                 if self.spare >= 0:
                     pass
-                elif self.cut == "before":
+                elif (cut := self._cut_now()) == "before":
                     return
                 else:
                     is_cut.set()
+                    if cut == "late":
+                        answers.transport.abort()
+                        self._late.clear()
+                        await self._late.wait()
             server.write(data)
             await server.drain()
+
+    def _cut_now(self) -> str | None:
+        cut, self.cut = self.cut, None if self.is_once else self.cut
+        return cut
 
     def _has_word(self, data: bytes) -> bool:
         return self.word in data.replace(b"ON COMMIT", b"").replace(b"READ COMMITTED", b"")

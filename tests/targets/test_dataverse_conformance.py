@@ -6,14 +6,20 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import pytest
-from dataverse import Column, DataverseServer, Table
+from dataverse import Column, DataverseServer, Drop, Table
 
 from penstock.targets.conformance import CHECKS, Check, Subject
+from penstock.targets.conformance.subject import Loss
 from penstock.targets.dataverse import DataverseOptions, DataverseTarget
 from penstock.targets.model import Mode, Record
 
 COLUMNS = ("name", Column("code", length_max=10))
 TABLES = (Table("account", "accounts", COLUMNS), Table("reading", "readings", COLUMNS, elastic=True))
+
+
+def lose(server: DataverseServer, loss: Loss) -> None:
+    for action in ("CreateMultiple", "DeleteMultiple", "$batch"):
+        server.faults.add(Drop(is_applied=loss == "applied", is_late=loss == "late"), action=action, times=1)
 
 
 @pytest.fixture(params=["account", "reading"])
@@ -39,6 +45,7 @@ async def subject(request: pytest.FixtureRequest) -> AsyncIterator[Subject]:
             change=lambda record: {**record, "name": "changed"},
             id_of=lambda record: record[id_column],
             read_back=read_back,
+            lose=lambda loss: lose(server, loss),
             spoil=lambda record: {**record, "code": "far too long a code"},
             options=DataverseOptions(client_made_ids=True, tell_created=True),
         )

@@ -29,6 +29,7 @@ async def test_three_lines_are_enough(place: Place):
     assert [result.id_of(index) for index in range(3)] == [0, 1, 2]
 
 
+@pytest.mark.covers("BX-005")
 async def test_a_script_needs_no_event_loop(place: Place):
     await place.products()
 

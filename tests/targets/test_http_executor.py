@@ -61,6 +61,9 @@ async def subject(remote: HttpRemote, request: pytest.FixtureRequest) -> AsyncIt
         id_of=lambda record: record["id"],
         read_back=read_back,
         spoil=lambda record: {**record, "bad": True},
+        lose=lambda loss: remote.faults.append(
+            {"applied": "reset-after", "never": "reset-before", "late": "late"}[loss]
+        ),
     )
     await target.aclose()
 

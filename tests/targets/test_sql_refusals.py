@@ -155,9 +155,8 @@ async def test_a_missing_parent_is_found_even_when_it_is_checked_only_at_the_com
 
 
 UNSENDABLE = [
-    ("price", "cheap"),
     ("price", {"a": 1}),
-    ("day", "yesterday"),
+    ("day", 5),
     ("note", 5),
     ("doc", {1, 2}),
     ("id", 2**70),

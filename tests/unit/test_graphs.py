@@ -90,6 +90,7 @@ def test_every_fault_is_named_at_once_with_its_path():
     ]
 
 
+@pytest.mark.covers("LC-087")
 def test_more_than_one_initial_state_is_refused():
     both = [{"name": "A", "is_initial": True}, {"name": "B", "flags": ["initial"]}]
     assert faults(document(states=both, transitions=[])) == ["states: only one state is initial; marked are 'A', 'B'"]

@@ -18,7 +18,7 @@ ROOT = Path(penstock.__file__).parent
 LINES: tuple[tuple[str, ...], ...] = (
     ("errors",),
     ("secret_keys", "graphs", "retention"),
-    ("machine", "clock", "schema", "settings", "failpoints", "listing", "services"),
+    ("machine", "clock", "schema", "settings", "failpoints", "listing", "printable", "services"),
     ("pipeline",),
     ("db",),
     ("journal", "formats", "targets"),
@@ -47,7 +47,7 @@ ROOT_LEVEL = LEVEL["engine"]
 OPERATIONS: tuple[tuple[str, ...], ...] = (
     ("states", "messages", "counts", "row_keys", "thresholds"),
     ("model", "tables"),
-    ("visibility", "auditing"),
+    ("pace", "visibility", "auditing"),
     ("moves", "operation_ids", "worker_records"),
     ("quotas",),
     ("chunk",),
@@ -120,6 +120,8 @@ PURE = (
     "targets.model",
     "targets.rules.breaker",
     "targets.rules.pace",
+    "targets.rules.rate_limit",
+    "targets.rules.share",
     "targets.rules.retry",
     "targets.rules.isolation",
     "targets.rules.duplicates",

@@ -65,7 +65,9 @@ class ApiKeys:
             now_us = int((await tx.execute(select(self._db.now()))).scalar_one())
             ends = None if lasts is None else now_us + round(lasts.total_seconds() * MICROS)
             await tx.execute(insert(api_keys).values(**columns, created_at=now_us, expires_at=ends))
-            details = {"name": name, "role": role, "operations": columns["operations"], "expiresAt": ends}
+            details = {"name": name, "role": role, "operations": columns["operations"]}
+            if ends is not None:
+                details["expiresAt"] = from_micros(ends).isoformat()
             await record(self._db, tx, Act(tenant, actor or self._actor, "key.create", id, details))
 
         try:

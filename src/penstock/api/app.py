@@ -17,6 +17,8 @@ from penstock.api.problems import ProblemsOutside, add_handlers
 from penstock.api.routing import add_routes
 from penstock.api.table import ROUTES
 from penstock.api.watching import Watchers
+from penstock.dashboard.failures import add_page_handlers
+from penstock.dashboard.live import Live
 from penstock.dashboard.table import ROUTES as PAGES
 from penstock.errors import Unauthenticated
 from penstock.idempotency.middleware import IdempotencyMiddleware
@@ -66,7 +68,10 @@ def create_app(
     settings = penstock.settings
     app.state.rates = TokenBuckets(per_s=settings.rate_per_s, burst=settings.rate_burst, clock=penstock.clock)
     app.state.watchers = Watchers(penstock.operations)
+    app.state.live = Live(penstock.clock)
     add_handlers(app)
+    if dashboard:
+        add_page_handlers(app)
     add_routes(app, (*ROUTES, *(PAGES if dashboard else ())))
     app.add_middleware(BodyLimit, settings=penstock.settings)
     app.add_middleware(

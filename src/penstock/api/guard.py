@@ -28,6 +28,7 @@ __all__ = [
     "Trusted",
     "guarded",
     "identify",
+    "may",
 ]
 
 Above = Literal["tenant", "monitor", "system"]
@@ -128,6 +129,16 @@ def _require(principal: Principal | None, needs: Role | Above) -> None:
         raise Forbidden(f"{principal.name!r} is bound to some operations, and this is about all")
     if needs in ("monitor", "system") and principal.tenant:
         raise Forbidden(f"{principal.name!r} is bound to a tenant, and this is about all")
+
+
+def may(principal: Principal, needs: Needs) -> bool:
+    """Whether this principal may use routes that need this."""
+    try:
+        if needs != "public":
+            _require(principal, needs)
+    except Forbidden:
+        return False
+    return True
 
 
 def _of(role: Needs) -> type[GuardedRoute]:

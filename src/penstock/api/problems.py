@@ -15,7 +15,7 @@ from penstock import resources
 from penstock.api.answers import JsonResponse
 from penstock.errors import Fault, InvalidInput, PenstockError, Throttled, Unauthenticated, Unavailable
 
-__all__ = ["MEDIA_TYPE", "ProblemsOutside", "add_handlers", "answer"]
+__all__ = ["MEDIA_TYPE", "ProblemsOutside", "add_handlers", "answer", "on_http"]
 
 log = logging.getLogger("penstock.api")
 
@@ -53,7 +53,7 @@ def add_handlers(app: FastAPI) -> None:
     """Let every error of the application be answered with a problem document."""
     app.add_exception_handler(PenstockError, _on_ours)
     app.add_exception_handler(RequestValidationError, _on_invalid)
-    app.add_exception_handler(HTTPException, _on_http)
+    app.add_exception_handler(HTTPException, on_http)
     app.add_exception_handler(Exception, _on_bug)
 
 
@@ -73,7 +73,8 @@ def _fault(found: Any) -> Fault:
     return Fault(str(found["msg"]), ".".join(where) or None)
 
 
-async def _on_http(request: Request, error: Exception) -> Response:
+async def on_http(request: Request, error: Exception) -> Response:
+    """The answer to what the framework refuses, such as a path that is not there."""
     assert isinstance(error, HTTPException)
     phrase = HTTPStatus(error.status_code).phrase
     name = CODES.get(error.status_code, phrase.lower().replace(" ", "-"))

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli.options import Cursor, Db, Json, Limit, command, group
-from penstock.cli.printable import compact, moment
 from penstock.cli.session import Place, ask
 from penstock.errors import Conflict, InvalidInput
+from penstock.printable import compact, moment
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli.options import Cursor, Db, Json, Limit, command, group
-from penstock.cli.printable import counted, printable
 from penstock.cli.session import Place, ask
+from penstock.printable import counted, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli.options import App, Db, Json, command
-from penstock.cli.printable import printable
 from penstock.cli.session import Place
 from penstock.errors import Fault
+from penstock.printable import printable
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -74,8 +74,8 @@ def _items(place: Place) -> tuple[list[dict[str, Any]], list[Fault]]:
 
 
 def _table(items: list[dict[str, Any]]) -> FittedTable:
-    from penstock.cli.printable import compact
     from penstock.cli.tables import table
+    from penstock.printable import compact
 
     return table(
         "SETTING", "VALUE", "FROM", "MEANING",

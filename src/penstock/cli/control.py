@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli.options import App, Cause, Db, Json, OperationId, Url, command
-from penstock.cli.printable import counted, short_id
 from penstock.cli.problems import WrongUsage
 from penstock.cli.session import Place, about, ask
+from penstock.printable import counted, short_id
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -36,7 +36,7 @@ def add_to(ops: typer.Typer) -> None:
     command(ops, "retry", retry, example="ops retry 0199a3c2-1b2f --rows 3,7-9")
     command(ops, "migrate", migrate, example="ops migrate 0199a3c2-1b2f --map notify=notify_customer --app shop.py")
     command(ops, "edit", edit, example="ops edit 0199a3c2-1b2f 17 price=9.90 currency=EUR")
-    command(ops, "fix", edit, example="ops edit 0199a3c2-1b2f 17 price=9.90", is_hidden=True)  # its first name
+    command(ops, "fix", edit, example="ops fix 0199a3c2-1b2f 17 price=9.90", is_hidden=True)  # its first name
 
 
 def cancel(

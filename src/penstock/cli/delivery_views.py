@@ -9,10 +9,10 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from penstock.cli import views
-from penstock.cli.printable import cut, moment, printable, short_moment
 from penstock.cli.tables import FittedTable, table
 from penstock.lifecycles.model import Delivery as ConsumerDelivery
 from penstock.outbox.model import Delivery, Subscription
+from penstock.printable import cut, moment, printable, short_moment
 
 __all__ = ["deliveries", "delivery", "webhook", "webhooks"]
 

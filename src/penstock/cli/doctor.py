@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import typer
 
 from penstock.cli.options import Db, Json, command
-from penstock.cli.printable import counted, printable
 from penstock.cli.session import Place, require_database
+from penstock.printable import counted, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,8 +9,8 @@ import typer
 
 from penstock.cli.control import row_numbers
 from penstock.cli.options import Db, Json, OperationId, command
-from penstock.cli.printable import counted
 from penstock.cli.session import Place, about, ask
+from penstock.printable import counted
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli.options import Db, Json, Limit, command, group
-from penstock.cli.printable import counted, printable
 from penstock.cli.session import Place, ask
 from penstock.errors import NotFound
+from penstock.printable import counted, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

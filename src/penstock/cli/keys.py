@@ -8,8 +8,8 @@ import typer
 
 from penstock.cli.inputs import age
 from penstock.cli.options import Db, Json, Limit, command, group
-from penstock.cli.printable import moment, printable
 from penstock.cli.session import Place, ask
+from penstock.printable import moment, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -13,8 +13,8 @@ import typer
 from penstock.cli import lifecycle_instances
 from penstock.cli.lifecycle_session import Environment, Tenant, VersionOption, ask_lifecycles
 from penstock.cli.options import Db, Json, command, group
-from penstock.cli.printable import counted
 from penstock.cli.session import Place
+from penstock.printable import counted
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

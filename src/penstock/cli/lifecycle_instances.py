@@ -15,11 +15,11 @@ import typer
 from penstock.cli.inputs import age
 from penstock.cli.lifecycle_session import Environment, Tenant, VersionOption, ask_lifecycles, guid_of
 from penstock.cli.options import App, Cause, Cursor, Db, Json, Limit, command
-from penstock.cli.printable import counted
 from penstock.cli.problems import WrongUsage
 from penstock.cli.session import Place, ask
 from penstock.cli.stopping import stop_on_signals
 from penstock.errors import NotFound, Unavailable
+from penstock.printable import counted
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

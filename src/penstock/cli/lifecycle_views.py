@@ -14,7 +14,6 @@ from rich.text import Text
 
 from penstock.cli import views
 from penstock.cli.built_in import Moves
-from penstock.cli.printable import compact, cut, duration, moment, printable, short_id, short_moment
 from penstock.cli.tables import FittedTable, table
 from penstock.graphs.conditions import describe
 from penstock.graphs.durations import format_duration
@@ -22,6 +21,7 @@ from penstock.graphs.flags import StateFlag, words_of
 from penstock.lifecycles.model import Available, Count, Instance, LogEntry, Version
 from penstock.lifecycles.rules.graph import Graph, LifecycleState, LifecycleTransition
 from penstock.lifecycles.states import InstanceFlag
+from penstock.printable import compact, cut, duration, moment, printable, short_id, short_moment
 
 __all__ = ["definitions", "graph", "instance", "instances", "moves", "timeline", "versions"]
 

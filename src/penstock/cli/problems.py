@@ -8,8 +8,8 @@ import sys
 import typer
 
 from penstock.cli.documents import print_document
-from penstock.cli.printable import printable
 from penstock.errors import InvalidInput, PenstockError
+from penstock.printable import printable
 
 __all__ = [
     "EXIT_CODES",

@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 from rich.text import Text
 
-from penstock.cli.pace import AT_REST, Look, Pace, sentence
-from penstock.cli.printable import duration
 from penstock.operations.model import Operation
+from penstock.operations.pace import AT_REST, Look, Pace, sentence
+from penstock.printable import duration
 
 __all__ = ["Display", "LiveProgress", "NoProgress", "PlainProgress", "display"]
 

@@ -9,8 +9,8 @@ import typer
 
 from penstock.cli.inputs import age
 from penstock.cli.options import Cause, Db, Json, OperationId, command
-from penstock.cli.printable import counted
 from penstock.cli.session import Place, about, ask
+from penstock.printable import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
@@ -46,7 +46,7 @@ def prune(
     db: Db = None,
     as_json: Json = False,
 ) -> None:
-    """Delete what the policies (`keep`) say is old enough: operations that have ended, their rows, history and files.
+    """Delete what the policies (`keep`) say is old enough, of operations that have ended.
 
     Operations that are held stay. Workers may keep running. An interrupted run is completed by the next one.
     """
@@ -112,4 +112,4 @@ def _sentences(found: Pruned, *, is_dry_run: bool) -> Iterator[RenderableType]:
         yield Text(f"{verb} the {part} of {counted(many, 'operation')}.")
     if found.files_left:
         kept = counted(found.files_left, "file")
-        yield Text(f"{kept} kept for later: stored within the last hour, or not removable.")
+        yield Text(f"{kept} kept for later: not removable, or shared and stored within the last hour.")

@@ -24,12 +24,12 @@ from penstock.cli.inputs import (
     overrides,
 )
 from penstock.cli.options import App, Db, Json, command
-from penstock.cli.printable import counted, short_id
 from penstock.cli.problems import INTERRUPTED, ONLY_SIGNALS_AWAITED, WrongUsage
 from penstock.cli.session import Place, exact_id, opened
 from penstock.cli.stopping import stop_on_signals
 from penstock.cli.worker_processes import worker_processes
 from penstock.errors import NotFound, Unavailable
+from penstock.printable import counted, short_id
 
 if TYPE_CHECKING:
     from penstock.cli.progress import Display

@@ -148,6 +148,7 @@ class Door:
         """End what would go on without an end: streams of progress."""
         if self.app is not None:
             self.app.state.watchers.close()
+            self.app.state.live.close()
 
 
 def _live() -> Application:
@@ -225,7 +226,7 @@ async def _tell_about_keys(wanted: Wanted, penstock: Penstock) -> None:
 
 
 def _require_packages() -> None:
-    missing = [name for name in ("fastapi", "python_multipart", "uvicorn") if find_spec(name) is None]
+    missing = [name for name in ("fastapi", "jinja2", "python_multipart", "uvicorn") if find_spec(name) is None]
     if missing:
         raise SettingsInvalid(
             f"`penstock serve` needs {', '.join(missing)}: install penstock with its extra, 'penstock[server]'"

@@ -9,8 +9,8 @@ import typer
 
 from penstock.cli.inputs import InputFile, Meta, MetaFile, OperationName, Set, existing_file, metadata, overrides
 from penstock.cli.options import App, Db, Json, Url, command
-from penstock.cli.printable import short_id
 from penstock.cli.session import Place, reached
+from penstock.printable import short_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

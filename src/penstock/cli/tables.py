@@ -10,7 +10,7 @@ from rich.console import Console, ConsoleOptions
 from rich.table import Table
 from rich.text import Text
 
-from penstock.cli.printable import printable
+from penstock.printable import printable
 
 __all__ = ["FittedTable", "table"]
 

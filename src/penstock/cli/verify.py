@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -44,19 +43,4 @@ def verify(
 
 
 async def _verify(penstock: Penstock, operation: str | None, *, deep: bool) -> VerifyReport:
-    """The operations, and unless one was named the blobs and lifecycles of every tenant and all deliveries."""
-    from penstock.operations.model import Difference
-
-    of = None if operation is None else await exact_id(penstock, operation)
-    found = await penstock.operations.verify(of, deep=deep)
-    if of is not None:
-        return found
-    differences = list(found.differences)
-    for blob in await penstock.blobs.verify(deep=deep):
-        differences.append(Difference(blob.rule, f"blob {blob.blob}: {blob.message}", None, None, None))
-    for tenant in await penstock.lifecycles.tenants():
-        _, wrong = await penstock.lifecycles.tenant(tenant).verify()
-        differences += [Difference(each.rule, each.message, None, None, None) for each in wrong]
-    missed = await penstock.events.verify()
-    differences += [Difference(each.rule, each.message, None, None, None) for each in missed]
-    return replace(found, differences=tuple(differences))
+    return await penstock.verify(None if operation is None else await exact_id(penstock, operation), deep=deep)

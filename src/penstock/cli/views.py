@@ -11,17 +11,6 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from penstock.cli.printable import (
-    ID_CHARS,
-    compact,
-    counted,
-    cut,
-    duration,
-    moment,
-    per_second,
-    printable,
-    short_moment,
-)
 from penstock.cli.tables import FittedTable, table
 from penstock.operations.model import (
     ErrorGroup,
@@ -33,6 +22,17 @@ from penstock.operations.model import (
     RowView,
     StepView,
     VerifyReport,
+)
+from penstock.printable import (
+    ID_CHARS,
+    compact,
+    counted,
+    cut,
+    duration,
+    moment,
+    per_second,
+    printable,
+    short_moment,
 )
 
 __all__ = [

@@ -166,8 +166,8 @@ def receipt_sentence(receipt: Receipt) -> str:
 
 def waits_table(found: Sequence[Wait]) -> FittedTable:
     """Rows that wait, one to a line."""
-    from penstock.cli.printable import cut, moment, short_id
     from penstock.cli.tables import table
+    from penstock.printable import cut, moment, short_id
 
     return table(
         "OPERATION", "ROW", "ROW KEY", "STEP", "SINCE", "UNTIL", "SIGNAL KEY",
@@ -185,8 +185,8 @@ def waits_table(found: Sequence[Wait]) -> FittedTable:
 
 def unclaimed_table(found: Sequence[Unclaimed]) -> FittedTable:
     """Signals that no row has taken, one to a line."""
-    from penstock.cli.printable import cut, moment
     from penstock.cli.tables import table
+    from penstock.printable import cut, moment
 
     return table(
         "ACCEPTED", "OUTCOME", "SIGNAL KEY", "MESSAGE",

@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING
 
-from penstock.cli.printable import printable
+from penstock.printable import printable
 
 if TYPE_CHECKING:
     from penstock.cli.session import Place

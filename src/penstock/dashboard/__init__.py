@@ -1,1 +1,4 @@
-"""The dashboard: pages for people."""
+"""The dashboard: pages on which operators upload, watch, understand, fix and approve.
+
+Everything works without a script; a script only makes the pages live.
+"""

@@ -6,16 +6,17 @@ import asyncio
 import random
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, BinaryIO
 
 from penstock.blobs.model import StoredBytes
 from penstock.clock import Clock, from_micros
 from penstock.errors import Fault, FileRejected, MetadataInvalid, RowInvalid
-from penstock.formats import Limits, Reader, format_of, open_reader
+from penstock.formats import Batch, Limits, Reader, format_of, open_reader
 from penstock.operations.chunk.records import StepRecord
 from penstock.operations.intake import Source, accept_metadata, name_of, open_source
 from penstock.operations.model import ErrorGroup, FileCheck, FileFault, RowError
@@ -27,6 +28,7 @@ from penstock.operations.thresholds import breach
 from penstock.operations.validating.without_rows import no_rows
 from penstock.operations.views.chunk_view import VALIDATION, fault_values
 from penstock.pipeline import Definition, Run
+from penstock.pipeline.secret_values import mask_fields
 
 __all__ = ["check_file", "check_row"]
 
@@ -42,13 +44,15 @@ class _Findings:
     errors: list[RowError] = field(default_factory=list)
     groups: dict[tuple[str, str], ErrorGroup] = field(default_factory=dict)
 
-    def add(self, definition: Definition, rows: int, records: Sequence[StepRecord]) -> None:
-        """Add a batch, with the records of the rows that are not valid."""
+    def add(
+        self, definition: Definition, rows: int, records: Sequence[StepRecord], shown: Callable[[int], Any]
+    ) -> None:
+        """Add a batch, with the records of the rows that are not valid; `shown` gives a row's data by its number."""
         self.rows += rows
         self.invalid += len(records)
         self.stop_reason = self.stop_reason or breach(definition.options, failed=self.invalid, judged=self.rows)
         room = max(0, self.errors_max - len(self.errors))
-        self.errors += map(_row_error, records[:room])
+        self.errors += [_row_error(record, shown(record.row)) for record in records[:room]]
         for record in records:
             self._count(record)
 
@@ -72,6 +76,7 @@ async def check_file(
     chunk_rows: int,
     metadata_bytes_max: int,
     errors_max: int,
+    with_data: bool = False,
 ) -> FileCheck:
     """Judge everything that `create` and validation would; what is wrong is reported, never raised.
 
@@ -90,7 +95,7 @@ async def check_file(
                 name = file_name or name_of(source)
                 runtime.file_format = format_of(name)
                 with _seekable(source) as stream:
-                    await _check_rows(runtime, stream, found, limits=limits, chunk_rows=chunk_rows)
+                    await _check_rows(runtime, stream, found, limits=limits, chunk_rows=chunk_rows, with_data=with_data)
                 if not (found.rows or resolved.options.allow_empty):
                     raise no_rows(resolved, name, runtime.columns)
         except FileRejected as error:
@@ -135,7 +140,13 @@ async def _check_metadata(
 
 
 async def _check_rows(
-    runtime: OperationRuntime, stream: BinaryIO, found: _Findings, *, limits: Limits, chunk_rows: int
+    runtime: OperationRuntime,
+    stream: BinaryIO,
+    found: _Findings,
+    *,
+    limits: Limits,
+    chunk_rows: int,
+    with_data: bool,
 ) -> None:
     def opened() -> Reader:
         schema = runtime.definition.row.schema
@@ -145,7 +156,9 @@ async def _check_rows(
     runtime.use_columns(reader.columns)
     batches = reader.batches(chunk_rows)
     while (batch := await asyncio.to_thread(next, batches, None)) is not None:
-        found.add(runtime.definition, len(batch.rows), await check_batch(runtime, batch, runtime.may_start))
+        records = await check_batch(runtime, batch, runtime.may_start)
+        shown = partial(_shown, runtime.definition, reader.columns, batch) if with_data else _nothing
+        found.add(runtime.definition, len(batch.rows), records, shown)
 
 
 def _runtime(
@@ -199,7 +212,21 @@ def _seekable(source: Source) -> Iterator[BinaryIO]:
             yield copy
 
 
-def _row_error(record: StepRecord) -> RowError:
+def _shown(definition: Definition, columns: tuple[str, ...] | None, batch: Batch, row: int) -> Any:
+    """A row of a batch as callers see it: cells by column, secrets masked."""
+    raw: Any = batch.rows[row - batch.start.row]
+    if definition.row.secret_names:
+        raw = mask_fields(raw, definition.row.secret_names, columns)
+    if isinstance(raw, list) and columns is not None and len(raw) == len(columns):
+        return dict(zip(columns, raw, strict=True))
+    return raw
+
+
+def _nothing(_row: int) -> None:
+    return None
+
+
+def _row_error(record: StepRecord, data: Any) -> RowError:
     return RowError(
         row=record.row,
         row_key=record.row_key,
@@ -212,4 +239,5 @@ def _row_error(record: StepRecord) -> RowError:
         generation=0,
         attempt=record.attempt,
         at=from_micros(record.at),
+        data=data,
     )

@@ -18,7 +18,9 @@ __all__ = [
     "Event",
     "FileCheck",
     "FileFault",
+    "Flow",
     "HistoryEntry",
+    "LimitUse",
     "Misfit",
     "Operation",
     "Page",
@@ -27,9 +29,13 @@ __all__ = [
     "RowState",
     "RowView",
     "Status",
+    "StepFlow",
     "StepState",
     "StepView",
+    "Throughput",
     "VerifyReport",
+    "WorkerLoad",
+    "Workload",
 ]
 
 Status = Literal[
@@ -182,6 +188,84 @@ class ErrorGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class StepFlow:
+    """Where the rows of an operation are at one step: how many are through, and how many stand there in which state."""
+
+    index: int
+    name: str
+    passed: int
+    pending: int = 0
+    running: int = 0
+    waiting: int = 0
+    failed: int = 0
+    timed_out: int = 0
+    cancelled: int = 0
+
+    @property
+    def here(self) -> int:
+        """The rows that stand at this step."""
+        return self.pending + self.running + self.waiting + self.failed + self.timed_out + self.cancelled
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """The rows of an operation on their way through its steps; validation is the first of them.
+
+    `is_exact` is False where so many chunks are under way that only some were counted.
+    """
+
+    rows: int
+    steps: tuple[StepFlow, ...]
+    is_exact: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Throughput:
+    """How many rows ended in each of several equal spans of time; `is_sample` when not all chunks were read."""
+
+    start: datetime
+    span_s: float
+    rows: tuple[int, ...]
+    is_sample: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLoad:
+    """One worker: how long its lease still lasts (less than nothing when it ran out), and what it owns."""
+
+    id: str
+    host: str
+    process: int
+    started_at: datetime
+    lease_s: float
+    chunks: int
+    files: int
+
+
+@dataclass(frozen=True, slots=True)
+class LimitUse:
+    """The units of an operation's limits that one worker holds."""
+
+    operation_id: str
+    operation: str
+    worker: str
+    units: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Open chunks by who has them: a worker, nobody although they are due, nobody because they wait."""
+
+    chunks_open: int
+    chunks_owned: int
+    chunks_due: int
+    chunks_parked: int
+    oldest_due_s: float | None
+    workers: tuple[WorkerLoad, ...]
+    limits: tuple[LimitUse, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Change:
     """A field of a row that somebody corrected; None where it was missing."""
 
@@ -284,8 +368,9 @@ class VerifyReport:
 class Pruned:
     """What was removed: whole operations with their rows, the bytes of files, and parts of operations that stay.
 
-    `files_left` counts files for a later time: they could not be removed, or were stored within the last hour. `parts`
-    says of how many operations that stay their rows, outputs, history or files were removed.
+    `files_left` counts files for a later time: they could not be removed, or are shared ones of an earlier
+    release that were stored within the last hour. `parts` says of how many operations that stay their rows, outputs,
+    history or files were removed.
     """
 
     operations: int = 0

@@ -16,6 +16,7 @@ from sqlalchemy import ColumnElement, bindparam, case, func, select, update
 from penstock.db.connection import Connection
 from penstock.db.database import Database
 from penstock.errors import NotFound
+from penstock.journal import moving
 from penstock.journal import queries as journal
 from penstock.operations.counts import Counts
 from penstock.operations.states import NOTES, OPERATION
@@ -64,6 +65,7 @@ class Head:
     rows_read: int
 
 
+_MOVED = moving.Moved(OPERATION, operations, key=operations.c.number, subject=operations.c.id)
 HEAD = [operations.c[name] for name in Head.__dataclass_fields__]
 _HEAD_OF = select(*HEAD).where(operations.c.number == bindparam("number"))
 _STATE_OF = select(operations.c.state).where(operations.c.number == bindparam("number"))
@@ -117,35 +119,12 @@ async def move(
     **values: Any,
 ) -> Head | None:
     """Move the operation by `event` and log it; None when its state does not admit it or a guard does not hold."""
-    targets = OPERATION.targets(event)
-    settles = any(OPERATION.is_settled(target) for target in targets.values())
-    done = await tx.execute(
-        update(operations)
-        .where(operations.c.number == number, operations.c.state.in_(tuple(targets)), *guards)
-        # MariaDB assigns from left to right, so the old state is kept before it changes.
-        .ordered_values(
-            (operations.c.previous_state, operations.c.state),
-            (operations.c.state, case(dict(targets), value=operations.c.state)),
-            (operations.c.revision, operations.c.revision + 1),
-            (operations.c.finished_at, db.now() if settles else None),
-            *((operations.c[name], value) for name, value in values.items()),
-        )
+    settles = any(OPERATION.is_settled(target) for target in OPERATION.targets(event).values())
+    values = {"finished_at": db.now() if settles else None, **values}
+    row = await moving.move(
+        db, tx, _MOVED, number, event, guards=guards, values=values, reading=HEAD, actor=actor, cause=cause
     )
-    if done.rowcount != 1:
-        return None
-    head = await head_of(tx, number)
-    await journal.record(
-        tx,
-        machine=OPERATION.name,
-        subject=head.id,
-        source=head.previous_state,
-        event=event,
-        target=head.state,
-        at=db.now(),
-        actor=actor,
-        cause=cause,
-    )
-    return head
+    return None if row is None else Head(*row[: len(HEAD)])
 
 
 async def note(db: Database, tx: Connection, head: Head, event: str, *, actor: str, cause: str | None) -> None:

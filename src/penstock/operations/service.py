@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import builtins
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from datetime import datetime
@@ -30,13 +30,16 @@ from penstock.operations.model import (
     ErrorGroup,
     Event,
     FileCheck,
+    Flow,
     HistoryEntry,
     Operation,
     Page,
     Pruned,
     RowError,
     RowView,
+    Throughput,
     VerifyReport,
+    Workload,
 )
 from penstock.operations.operation_ids import number_of
 from penstock.operations.proof.verify import verify
@@ -48,7 +51,7 @@ from penstock.operations.retrying import Eligibility, Retry
 from penstock.operations.rows.lifespans import Lifespans
 from penstock.operations.rows.stored_metadata import load_metadata
 from penstock.operations.telling import Notify, notify_types
-from penstock.operations.views import error_views, operation_views, row_views
+from penstock.operations.views import error_views, flow_views, operation_views, row_views, workload_views
 from penstock.operations.views.chunk_view import RowLayout, verdict_codes
 from penstock.operations.views.operation_views import OperationFilter
 from penstock.operations.visibility import EVERYTHING, Visible
@@ -56,6 +59,7 @@ from penstock.operations.worker.background import LONG_DEAD_S
 from penstock.operations.worker_records import remove_dead_workers
 from penstock.outbox.subscribing import subscription_row
 from penstock.pipeline import Definition, definition_of
+from penstock.services import OnHint
 from penstock.settings import Settings
 
 __all__ = ["Operations"]
@@ -78,7 +82,7 @@ class Operations:
         clock: Clock,
         entropy: Entropy,
         actor: str,
-        hint: Callable[[], None],
+        hint: OnHint,
     ) -> None:
         self._db, self._blobs, self._settings, self._definitions = db, blobs, settings, definitions
         self._clock, self._entropy, self._actor, self._hint = clock, entropy, actor, hint
@@ -136,6 +140,7 @@ class Operations:
         )
         if tx is not None:
             return await operation_views.get(self._db, tx.connection, new_id)
+        self._hint(new_id)
         return await self.get(new_id)
 
     def _told(self, notify: Notify, created_by: str) -> Mapping[str, Any]:
@@ -147,6 +152,7 @@ class Operations:
             keys=self._settings.secret_keys,
             allowed=self._settings.webhook_networks_allowed,
             created_by=created_by,
+            tenant=self._visible.tenant or "",
         )
 
     async def _source(self, file: Source | None, blob: str | None) -> Source | BlobDescriptor:
@@ -196,6 +202,11 @@ class Operations:
                 offset=offset,
                 limit=self._page(limit),
             )
+
+    async def count_by_status(self) -> dict[str, int]:
+        """How many operations have which status; one that none has is missing."""
+        async with self._db.read() as tx:
+            return await operation_views.count_by_status(tx, self._visible)
 
     async def count(
         self,
@@ -316,6 +327,21 @@ class Operations:
             layout = await self._layout(tx, operation)
             return await error_views.error_groups(tx, layout, limit=self._page(limit))
 
+    async def flow(self, operation: str) -> Flow:
+        """Where the rows are on their way through the steps."""
+        async with self._db.read() as tx:
+            return await flow_views.flow(tx, await self._layout(tx, operation))
+
+    async def throughput(self, operation: str, *, spans: int = 60) -> Throughput | None:
+        """How many rows ended in each of at most `spans` equal parts of the time; None before the first one ended."""
+        async with self._db.read() as tx:
+            return await flow_views.throughput(tx, await self._layout(tx, operation), spans=spans)
+
+    async def workload(self) -> Workload:
+        """Who works on what, over all operations."""
+        async with self._db.read() as tx:
+            return await workload_views.workload(self._db, tx)
+
     async def history(
         self,
         operation: str,
@@ -409,7 +435,7 @@ class Operations:
     async def resume(self, operation: str, *, cause: str | None = None, actor: str | None = None) -> Operation:
         """Go on where a paused operation stopped."""
         await control.resume(self._db, await self._number(operation), actor=actor or self._actor, cause=cause)
-        self._hint()
+        self._hint(operation)
         return await self.get(operation)
 
     async def migrate(
@@ -428,7 +454,7 @@ class Operations:
         number = await self._number(operation)
         definition = self.definition((await self.get(operation)).name)
         await migrating.migrate(self._db, number, definition, renamed or {}, actor=actor or self._actor, cause=cause)
-        self._hint()
+        self._hint(operation)
         return await self.get(operation)
 
     # --- running failed rows again
@@ -460,7 +486,7 @@ class Operations:
             retry = await retrying.retry_rows(
                 self._db, number, named, actor=actor, token=token, confirm_doubt=confirm_doubt
             )
-        self._hint()
+        self._hint(operation)
         return retry
 
     async def edit_row(
@@ -497,7 +523,7 @@ class Operations:
             data={row: raw},
             generations={row: view.generation if generation is None else generation},
         )
-        self._hint()
+        self._hint(operation)
         return retry
 
     # --- what is kept
@@ -576,10 +602,11 @@ class Operations:
         file_name: str | None = None,
         options: Mapping[str, Any] | None = None,
         limit_errors: int = 100,
+        data: bool = False,
     ) -> FileCheck:
         """A dry run: check metadata, file and every row, and store nothing. Bad content is reported, not raised.
 
-        Without a file, the metadata alone is checked.
+        With `data` the first errors come with their rows. Without a file, the metadata alone is checked.
         """
         definition = self.definition(operation)
         deployed = self._settings.operations.get(definition.name, {})
@@ -595,6 +622,7 @@ class Operations:
             chunk_rows=self._settings.chunk_rows,
             metadata_bytes_max=self._settings.metadata_bytes_max,
             errors_max=limit_errors,
+            with_data=data,
         )
 
     async def verify(self, operation: str | None = None, *, deep: bool = False) -> VerifyReport:

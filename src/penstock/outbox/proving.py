@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -100,6 +101,9 @@ async def _never_written(db: Database, tx: Connection, writer: Writer, days: flo
         return []
     now = (await tx.execute(select(db.now()))).scalar_one()
     oldest = now - round(days * DAY_US) if days else 0
+    by_subject: dict[str | None, list[Any]] = defaultdict(list)
+    for row in wanting:
+        by_subject[row.subject].append(row)
     found: list[Finding] = []
     since = min(row.since for row in wanting)
     while len(found) < LISTED_MAX:
@@ -114,7 +118,7 @@ async def _never_written(db: Database, tx: Connection, writer: Writer, days: flo
         wanted = {
             (row.id, event.id)
             for event in await writer.events_of(tx, recent)
-            for row in wanting
+            for row in (*by_subject[None], *by_subject[event.subject])
             # What it was told before its filters were changed, is told by them no longer.
             if at[event.id] > row.modified_at and is_told(event, row)
         }

@@ -52,9 +52,7 @@ class BoundStep:
     when: Call | None
     check: Call | None
     key: Call | None
-    when_is_async: bool
     check_is_async: bool
-    key_is_async: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +83,6 @@ class StepPlan:
     key_template: KeyTemplate | None = None
     effect_name: str = ""  # in effect keys, where it is not the attribute: the name before the step was renamed
 
-    @property
-    def is_barrier(self) -> bool:
-        """Whether all earlier outcomes of a row must be on disk before this step starts."""
-        return self.kind != "plain" or self.options.barrier or self.options.delivery == "at_most_once"
-
     def bind(self, pipeline: object) -> BoundStep:
         """The step's functions bound to the pipeline, or to the step object they belong to."""
         declared = self.functions
@@ -103,9 +96,7 @@ class StepPlan:
             when=bound(declared.when),
             check=bound(declared.check),
             key=_template_key(self.key_template) if self.key_template is not None else bound(declared.key),
-            when_is_async=is_async(declared.when),
             check_is_async=is_async(declared.check),
-            key_is_async=self.key_template is None and is_async(declared.key),
         )
 
     def document(self) -> dict[str, Any]:

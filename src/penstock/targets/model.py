@@ -10,6 +10,7 @@ from typing import Any, Literal, Self, TypeAlias, overload
 from penstock.errors import InvalidInput, PenstockError
 
 __all__ = [
+    "DONE",
     "Answer",
     "BadInput",
     "Batch",
@@ -65,6 +66,15 @@ class Outcome(StrEnum):
 
 
 SUCCESSES = frozenset({Outcome.CREATED, Outcome.UPDATED, Outcome.UPSERTED, Outcome.UNCHANGED, Outcome.DELETED})
+
+
+DONE = {
+    Mode.CREATE: Outcome.CREATED,
+    Mode.UPDATE: Outcome.UPDATED,
+    Mode.UPSERT: Outcome.UPSERTED,
+    Mode.DELETE: Outcome.DELETED,
+}
+"""What became of a record when all that is known is that the remote did as it was asked."""
 
 
 class ErrorKind(StrEnum):

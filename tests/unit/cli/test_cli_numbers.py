@@ -9,10 +9,10 @@ import pytest
 from rich.console import Console, RenderableType
 
 from penstock.cli import views, waits
-from penstock.cli.printable import per_second
 from penstock.operations.inbox.signal_batching import Receipt
 from penstock.operations.model import ErrorGroup, HistoryEntry, RowError, RowView, StepView
 from penstock.operations.signals import Wait
+from penstock.printable import per_second
 
 AT = datetime(2030, 1, 1, tzinfo=UTC)
 OPERATION = "01900000-0000-7000-8000-000000000000"

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from penstock.cli.pace import Look, Pace, sentence
 from penstock.cli.progress import LiveProgress, PlainProgress
 from penstock.operations.model import Operation
+from penstock.operations.pace import Look, Pace, sentence
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 FRESH = Operation(

@@ -163,10 +163,8 @@ async def test_a_bound_step_calls_the_pipeline_and_says_what_must_be_awaited():
     assert push.check_is_async
     assert await push.check(Parcel(id=3), ctx) == Done(1)
     assert approve.when is not None
-    assert not approve.when_is_async
     assert approve.when(Parcel(id=3, kind="crate"), ctx) is True
     assert paid.key is not None
-    assert paid.key_is_async
     assert await paid.key(Parcel(id=3), ctx) == "pay-3"
 
 
@@ -175,24 +173,7 @@ def test_a_key_template_is_a_bound_key_like_any_other():
     definition = definition_of(Shipping)
     approve = definition.steps[3].bind(Shipping("here"))
     assert approve.key is not None
-    assert not approve.key_is_async
     assert approve.key(Parcel(id=12), context(definition)) == "approval-12"
-
-
-def test_waits_batches_and_at_most_once_steps_are_barriers():
-    @operation("x")
-    class X(Pipeline[Parcel]):
-        @step
-        def a(self, row: Parcel, ctx: Context) -> None: ...
-        @step(barrier=True)
-        def b(self, row: Parcel, ctx: Context) -> None: ...
-        @step(delivery="at_most_once")
-        def c(self, row: Parcel, ctx: Context) -> None: ...
-        @step.batch()
-        def d(self, rows: list[Parcel], ctx: BatchContext) -> None: ...
-
-    assert [plan.is_barrier for plan in definition_of(X).steps] == [False, True, True, True]
-    assert all(plan.is_barrier for plan in definition_of(Shipping).steps[2:])
 
 
 def test_hooks_that_are_not_overridden_are_absent():

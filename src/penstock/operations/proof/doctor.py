@@ -29,6 +29,7 @@ from penstock.operations.tables import chunks, operations, row_records, signals,
 from penstock.operations.worker_records import code_of_live_workers, host_name, is_process_alive, misfits
 from penstock.outbox.proving import health
 from penstock.retention import keep_text
+from penstock.services import SymptomSource
 from penstock.settings import Settings
 
 __all__ = ["diagnose"]
@@ -41,12 +42,12 @@ REMOVAL_OVERDUE_S = 3 * LOOK_AGAIN_S  # workers look for what is due once in tha
 ROOM_BYTES = 16 * 1024 * 1024  # less than this is as good as full
 
 
-async def diagnose(settings: Settings, clock: Clock) -> Diagnosis:
+async def diagnose(settings: Settings, clock: Clock, sources: Iterable[SymptomSource] = ()) -> Diagnosis:
     """Examine this installation; writes no record, and what is wrong is a symptom, never an error."""
-    return examine(await collect(settings, clock))
+    return examine(await collect(settings, clock, sources))
 
 
-async def collect(settings: Settings, clock: Clock) -> Facts:
+async def collect(settings: Settings, clock: Clock, sources: Iterable[SymptomSource] = ()) -> Facts:
     """Everything the checks look at, as far as it can be seen."""
     storage = open_storage(settings)
     facts = Facts(
@@ -66,14 +67,14 @@ async def collect(settings: Settings, clock: Clock) -> Facts:
             revision_needed=HEAD,
             is_newer=report.revision is not None and report.revision not in REVISIONS,
         )
-        return facts if report.revision != HEAD else await _with_records(facts, settings, clock)
+        return facts if report.revision != HEAD else await _with_records(facts, settings, clock, sources)
     except DatabaseDamaged as error:
         return replace(facts, damage=str(error))
     except PenstockError as error:
         return replace(facts, trouble=str(error))
 
 
-async def _with_records(facts: Facts, settings: Settings, clock: Clock) -> Facts:
+async def _with_records(facts: Facts, settings: Settings, clock: Clock, sources: Iterable[SymptomSource]) -> Facts:
     db = Database.connect(settings.database_address, clock=clock, pool_size=1)
     try:
         async with db.read() as tx:
@@ -84,14 +85,15 @@ async def _with_records(facts: Facts, settings: Settings, clock: Clock) -> Facts
             found = await _open_operations(db, tx, now)
             busy = await _busy_workers(db, tx)
             encrypted = await _encrypted(tx)
+            held = (await tx.execute(select(func.count()).where(operations.c.hold.is_not(None)))).scalar_one()
             outbox = await health(tx, now, settings.secret_keys)
             late, left = await unswept(db, tx, since_us=round(UNSWEPT_S * 1e6))
-            held = (await tx.execute(select(func.count()).where(operations.c.hold.is_not(None)))).scalar_one()
         overdue = 0
         async for _ in due_operations(db, Policy(settings.keep), now - round(REMOVAL_OVERDUE_S * 1e6)):
             overdue += 1
             if overdue == OPEN_OPERATIONS_MAX:
                 break
+        others = [symptom for source in sources for symptom in await source(db)]
     finally:
         await db.close()
     files = None if settings.storage_fault else open_storage(settings)
@@ -102,6 +104,7 @@ async def _with_records(facts: Facts, settings: Settings, clock: Clock) -> Facts
         clock_ahead_us=ahead_us,
         workers=tuple(known),
         busy_workers=busy,
+        others=tuple(others),
         keep=keep_text(settings.keep),
         held=held,
         overdue_removals=overdue,

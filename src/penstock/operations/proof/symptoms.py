@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from penstock.outbox.model import OutboxHealth
+from penstock.services import Symptom
 
 if TYPE_CHECKING:
     from penstock.db.safety import Finding
@@ -75,6 +76,7 @@ class Facts:
     held: int = 0  # operations of which nothing may be removed
     overdue_removals: int = 0  # operations of which more is stored than policies say
     operations: tuple[OpenOperation, ...] = ()
+    others: tuple[Symptom, ...] = ()  # what other capabilities find by themselves
     outbox: OutboxHealth = field(default_factory=OutboxHealth)
     storage: str = ""
     crowded: tuple[tuple[str, int], ...] = ()  # folders with little room, and the bytes that are free
@@ -87,17 +89,6 @@ class Facts:
     def has_workers(self) -> bool:
         """Whether a live worker is there."""
         return any(worker.state != "dead" for worker in self.workers)
-
-
-@dataclass(frozen=True, slots=True)
-class Symptom:
-    """What is wrong, why it matters and what to do; one that is no problem is only worth knowing."""
-
-    check: str
-    what: str
-    why: str
-    remedy: str
-    is_problem: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +106,7 @@ class Diagnosis:
 
 def examine(facts: Facts) -> Diagnosis:
     """Apply every check."""
-    return Diagnosis(facts, tuple(symptom for check in CHECKS for symptom in check(facts)))
+    return Diagnosis(facts, (*(symptom for check in CHECKS for symptom in check(facts)), *facts.others))
 
 
 # --- the checks

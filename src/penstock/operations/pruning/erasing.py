@@ -28,6 +28,7 @@ from penstock.operations.pruning.applying import remove_parts_now
 from penstock.operations.pruning.removal import IS_OVER
 from penstock.operations.states import OPERATION
 from penstock.operations.tables import chunk_rows, chunks, history, operations, requests, row_records, signals
+from penstock.outbox.retention import erase_texts
 
 __all__ = ["erase", "erase_rows"]
 
@@ -92,6 +93,7 @@ async def _forget(db: Database, number: int, actor: str, tx: Connection) -> None
     await tx.execute(update(blobs).where(*own).values(file_name=ERASED, revision=blobs.c.revision + 1))
     is_mine = (transitions.c.machine == OPERATION.name, transitions.c.subject == of.id)
     await tx.execute(update(transitions).where(*is_mine).values(cause=None))
+    await erase_texts(db, tx, [of.id, *([] if of.blob is None else [of.blob])], actor=actor)
     await erase_details(db, tx, tenant=of.tenant or "", subject=of.id, actor=actor)
 
 

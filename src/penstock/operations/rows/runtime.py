@@ -25,6 +25,7 @@ from penstock.operations.rows.verdicts import AttemptTimedOut, OutputLost, error
 from penstock.pipeline import BoundStep, Definition, Done, Hook, Run, StepPlan
 from penstock.pipeline.outputs import OUTPUT_BYTES_MAX
 from penstock.pipeline.secret_values import mask_texts
+from penstock.pipeline.tracing import traced
 
 __all__ = ["Broken", "CannotRun", "DoesNotFit", "NoOutput", "OperationRuntime", "StepRuntime"]
 
@@ -204,6 +205,7 @@ class OperationRuntime:
         threads: Executor,
         start_limit: StartLimit,
         output_bytes_max: int = OUTPUT_BYTES_MAX,
+        trace_ratio: float = 0,
     ) -> None:
         self.log = logging.getLogger(f"penstock.operations.{run.operation_name}")
         self.number, self.file_format, self.file = number, file_format, file
@@ -215,7 +217,7 @@ class OperationRuntime:
         self.steps = tuple(
             StepRuntime(
                 step,
-                step.bind(pipeline),
+                traced(step.bind(pipeline), step, trace_ratio),
                 clock=clock,
                 threads=threads,
                 start_limit=start_limit,

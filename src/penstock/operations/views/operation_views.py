@@ -29,6 +29,7 @@ from penstock.pipeline import Definition
 
 __all__ = [
     "OperationFilter",
+    "count_by_status",
     "count_operations",
     "events",
     "file_of",
@@ -178,6 +179,13 @@ async def list_operations(
     counts = await tallies(tx, [row["number"] for row in shown])
     live = await _live_code(db, tx, shown)
     return Page([_operation(row, counts.get(row["number"], Tallied()), live) for row in shown], next_cursor)
+
+
+async def count_by_status(tx: Connection, visible: Visible = EVERYTHING) -> dict[str, int]:
+    """How many operations are in which state."""
+    mine = (IS_THERE, *visible.conditions)
+    query = select(operations.c.state, func.count()).where(*mine).group_by(operations.c.state)
+    return {state: int(number) for state, number in await tx.execute(query)}
 
 
 @dataclass(frozen=True, slots=True)

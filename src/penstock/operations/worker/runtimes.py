@@ -121,6 +121,7 @@ class OperationRuntimes:
             threads=self._threads,
             start_limit=self._start_limit,
             output_bytes_max=self._settings.output_bytes_max,
+            trace_ratio=self._settings.trace_ratio,
         )
 
     async def _pipeline(self, definition: Definition) -> object:

@@ -5,33 +5,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from types import MappingProxyType
 from typing import Self
 
 from penstock.blobs.storage import Storage
 from penstock.clock import Clock, Entropy, FollowingClock
 from penstock.db.database import Database
-from penstock.errors import FileRejected, FileUnreadable, NotFound, Unavailable
+from penstock.errors import Unavailable
 from penstock.formats import Limits
-from penstock.operations.chunk import store
-from penstock.operations.chunk.owned import OwnedChunk
-from penstock.operations.draining import drain_chunk
-from penstock.operations.moves import move
 from penstock.operations.rows.lifespans import Lifespans
-from penstock.operations.rows.runtime import Broken, CannotRun
-from penstock.operations.running.actor import ChunkActor, Halt, Timing
-from penstock.operations.running.claiming import Claims
-from penstock.operations.tables import operations
+from penstock.operations.running.actor import ChunkActor, Halt
 from penstock.operations.validating.reading import Reading
 from penstock.operations.validating.sources import Sources
 from penstock.operations.worker.background import BackgroundDuties
+from penstock.operations.worker.dispatching import DispatcherFactory, PollingDispatcher
 from penstock.operations.worker.lease import Lease
 from penstock.operations.worker.limit_shares import LimitShares
 from penstock.operations.worker.outage import Outage
-from penstock.operations.worker.readers import Readers
 from penstock.operations.worker.runtimes import OperationRuntimes
 from penstock.operations.worker.set_aside import SetAside
 from penstock.operations.worker.shared_lock import SharedLock
@@ -44,8 +36,6 @@ from penstock.settings import Settings
 
 __all__ = ["Worker"]
 
-CHUNKS_OWNED_MIN = 3  # one runs, one is written, one is fetched
-FILES_LOOK_S = 0.25
 IDLE_FIRST_S = 0.01  # where there was work there may be more; each look that finds none doubles the pause
 GARBAGE_THRESHOLD = 50_000
 SHUTDOWN_WRITE_S = 5  # for writing what was known, after the last running step was cut off
@@ -87,6 +77,7 @@ class Worker:
         entropy: Entropy,
         owns_process: bool = False,
         services: Sequence[Service] = (),
+        dispatcher: DispatcherFactory = PollingDispatcher,
         capabilities: Mapping[type, object] = MappingProxyType({}),
     ) -> None:
         self.db, self.files, self.settings = db, files, settings
@@ -119,27 +110,11 @@ class Worker:
         )
         self.limit_shares = LimitShares(db, worker=self.lease.id, clock=clock, look_s=settings.control_poll_s)
         self.limits = Limits(row_bytes_max=settings.row_bytes_max)
-        timing = Timing(
-            flush_s=settings.flush_s,
-            flush_rows=settings.flush_rows,
-            grace_s=settings.cancel_grace_s,
-            shutdown_s=settings.shutdown_s,
-            patience_s=settings.lease_s,
-            poison_rows_max=settings.poison_rows_max,
-        )
         self.sources = Sources(files, self.limits)
-        self._claims = Claims(
-            db,
-            self.sources,
-            owner=self.lease.id,
-            clock=self.clock,
-            timing=timing,
-            turn=self.shared_lock.turn,
-        )
-        self._background, self._readers = BackgroundDuties(self, services), Readers(self)
+        self._background, self.dispatcher = BackgroundDuties(self, services), dispatcher(self)
         self._vitals: Vitals | None = None
         self.is_stopping = self._is_gone = False
-        self._next_look = 0.0
+        self._due_us: int | None = None  # when a hint says that something is due
 
     async def __aenter__(self) -> Self:
         if self._owns_process:
@@ -187,11 +162,7 @@ class Worker:
                 await self._background.look_round()
             if not self.lease.may_start():
                 return False
-            started = await self._start_chunks()
-            # While there are enough chunks, files are looked for less often: it costs as much as a claim.
-            if not started or self.clock.monotonic() >= self._next_look:
-                self._next_look = self.clock.monotonic() + FILES_LOOK_S
-                started = await self._readers.start() or started
+            started = await self.dispatcher.start_some()
             self.outage.worked("work")
             return started
         except Unavailable as error:
@@ -262,7 +233,17 @@ class Worker:
         if self._vitals is not None:
             await self._vitals.stop()
 
+    def hint(self, operation: str | None = None, due_us: int | None = None) -> None:
+        """There may be something to do, of this operation, now or at that instant: look then."""
+        if due_us is None or due_us <= self.clock.now_us():
+            self.wake.set()
+        else:
+            self._due_us = due_us if self._due_us is None else min(due_us, self._due_us)
+
     async def _idle(self, until: asyncio.Event, pause_s: float) -> None:
+        if self._due_us is not None:
+            pause_s = max(0.0, min(pause_s, (self._due_us - self.clock.now_us()) / 1e6))
+            self._due_us = None if pause_s == 0 else self._due_us
         waits = {asyncio.ensure_future(self.wake.wait()), asyncio.ensure_future(until.wait())}
         try:
             await asyncio.wait(waits, timeout=pause_s, return_when=asyncio.FIRST_COMPLETED)
@@ -286,103 +267,3 @@ class Worker:
         )
         vitals.start()
         return vitals
-
-    # --- working chunks
-
-    async def _start_chunks(self) -> bool:
-        # Enough chunks to keep all tasks of the running operations busy.
-        limit = CHUNKS_OWNED_MIN + self.runtimes.widest // self.settings.chunk_rows - len(self.actors)
-        if limit <= 0:
-            return False
-        names, peers, aside = self.runtimes.names, self.peers, self.set_aside.numbers
-        skip, reading = tuple(self.actors), tuple(self.readings)
-        found = await self.db.look(
-            lambda tx: store.candidates(
-                self.db,
-                tx,
-                names=names,
-                limit=limit,
-                skip=skip,
-                reading=reading,
-                aside=aside,
-                rank=peers.rank,
-                workers=peers.workers,
-            )
-        )
-        started = False
-        for owned in found:
-            started = await self._start_chunk(owned) or started
-        return started
-
-    async def _start_chunk(self, owned: OwnedChunk) -> bool:
-        if owned.operation in self.set_aside and owned.operation_state != "Stopping":
-            return False
-        self.actors[owned.id] = None
-        work = None
-        try:
-            work = await self._prepare(owned)
-        except (CannotRun, FileRejected, FileUnreadable, OSError) as error:
-            await self.troubles.put_aside(owned.operation, error)
-        except (Broken, NotFound) as error:
-            await self.troubles.break_operation(owned.operation, str(error))
-            return True  # the next tick drains it
-        finally:
-            if work is None:
-                del self.actors[owned.id]
-        if work is None:
-            return False
-        self.tasks.spawn(self._run_chunk(owned, work))
-        return True
-
-    async def _prepare(self, owned: OwnedChunk) -> Callable[[], Awaitable[object]] | None:
-        """Claim a candidate and return the work to be done on it; None when it cannot be had now."""
-        if owned.operation_state == "Stopping":
-            return partial(
-                drain_chunk,
-                self.db,
-                owned,
-                owner=self.lease.id,
-                clock=self.clock,
-                definitions=self.runtimes.definitions,
-            )
-        runtime = await self.runtimes.get(owned.operation, owned.plan)
-        if not owned.is_raw and not await self.limit_shares.take_part(runtime):
-            self.set_aside.for_a_moment(owned.operation, self.settings.control_poll_s)
-            return None
-        if owned.operation_state == "Retrying":
-            is_retrying = operations.c.state == "Retrying"
-            await self.db.transaction(
-                lambda tx: move(self.db, tx, owned.operation, "resumed", is_retrying, actor=self.lease.id), "resumed"
-            )
-        self.stopped.pop(owned.operation, None)  # the claim reads the state anew; what comes after it counts
-        actor = await self._claims.claim(runtime, owned)
-        if actor is None:
-            return None
-        self.actors[owned.id] = actor
-        runtime.is_cancelled = self.stopped.get(owned.operation) == "Stopping"
-        if self.is_stopping:
-            actor.halt("shutdown")
-        elif owned.operation in self.stopped:  # since we began to claim
-            actor.halt(self.stopped[owned.operation])
-        return actor.run
-
-    async def _run_chunk(self, owned: OwnedChunk, work: Callable[[], Awaitable[object]]) -> None:
-        try:
-            if not owned.is_raw:
-                await self.troubles.take_up(owned.operation, had_trouble=owned.has_trouble)
-            await work()
-            if owned.is_raw:
-                await self._have_read(owned)
-        except Unavailable as error:
-            self.outage.failed("work", error)  # the chunk is given up within a second, and claimed again
-        finally:
-            self.actors.pop(owned.id, None)
-            self.wake.set()
-
-    async def _have_read(self, owned: OwnedChunk) -> None:
-        """Set the operation aside if the file of a raw chunk could not be read; that shows while it is worked on."""
-        actor = self.actors[owned.id]
-        if actor is not None and actor.progress.unreadable is not None:
-            await self.troubles.put_aside(owned.operation, actor.progress.unreadable)
-        else:
-            await self.troubles.take_up(owned.operation, had_trouble=owned.has_trouble)

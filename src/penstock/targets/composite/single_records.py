@@ -5,20 +5,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Hashable, Iterable
 from typing import Any, TypeAlias
 
-from penstock.targets.model import BulkOptions, ErrorKind, Mode, Outcome, TargetError, Verdict
+from penstock.targets.model import DONE, BulkOptions, ErrorKind, Mode, TargetError, Verdict
 from penstock.targets.target import Answer, Batch, Capabilities, Reference, Target
 
 __all__ = ["Fallback", "SingleTarget"]
 
 Fallback: TypeAlias = Callable[[str, Any, str], Awaitable[Any]]
 """Takes a table, a record (or an id to delete) and a source; returns a `Verdict`, or the record's id, or None."""
-
-DONE = {
-    Mode.CREATE: Outcome.CREATED,
-    Mode.UPDATE: Outcome.UPDATED,
-    Mode.UPSERT: Outcome.UPSERTED,
-    Mode.DELETE: Outcome.DELETED,
-}
 
 
 class SingleTarget(Target):

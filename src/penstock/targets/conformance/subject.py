@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from penstock.targets.model import BulkOptions, Mode, Outcome, Record, RecordId, Verdict
 from penstock.targets.target import Answer, Batch, Capabilities, Target
 
-__all__ = ["CHECKS", "Check", "Nonconformity", "Subject", "check", "expect", "outcomes"]
+__all__ = ["CHECKS", "Check", "Loss", "Nonconformity", "Subject", "check", "expect", "outcomes"]
+
+
+Loss: TypeAlias = Literal["applied", "never", "late"]
 
 
 class Nonconformity(AssertionError):
@@ -32,6 +35,9 @@ class Subject:
     """What the table now holds, by id."""
     spoil: Callable[[Record], dict[str, Any]] | None = None
     """The same record so that the table refuses it."""
+    lose: Callable[[Loss], None] | None = None
+    """Lose the answer to the next call that writes: it took effect (`applied`), it did not (`never`), or it does so
+    when another call has come in (`late`). None where no answer can be lost, or not on purpose."""
     modes: frozenset[Mode] = frozenset(Mode)
     options: BulkOptions = field(default_factory=BulkOptions)
     keys: count[int] = field(default_factory=count)

@@ -12,7 +12,7 @@ from penstock.targets.dataverse.error_mapping import WebApiReply, row_error, row
 from penstock.targets.dataverse.existence_check import Found
 from penstock.targets.dataverse.multipart import pack, unpack
 from penstock.targets.dataverse.web_api import WebApi
-from penstock.targets.model import Mode, Outcome, TargetError, Verdict
+from penstock.targets.model import DONE, Mode, Outcome, TargetError, Verdict
 from penstock.targets.target import Answer, UniformVerdicts
 
 __all__ = ["send_action", "send_singles"]
@@ -71,7 +71,7 @@ def _done(call: Call, reply: WebApiReply, present: Found | None) -> Sequence[Ver
     if call.mode is Mode.UPSERT:
         return [_success(call, position, present) for position in range(len(call))]
     ids = _created_ids(call, reply) if call.mode is Mode.CREATE else [call.id(n) for n in range(len(call))]
-    return UniformVerdicts(Verdict(single_requests.DONE[call.mode]), len(call), ids)
+    return UniformVerdicts(Verdict(DONE[call.mode]), len(call), ids)
 
 
 def _created_ids(call: Call, reply: WebApiReply) -> Sequence[str]:
@@ -84,7 +84,7 @@ def _created_ids(call: Call, reply: WebApiReply) -> Sequence[str]:
 
 def _success(call: Call, position: int, present: Found | None) -> Verdict:
     if call.mode is not Mode.UPSERT:
-        return Verdict(single_requests.DONE[call.mode], call.id(position))
+        return Verdict(DONE[call.mode], call.id(position))
     if present is None:
         return Verdict(Outcome.UPSERTED, call.id(position))
     was_there = present[position]

@@ -9,13 +9,12 @@ from penstock.targets.dataverse.calls import Call
 from penstock.targets.dataverse.error_mapping import WebApiReply, unbelievable
 from penstock.targets.dataverse.multipart import Part
 from penstock.targets.dataverse.odata import address
-from penstock.targets.model import ErrorKind, Mode, Outcome, TargetError, Verdict
+from penstock.targets.model import DONE, ErrorKind, Mode, Outcome, TargetError, Verdict
 
-__all__ = ["DONE", "part", "verdicts"]
+__all__ = ["part", "verdicts"]
 
 ENTITY_ID = re.compile(r"\(([0-9a-fA-F-]{36})\)\s*$")
 TRANSIENT = frozenset({ErrorKind.THROTTLED, ErrorKind.TOKEN, ErrorKind.CONNECTION, ErrorKind.DEADLOCK, ErrorKind.RACE})
-DONE = {Mode.CREATE: Outcome.CREATED, Mode.UPDATE: Outcome.UPDATED, Mode.DELETE: Outcome.DELETED}
 
 
 def part(call: Call, position: int, root: str) -> Part:

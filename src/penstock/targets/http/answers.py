@@ -9,17 +9,11 @@ import msgspec
 
 from penstock.targets.http.endpoint import Body, Endpoint, ItemResults
 from penstock.targets.http.error_mapping import LOST, item_error
-from penstock.targets.model import ErrorKind, Mode, Outcome, TargetError, Verdict
+from penstock.targets.model import DONE, ErrorKind, Mode, Outcome, TargetError, Verdict
 from penstock.targets.target import Answer, Batch, UniformVerdicts
 
 __all__ = ["at_path", "decoded", "read_answer"]
 
-DONE = {
-    Mode.CREATE: Outcome.CREATED,
-    Mode.UPDATE: Outcome.UPDATED,
-    Mode.UPSERT: Outcome.UPSERTED,
-    Mode.DELETE: Outcome.DELETED,
-}
 GONE = frozenset({404, 410})
 
 

@@ -44,7 +44,7 @@ def identify(table: Table, mode: Mode, key: tuple[str, ...]) -> Callable[[Any], 
         return (value[0] if len(value) == 1 else value) if is_whole(value) else None
 
     if mode is not Mode.DELETE and len(key) == 1 and columns[0].fold is None:
-        return _quickly(key[0], carefully, (int,) if columns[0].from_text else (int, str))
+        return _quickly(key[0], carefully, has_texts=columns[0].from_text is None)
     return carefully
 
 
@@ -55,13 +55,15 @@ def _as_compared(value: Any, column: Column) -> Any:
     return folded(value, column.fold)
 
 
-def _quickly(name: str, carefully: Callable[[Any], Hashable], plain: tuple[type, ...]) -> Callable[[Any], Hashable]:
+def _quickly(name: str, carefully: Callable[[Any], Hashable], *, has_texts: bool) -> Callable[[Any], Hashable]:
+    """Most keys are whole numbers, or texts of a column of texts, which need no look."""
+
     def of_record(record: Any) -> Hashable:
         try:
             value = record[name]
         except (KeyError, TypeError):
             return None
-        return value if type(value) in plain else carefully(record)
+        return value if type(value) is int or (has_texts and type(value) is str) else carefully(record)
 
     return of_record
 

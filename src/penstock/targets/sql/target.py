@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import SettingsInvalid
+from penstock.targets.model import DONE as OUTCOMES
 from penstock.targets.model import BulkOptions, ErrorKind, Mode, Outcome, TargetError, Verdict
 from penstock.targets.sql.keys import identify
 from penstock.targets.sql.options import DEFAULTS, SqlOptions
@@ -16,14 +17,9 @@ from penstock.targets.sql.table import Table, choose_key
 from penstock.targets.sql.values import Converters, convert
 from penstock.targets.target import Answer, Batch, Capabilities, Target, UniformVerdicts
 
-__all__ = ["DONE", "SqlTarget", "TableBatch", "Written", "left_out", "not_found"]
+__all__ = ["DONE", "SqlTarget", "TableBatch", "Written", "left_out", "not_found", "with_ids"]
 
-DONE = {
-    Mode.CREATE: Verdict(Outcome.CREATED),
-    Mode.UPDATE: Verdict(Outcome.UPDATED),
-    Mode.UPSERT: Verdict(Outcome.UPDATED),
-    Mode.DELETE: Verdict(Outcome.DELETED),
-}
+DONE = {mode: Verdict(outcome) for mode, outcome in OUTCOMES.items()} | {Mode.UPSERT: Verdict(Outcome.UPDATED)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +35,17 @@ class TableBatch:
     def mode(self) -> Mode:
         """What is done to the records."""
         return self.batch.mode
+
+    @property
+    def tells_ids(self) -> bool:
+        """Whether the records of an upsert should be told with their ids."""
+        return self.mode is Mode.UPSERT and self.batch.options.keep_ids
+
+    @property
+    def foreign_ids(self) -> tuple[str, ...]:
+        """The primary key, where an upsert that tells ids goes by another key; otherwise nothing need be asked."""
+        primary = self.table.primary_key
+        return primary if self.tells_ids and set(primary) != set(self.key) else ()
 
     @property
     def options(self) -> SqlOptions:
@@ -114,10 +121,7 @@ class SqlTarget(Target):
         if not work.layout.groups:
             return Answer(assemble(len(batch), work.layout, ()))
         written = await write(work)
-        verdicts = written.verdicts
-        if work.mode is Mode.UPSERT and batch.options.keep_ids:
-            verdicts = [_with_keys(work, *told) for told in zip(work.layout.groups, verdicts, strict=True)]
-        return Answer(assemble(len(batch), work.layout, verdicts), counts_exact=written.counts_exact)
+        return Answer(assemble(len(batch), work.layout, written.verdicts), counts_exact=written.counts_exact)
 
     async def _work(self, batch: Batch) -> TableBatch:
         table = await self._table(batch.table)
@@ -158,10 +162,16 @@ class SqlTarget(Target):
         """How tables behave in this mode."""
 
 
-def _with_keys(work: TableBatch, group: RowGroup, verdicts: Sequence[Verdict]) -> Sequence[Verdict]:
-    """The verdicts on an upsert, with the keys of its records as their ids."""
+def with_ids(
+    work: TableBatch, group: RowGroup, verdicts: Sequence[Verdict], found: Mapping[int, Any] | None = None
+) -> Sequence[Verdict]:
+    """The verdicts on an upsert with the ids of its records: their keys, or those `found` by the rows' places."""
+    if not work.tells_ids:
+        return verdicts
     columns = [group.column(name) for name in work.key]
     ids = columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
+    if found is not None:
+        ids = [found.get(n, key) for n, key in enumerate(ids)]
     if isinstance(verdicts, UniformVerdicts):
         return UniformVerdicts(verdicts.verdict, len(group), ids)
     return [Verdict(told.outcome, key, told.error) for told, key in zip(verdicts, ids, strict=True)]

@@ -14,7 +14,7 @@ from penstock.targets.sql.keys import Row
 from penstock.targets.sql.names import backticks
 from penstock.targets.sql.table import Table
 
-__all__ = ["Statement", "delete", "find", "insert", "update", "update_one"]
+__all__ = ["Statement", "delete", "find", "find_ids", "insert", "update", "update_one"]
 
 ORDINAL = "penstock ordinal"
 Statement = tuple[str, list[Any]]
@@ -32,6 +32,20 @@ def find(
     text = (
         f"SELECT g.{backticks(ORDINAL)}, {differs} FROM {_given((ORDINAL, *wanted), given)} "
         f"STRAIGHT_JOIN {table.quoted(backticks)} t ON {_same_key(table, key)} FOR UPDATE"
+    )
+    return text, list(chain.from_iterable(given))
+
+
+def find_ids(
+    table: Table, key: tuple[str, ...], columns: Sequence[str], rows: Sequence[Row], ids: Sequence[str]
+) -> Statement:
+    """The places of rows in `rows` and, beside each, these columns of the row that the table has for it."""
+    places = [columns.index(name) for name in key]
+    given = [(n, *(row[place] for place in places)) for n, row in enumerate(rows)]
+    told = ", ".join(f"t.{backticks(name)}" for name in ids)
+    text = (
+        f"SELECT g.{backticks(ORDINAL)}, {told} FROM {_given((ORDINAL, *key), given)} "
+        f"STRAIGHT_JOIN {table.quoted(backticks)} t ON {_same_key(table, key)}"
     )
     return text, list(chain.from_iterable(given))
 

@@ -21,11 +21,11 @@ from penstock.targets.sql.commits import Pending
 from penstock.targets.sql.connections import ConnectionPool
 from penstock.targets.sql.mariadb.catalog import read_table
 from penstock.targets.sql.mariadb.commits import is_done
-from penstock.targets.sql.mariadb.writing import DRIVER_ERRORS, told, write_each, write_group
+from penstock.targets.sql.mariadb.writing import DRIVER_ERRORS, ids_in_table, told, write_each, write_group
 from penstock.targets.sql.row_groups import RowGroup
 from penstock.targets.sql.server import ServerTarget
 from penstock.targets.sql.table import Table
-from penstock.targets.sql.target import TableBatch, Written
+from penstock.targets.sql.target import TableBatch, Written, with_ids
 from penstock.targets.sql.values import Converters, finite, to_json
 from penstock.targets.target import Capabilities
 
@@ -122,7 +122,10 @@ class MariaDbTarget(ServerTarget):
             try:
                 await connection.begin()
                 async with connection.cursor() as cursor:
-                    verdicts = [await write(cursor, work, group) for group in groups]
+                    verdicts = [
+                        with_ids(work, group, await write(cursor, work, group), await ids_in_table(cursor, work, group))
+                        for group in groups
+                    ]
             except (TargetError, *DRIVER_ERRORS) as error:
                 await self._undo(connection)
                 raise self._refusal(error, work) from error

@@ -10,11 +10,11 @@ from asyncmy.errors import InterfaceError, MySQLError
 from penstock.targets.model import ErrorKind, Mode, Outcome, TargetError, Verdict
 from penstock.targets.sql.keys import Row
 from penstock.targets.sql.mariadb.error_codes import refusal, suspects
-from penstock.targets.sql.mariadb.statements import Statement, delete, find, insert, update, update_one
+from penstock.targets.sql.mariadb.statements import Statement, delete, find, find_ids, insert, update, update_one
 from penstock.targets.sql.row_groups import RowGroup
 from penstock.targets.sql.target import DONE, TableBatch, not_found
 
-__all__ = ["DRIVER_ERRORS", "found_in", "parts", "told", "write_each", "write_group"]
+__all__ = ["DRIVER_ERRORS", "found_in", "ids_in_table", "parts", "told", "write_each", "write_group"]
 
 ROWS_MAX = 1000
 """Rows in one statement; a batch may have more of them."""
@@ -56,6 +56,20 @@ async def found_in(cursor: Any, work: TableBatch, group: RowGroup, *, compare: b
     """The rows that the table has, by their place in the group, and whether they differ from it; they are locked."""
     told = await _run(cursor, find(work.table, work.key, group.columns, group.rows, compare=compare), work, group)
     return {place: bool(differs) for place, differs in told}
+
+
+async def ids_in_table(cursor: Any, work: TableBatch, group: RowGroup) -> dict[int, Any] | None:
+    """The primary keys of an upsert's rows by their places in the group, where it went by another key."""
+    if not work.foreign_ids:
+        return None
+    found: dict[int, Any] = {}
+    start = 0
+    for part in parts(group):
+        statement = find_ids(work.table, work.key, part.columns, part.rows, work.foreign_ids)
+        for row in await _run(cursor, statement, work, part):
+            found[start + row[0]] = row[1] if len(row) == 2 else row[1:]
+        start += len(part)
+    return found
 
 
 def told(error: BaseException) -> TargetError:

@@ -80,6 +80,11 @@ class Plan:
             return f"{self._upsert(source)} SELECT {XID}, {keys} FROM written"
         return f"{self.told(mode, source)} {TALLY}"
 
+    def find_ids(self, source: str, ids: Sequence[str]) -> str:
+        """The ordinals of rows and, beside each, these columns of the row that the table has for it."""
+        told = ", ".join(f"t.{ansi(name)}" for name in ids)
+        return f"SELECT g.{ORDINAL}, {told} FROM {source} JOIN {self._name} t ON {self._same_key()}"
+
     def told(self, mode: Mode, source: str) -> str:
         """The statement up to a relation `told` of ordinals and outcomes."""
         if mode is Mode.CREATE:

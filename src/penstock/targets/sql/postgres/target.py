@@ -16,11 +16,11 @@ from penstock.targets.sql.postgres.error_mapping import DRIVER_ERRORS, refusal, 
 from penstock.targets.sql.postgres.row_by_row import portions, without_wrong_types, write_rows
 from penstock.targets.sql.postgres.session import UNDO_S, begin, close, connect_to, drop, is_committed, undo
 from penstock.targets.sql.postgres.texts import as_texts
-from penstock.targets.sql.postgres.writing import plan_for, write_group
+from penstock.targets.sql.postgres.writing import ids_in_table, plan_for, write_group
 from penstock.targets.sql.row_groups import Layout, RowGroup
 from penstock.targets.sql.server import ServerTarget
 from penstock.targets.sql.table import Table
-from penstock.targets.sql.target import TableBatch, Written
+from penstock.targets.sql.target import TableBatch, Written, with_ids
 
 __all__ = ["PostgresTarget"]
 
@@ -119,7 +119,7 @@ class PostgresTarget(ServerTarget):
             await connection.execute(self._begin)
             for group in groups:
                 xid, told = await write(connection, work, group)
-                verdicts.append(told)
+                verdicts.append(with_ids(work, group, told, await ids_in_table(connection, work, group)))
         except TargetError:
             await undo(connection)
             raise

@@ -23,7 +23,7 @@ from penstock.targets.sql.row_groups import RowGroup
 from penstock.targets.sql.target import DONE, TableBatch, left_out, not_found
 from penstock.targets.target import UniformVerdicts
 
-__all__ = ["STAGE_FROM", "ids_of", "plan_for", "stage", "write_group"]
+__all__ = ["STAGE_FROM", "ids_in_table", "ids_of", "plan_for", "stage", "write_group"]
 
 STAGE_FROM = 2000
 """Rows from which a stage is quicker than arrays."""
@@ -75,6 +75,17 @@ async def _copy(connection: Any, work: TableBatch, group: RowGroup) -> tuple[str
     is_known = bool(work.key) and set(work.key) <= set(group.columns)
     ids = ids_of([group.column(name) for name in work.key]) if is_known else None
     return xid, UniformVerdicts(CREATED, len(group), ids)
+
+
+async def ids_in_table(connection: Any, work: TableBatch, group: RowGroup) -> dict[int, Any] | None:
+    """The primary keys of an upsert's rows by their places in the group, where it went by another key."""
+    columns = [work.table.columns[name] for name in work.key]
+    if not work.foreign_ids or any(column.is_copied_as_text or column.is_array for column in columns):
+        return None
+    plan = plan_for(connection, work, group)
+    arrays = [group.column(name) for name in work.key]
+    rows = await driven(connection.fetch(plan.find_ids(from_arrays(columns), work.foreign_ids), *arrays))
+    return {row[0] - 1: row[1] if len(row) == 2 else tuple(row)[1:] for row in rows}
 
 
 def _verdicts(plan: Plan, work: TableBatch, group: RowGroup, told: Any) -> Sequence[Verdict]:

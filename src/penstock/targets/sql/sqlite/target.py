@@ -18,9 +18,9 @@ from penstock.targets.model import BadInput, BulkOptions, ErrorKind, Mode, Outco
 from penstock.targets.sql.row_groups import RowGroup
 from penstock.targets.sql.sqlite.catalog import read_table
 from penstock.targets.sql.sqlite.error_codes import refusal
-from penstock.targets.sql.sqlite.writing import row_writer
+from penstock.targets.sql.sqlite.writing import ids_in_table, row_writer
 from penstock.targets.sql.table import Table
-from penstock.targets.sql.target import SqlTarget, TableBatch, Written
+from penstock.targets.sql.target import SqlTarget, TableBatch, Written, with_ids
 from penstock.targets.sql.values import Converters, not_nan, to_json
 from penstock.targets.target import Capabilities
 
@@ -146,7 +146,10 @@ class SqliteTarget(SqlTarget):
         cursor = connection.cursor()
         cursor.execute("BEGIN IMMEDIATE")
         try:
-            verdicts = [write(cursor, work, group) for group in groups]
+            verdicts = [
+                list(with_ids(work, group, write(cursor, work, group), ids_in_table(cursor, work, group)))
+                for group in groups
+            ]
             cursor.execute("COMMIT")
         except BaseException:
             if connection.in_transaction:

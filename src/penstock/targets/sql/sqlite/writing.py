@@ -11,7 +11,7 @@ from penstock.targets.sql.names import ansi
 from penstock.targets.sql.row_groups import RowGroup
 from penstock.targets.sql.target import DONE, TableBatch, left_out, not_found
 
-__all__ = ["WriteRow", "row_writer"]
+__all__ = ["WriteRow", "ids_in_table", "row_writer"]
 
 WriteRow = Callable[[int], Verdict]
 CREATED, UNCHANGED = Verdict(Outcome.CREATED), Verdict(Outcome.UNCHANGED)
@@ -21,6 +21,16 @@ def row_writer(cursor: sqlite3.Cursor, work: TableBatch, group: RowGroup) -> Wri
     """A function that writes the group's nth row and says what became of it."""
     verb = {Mode.CREATE: _create, Mode.UPDATE: _update, Mode.UPSERT: _upsert, Mode.DELETE: _delete}
     return verb[work.mode](cursor, work, group)
+
+
+def ids_in_table(cursor: sqlite3.Cursor, work: TableBatch, group: RowGroup) -> dict[int, Any] | None:
+    """The primary keys of an upsert's rows by their places in the group, where it went by another key."""
+    if not work.foreign_ids:
+        return None
+    text = f"SELECT {_listed(work.foreign_ids)} FROM {work.table.quoted(ansi)} WHERE {_is_key(work)}"
+    keys = _picked(group, work.key)
+    found = {n: cursor.execute(text, keys(n)).fetchone() for n in range(len(group))}
+    return {n: row[0] if len(row) == 1 else row for n, row in found.items() if row is not None}
 
 
 def _create(cursor: sqlite3.Cursor, work: TableBatch, group: RowGroup) -> WriteRow:

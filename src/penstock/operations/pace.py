@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from penstock.cli.printable import duration, per_second
 from penstock.operations.model import Operation
+from penstock.printable import duration, per_second
 
 __all__ = ["AT_REST", "Look", "Pace", "sentence"]
 

@@ -1,0 +1,7 @@
+// Runs before the page is painted, so that a chosen theme does not flash.
+(() => {
+  try {
+    const theme = localStorage.getItem("penstock-theme");
+    if (theme === "light" || theme === "dark") document.documentElement.dataset.theme = theme;
+  } catch { /* storage is forbidden: the system's theme it is */ }
+})();

@@ -1,0 +1,74 @@
+"""Finding work for a worker: what a dispatcher is, and the one that looks in the database."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from penstock.operations.chunk import store
+from penstock.operations.worker.chunk_runner import ChunkRunner
+from penstock.operations.worker.readers import Readers
+
+if TYPE_CHECKING:
+    from penstock.operations.worker.worker import Worker
+
+__all__ = ["Dispatcher", "DispatcherFactory", "PollingDispatcher"]
+
+CHUNKS_OWNED_MIN = 3  # one runs, one is written, one is fetched
+FILES_LOOK_S = 0.25
+
+
+class Dispatcher(Protocol):
+    """Finds work that is due, and has it started. A hint only says that a look is worth while; the database decides."""
+
+    async def start_some(self) -> bool:
+        """Start what can be started now; returns whether anything was."""
+        ...
+
+
+DispatcherFactory = Callable[["Worker"], Dispatcher]
+
+
+class PollingDispatcher:
+    """Looks in the database for chunks that are due, and for files to be read."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._chunks, self.readers = ChunkRunner(worker), Readers(worker)
+        self._next_look = 0.0
+
+    async def start_some(self) -> bool:
+        """Start what can be started now; returns whether anything was."""
+        started = await self._start_chunks()
+        now = self._worker.clock.monotonic()
+        # While there are enough chunks, files are looked for less often: it costs as much as a claim.
+        if not started or now >= self._next_look:
+            self._next_look = now + FILES_LOOK_S
+            started = await self.readers.start() or started
+        return started
+
+    async def _start_chunks(self) -> bool:
+        worker = self._worker
+        # Enough chunks to keep all tasks of the running operations busy.
+        limit = CHUNKS_OWNED_MIN + worker.runtimes.widest // worker.settings.chunk_rows - len(worker.actors)
+        if limit <= 0:
+            return False
+        names, peers, aside = worker.runtimes.names, worker.peers, worker.set_aside.numbers
+        skip, reading = tuple(worker.actors), tuple(worker.readings)
+        found = await worker.db.look(
+            lambda tx: store.candidates(
+                worker.db,
+                tx,
+                names=names,
+                limit=limit,
+                skip=skip,
+                reading=reading,
+                aside=aside,
+                rank=peers.rank,
+                workers=peers.workers,
+            )
+        )
+        started = False
+        for owned in found:
+            started = await self._chunks.start(owned) or started
+        return started
