@@ -122,6 +122,21 @@ def test_an_operation_is_steered_over_http(both: Both, run: Any, operation: str,
     assert run("ops", "validate", "parcels", str(both.folder / "parcels.csv"), *at)[1]["invalidRows"] == 1
 
 
+def test_rows_are_exported_alike_from_both(both: Both, run: Any, operation: str, tmp_path: Path):
+    here, there, words = (
+        tmp_path / "here.csv",
+        tmp_path / "there.csv",
+        ("ops", "export", operation, "--state", "Failed"),
+    )
+    code, told = run(*words, "--db", both.db, "--out", str(here))
+    assert (code, told["bytes"]) == (0, len(here.read_bytes()))
+    assert run(*words, "--url", both.url, "--out", str(there))[0] == 0
+    assert here.read_bytes() == there.read_bytes()
+    assert len(here.read_text().splitlines()) == 2
+    assert run(*words, "--url", both.url)[0] == 2  # stdout has the document
+    assert run(*words, "--url", both.url, "--out", str(there), "--format", "xml")[0] == 1
+
+
 def test_the_server_may_be_named_by_the_environment(both: Both, run: Any, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PENSTOCK_URL", both.url)
     monkeypatch.chdir(both.folder)

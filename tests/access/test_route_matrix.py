@@ -137,6 +137,7 @@ KINDS = (
     ("/dashboard/instances/", "instance"),
     ("/dashboard/blobs/", "blob"),
     ("/api/deliveries/", "delivery"),
+    ("/api/blobs/", "blob"),
     ("/api/webhooks/", "webhook"),
     ("/api/webhook-deliveries/", "delivery"),
     ("/api/machines/", "machine"),
@@ -189,7 +190,7 @@ async def world(database_url, tmp_path):
             "lifecycle": f"door-{CANARY}",
             "delivery": RANDOM_ID,
             "webhook": webhook.subscription.id,
-            "blob": (await boss.blobs.list()).items[0].id,
+            "blob": owned.blob_id,
         }
         yield World(create_app(penstock, access=Credentials(penstock)), keys, things)
 

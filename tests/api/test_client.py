@@ -187,6 +187,7 @@ def quiet_server() -> Iterator[str]:
     numbers += ("cancelledRows", "waitingRows", "generation", "retryCount", "stepsDone")
     document: dict[str, Any] = dict.fromkeys(texts, "Completed") | dict.fromkeys(numbers, 0)
     document |= dict.fromkeys(("errorMessage", "metadata", "startedAt", "completedAt", "trouble"))
+    document |= dict.fromkeys(("version", "keep", "hold", "blobId")) | {"misfits": [], "pruned": []}
     document |= {"createdAt": "2030-01-01T00:00:00Z", "steps": [], "options": {}}
 
     class Handler(BaseHTTPRequestHandler):

@@ -15,7 +15,7 @@ from penstock.api.guard import Ask
 from penstock.api.routing import RouteTable
 from penstock.operations.exporting import RESULTS, Export, SourceFile
 
-__all__ = ["ROUTES"]
+__all__ = ["ROUTES", "attachment"]
 
 ROUTES = RouteTable("files")
 
@@ -36,7 +36,7 @@ async def get_file(request: Request, ask: Ask, id: str) -> Response:
     file = await ask.penstock.operations.source_file(id)
     tag = f'"{file.sha256}"'
     headers = {
-        "content-disposition": _attachment(file.name),
+        "content-disposition": attachment(file.name),
         "content-length": str(file.size_bytes),
         "etag": tag,
         "x-content-type-options": "nosniff",
@@ -106,14 +106,14 @@ async def get_results(
 
 def _download(found: Export, name: str | None = None) -> Response:
     headers = {
-        "content-disposition": _attachment(name or found.file_name),
+        "content-disposition": attachment(name or found.file_name),
         "cache-control": "no-store",
         "x-content-type-options": "nosniff",
     }
     return StreamingResponse(found.pieces, media_type=found.media_type, headers=headers)
 
 
-def _attachment(name: str) -> str:
+def attachment(name: str) -> str:
     """A header that names a file, in any letters (RFC 6266)."""
     plain = "".join(
         letter if letter.isascii() and letter.isprintable() and letter not in '"\\/%' else "_" for letter in name

@@ -35,7 +35,7 @@ class BodyLimit:
             await self.app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        is_upload = headers.get("content-type", "").startswith("multipart/")
+        is_upload = headers.get("content-type", "").startswith("multipart/") or scope["path"].endswith("/content")
         limit = self._upload_bytes_max if is_upload else JSON_BYTES_MAX
         told = headers.get("content-length", "")
         refusal = f"the body has more than the {limit:,} bytes that are taken"

@@ -58,7 +58,6 @@ async def list_rows(
     data: Annotated[bool, Query(description="Also the rows' data.")] = False,
 ) -> Response:
     """Rows in file order, each with the steps it has reached; filters mean its current state."""
-    found = await ask.penstock.operations.get(id)
     filters: dict[str, Any] = {
         "state": state,
         "step": step,
@@ -70,7 +69,11 @@ async def list_rows(
     given = {name for name, value in filters.items() if value is not None}
 
     async def read(cursor: str | None, limit: int) -> Page[RowView]:
-        return await ask.penstock.operations.rows(found.id, **filters, data=data, cursor=cursor, limit=limit)
+        return await ask.penstock.operations.rows(id, **filters, data=data, cursor=cursor, limit=limit)
+
+    if part.by_cursor:
+        return await answer_part(part, read, resources.row, size=100)
+    found = await ask.penstock.operations.get(id)
 
     async def count() -> int:
         return found.rows_read if not given else sum(_counted(found)[each.casefold()] for each in state or ())

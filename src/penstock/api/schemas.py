@@ -136,6 +136,13 @@ class OperationInfo(Shape):
 # --- operations
 
 
+class MisfitShape(Shape):
+    """A live worker that leaves an operation alone, because its code is not what the operation was planned for."""
+
+    worker: str
+    differences: list[str]
+
+
 class BulkBody(Shape):
     """One operation with its counters."""
 
@@ -168,6 +175,12 @@ class BulkBody(Shape):
     completed_at: str | None
     steps: list[str]
     options: dict[str, Any]
+    version: str | None
+    keep: dict[str, float | None] | None
+    pruned: list[str]
+    hold: str | None
+    misfits: list[MisfitShape]
+    blob_id: str | None
 
 
 class BulkCreated(BulkBody):

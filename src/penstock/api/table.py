@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from penstock.api import (
     audit,
+    blobs,
     bulks,
     callbacks,
     catalogue,
@@ -39,6 +40,7 @@ ROUTES: tuple[Route, ...] = (
     *callbacks.ROUTES,
     *files.ROUTES,
     *events.ROUTES,
+    *blobs.ROUTES,
     *lifecycles.ROUTES,
     *deliveries.ROUTES,
     *webhooks.ROUTES,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli import control, erase, prune, waits, watch
+from penstock.cli import control, erase, export, prune, waits, watch
 from penstock.cli.inputs import InputFile, Meta, MetaFile, OperationName, Set, existing_file, metadata, overrides
 from penstock.cli.options import App, Cursor, Db, Json, Limit, OperationId, OperationIdOrAll, Url, command, group
 from penstock.cli.pages import answer_page
@@ -50,6 +50,7 @@ def add_to(app: typer.Typer) -> None:
     command(ops, "validate", validate, example="ops validate price-update prices.csv --app shop.py")
     waits.add_to_ops(ops)
     watch.add_to(ops)
+    export.add_to(ops)
     control.add_to(ops)
     prune.add_to(ops)
     erase.add_to(ops)

@@ -15,6 +15,7 @@ from penstock.operations.model import (
     FileCheck,
     FileFault,
     HistoryEntry,
+    Misfit,
     Operation,
     RowError,
     RowView,
@@ -78,6 +79,12 @@ def operation(found: Document) -> Operation:
         options=found["options"],
         steps_done=found["stepsDone"],
         trouble=found["trouble"],
+        version=found["version"],
+        misfits=tuple(Misfit(each["worker"], tuple(each["differences"])) for each in found["misfits"]),
+        keep=found["keep"] or {},
+        pruned=tuple(found["pruned"]),
+        hold=found["hold"],
+        blob_id=found["blobId"],
     )
 
 

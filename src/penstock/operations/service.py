@@ -173,8 +173,7 @@ class Operations:
 
     async def get(self, operation: str) -> Operation:
         """The operation with this id."""
-        async with self._db.read() as tx:
-            return await operation_views.get(self._db, tx, operation, self._visible)
+        return await self._db.look(lambda tx: operation_views.get(self._db, tx, operation, self._visible))
 
     async def list(
         self,

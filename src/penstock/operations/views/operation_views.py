@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, RowMapping, case, exists, func, or_, select, tuple_
+from sqlalchemy import ColumnElement, RowMapping, bindparam, case, exists, func, or_, select, tuple_
 
 from penstock.blobs.model import StoredBytes
 from penstock.clock import from_micros, micros
@@ -69,9 +69,12 @@ async def is_time_counted(tx: Connection, db: Database) -> bool:
 
 async def get(db: Database, tx: Connection, operation: str, visible: Visible = EVERYTHING) -> Operation:
     """The operation with this id."""
-    number = await number_of(tx, operation, visible)
-    row = (await tx.execute(select(operations).where(operations.c.number == number))).one()
-    tallied = (await tallies(tx, [number])).get(number, Tallied())
+    exact = select(operations).where(operations.c.id == operation, IS_THERE, *visible.conditions)
+    row = (await tx.execute(exact)).one_or_none()
+    if row is None:
+        number = await number_of(tx, operation, visible)
+        row = (await tx.execute(select(operations).where(operations.c.number == number))).one()
+    tallied = (await tallies(tx, [row.number])).get(row.number, Tallied())
     return _operation(row._mapping, tallied, await _live_code(db, tx, [row._mapping]))
 
 
@@ -194,26 +197,28 @@ class Tallied:
     steps_done: int = 0  # of rows of open chunks
 
 
+_COUNTERS = [counter.name for counter in fields(Counts)]
+_IS_OVER = chunks.c.is_open == 0
+# Made once, because it is asked for often. In this order SQLite does not read past the ledgers of closed chunks.
+_SUMS = (
+    select(
+        chunks.c.operation,
+        func.sum(case((_IS_OVER, chunks.c.row_count - chunks.c.cancelled), else_=0)).label("rows_over"),
+        func.sum(case((_IS_OVER, 0), else_=func.coalesce(chunks.c.steps_done, 0))).label("steps_done"),
+        *(func.sum(chunks.c[name]).label(name) for name in _COUNTERS),
+    )
+    .where(chunks.c.operation.in_(bindparam("numbers", expanding=True)))
+    .group_by(chunks.c.operation)
+)
+
+
 async def tallies(tx: Connection, numbers: Sequence[int]) -> dict[int, Tallied]:
     """The counters of several operations; one without chunks is missing."""
-    names = [counter.name for counter in fields(Counts)]
-    is_over = chunks.c.is_open == 0
-    # In this order SQLite does not read past the ledgers of closed chunks.
-    sums = await tx.execute(
-        select(
-            chunks.c.operation,
-            func.sum(case((is_over, chunks.c.row_count - chunks.c.cancelled), else_=0)).label("rows_over"),
-            func.sum(case((is_over, 0), else_=func.coalesce(chunks.c.steps_done, 0))).label("steps_done"),
-            *(func.sum(chunks.c[name]).label(name) for name in names),
-        )
-        .where(chunks.c.operation.in_(numbers))
-        .group_by(chunks.c.operation)
-    )
     return {
         row.operation: Tallied(
-            Counts(*(int(getattr(row, name)) for name in names)), int(row.rows_over), int(row.steps_done)
+            Counts(*(int(getattr(row, name)) for name in _COUNTERS)), int(row.rows_over), int(row.steps_done)
         )
-        for row in sums
+        for row in await tx.execute(_SUMS, {"numbers": [*numbers]})
     }
 
 
