@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 
 from penstock.cli import main
+from penstock.targets import Progress, ProgressDisplay
 
 Load = Callable[..., tuple[int, str, str]]
 CUSTOMERS = (
@@ -152,3 +155,30 @@ def test_too_many_errors_stop_a_load(load: Load):
     code, out, _ = load("--max-errors", "1", "--batch-size", "1")
     assert code == 1
     assert "It was stopped: too many errors" in out
+
+
+def test_an_interrupted_load_keeps_what_is_left_for_later(load: Load, monkeypatch: pytest.MonkeyPatch):
+    def interrupt(display: ProgressDisplay, progress: Progress) -> None:
+        if progress.succeeded == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    Path("customers.csv").write_text("id,name\n" + "".join(f"{n},n{n}\n" for n in range(200)))
+    with monkeypatch.context() as patch:
+        patch.setattr(ProgressDisplay, "__call__", interrupt)
+        code, out, err = load("--batch-size", "1")
+    assert code == 130
+    assert "It was stopped: cancelled" in out
+    assert "press Ctrl-C again to stop now" in err
+    done = len(held())
+    assert 3 <= done < 200
+    code, out, _ = load("--retry", "customers.csv.retry.json")
+    assert (code, len(held())) == (0, 200)
+    assert f"{200 - done} created" in out
+
+
+def test_a_file_that_cannot_be_read_to_its_end_tells_what_was_loaded_before(load: Load):
+    rows = "".join(f"{n},n{n}\n" for n in range(20_000))
+    Path("customers.csv").write_bytes(f"id,name\n{rows}".encode() + b'9999,"never closed\n' + b"\xff" * 2_000_000)
+    code, out, _ = load()
+    assert (code, len(held())) == (1, 20_000)
+    assert out.startswith("customers: 20,000 created\nIt was stopped: error in input: byte 0xFF at offset")

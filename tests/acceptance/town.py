@@ -117,7 +117,8 @@ class Town:
 
     def stored_files(self) -> list[Path]:
         """The files that were handed in, without the mark of their folder."""
-        return [path for path in (self.folder / "blobs").iterdir() if not path.name.startswith("storage-")]
+        found = (path for path in (self.folder / "blobs").rglob("*") if path.is_file())
+        return [path for path in found if not path.name.startswith("storage-")]
 
     def close_gate(self, age: int) -> None:
         """Those who stroll stop at a gate if they are older; citizen n is n years old."""

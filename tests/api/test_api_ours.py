@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import io
 from collections.abc import AsyncIterator
@@ -9,7 +10,9 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 from parcel_service import CSV, DEAR, Parcels, upload
+from patience import HANG_S
 
+from penstock import Penstock
 from penstock.access.model import Principal
 from penstock.api import Trusted, create_app
 from penstock.operations.exporting import RESULTS
@@ -272,6 +275,17 @@ async def test_a_mistake_of_ours_is_in_the_log_and_not_in_the_answer(
     assert (answer.status_code, answer.headers["content-type"]) == (500, "application/problem+json")
     assert "42" not in answer.text
     assert "the secret is 42" in caplog.text
+
+
+async def test_an_application_with_a_worker_runs_what_is_submitted_while_it_lives(database_url: str, tmp_path):
+    settings = Settings(database_url=database_url, storage_url=str(tmp_path / "files"))
+    async with Penstock.open(settings=settings, operations=[Parcels]) as penstock:
+        app = create_app(penstock, access=Trusted(), worker=True)
+        async with app.router.lifespan_context(app), asyncio.timeout(HANG_S):
+            made = await penstock.operations.create("parcels", file=CSV, file_name="parcels.csv")
+            done = await penstock.operations.wait(made.id, every_s=0.01)
+        assert done.status == "CompletedWithErrors"
+        assert (await penstock.diagnose()).facts.workers == ()  # it has left in good order
 
 
 async def test_a_mounted_application_knows_its_place(works: Engine):

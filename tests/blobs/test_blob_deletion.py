@@ -205,6 +205,26 @@ async def test_bytes_without_a_record_and_records_without_bytes_are_swept(blobs:
     assert [each.blob for each in await blobs.verify()] == [used.id]
 
 
+async def test_a_file_of_an_operation_goes_when_its_operation_is_gone_and_its_hold_released(
+    blobs: Blobs, clock: ManualClock
+):
+    made = blobs.new("rows.csv", is_temporary=True)
+    begun = await blobs.db.transaction(lambda tx: blobs.begin(made, tx))
+    own = await blobs._take_in(begun, CSV)
+    await blobs.hold(own.id, "case 12/7")
+    clock.advance(2 * UNFINISHED_S)
+    await blobs.sweep()
+    assert (await blobs.get(own.id)).status == "Valid"
+    await blobs.release(own.id, "closed")
+    await blobs.sweep()
+    found = await blobs.get(own.id)
+    assert (found.status, found.deletion_reason, found.has_bytes) == ("Deleted", "no operation uses it any more", False)
+    kept = await valid(blobs)
+    clock.advance(2 * UNFINISHED_S)
+    await blobs.sweep()
+    assert (await blobs.get(kept.id)).status == "Valid", "what was uploaded by itself stays"
+
+
 async def test_young_objects_stay(manual_database: Database, folder: FileStore):
     """Their record may be in a database that was restored, or be made by a clock that is ahead."""
     from penstock.clock import SystemClock

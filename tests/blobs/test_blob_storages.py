@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from patience import HANG_S
 
 from penstock.blobs import ranges
 from penstock.blobs.model import StoredBytes
@@ -169,6 +172,27 @@ def test_a_range_that_fails_is_asked_for_again_and_nothing_before_it(small_range
     assert stream.read() == far.content[30:]
     assert far.asked == [(0, 10), (10, 30), (30, 70), (30, 70), (30, 70), (70, 100)]
     assert len(pauses) == 2
+
+
+def test_a_stream_is_closed_at_once_although_a_range_does_not_come(small_ranges: None):
+    """Whoever closes it may be the event loop, which must not wait for a network."""
+    far, reached, released = Far(bytes(100)), threading.Event(), threading.Event()
+
+    def fetch(start: int, end: int) -> bytes:
+        reached.set()
+        assert released.wait(HANG_S)
+        return far.fetch(start, end)
+
+    stream = open_ranges(fetch, 100)
+    with ThreadPoolExecutor(1) as thread:
+        reading = thread.submit(stream.read, 50)
+        assert reached.wait(HANG_S)
+        stream.close()
+        assert not reading.done()
+        released.set()
+        with pytest.raises(FileUnreadable, match="is closed"):
+            reading.result()
+    assert len(far.asked) == 1, "no further range is asked for"
 
 
 def test_a_range_that_fails_for_good_says_so(small_ranges: None):

@@ -8,13 +8,13 @@ import io
 import json
 import shutil
 import socket
-import subprocess
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import servers
 import uvicorn
 from axe_playwright_python.sync_playwright import Axe
 from patience import HANG_S
@@ -85,8 +85,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    if shutil.which("chromium") is None:
-        subprocess.run(["apt-get", "install", "-qy", "chromium"], check=True, capture_output=True)
+    servers.install("chromium", "chromium")
     with sync_playwright() as playwright:
         launched = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         yield launched

@@ -38,8 +38,10 @@ def told(events: list[Event]) -> list[tuple[str, str]]:
 
 
 async def stored_numbers(e: Engine) -> list[int | None]:
+    """The numbers of operations' moves."""
+    mine = select(transitions.c.position).where(transitions.c.machine == "operation")
     async with e.penstock.db.read() as tx:
-        return list((await tx.execute(select(transitions.c.position).order_by(transitions.c.sequence))).scalars())
+        return list((await tx.execute(mine.order_by(transitions.c.sequence))).scalars())
 
 
 @pytest.mark.databases("postgresql", "mariadb")

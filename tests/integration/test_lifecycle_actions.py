@@ -9,12 +9,15 @@ from typing import Any
 
 import pytest
 from orders import opened
+from sqlalchemy import delete
 
 from penstock import Penstock
 from penstock.clock import ManualClock
+from penstock.db.connection import Connection
 from penstock.errors import InvalidInput
 from penstock.failpoints import armed
 from penstock.lifecycles import Allow, Delivery, Deny, GuardContext, StateAction, Trigger
+from penstock.lifecycles.tables import deliveries
 
 ENTRY = [{"gate": "covered"}, {"effect": "mail"}, {"gate": "signed"}, {"effect": "ship"}]
 EXIT = [{"gate": "counted"}, {"effect": "free"}]
@@ -236,3 +239,18 @@ async def test_effects_are_no_consumers(penstock: Penstock):
         await penstock.deliveries.register("effect:000:mail")
     with pytest.raises(InvalidInput, match="carried out by processes that have its function"):
         await penstock.deliveries.claim("effect:000:mail")
+
+
+async def test_verify_finds_a_move_whose_effects_are_missing(penstock: Penstock):
+    order = await penstock.lifecycles.start("order")
+    await penstock.lifecycles.trigger(order.guid, "pay")
+    assert await penstock.lifecycles.verify() == (1, [])
+
+    async def lose(tx: Connection) -> None:
+        await tx.execute(delete(deliveries).where(deliveries.c.consumer == "effect:001:mail"))
+
+    await penstock.db.transaction(lose)
+    _, (found,) = await penstock.lifecycles.verify()
+    assert (found.rule, found.message) == (
+        "effects_have_deliveries", f"instance {order.guid}: entry 2 has none for its effect 'mail'",
+    )  # fmt: skip

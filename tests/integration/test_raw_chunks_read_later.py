@@ -539,9 +539,9 @@ async def test_an_operation_whose_file_is_gone_before_its_rows_are_read_fails_wi
         file.unlink()
         done = await fail(reader, other, made)
         assert (done.status, done.cancelled_rows, bench.ran) == ("Failed", 12, [])
-        assert f"the stored file {file.name[:12]}… is gone" in (done.error or "")
+        assert f"the stored file {file.name[:36]}… is gone" in (done.error or "")
         (difference,) = await clean(reader)
-        assert f"the stored file {file.name[:12]}… is gone" in difference
+        assert f"the stored file {file.name[:36]}… is gone" in difference
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.jsonl"])
@@ -557,7 +557,7 @@ async def test_an_operation_whose_file_was_cut_short_before_its_rows_are_read_fa
         file.write_bytes(content[: content.index(b"p7")])
         done = await fail(reader, other, made)
         assert (done.status, bench.ran) == ("Failed", [])
-        assert "its file ends before row" in (done.error or "")
+        assert "was changed after it was checked: it has" in (done.error or "")
 
 
 async def test_an_operation_whose_file_is_gone_when_a_chunk_is_read_again_fails_with_the_reason(
@@ -575,5 +575,5 @@ async def test_an_operation_whose_file_is_gone_when_a_chunk_is_read_again_fails_
         file.unlink()
         done = await fail(reader, other, made)
         assert (done.status, done.cancelled_rows, bench.ran) == ("Failed", 12, [])
-        assert f"the stored file {file.name[:12]}… is gone" in (done.error or "")
+        assert f"the stored file {file.name[:36]}… is gone" in (done.error or "")
         assert len(await clean(reader)) == 1

@@ -52,6 +52,11 @@ async def test_every_row_is_counted_where_it_stands(database_url: str, tmp_path:
             StepFlow(2, "ship", 1),
         )
         assert [step.here for step in flow.steps] == [1, 1, 2, 0]
+        workload = await e.operations.workload()
+        assert (workload.chunks_open, workload.chunks_owned, workload.chunks_due) == (1, 0, 0)
+        assert (workload.chunks_parked, workload.oldest_due_s) == (1, None)
+        (worker,) = workload.workers
+        assert worker.lease_s > 0
         throughput = await e.operations.throughput(made.id, spans=4)
         assert throughput is not None
         assert (sum(throughput.rows), throughput.is_sample) == (2, False)

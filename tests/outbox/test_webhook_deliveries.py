@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 from parcel_post import moves, sent, told
@@ -12,6 +15,7 @@ from sqlalchemy import select
 
 from penstock.access.model import Principal
 from penstock.errors import Conflict, Forbidden, IllegalMove, InvalidInput, NotFound
+from penstock.failpoints import armed
 from penstock.journal.queries import entries
 from penstock.operations.moves import move
 from penstock.operations.operation_ids import number_of
@@ -303,3 +307,33 @@ async def test_what_cannot_work_is_refused_when_it_is_added(e: Engine):
     with pytest.raises(InvalidInput, match=r"begin with 'penstock\.'"):
         await hooks.add("https://example.com/", types=["order.*"])
     assert (await hooks.list()).items == []
+
+
+async def test_a_sender_that_stops_gives_back_what_it_has_not_sent(e: Engine, hook: Receiver):
+    """Also what it was claiming when it was told to stop: nobody waits for a lease that nobody uses."""
+    await e.penstock.webhooks.add(hook.url)
+    await e.create("send-parcels", [{"name": "a"}])
+    hook.answer = lambda request: Answer(hangs=True)
+    events = e.penstock.events
+    await events.tick()
+    await hook.came.wait()
+    await events.stop()
+    assert await _cancelled_at(events.tick, "delivery_claim:after")
+    await events.stop()
+    hook.answer = lambda request: Answer()
+    assert await e.deliver() == 1
+    (shown,) = (await e.penstock.webhooks.deliveries()).items
+    assert (shown.state, shown.attempts) == ("Processed", 3)
+
+
+async def _cancelled_at(work: Callable[[], Coroutine[Any, Any, None]], point: str) -> bool:
+    """Whether work was cancelled when it was at that point."""
+    loop, task = asyncio.get_running_loop(), asyncio.create_task(work())
+
+    def cancel(reached: str) -> None:
+        if reached == point:
+            loop.call_soon_threadsafe(task.cancel)
+
+    with armed(cancel):
+        await asyncio.wait([task])
+    return task.cancelled()

@@ -120,6 +120,8 @@ PURE = (
     "targets.model",
     "targets.rules.breaker",
     "targets.rules.pace",
+    "targets.rules.rate_limit",
+    "targets.rules.share",
     "targets.rules.retry",
     "targets.rules.isolation",
     "targets.rules.duplicates",

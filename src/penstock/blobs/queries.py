@@ -45,6 +45,7 @@ __all__ = [
     "renew",
     "tenants",
     "unswept",
+    "unused_temporary",
     "valid_between",
     "without_bytes",
 ]
@@ -203,6 +204,13 @@ async def all_after(tx: Connection, *, after: str, limit: int) -> list[BlobDescr
 async def tenants(tx: Connection) -> list[str]:
     """Every tenant that has a blob."""
     return list((await tx.execute(select(rows.c.tenant).distinct())).scalars())
+
+
+async def unused_temporary(tx: Connection, *, before: int, limit: int) -> list[BlobDescriptor]:
+    """Temporary blobs that were validated before an instant, and that nothing uses or holds."""
+    is_old = rows.c.validated_at < before, rows.c.is_temporary == 1, rows.c.state == "Valid"
+    query = select(rows).where(*is_old, ~_HELD, ~_USED).order_by(rows.c.id).limit(limit)
+    return [_descriptor(row) for row in await tx.execute(query)]
 
 
 async def forget_temporary(tx: Connection, *, before: int, limit: int) -> bool:

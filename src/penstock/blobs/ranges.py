@@ -25,7 +25,18 @@ Fetch = Callable[[int, int], bytes]
 
 def open_ranges(fetch: Fetch, size_bytes: int, *, pause: Callable[[float], None] = time.sleep) -> BinaryIO:
     """A stream over bytes that `fetch(start, end)` gives. What it raises as `FileUnreadable` is tried again."""
-    return cast("BinaryIO", io.BufferedReader(_Ranges(fetch, size_bytes, pause), BUFFER_BYTES))
+    return cast("BinaryIO", _Stream(_Ranges(fetch, size_bytes, pause)))
+
+
+class _Stream(io.BufferedReader):
+    """Closed at once, also while another thread waits for a range: a usual one would wait for that thread."""
+
+    def __init__(self, ranges: _Ranges) -> None:
+        super().__init__(ranges, BUFFER_BYTES)
+        self._ranges = ranges
+
+    def close(self) -> None:
+        self._ranges.is_over = True
 
 
 class _Ranges(io.RawIOBase):
@@ -36,6 +47,7 @@ class _Ranges(io.RawIOBase):
         self._at = self._start = 0
         self._block = b""
         self._ahead = FIRST_BYTES
+        self.is_over = False
 
     def readable(self) -> bool:
         return True
@@ -69,11 +81,13 @@ class _Ranges(io.RawIOBase):
         tries = 0
         while True:
             tries += 1
+            if self.is_over:
+                raise FileUnreadable("the stream is closed")
             try:
                 self._block, self._start = self._fetch(start, end), start
                 break
             except FileUnreadable:
-                if tries == TRIES_MAX:
+                if tries == TRIES_MAX or self.is_over:
                     raise
             self._pause(PAUSE_S * 2**tries)
         if not self._block:

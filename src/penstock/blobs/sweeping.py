@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -112,12 +112,16 @@ class _Sweep:
             yield
             if found < RECORDS_EACH:
                 break
+        before = self.clock.now_us() - round(ORPHAN_S * 1e6)
+        for blob in await self._read(partial(queries.unused_temporary, before=before, limit=RECORDS_EACH)):
+            with suppress(Conflict):  # something uses it now
+                await self._delete(blob, "no operation uses it any more")
+            yield
         last = ""
         while over := await self._read(partial(queries.due_to_clear, after=last, limit=RECORDS_EACH)):
             await self._clear_some(over)
             last = over[-1].id
             yield
-        before = self.clock.now_us() - round(ORPHAN_S * 1e6)
         while await self.db.transaction(
             partial(queries.forget_temporary, before=before, limit=RECORDS_EACH), "blob_forget"
         ):
@@ -213,6 +217,13 @@ class _Sweep:
             log.warning("blob %s cannot be read: %s", blob.id, error)
             self.swept.is_complete = False
             return
+        try:
+            self.swept.deleted_without_bytes += await self._delete(blob, "its bytes are missing from the storage")
+        except Conflict:
+            self.swept.missing.append(blob.id)
+
+    async def _delete(self, blob: BlobDescriptor, reason: str) -> bool:
+        """Delete a Valid blob; False when it is not Valid any more, `Conflict` while something uses or holds it."""
 
         async def work(tx: Connection) -> bool:
             await queries.lock(tx, blob.id)
@@ -220,14 +231,11 @@ class _Sweep:
             if found.status != "Valid":
                 return False
             await queries.refuse_if_used(tx, blob.id)
-            after = found.mark_as_deleted(from_micros(self.clock.now_us()), "its bytes are missing from the storage")
-            await queries.move(self.db, tx, found, after, "deleted", actor=self.actor, cause=after.deletion_reason)
+            after = found.mark_as_deleted(from_micros(self.clock.now_us()), reason)
+            await queries.move(self.db, tx, found, after, "deleted", actor=self.actor, cause=reason)
             return True
 
-        try:
-            self.swept.deleted_without_bytes += await self.db.transaction(work, "blob_missing")
-        except Conflict:
-            self.swept.missing.append(blob.id)
+        return await self.db.transaction(work, "blob_delete")
 
     async def _remove_orphans(self, orphans: Sequence[ListedObject]) -> None:
         old = self.clock.now_us() - round(ORPHAN_S * 1e6)

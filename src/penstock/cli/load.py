@@ -158,8 +158,9 @@ async def _work(request: _Request, options: dict[str, Any], *, shows: bool) -> _
                 result = await call
             finally:
                 stopping.cancel()
-            if result.input_error is not None:
+            if result.input_error is not None and not result.success_count:
                 raise result.input_error
+            source.read_on()
             if not result.outcomes and not source.unreadable:
                 raise FileRejected(f"{request.file} has no rows", code="no_rows")
             return _Loaded(result, source, stop.is_set())
@@ -176,6 +177,8 @@ def _exit_code(loaded: _Loaded) -> int:
 
 def _leave_behind(request: _Request, loaded: _Loaded, errors: str | None) -> Path | None:
     """Write what is left to do, and what went wrong; the retry file, if there is one."""
+    if loaded.result.input_error is not None:
+        return None  # nobody knows what the rest of the file holds
     if errors is not None:
         with request.file.open("rb") as stream:
             loaded.source.write_failed(stream, Path(errors), loaded.result)
@@ -190,7 +193,9 @@ def _leave_behind(request: _Request, loaded: _Loaded, errors: str | None) -> Pat
 def _counts(loaded: _Loaded) -> dict[str, int]:
     outcomes = loaded.result.outcomes
     names = ("created", "updated", "upserted", "unchanged", "deleted", "failed", "unknown", "not run", "skipped")
-    return {name: outcomes.count(name) for name in names if outcomes.count(name)}
+    counts = {name: outcomes.count(name) for name in names}
+    counts["not run"] += loaded.source.unread
+    return {name: count for name, count in counts.items() if count}
 
 
 def _document(request: _Request, loaded: _Loaded, left: Path | None) -> dict[str, Any]:
@@ -198,7 +203,7 @@ def _document(request: _Request, loaded: _Loaded, left: Path | None) -> dict[str
     return {
         "table": request.table,
         "mode": request.mode,
-        "records": len(result.outcomes),
+        "records": len(result.outcomes) + loaded.source.unread,
         "outcomes": _counts(loaded),
         "unreadableRows": loaded.unreadable,
         "stoppedReason": result.stopped_reason,

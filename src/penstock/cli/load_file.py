@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 from penstock.errors import FileRejected
 from penstock.formats import Reader, format_of, open_reader
 from penstock.schema import Column, Schema
-from penstock.targets.manifest import RetryManifest
+from penstock.targets.manifest import RetryManifest, TableRetry
 from penstock.targets.model import Outcome
 from penstock.targets.results import BulkResult
 
@@ -31,23 +31,32 @@ class LoadFile:
     def __init__(self, stream: BinaryIO, name: str, columns: Sequence[str], *, retry: Path | None = None) -> None:
         self._name, self._columns = name, columns
         self._reader = self._opened(stream)
-        self._wanted = RetryManifest.load(retry) if retry else None
         self._rows = array("q")
         """The row of every record, by its index in the load."""
         self._positions = array("q")
         """Its place among all records of the file, which differs when only some are loaded again."""
+        self._unread = array("q")
         self._count = 0
+        found = enumerate(self._read(self._reader))
+        self._chosen = RetryManifest.load(retry).select(found) if retry else found
         self.unreadable: dict[int, str] = {}
         """What is wrong with rows that are no records, by their number."""
 
     def records(self) -> Iterator[dict[str, Any]]:
         """The records to load."""
-        found = enumerate(self._read(self._reader))
-        chosen = found if self._wanted is None else self._wanted.select(found)
-        for position, (row, record) in chosen:
+        for position, (row, record) in self._chosen:
             self._rows.append(row)
             self._positions.append(position)
             yield record
+
+    def read_on(self) -> None:
+        """Look at what a load that was stopped has not read: it is left to do."""
+        self._unread.extend(position for position, _ in self._chosen)
+
+    @property
+    def unread(self) -> int:
+        """Records that the load did not come to."""
+        return len(self._unread)
 
     def ids(self, key: tuple[str, ...]) -> Iterator[dict[str, Any]]:
         """The keys of the records, to delete them."""
@@ -62,21 +71,16 @@ class LoadFile:
 
     def manifest(self, table: str, result: BulkResult) -> RetryManifest:
         """What is left to do, by the places of records in the whole file."""
-        made = RetryManifest.of({table: result})
-        places = self._positions
-        return RetryManifest(
-            {
-                name: replace(
-                    left,
-                    total=self._count,
-                    failed=[places[index] for index in left.failed],
-                    unknown=[places[index] for index in left.unknown],
-                    not_run=[places[index] for index in left.not_run if index < len(places)],
-                    ids={places[index]: identifier for index, identifier in left.ids.items()},
-                )
-                for name, left in made.tables.items()
-            }
+        left, places = TableRetry.of(result), self._positions
+        retry = replace(
+            left,
+            total=self._count,
+            failed=[places[index] for index in left.failed],
+            unknown=[places[index] for index in left.unknown],
+            not_run=[*(places[index] for index in left.not_run), *self._unread],
+            ids={places[index]: identifier for index, identifier in left.ids.items()},
         )
+        return RetryManifest({table: retry} if retry.indexes(unknown=True) else {})
 
     def write_failed(self, stream: BinaryIO, path: Path, result: BulkResult) -> None:
         """Write the records that failed as they stand in the file, each with its row number and the reason."""

@@ -112,4 +112,4 @@ def _sentences(found: Pruned, *, is_dry_run: bool) -> Iterator[RenderableType]:
         yield Text(f"{verb} the {part} of {counted(many, 'operation')}.")
     if found.files_left:
         kept = counted(found.files_left, "file")
-        yield Text(f"{kept} kept for later: stored within the last hour, or not removable.")
+        yield Text(f"{kept} kept for later: not removable, or shared and stored within the last hour.")

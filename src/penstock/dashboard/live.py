@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from penstock.clock import Clock
+from penstock.operations.model import Event
 from penstock.operations.pace import Pace
 
 __all__ = ["STREAM_HEADERS", "Live", "Scene", "Update"]
@@ -40,6 +41,7 @@ class Scene:
     clock: Clock
     pace: Pace = field(default_factory=Pace)
     kept: dict[str, tuple[float, str]] = field(default_factory=dict)  # parts that are made less often, and when
+    _moves: tuple[str, list[Event]] | None = None
     _at: float | None = None
     _update: Update | None = None
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -52,6 +54,12 @@ class Scene:
                 self._update = await render(self)
                 self._at = self.clock.monotonic()
             return self._update
+
+    async def moves(self, status: str, look: Callable[[], Awaitable[list[Event]]]) -> list[Event]:
+        """The moves of an operation, looked up when its status is another."""
+        if self._moves is None or self._moves[0] != status:
+            self._moves = (status, await look())
+        return self._moves[1]
 
     async def keep(self, name: str, for_s: float, make: Callable[[], Awaitable[str]]) -> str:
         """A part that may be so old."""

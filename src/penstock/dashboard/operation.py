@@ -83,7 +83,7 @@ async def operation_live(request: Request, ask: Ask, operation: str) -> Response
         values = await _values(request, ask, id, scene)
         parts = {
             name: part(request, f"operation_{name}.html", **values)
-            for name in ("status", "progress", "stats", "flow", "throughput", "groups")
+            for name in ("status", "spoken", "progress", "stats", "flow", "throughput", "groups")
         }
         return Update(parts, values["actions"], values["op"].is_settled)
 
@@ -106,7 +106,7 @@ async def _values(request: Request, ask: Caller, id: str, scene: Scene | None = 
 
     return {
         "op": op,
-        "phases": _phases(op, await service.events(id, limit=EVENTS), scene),
+        "phases": _phases(op, await scene.moves(op.status, lambda: service.events(id, limit=EVENTS)), scene),
         "flow": flow_picture(await service.flow(id)),
         "throughput": await scene.keep("throughput", 0.0 if op.is_settled else THROUGHPUT_S, throughput),
         "groups": await service.error_groups(id, limit=GROUPS) if op.failed_rows else [],

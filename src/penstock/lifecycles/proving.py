@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Row, and_, func, select
@@ -10,8 +10,9 @@ from sqlalchemy import Row, and_, func, select
 from penstock.db.connection import Connection
 from penstock.lifecycles.model import Difference
 from penstock.lifecycles.queries import graph_of
+from penstock.lifecycles.rules.effects import EFFECTS, effect_consumer
 from penstock.lifecycles.rules.folding import Entry, Folded, fold_faults
-from penstock.lifecycles.rules.graph import Graph
+from penstock.lifecycles.rules.graph import Graph, effects_of
 from penstock.lifecycles.scope import Scope
 from penstock.lifecycles.states import BLOCKING, InstanceFlag
 from penstock.lifecycles.tables import checkpoints, deliveries, instances, logs, timers
@@ -78,6 +79,7 @@ async def _check(tx: Connection, scope: Scope, rows: Sequence[Row[Any]]) -> list
     }
     armed = select(timers.c.instance).where(timers.c.tenant == scope.tenant, timers.c.instance.in_(ids))
     timed = set((await tx.execute(armed)).scalars())
+    told = await _effects_told(tx, scope, ids)
     used = {row.version for row in rows} | {entry.version for some in entries.values() for entry in some}
     graphs = {version: await graph_of(tx, scope, version) for version in sorted(used)}
     found = []
@@ -85,8 +87,39 @@ async def _check(tx: Connection, scope: Scope, rows: Sequence[Row[Any]]) -> list
         now = Folded(row.revision, row.version, row.state, InstanceFlag(row.flags))
         faults = list(fold_faults(graphs, starts.get(row.id), entries.get(row.id, ()), now))
         faults += _timer_faults(graphs[row.version], row, has_timer=row.id in timed)
+        faults += _effect_faults(graphs, entries.get(row.id, ()), told.get(row.id, set()))
         found += [Difference(rule, row.guid, f"instance {row.guid}: {message}") for rule, message in faults]
     return found
+
+
+async def _effects_told(tx: Connection, scope: Scope, ids: Sequence[int]) -> dict[int, set[tuple[int, str]]]:
+    """By instance, the effects that have a delivery: the entry that each is about, and its name."""
+    first, end = EFFECTS
+    query = select(deliveries.c.instance, deliveries.c.sequence, deliveries.c.consumer).where(
+        deliveries.c.tenant == scope.tenant,
+        deliveries.c.instance.in_(ids),
+        deliveries.c.consumer > first,
+        deliveries.c.consumer < end,
+    )
+    found: dict[int, set[tuple[int, str]]] = {}
+    for instance, sequence, consumer in await tx.execute(query):
+        found.setdefault(instance, set()).add((sequence, consumer))
+    return found
+
+
+def _effect_faults(
+    graphs: Mapping[int, Graph], entries: Sequence[Entry], told: set[tuple[int, str]]
+) -> Iterator[tuple[str, str]]:
+    for entry in entries:
+        if entry.kind not in ("started", "moved", "forced"):
+            continue
+        states = graphs[entry.version].by_id
+        if entry.target not in states or (entry.source is not None and entry.source not in states):
+            continue  # the fold tells of that
+        left = None if entry.source is None else states[entry.source]
+        for place, name in enumerate(effects_of(left, states[entry.target])):
+            if (entry.sequence, effect_consumer(place, name)) not in told:
+                yield "effects_have_deliveries", f"entry {entry.sequence} has none for its effect {name!r}"
 
 
 def _timer_faults(graph: Graph, row: Row[Any], *, has_timer: bool) -> list[tuple[str, str]]:

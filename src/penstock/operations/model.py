@@ -368,8 +368,9 @@ class VerifyReport:
 class Pruned:
     """What was removed: whole operations with their rows, the bytes of files, and parts of operations that stay.
 
-    `files_left` counts files for a later time: they could not be removed, or were stored within the last hour. `parts`
-    says of how many operations that stay their rows, outputs, history or files were removed.
+    `files_left` counts files for a later time: they could not be removed, or are shared ones of an earlier
+    release that were stored within the last hour. `parts` says of how many operations that stay their rows, outputs,
+    history or files were removed.
     """
 
     operations: int = 0

@@ -6,7 +6,7 @@ A claim lasts for a lease; who answers later than that changes nothing, because 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from penstock.outbox.states import ACTIVE, DELIVERY, DISABLED
 from penstock.outbox.tables import deliveries, subscriptions
 from penstock.outbox.verdicts import ATTEMPTS_MAX, Verdict
 
-__all__ = ["OPEN", "Claimed", "cancel_open", "claim", "disable", "resend", "settle"]
+__all__ = ["OPEN", "Claimed", "cancel_open", "claim", "disable", "give_back", "resend", "settle"]
 
 OPEN = tuple(state for state in DELIVERY.states if not DELIVERY.is_settled(state))
 CANDIDATES_MAX = 200
@@ -157,6 +157,19 @@ async def settle(db: Database, claimed: Claimed, verdict: Verdict, attempt: dict
         return is_ours
 
     return await db.transaction(work, "delivery_settle")
+
+
+async def give_back(db: Database, claimed: Sequence[Claimed]) -> int:
+    """Make deliveries due again whose attempts were cut off in good order; how many were still ours."""
+
+    async def work(tx: Connection) -> int:
+        given = 0
+        for each in claimed:
+            mine = update(deliveries).where(deliveries.c.id == each.id, deliveries.c.claim == each.token)
+            given += (await tx.execute(mine.values(claim=None, due_at=db.now(), modified_at=db.now()))).rowcount
+        return given
+
+    return await db.transaction(work, "delivery_give_back")
 
 
 async def disable(db: Database, tx: Connection, subscription: str, *, reason: str, actor: str) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
+from contextlib import suppress
 
 from sqlalchemy import select
 
@@ -32,11 +33,21 @@ class Sender:
     def __init__(self, db: Database, channels: Channels, *, clock: Clock, entropy: Entropy, longest_s: float) -> None:
         self._db, self._channels, self._clock, self._entropy = db, channels, clock, entropy
         self._lease_us = round((longest_s + LEASE_MARGIN_S) * 1e6)
-        self._tasks: dict[asyncio.Task[None], str] = {}
+        self._tasks: dict[asyncio.Task[None], Claimed] = {}
+        self._claims: set[asyncio.Task[int]] = set()
 
     async def start_due(self, only: str | None = None) -> int:
-        """Begin to send what is due, as far as there is room; how many that were. `only` names one delivery."""
-        at_work = Counter(self._tasks.values())
+        """Begin to send what is due, as far as there is room; how many that were. `only` names one delivery.
+
+        Who is cancelled meanwhile cancels no claim: it would be nobody's until its lease is over.
+        """
+        task = asyncio.create_task(self._start_due(only), name="claim deliveries")
+        self._claims.add(task)
+        task.add_done_callback(self._claimed)
+        return await asyncio.shield(task)
+
+    async def _start_due(self, only: str | None) -> int:
+        at_work = Counter(each.subscription for each in self._tasks.values())
         room = AT_ONCE - len(self._tasks)
         if only is None and (room <= 0 or not await self._is_any_due()):
             return 0
@@ -53,7 +64,7 @@ class Sender:
         )
         for each in claimed:
             task = asyncio.create_task(self._attempt(each), name=f"deliver {each.id}")
-            self._tasks[task] = each.subscription
+            self._tasks[task] = each
             task.add_done_callback(self._ended)
         return len(claimed)
 
@@ -77,12 +88,24 @@ class Sender:
             await asyncio.wait(list(self._tasks))
 
     async def close(self, grace_s: float = 0) -> None:
-        """Give up the attempts that are under way, after a while: they are made again when their leases are over."""
+        """Give up the attempts that are under way, after a while: others can make them at once."""
+        if self._claims:
+            await asyncio.wait(list(self._claims))
         if self._tasks and grace_s:
             await asyncio.wait(list(self._tasks), timeout=grace_s)
-        for task in self._tasks:
+        under_way = dict(self._tasks)
+        for task in under_way:
             task.cancel()
         await self.wait()
+        cut_off = [claimed for task, claimed in under_way.items() if task.cancelled()]
+        if cut_off:
+            with suppress(Unavailable):  # else when their leases are over
+                await claiming.give_back(self._db, cut_off)
+
+    def _claimed(self, task: asyncio.Task[int]) -> None:
+        self._claims.discard(task)
+        if not task.cancelled():
+            task.exception()  # it is raised where somebody waits for it
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.pop(task, None)

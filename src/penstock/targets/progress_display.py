@@ -1,7 +1,7 @@
 """Shows the progress of a bulk call: a live line in a terminal, now and then a plain one elsewhere.
 
-with ProgressDisplay("accounts") as meter:
-    await executor.create_multiple("account", records, progress=meter)
+with ProgressDisplay("accounts") as display:
+    await executor.create_multiple("account", records, progress=display)
 """
 
 from __future__ import annotations

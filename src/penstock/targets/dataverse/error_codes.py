@@ -98,7 +98,7 @@ def _sql_error_kind(message: str) -> ErrorKind:
     for number in sql_numbers(message):
         if number in SQL_NUMBERS:
             return SQL_NUMBERS[number]
-    return next((trouble for words, trouble in SQL_WORDS if words.search(message)), ErrorKind.OTHER)
+    return next((kind for words, kind in SQL_WORDS if words.search(message)), ErrorKind.OTHER)
 
 
 def sql_numbers(message: str) -> list[int]:

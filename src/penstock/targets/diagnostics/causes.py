@@ -98,7 +98,7 @@ KINDS = {
     ErrorKind.TOO_BIG: Cause.TIMEOUT_SIZE,
 }
 PASSING = frozenset({ErrorKind.THROTTLED, ErrorKind.TOKEN, ErrorKind.CONNECTION, ErrorKind.DEADLOCK, ErrorKind.RACE})
-"""Troubles that say nothing about the records."""
+"""Kinds of errors that say nothing about the records."""
 
 
 def cause_of(error: BaseException) -> Cause | None:

@@ -28,7 +28,7 @@ KEEPS_METHOD = frozenset({307, 308})
 
 
 def new_client() -> httpx.AsyncClient:
-    """A client whose limits are the executor's widths, and its time the wire's."""
+    """A client without limits of its own: the executor's widths hold, and the time limit of each call."""
     module = installed()
     limits = module.Limits(max_connections=None, max_keepalive_connections=None)
     client: httpx.AsyncClient = module.AsyncClient(limits=limits, timeout=module.Timeout(None, connect=CONNECT_S))

@@ -111,7 +111,7 @@ class Sender:
         self.calls = 0
 
     async def send(self, work: PendingBatch) -> Answer:
-        """Send the work in its send_mode; `CallPostponed` when it must wait although it had a slot."""
+        """Send the batch as its `send_mode` says; `CallPostponed` when it must wait although it had a slot."""
         return await self._caller.call(lambda source: self._send(work, source), work.priority)
 
     async def ask(self, work: PendingBatch) -> Sequence[Verdict | None]:
