@@ -66,7 +66,10 @@ def mark(
     db: Db = None,
     as_json: Json = False,
 ) -> None:
-    """Print a mark of the log as it is now: kept elsewhere, it shows later that nothing before it was changed."""
+    """Print a mark of the log as it is now, to be kept elsewhere.
+
+    Compared later, it shows that nothing before it was changed.
+    """
     from rich.text import Text
 
     from penstock.cli.screen import Screen
