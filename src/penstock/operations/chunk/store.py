@@ -94,6 +94,7 @@ async def candidates(
     skip: Collection[int] = (),
     reading: Collection[int] = (),
     aside: Collection[int] = (),
+    beside: Collection[int] | None = None,
     operation: int | None = None,
     rank: int = 0,
     workers: int = 1,
@@ -102,7 +103,8 @@ async def candidates(
 
     Chunks of a stopping operation can be drained by any worker; the others are for workers that have the operation's
     code (`names`), and raw ones not for the worker that is `reading` the file and left them. Operations set `aside` are
-    left out. Of several workers each looks at a part of its own first, so that they do not all try the same chunks.
+    left out. `beside` these operations only chunks of others are offered, and those in which rows wait. Of several
+    workers each looks at a part of its own first, so that they do not all try the same chunks.
     """
     if not limit:
         return []
@@ -113,12 +115,14 @@ async def candidates(
     given = {"many": limit, "of": operation, "rank": rank, "workers": workers}
     given |= _numbered("skip", skipped) | _numbered("name", names)
     given |= _numbered("read", read) | _numbered("aside", set_aside)
-    sizes = len(skipped), len(names), len(set_aside)
+    busy = [] if beside is None else [*beside, *[0] * (SKIPPED_EACH - len(beside) % SKIPPED_EACH)]
+    given |= _numbered("busy", busy)
+    sizes = len(skipped), len(names), len(set_aside), len(busy)
     found = (await tx.send(db.prepared(_draining, len(skipped), operation is not None), given)).rows
     if names and len(found) < limit and workers > 1:
-        found += (await tx.send(db.prepared(_runnable, *sizes, True), given)).rows
+        found += (await tx.send(db.prepared(_runnable, sizes, True), given)).rows
     if names and not found:
-        found = (await tx.send(db.prepared(_runnable, *sizes), given)).rows
+        found = (await tx.send(db.prepared(_runnable, sizes), given)).rows
     return [_owned(dict(zip(_CANDIDATE, row, strict=True))) for row in found[:limit]]
 
 
@@ -156,7 +160,8 @@ def _draining(db: Database, skipped: int, is_of_one: bool) -> Select[*tuple[Any,
     return _claimable(db, skipped, is_of_one).where(operations.c.state == "Stopping").order_by(chunks.c.id)
 
 
-def _runnable(db: Database, skipped: int, names: int, aside: int, is_part: bool = False) -> Select[*tuple[Any, ...]]:
+def _runnable(db: Database, sizes: tuple[int, int, int, int], is_part: bool = False) -> Select[*tuple[Any, ...]]:
+    skipped, names, aside, busy = sizes
     is_read = _one_of(operations.c.number, "read", READINGS_MAX)
     is_to_validate = (operations.c.state == "Validating") & (chunks.c.is_raw == 1) & ~is_read
     is_due = (
@@ -167,6 +172,8 @@ def _runnable(db: Database, skipped: int, names: int, aside: int, is_part: bool 
     query = _claimable(db, skipped, is_of_one=False).where(*is_due).order_by(chunks.c.due_at, chunks.c.id)
     if aside:
         query = query.where(~_one_of(operations.c.number, "aside", aside))
+    if busy:
+        query = query.where(or_(chunks.c.waiting > 0, ~_one_of(operations.c.number, "busy", busy)))
     return query.where(chunks.c.id % bindparam("workers") == bindparam("rank")) if is_part else query
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Protocol
 
 from penstock.operations.chunk import store
@@ -16,6 +16,8 @@ __all__ = ["Dispatcher", "DispatcherFactory", "PollingDispatcher"]
 
 CHUNKS_OWNED_MIN = 3  # one runs, one is written, one is fetched
 FILES_LOOK_S = 0.25
+CHUNKS_BESIDE_MAX = 16  # more than these are never owned, however many operations are open
+BESIDE_LOOK_S = 0.25
 
 
 class Dispatcher(Protocol):
@@ -35,7 +37,7 @@ class PollingDispatcher:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._chunks, self.readers = ChunkRunner(worker), Readers(worker)
-        self._next_look = 0.0
+        self._next_look = self._next_beside = 0.0
 
     async def start_some(self) -> bool:
         """Start what can be started now; returns whether anything was."""
@@ -48,11 +50,21 @@ class PollingDispatcher:
         return started
 
     async def _start_chunks(self) -> bool:
+        """Keep all tasks of the running operations busy; and let no operation or wait stand behind slow rows."""
         worker = self._worker
-        # Enough chunks to keep all tasks of the running operations busy.
-        limit = CHUNKS_OWNED_MIN + worker.runtimes.widest // worker.settings.chunk_rows - len(worker.actors)
-        if limit <= 0:
+        room = CHUNKS_OWNED_MIN + worker.runtimes.widest // worker.settings.chunk_rows - len(worker.actors)
+        if room > 0:
+            return await self._start_found(room)
+        now = worker.clock.monotonic()
+        if now < self._next_beside or room <= -CHUNKS_BESIDE_MAX:
             return False
+        # The chunks that we have may take long. One at a time, so that each is of another operation.
+        started = await self._start_found(1, beside=worker.working)
+        self._next_beside = now if started else now + BESIDE_LOOK_S
+        return started
+
+    async def _start_found(self, limit: int, *, beside: Collection[int] | None = None) -> bool:
+        worker = self._worker
         names, peers, aside = worker.runtimes.names, worker.peers, worker.set_aside.numbers
         skip, reading = tuple(worker.actors), tuple(worker.readings)
         found = await worker.db.look(
@@ -64,6 +76,7 @@ class PollingDispatcher:
                 skip=skip,
                 reading=reading,
                 aside=aside,
+                beside=beside,
                 rank=peers.rank,
                 workers=peers.workers,
             )
