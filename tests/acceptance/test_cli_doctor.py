@@ -117,7 +117,7 @@ def test_an_operation_that_no_worker_can_go_on_with_says_why(town: Town):
     file.mkdir()
     process = town.start_worker()
     town.until(lambda: town.ask("ops", "show", operation)["trouble"] is not None, "the worker has set it aside")
-    trouble = f"the stored file {file.name[:12]}… cannot be read: Is a directory"
+    trouble = f"the stored file {file.name[:36]}… cannot be read: Is a directory"
     assert town.ask("ops", "show", operation)["trouble"] == trouble
     assert trouble in " ".join(town.call("ops", "show", operation)[1].split())
     assert problems(town)["no_operation_is_set_aside"] == f"1 operation set aside by a worker: {trouble}: {operation}"

@@ -177,7 +177,7 @@ def show(
     db: Db = None,
     as_json: Json = False,
 ) -> None:
-    """Draw a definition: its states, where each leads, and how many instances are there. Also operation, delivery…"""
+    """Draw a definition, or a built-in machine: its states, where each leads, and how many are in it."""
     from penstock import lifecycle_resources
     from penstock.cli import lifecycle_views
     from penstock.cli.built_in import graph_of

@@ -202,7 +202,7 @@ def history(
     app: App = None,
     as_json: Json = False,
 ) -> None:
-    """Show what happened to an instance, and what it can take next. Also of an operation or a delivery, by its id."""
+    """Show what happened to an instance, an operation or a delivery, and what an instance can take."""
     from penstock import lifecycle_resources, resources
     from penstock.cli import lifecycle_views, views
     from penstock.cli.screen import Screen
@@ -307,7 +307,7 @@ def tick(
     app: App = None,
     as_json: Json = False,
 ) -> None:
-    """Fire timers that are due, carry out effects and give up deliveries that are spent: one pass of the monitor."""
+    """Fire due timers, carry out effects and give up spent deliveries: one pass of the monitor."""
     from penstock import lifecycle_resources
     from penstock.cli import views
     from penstock.cli.screen import Screen
