@@ -116,11 +116,9 @@ def errors(folder: Path, operation: str) -> list[dict[str, Any]]:
     "fate, code",
     [
         ("exit", 9),
-        ("segfault", -signal.SIGSEGV),
         ("spin", os.EX_TEMPFAIL),
         ("hoard", -signal.SIGKILL),
         ("checked: hoard", -signal.SIGKILL),
-        ("checked on a thread: exit", 9),
         ("checked on a thread: segfault", -signal.SIGSEGV),
     ],
 )

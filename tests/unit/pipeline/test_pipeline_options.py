@@ -218,7 +218,7 @@ def test_all_faulty_overrides_are_told_at_once_with_what_is_known():
         "activate_sim.retries",
         "activate_sim.retry_on",
     }
-    assert faults["colour"].startswith("there is no such option; known: allow_empty, description, max_error_rate")
+    assert faults["colour"].startswith("there is no such option; known: allow_empty, description, keep, max_error_rate")
     assert faults["nosuch"] == "there is no such step; known: activate_sim, book, approve, pay"
     assert faults["max_errors"] == "must be a whole number, 0 or more; found 'many'"
     assert "can be set in code only" in faults["activate_sim.retry_on"]
