@@ -17,3 +17,4 @@ class Page(Generic[T]):
 
     items: Sequence[T]
     next_cursor: str | None = None
+    total: int | None = None  # entries of the whole list, where that is known without counting them

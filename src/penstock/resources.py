@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
+import msgspec
+
 from penstock.errors import (
     AccessRefused,
     Conflict,
@@ -208,7 +210,7 @@ def _step(of: RowView, found: StepView) -> Document:
         "output": found.output,
         "errorType": found.error_type,
         "errorMessage": found.message,
-        "faults": faults(found.faults),
+        "faults": faults(found.faults) if found.faults else [],
         "key": found.signal_key,
         "signalKey": scoped,
     }
@@ -438,4 +440,12 @@ def faults(found: Iterable[Fault]) -> list[Document]:
 
 def instant(moment: datetime | None) -> str | None:
     """A moment as RFC 3339 in UTC."""
-    return None if moment is None else moment.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+    if moment is None:
+        return None
+    in_utc = moment if moment.tzinfo is UTC else moment.astimezone(UTC)
+    if in_utc.microsecond:
+        return _ENCODER.encode(in_utc)[1:-1].decode()  # the same, several times as fast
+    return in_utc.isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+_ENCODER = msgspec.json.Encoder()

@@ -215,6 +215,22 @@ async def test_errors_name_row_step_and_reason(api: httpx.AsyncClient, works: En
         assert ([item["rowNumber"] for item in found["items"]], found["totalCount"]) == ([3], 1)
 
 
+async def test_a_page_of_rows_tells_how_many_fit(api: httpx.AsyncClient, works: Engine):
+    made = await ran(api, works)
+    for query, rows, total in [
+        ({"pageSize": 3}, [1, 2, 3], 4),
+        ({"pageSize": 3, "page": 2}, [4], 4),
+        ({"pageSize": 3, "page": 3}, [], 4),
+        ({"first": 2}, [2, 3, 4], 3),
+        ({"last": 3, "pageSize": 2}, [1, 2], 3),
+        ({"state": ["completed", "Completed"], "pageSize": 1}, [1], 2),
+        ({"state": "Failed", "first": 4}, [], 0),
+        ({"rowId": "P4"}, [4], 1),
+    ]:
+        page = (await api.get(f"/api/bulks/{made}/rows", params=query)).json()
+        assert ([row["rowNumber"] for row in page["items"]], page["totalCount"]) == (rows, total), query
+
+
 async def test_rows_show_their_current_state_and_the_planned_steps(api: httpx.AsyncClient, works: Engine):
     made = await ran(api, works)
     page = (await api.get(f"/api/bulks/{made}/rows")).json()

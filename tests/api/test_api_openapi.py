@@ -7,6 +7,7 @@ import contextlib
 import json
 import socket
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -132,3 +133,21 @@ def test_answers_are_as_described_whatever_is_sent(served: Served, route: Any):
 def test_every_route_that_is_not_hidden_is_described(served: Served):
     described = {(method.upper(), path) for path, methods in served.schema.items() for method in methods}
     assert described == {(route.method, route.path.replace("{key:path}", "{key}")) for route in TESTED}
+
+
+def test_generators_of_clients_find_a_schema_for_every_body_and_a_name_for_every_shape(served: Served):
+    document = served.schema.raw_schema
+    operations = [operation for methods in document["paths"].values() for operation in methods.values()]
+    bodies = [body for each in operations for body in each.get("requestBody", {}).get("content", {}).values()]
+    assert bodies
+    assert all(body.get("schema") for body in bodies)
+    titles = Counter(shape["title"] for shape in document["components"]["schemas"].values())
+    assert [title for title, shapes in titles.items() if shapes > 1] == []
+
+
+def test_instants_are_described_as_such(served: Served):
+    shapes = served.schema.raw_schema["components"]["schemas"]
+    told = [(name, field, kind) for name, shape in shapes.items() for field, kind in shape["properties"].items()]
+    instants = [each for each in told if each[1].endswith("At") or each[1] in ("at", "deadline", "since", "timestamp")]
+    assert instants
+    assert [each[:2] for each in instants if '"date-time"' not in json.dumps(each[2])] == []

@@ -23,7 +23,8 @@ ROUTES = RouteTable("blobs")
 
 Json = dict[str, Any]
 BlobId = Annotated[str, Path(max_length=100, description="The blob's id.")]
-_BYTES = {"requestBody": {"required": True, "content": {"application/octet-stream": {}}}}
+_FILE = {"schema": {"type": "string", "format": "binary"}}
+_BYTES = {"requestBody": {"required": True, "content": {"application/octet-stream": _FILE}}}
 
 
 class AnnounceBody(Body):

@@ -40,7 +40,7 @@ class Part:
         return self.cursor is not None or self.limit is not None
 
 
-def _part(
+async def _part(
     page: Annotated[int, Query(ge=1, le=PAGE_MAX, description="The page, from 1; see pageSize.")] = 1,
     page_size: Annotated[
         int | None, Query(alias="pageSize", ge=1, le=SIZE_MAX, description="Entries to a page; 1000 at most.")
@@ -50,6 +50,7 @@ def _part(
     ] = None,
     limit: Annotated[int | None, Query(ge=1, le=SIZE_MAX, description="Entries to a part; 1000 at most.")] = None,
 ) -> Part:
+    # Not a plain function: FastAPI would call it on another thread.
     return Part(page, page_size, cursor, limit)
 
 
@@ -67,7 +68,8 @@ async def answer_part(
 ) -> Response:
     """Part of a list. `read` may give less than it is asked for; `cursor_at` finds an offset without reading up to it.
 
-    `count` says how many entries there are; without it they are counted by reading them, up to a limit.
+    `count` says how many entries there are where `read` does not; without it they are counted by reading them, up to a
+    limit.
     """
     if part.by_cursor:
         found = await _filled(read, part.cursor, min(part.limit or size, AT_ONCE))
@@ -77,7 +79,7 @@ async def answer_part(
     start = cursor_at(offset) if cursor_at is not None else await _skip(read, offset)
     is_behind = offset > 0 and start is None
     found = Page(()) if is_behind else await _filled(read, start, size)
-    total = await count() if count is not None else await _counted(read)
+    total = found.total if found.total is not None else await (_counted(read) if count is None else count())
     document = listing(found.items, shape, found.next_cursor)
     document |= {"totalCount": total, "page": part.page, "pageSize": size}
     return JsonResponse(document | {"hasNextPage": found.next_cursor is not None})
@@ -90,7 +92,7 @@ async def _filled(read: ReadPart[T], cursor: str | None, limit: int) -> Page[T]:
         items += page.items
         cursor = page.next_cursor
         if cursor is None or len(items) >= limit:
-            return Page(items, cursor)
+            return Page(items, cursor, page.total)
 
 
 async def _skip(read: ReadPart[T], offset: int) -> str | None:

@@ -71,22 +71,17 @@ async def list_rows(
     async def read(cursor: str | None, limit: int) -> Page[RowView]:
         return await ask.penstock.operations.rows(id, **filters, data=data, cursor=cursor, limit=limit)
 
-    if part.by_cursor:
+    if part.by_cursor or not given:
+        return await answer_part(part, read, resources.row, size=100, cursor_at=str)
+    if given != {"state"}:
         return await answer_part(part, read, resources.row, size=100)
-    found = await ask.penstock.operations.get(id)
+    counted, states = _counted(await ask.penstock.operations.get(id)), {each.casefold() for each in state or ()}
 
     async def count() -> int:
-        return found.rows_read if not given else sum(_counted(found)[each.casefold()] for each in state or ())
+        return sum(counted[each] for each in states)
 
-    is_counted = not given or (given == {"state"} and all(each.casefold() in _counted(found) for each in state or ()))
-    return await answer_part(
-        part,
-        read,
-        resources.row,
-        size=100,
-        count=count if is_counted else None,
-        cursor_at=None if given else str,
-    )
+    is_counted = states <= counted.keys()
+    return await answer_part(part, read, resources.row, size=100, count=count if is_counted else None)
 
 
 def _counted(found: Operation) -> dict[str, int]:

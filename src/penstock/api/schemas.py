@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
@@ -42,6 +42,9 @@ __all__ = [
 ROW_MAX = 2**63 - 1
 
 T = TypeVar("T")
+
+Instant = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
+"""A moment in UTC, as text."""
 
 
 class Shape(BaseModel):
@@ -170,9 +173,9 @@ class BulkBody(Shape):
     file_size: int
     file_sha256: str = Field(alias="fileSha256")
     created_by: str
-    created_at: str
-    started_at: str | None
-    completed_at: str | None
+    created_at: Instant
+    started_at: Instant | None
+    completed_at: Instant | None
     steps: list[str]
     options: dict[str, Any]
     version: str | None
@@ -196,7 +199,7 @@ class BulkStatus(Shape):
     processed_rows: int
     total_rows: int
     error_count: int
-    completed_at: str | None
+    completed_at: Instant | None
     progress: float
 
 
@@ -226,7 +229,7 @@ class ErrorShape(Shape):
     faults: list[FaultShape]
     retry_attempt: int
     step_attempts: int
-    created_at: str
+    created_at: Instant
     row_data: Any = None
 
 
@@ -266,10 +269,10 @@ class StepShape(Shape):
     step_index: int
     state: StepState
     step_attempts: int
-    started_at: str | None
-    completed_at: str | None
-    due_at: str | None
-    deadline: str | None
+    started_at: Instant | None
+    completed_at: Instant | None
+    due_at: Instant | None
+    deadline: Instant | None
     output: Any
     error_type: str | None
     error_message: str | None
@@ -315,10 +318,10 @@ class HistoryShape(Shape):
     event: str
     error_type: str | None
     error_message: str | None
-    created_at: str
-    failed_at: str
+    created_at: Instant
+    failed_at: Instant
     actor: str | None = None
-    asked_at: str | None = None
+    asked_at: Instant | None = None
     changes: list[ChangeShape] = []
     row_data: Any = None
 
@@ -351,11 +354,11 @@ class EventShape(Shape):
     type: str
     severity: str
     message: str
-    timestamp: str
+    timestamp: Instant
     source: str | None = Field(alias="from")
     event: str
     target: str = Field(alias="to")
-    at: str
+    at: Instant
     actor: str
     cause: str | None
 
@@ -369,8 +372,8 @@ class WaitShape(Shape):
     step_name: str
     key: str
     signal_key: str
-    since: str
-    deadline: str
+    since: Instant
+    deadline: Instant
 
 
 class UnclaimedShape(Shape):
@@ -380,7 +383,7 @@ class UnclaimedShape(Shape):
     key: str
     outcome: str
     error_message: str | None
-    accepted_at: str
+    accepted_at: Instant
 
 
 class SignalAnswer(Shape):

@@ -42,7 +42,7 @@ class RotateBody(Body):
     keep_s: float = Field(default=86_400, ge=0, le=30 * 86_400)
 
 
-class ResendBody(Body):
+class ResendWebhooksBody(Body):
     """Which deliveries: those that were given up, or that have waited for so many seconds."""
 
     failed: bool = False
@@ -126,7 +126,7 @@ async def list_webhook_deliveries(
 @ROUTES.post(
     "/api/webhook-deliveries/resend", role="tenant", response_model=dict[str, int], responses=problems(413, 422)
 )
-async def resend_webhook_deliveries(ask: Ask, body: ResendBody) -> Response:
+async def resend_webhook_deliveries(ask: Ask, body: ResendWebhooksBody) -> Response:
     """Make deliveries due now, and say how many."""
     found = await ask.penstock.webhooks.resend(
         subscription=body.webhook, older_than=body.older_than_s, failed=body.failed

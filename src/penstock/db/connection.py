@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from functools import partial
 from types import MappingProxyType
@@ -42,6 +43,9 @@ class Connection(Protocol):
 
     async def run_sync(self, work: Callable[[SyncConnection], T]) -> T:
         """Run work that wants SQLAlchemy's blocking connection."""
+
+    async def compute(self, work: Callable[[], T]) -> T:
+        """Run work that takes long and asks nothing of the database, where it does not hold up the event loop."""
 
     @property
     def invalidated(self) -> bool:
@@ -91,6 +95,10 @@ class Link(AsyncConnection):
             return await self._driver.send(self.raw, prepared, parameters)
         except BaseException as error:
             await self.run_sync(partial(raise_known, error, prepared.text, parameters))
+
+    async def compute(self, work: Callable[[], T]) -> T:
+        """Run work that takes long and asks nothing of the database, where it does not hold up the event loop."""
+        return await asyncio.to_thread(work)
 
     async def tell(self, text: str) -> None:
         """Send text straight to the driver, and hear nothing but errors."""

@@ -165,6 +165,12 @@ class Direct:
         """Run work that wants SQLAlchemy's blocking connection."""
         return work(self._sync)
 
+    async def compute(self, work: Callable[[], T]) -> T:
+        """Run work that asks nothing of the database; this is not the event loop's thread."""
+        if self.is_abandoned:
+            raise Abandoned
+        return work()
+
     @property
     def invalidated(self) -> bool:
         """Whether the connection underneath is gone."""

@@ -154,7 +154,7 @@ class RowView:
     @property
     def completed_steps(self) -> int:
         """Steps that ended well; validation is not counted."""
-        return sum(step.index >= 0 and step.state in ("Completed", "Skipped") for step in self.steps)
+        return len([step for step in self.steps if step.state in ("Completed", "Skipped") and step.index >= 0])
 
 
 @dataclass(frozen=True, slots=True)

@@ -273,7 +273,8 @@ class Operations:
         looked up as it stands in the file or in the row's records.
         """
         limit = self._page(limit)
-        async with self._db.read() as tx:
+
+        async def read(tx: Connection) -> Page[RowView]:
             layout = await self._layout(tx, operation)
             wanted = row_views.RowFilter(
                 states=None if state is None else verdict_codes(state),
@@ -283,12 +284,18 @@ class Operations:
                 first=max(first or 1, row_views.parse_cursor(cursor) + 1),
                 last=last,
             )
-            return await row_views.rows(tx, layout, wanted, limit=limit, with_data=data)
+            found = await row_views.rows(tx, layout, wanted, limit=limit, with_data=data)
+            return replace(found, total=layout.rows_read) if wanted.is_plain and first is None else found
+
+        return await self._db.look(read)
 
     async def row(self, operation: str, number: int) -> RowView:
         """One row with its data and every step it has reached."""
-        async with self._db.read() as tx:
+
+        async def read(tx: Connection) -> RowView:
             return await row_views.row(tx, await self._layout(tx, operation), number)
+
+        return await self._db.look(read)
 
     async def errors(
         self,
@@ -306,7 +313,8 @@ class Operations:
     ) -> Page[RowError]:
         """What is wrong now: rows that are Invalid, Failed or TimedOut, by number."""
         limit = self._page(limit)
-        async with self._db.read() as tx:
+
+        async def read(tx: Connection) -> Page[RowError]:
             layout = await self._layout(tx, operation)
             return await error_views.errors(
                 tx,
@@ -320,6 +328,8 @@ class Operations:
                 limit=limit,
                 with_data=data,
             )
+
+        return await self._db.look(read)
 
     async def error_groups(self, operation: str, *, limit: int = 20) -> builtins.list[ErrorGroup]:
         """The errors of an operation counted, those that differ only in numbers, ids and quoted values as one."""

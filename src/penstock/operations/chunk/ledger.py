@@ -30,6 +30,7 @@ __all__ = [
     "TIMED_OUT",
     "WAITING",
     "Ledger",
+    "Track",
     "compress",
     "decompress",
 ]

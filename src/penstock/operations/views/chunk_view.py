@@ -11,7 +11,7 @@ import msgspec
 
 from penstock.clock import from_micros
 from penstock.errors import Fault, InvalidInput
-from penstock.operations.chunk.ledger import INVALID, STATES, Ledger
+from penstock.operations.chunk.ledger import INVALID, STATES, Ledger, Track
 from penstock.operations.chunk.packing import StoredRows
 from penstock.operations.chunk.records import StepRecord
 from penstock.operations.model import RowState, RowView, StepState, StepView
@@ -176,7 +176,7 @@ class ChunkView:
         )
 
     def _edited(self, i: int) -> Any:
-        record = self.records.get((self.first_row + i, -1))
+        record = self.records.get((self.first_row + i, -1)) if self.records else None
         return None if record is None else record.data
 
     def _records_of_row(self, i: int) -> Iterator[StepRecord]:
@@ -189,27 +189,30 @@ class ChunkView:
     def _step_view(self, i: int, place: int) -> StepView:
         ledger, track = self.ledger, self.ledger.tracks[place]
         code = ledger.state(i) if place == ledger.at[i] else track.state[i]
-        record = self.records.get((self.first_row + i, place - 1))
-        started, ended = _times(ledger, i, place, code, record)
+        record = self.records.get((self.first_row + i, place - 1)) if self.records else None
+        started, ended = _times(ledger, track, i, code, record)
         output = track.outputs.get(i)
-        return StepView(
-            index=place - 1,
-            name=self.layout.step_name(place - 1),
-            state=cast("StepState", STATES[code]),
-            attempt=track.attempt[i] or int(place == 0),
-            started_at=started,
-            ended_at=ended,
-            output=None if output is None else msgspec.json.decode(output),
-            **({} if record is None else _shown_of(record)),
+        told = (
+            place - 1,
+            self.layout.step_name(place - 1),
+            cast("StepState", STATES[code]),
+            track.attempt[i] or int(place == 0),
+            started,
+            ended,
+            None if output is None else msgspec.json.decode(output),
         )
+        # Most steps have no record, and this is done for every step of every row that is shown.
+        return StepView(*told) if record is None else StepView(*told, **_shown_of(record))
+
+
+_IS_SETTLED = tuple(ROW_STEP.is_settled(state) for state in STATES)
 
 
 def _times(
-    ledger: Ledger, i: int, place: int, code: int, record: StepRecord | None
+    ledger: Ledger, track: Track, i: int, code: int, record: StepRecord | None
 ) -> tuple[datetime | None, datetime | None]:
     """When the last attempt of a step began and ended; the ledger does not time validation."""
-    track = ledger.tracks[place]
-    is_settled = ROW_STEP.is_settled(STATES[code])
+    is_settled = _IS_SETTLED[code]
     if not track.took[i]:
         return None, from_micros(record.at) if record is not None and is_settled else None
     began = ledger.base + track.began[i]

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime
+from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, RowMapping, bindparam, case, exists, func, or_, select, tuple_
+from sqlalchemy import ColumnElement, RowMapping, Select, bindparam, case, exists, func, or_, select, tuple_
 
 from penstock.blobs.model import StoredBytes
 from penstock.clock import from_micros, micros
@@ -43,6 +44,7 @@ __all__ = [
 ]
 
 FEED_READ = 500
+STATEMENTS_KEPT = 500  # one for each set of operations that somebody may see
 
 _SORT_COLUMNS = {
     "created_at": operations.c.number,
@@ -50,6 +52,20 @@ _SORT_COLUMNS = {
     "status": operations.c.state,
     "total_rows": operations.c.total_rows,
 }
+
+
+# Statements that are asked for often are made once.
+_LAYOUT = select(*(operations.c[name] for name in ("number", "id", "name", "rows_read", "columns", "plan")))
+
+
+@lru_cache(STATEMENTS_KEPT)
+def _whole(visible: Visible) -> Select[Any]:
+    return select(operations).where(operations.c.id == bindparam("id"), IS_THERE, *visible.conditions)
+
+
+@lru_cache(STATEMENTS_KEPT)
+def _for_layout(visible: Visible) -> Select[Any]:
+    return _LAYOUT.where(operations.c.id == bindparam("id"), IS_THERE, *visible.conditions)
 
 
 async def latest_instant(tx: Connection, lease_s: float) -> int:
@@ -69,8 +85,7 @@ async def is_time_counted(tx: Connection, db: Database) -> bool:
 
 async def get(db: Database, tx: Connection, operation: str, visible: Visible = EVERYTHING) -> Operation:
     """The operation with this id."""
-    exact = select(operations).where(operations.c.id == operation, IS_THERE, *visible.conditions)
-    row = (await tx.execute(exact)).one_or_none()
+    row = (await tx.execute(_whole(visible), {"id": operation})).one_or_none()
     if row is None:
         number = await number_of(tx, operation, visible)
         row = (await tx.execute(select(operations).where(operations.c.number == number))).one()
@@ -82,11 +97,10 @@ async def layout(
     tx: Connection, operation: str, definitions: Mapping[str, Definition], visible: Visible = EVERYTHING
 ) -> RowLayout:
     """What it takes to read the operation's rows; `definitions`, where it is among them, know its key's other names."""
-    query = select(*(operations.c[name] for name in ("number", "id", "name", "rows_read", "columns", "plan")))
-    row = (await tx.execute(query.where(operations.c.id == operation, IS_THERE, *visible.conditions))).one_or_none()
+    row = (await tx.execute(_for_layout(visible), {"id": operation})).one_or_none()
     if row is None:
         number = await number_of(tx, operation, visible)
-        row = (await tx.execute(query.where(operations.c.number == number))).one()
+        row = (await tx.execute(_LAYOUT.where(operations.c.number == number))).one()
     known = definitions.get(row.name.casefold())
     return RowLayout(
         number=row.number,

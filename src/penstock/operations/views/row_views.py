@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Integer, Row, Select, func, or_, select
+from sqlalchemy import ColumnElement, Integer, Row, Select, bindparam, func, or_, select
 
 from penstock.db.connection import Connection
 from penstock.db.dialects import place_of
@@ -35,10 +35,11 @@ from penstock.operations.views.chunk_view import ChunkView, RowLayout
 __all__ = ["RowFilter", "chunk_at", "first_row_at", "load_raws", "parse_cursor", "row", "rows"]
 
 BATCH_MIN, BATCH_MAX = 4, 32  # chunks that are read at once: few at first, more while nothing matches
+BATCH_PLAIN = 2  # at first, where every row fits
 BATCH_KEY = 8  # at first, in a search for a key: some chunks match by chance
+ROW_MAX = 2**63 - 1
 RECORDED_MAX = 1000  # where more chunks have records of a key, all are read, instead of a list of these
 
-_RECORD = tuple(row_records.c[name] for name in StepRecord.__dataclass_fields__)
 Records = dict[tuple[int, int], StepRecord]
 Picked = tuple[ChunkView, list[int]]  # a chunk and the places of some rows in it
 
@@ -67,6 +68,11 @@ class RowFilter:
     row_key: str | None = None
     first: int = 1
     last: int | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether every row from the first on fits."""
+        return self == RowFilter(first=self.first)
 
     def places(self, chunk_view: ChunkView) -> Iterator[int]:
         """The rows of a chunk that fit. Errors and keys need its records, keys its rows too."""
@@ -118,7 +124,7 @@ async def rows(tx: Connection, layout: RowLayout, wanted: RowFilter, *, limit: i
     """The first `limit` rows that fit, in order; the cursor of the next page is the number of the last one."""
     found: list[RowView] = []
     async for batch in _chunk_batches(tx, layout, wanted):
-        picked = await asyncio.to_thread(batch.pick, wanted, limit + 1 - len(found))
+        picked = await tx.compute(partial(batch.pick, wanted, limit + 1 - len(found)))
         await _fill(tx, picked, with_data=with_data)
         found += [chunk_view.view(i, with_data=with_data) for chunk_view, places in picked for i in places]
         if len(found) > limit:
@@ -146,21 +152,32 @@ async def chunk_at(tx: Connection, layout: RowLayout, number: int) -> Row[Any] |
 
 def first_row_at(layout: RowLayout, number: int) -> ColumnElement[int]:
     """The first row of the chunk that holds a row, found by the index alone."""
-    query = select(func.max(chunks.c.first_row))
-    found = query.where(chunks.c.operation == layout.number, chunks.c.first_row <= number).scalar_subquery()
-    return func.coalesce(found, 1)
+    return _first_row_of(chunks.c.operation == layout.number, chunks.c.first_row <= number)
+
+
+def _first_row_of(*fits: ColumnElement[bool]) -> ColumnElement[int]:
+    """The last of the first rows of the chunks that fit; 1 where none does."""
+    return func.coalesce(select(func.max(chunks.c.first_row)).where(*fits).scalar_subquery(), 1)
 
 
 async def load_raws(tx: Connection, ids: Sequence[int]) -> dict[int, StoredRows]:
     """The stored rows of chunks; one whose rows are not tracked is missing."""
     if not ids:
         return {}
-    query = select(chunk_rows.c.chunk, chunk_rows.c.data).where(chunk_rows.c.chunk.in_(ids))
-    stored = (await tx.execute(query)).all()
-    return await asyncio.to_thread(lambda: {found.chunk: unpack_rows(found.data) for found in stored})
+    stored = (await tx.execute(_RAWS, {"chunks": ids})).all()
+    return await tx.compute(lambda: {found.chunk: unpack_rows(found.data) for found in stored})
 
 
 # --- batches: a few chunks at a time, as long as the caller asks for more
+
+
+class _StoredChunk(NamedTuple):
+    """What is read of a chunk."""
+
+    id: int
+    first_row: int
+    row_count: int
+    ledger: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +185,7 @@ class _ChunkBatch:
     """Chunks to look for rows in, with their records and rows where those decide."""
 
     layout: RowLayout
-    chunks: Sequence[Row[Any]]
+    chunks: Sequence[Row[Any] | _StoredChunk]
     records: Mapping[int, Records]
     raws: Mapping[int, StoredRows | None]
 
@@ -189,13 +206,21 @@ class _ChunkBatch:
 
 async def _chunk_batches(tx: Connection, layout: RowLayout, wanted: RowFilter) -> AsyncIterator[_ChunkBatch]:
     search = None if wanted.row_key is None else await _key_search(tx, layout, wanted.row_key)
-    start = chunks.c.first_row >= first_row_at(layout, wanted.first)
+    if wanted.is_plain:
+        near = await tx.send(_FIRST_CHUNKS, {"number": layout.number, "row": wanted.first})
+        plain = [_StoredChunk(*chunk) for chunk in near.rows]
+        yield _ChunkBatch(layout, plain, {}, {})
+        if len(plain) < BATCH_PLAIN:
+            return
+        start: ColumnElement[bool] = chunks.c.first_row > plain[-1].first_row
+    else:
+        start = chunks.c.first_row >= first_row_at(layout, wanted.first)
     query, size = _chunks(layout).where(*wanted.may_match(layout)).order_by(chunks.c.first_row), BATCH_MIN
     if search is not None:
         query, size = search.narrowed(query), BATCH_KEY
     while True:
         found = (await tx.execute(query.where(start).limit(size))).all()
-        raws = {} if search is None else await asyncio.to_thread(search.pick, found)
+        raws = {} if search is None else await tx.compute(partial(search.pick, found))
         possible = found if search is None else [chunk for chunk in found if chunk.id in raws]
         decides = wanted.error_type is not None or search is not None
         records = await _records(tx, [chunk.id for chunk in possible]) if decides else {}
@@ -207,11 +232,10 @@ async def _chunk_batches(tx: Connection, layout: RowLayout, wanted: RowFilter) -
 
 
 def _chunks(layout: RowLayout) -> Select[Any]:
-    columns = (chunks.c.id, chunks.c.first_row, chunks.c.row_count, chunks.c.ledger)
-    return select(*columns).where(chunks.c.operation == layout.number)
+    return select(*_CHUNK).where(chunks.c.operation == layout.number)
 
 
-def _chunk_view(layout: RowLayout, chunk: Row[Any]) -> ChunkView:
+def _chunk_view(layout: RowLayout, chunk: Row[Any] | _StoredChunk) -> ChunkView:
     ledger = Ledger.decode(chunk.ledger, rows=chunk.row_count, steps=layout.steps, base=0)
     return ChunkView(layout, chunk.id, chunk.first_row, ledger)
 
@@ -221,8 +245,8 @@ async def _fill(tx: Connection, picked: Sequence[Picked], *, with_data: bool) ->
     without_records = [chunk_view for chunk_view, _ in picked if not chunk_view.records]
     if without_records:
         numbers = [chunk_view.first_row + i for chunk_view, places in picked for i in places]
-        is_near = row_records.c.row.between(numbers[0], numbers[-1])
-        records = await _records(tx, [chunk_view.chunk for chunk_view in without_records], is_near)
+        ids = [chunk_view.chunk for chunk_view in without_records]
+        records = await _records(tx, ids, first=numbers[0], last=numbers[-1])
         for chunk_view in without_records:
             chunk_view.records = records.get(chunk_view.chunk, {})
     unread = [
@@ -235,13 +259,29 @@ async def _fill(tx: Connection, picked: Sequence[Picked], *, with_data: bool) ->
         chunk_view.raws = raws.get(chunk_view.chunk)
 
 
-async def _records(tx: Connection, ids: Sequence[int], *fits: ColumnElement[bool]) -> dict[int, Records]:
-    """The records of chunks that fit, by chunk."""
+async def _records(tx: Connection, ids: Sequence[int], *, first: int = 1, last: int = ROW_MAX) -> dict[int, Records]:
+    """The records of chunks, by chunk, from one row to another."""
     records: dict[int, Records] = {}
     if ids:
-        for found in await tx.execute(select(*_RECORD).where(row_records.c.chunk.in_(ids), *fits)):
+        for found in await tx.execute(_RECORDS, {"chunks": ids, "first": first, "last": last}):
             records.setdefault(found.chunk, {})[found.row, found.step] = StepRecord(*found)
     return records
+
+
+# Made once: to make a statement takes longer than to run it.
+_CHUNK = tuple(chunks.c[name] for name in _StoredChunk._fields)
+_OF_OPERATION = chunks.c.operation == bindparam("number")
+_FIRST_CHUNKS = (
+    select(*_CHUNK)
+    .where(_OF_OPERATION, chunks.c.first_row >= _first_row_of(_OF_OPERATION, chunks.c.first_row <= bindparam("row")))
+    .order_by(chunks.c.first_row)
+    .limit(BATCH_PLAIN)
+)
+_RAWS = select(chunk_rows.c.chunk, chunk_rows.c.data).where(chunk_rows.c.chunk.in_(bindparam("chunks", expanding=True)))
+_RECORDS = select(*(row_records.c[name] for name in StepRecord.__dataclass_fields__)).where(
+    row_records.c.chunk.in_(bindparam("chunks", expanding=True)),
+    row_records.c.row.between(bindparam("first"), bindparam("last")),
+)
 
 
 def _chunks_with_records(layout: RowLayout, *fits: ColumnElement[bool]) -> Select[Any]:
