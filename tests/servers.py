@@ -42,7 +42,7 @@ class Server(ABC):
     def __init__(self, folder: Path, *options: str) -> None:
         self.folder = folder
         self.options = options
-        self.port = _free_port()
+        self.port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -318,7 +318,8 @@ def locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that nobody uses now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

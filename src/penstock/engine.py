@@ -298,12 +298,11 @@ class Penstock:
         visible = Visible.of(principal.tenant, principal.operations, self.definitions)
         scoped.operations = self.operations.seen_by(visible, actor=principal.name)
         scoped.signals = self.signals.seen_by(visible, actor=principal.name)
-        scoped.lifecycles = self.lifecycles.tenant(principal.tenant)
+        scoped.lifecycles = self.lifecycles.seen_by(principal.tenant, actor=principal.name)
         scoped.deliveries = scoped.lifecycles.deliveries
         scoped.blobs = replace(self.blobs, of_tenant=principal.tenant, actor=principal.name)
         whole = principal.operations is None
         scoped.webhooks = self.webhooks.seen_by(principal.tenant, actor=principal.name, is_whole=whole)
-        scoped.blobs = self.blobs.tenant(principal.tenant)
         scoped.audit = self.audit.seen_by(principal.tenant)
         scoped.definitions = {key: found for key, found in self.definitions.items() if visible.includes(key)}
         return scoped

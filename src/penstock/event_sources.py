@@ -14,7 +14,6 @@ from typing import Any
 
 from sqlalchemy import select
 
-from penstock.access.audit import Act, record
 from penstock.blobs.states import BLOB
 from penstock.blobs.tables import rows as blobs
 from penstock.clock import Clock, Entropy
@@ -36,7 +35,7 @@ from penstock.outbox.mailing import Mailer
 from penstock.outbox.proving import Finding, verify
 from penstock.outbox.retention import remove_old
 from penstock.outbox.sender import Sender
-from penstock.outbox.service import Done, Outbox, Webhooks
+from penstock.outbox.service import Outbox, Webhooks
 from penstock.outbox.storing import Writer
 from penstock.outbox.subscribing import handler_id
 from penstock.outbox.tables import subscriptions
@@ -110,7 +109,6 @@ class EventSources:
                 settings.page_max,
                 actor,
                 self._hear_lifecycles,
-                self._audit,
             )
         )
 
@@ -206,9 +204,6 @@ class EventSources:
                 await self.writer.write_one(tx, event, found, attempts_max=ATTEMPTS_MAX)
 
         await self._db.transaction(work, "outbox")
-
-    async def _audit(self, tx: Connection, done: Done) -> None:
-        await record(self._db, tx, Act(done.tenant, done.actor, done.action, done.subject, done.details or None))
 
     # --- lifecycles
 

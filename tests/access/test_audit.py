@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from datetime import timedelta
 
 import pytest
@@ -12,8 +13,10 @@ from sqlalchemy import delete, update
 from penstock import Context, Pipeline, StepFailed, operation, step
 from penstock.access.audit import Act, record
 from penstock.access.model import Principal
+from penstock.access.sessions import Sessions
 from penstock.access.tables import audit_chains, audit_entries
 from penstock.errors import Conflict, NoSuchWait
+from penstock.secret_keys import SecretKeys, new_key
 from penstock.testing import engine
 
 ANA = Principal("ana", frozenset({"admin"}), tenant="acme")
@@ -94,6 +97,76 @@ async def test_keys_that_are_made_and_revoked_are_told_of_without_their_secret(e
         ("ben", "key.create", made.id),
     ]
     assert text.rpartition("_")[2] not in repr(log)
+
+
+DOOR = """{"definition": {"name": "door"}, "states": [{"name": "shut", "is_initial": true}, {"name": "open"}],
+ "events": [], "transitions": [{"from": "shut", "event": "pull", "to": "open"}]}"""
+
+
+async def test_what_was_done_to_files_stands_in_the_log(acme):
+    blob = await acme.blobs.upload(b"name\na\n", file_name="p.csv")
+    await acme.blobs.hold(blob.id, "a lawsuit")
+    await acme.blobs.hold(blob.id, "a lawsuit")  # twice is once
+    await acme.blobs.release(blob.id, "it is over")
+    await acme.blobs.delete(blob.id, "not needed")
+    await acme.blobs.delete(blob.id, "not needed")
+    assert await told(acme) == [("ana", f"blob.{act}") for act in ("create", "hold", "release", "delete")]
+    assert {event.actor for event in await acme.blobs.history(blob.id)} == {"ana"}
+
+
+async def test_what_was_done_to_lifecycles_by_hand_stands_in_the_log_and_their_events_do_not(acme):
+    await acme.lifecycles.import_text(DOOR)
+    await acme.lifecycles.import_text(DOOR)  # changes nothing
+    await acme.lifecycles.describe("door", "of the front")
+    door = await acme.lifecycles.start("door")
+    await acme.lifecycles.trigger(door.guid, "pull")
+    await acme.lifecycles.suspend(door.guid)
+    await acme.lifecycles.suspend(door.guid)
+    await acme.lifecycles.resume(door.guid)
+    await acme.lifecycles.force(door.guid, "shut", cause="it jams")
+    await acme.lifecycles.change_data(door.guid, {"oiled": True})
+    await acme.lifecycles.delete(door.guid, force=True)
+    await acme.lifecycles.delete_definition("door")
+    by_hand = ["suspend", "resume", "force", "change_data", "delete"]
+    acts = ["import", "describe", *(f"instance.{act}" for act in by_hand), "delete"]
+    assert await told(acme) == [("ana", f"lifecycle.{act}") for act in acts]
+
+
+async def test_in_a_transaction_of_the_callers_the_log_is_written_last_and_only_if_it_commits(e, acme):
+    await acme.lifecycles.import_text(DOOR)
+    one, two = [await acme.lifecycles.start("door") for _ in range(2)]
+    for error, before in ((None, 1), (Undone, 5)):
+        with suppress(Undone):
+            async with acme.transaction() as tx:
+                for door in (one, two):
+                    await acme.lifecycles.force(door.guid, "open", cause="fire", tx=tx)
+                    assert len((await tx.execute("SELECT * FROM penstock_audit_entry")).all()) == before
+                    await acme.lifecycles.force(door.guid, "shut", cause="over", tx=tx)
+                if error is not None:
+                    raise error
+        assert len(await told(acme)) == 5
+    assert (await e.operations.verify()).is_clean
+
+
+async def test_a_long_subject_is_shortened_and_found_by_its_whole_text(e):
+    long = "a definition with a very long name " * 5
+
+    async def work(tx):
+        await record(e.penstock.db, tx, Act("", "a" * 500, "test", long), Act("", "ana", "test", long + "2"))
+
+    await e.penstock.db.transaction(work)
+    assert [entry.actor for entry in (await e.penstock.audit.list(subject=long + "2")).items] == ["ana"]
+    assert (await e.penstock.audit.list(subject=long)).items[0].actor.startswith("aaa")
+
+
+async def test_logins_stand_in_the_log(e):
+    made, text = await e.penstock.keys.create("ci", tenant="acme")
+    sessions = Sessions(e.penstock.keys, SecretKeys(new_key()), clock=e.penstock.clock, lasts_s=60)
+    assert await sessions.open(text) is not None
+    assert await sessions.open(text[:-1]) is None
+    log = (await e.penstock.audit.list(tenant="acme")).items
+    assert [(entry.actor, entry.action, entry.subject) for entry in log][:1] == [("ci", "session.open", made.id)]
+    assert len(log) == 2
 
 
 async def test_signals_that_come_together_are_told_of_by_sender(e, acme):

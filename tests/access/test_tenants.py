@@ -174,4 +174,10 @@ async def test_blobs_and_webhooks_are_those_of_the_tenant(e):
 
 
 async def test_lifecycles_are_those_of_the_tenant(e):
-    assert e.penstock.seen_by(ACME).lifecycles is e.penstock.lifecycles.tenant("acme")
+    lifecycle = '{"definition": {"name": "door"}, "states": [{"name": "shut"}], "events": [], "transitions": []}'
+    await e.penstock.seen_by(ACME).lifecycles.import_text(lifecycle)
+    door = await e.penstock.lifecycles.tenant("acme").start("door")
+    assert (await e.penstock.seen_by(ACME).lifecycles.get(door.guid)).guid == door.guid
+    for other in (e.penstock, e.penstock.seen_by(GLOBEX)):
+        with pytest.raises(NotFound):
+            await other.lifecycles.get(door.guid)

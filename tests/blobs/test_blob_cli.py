@@ -126,3 +126,21 @@ def test_doctor_tells_of_uploads_that_nobody_expires(uploaded: dict[str, str], p
         "1 upload should have expired, and did not"
     ]
     assert "blobs_are_swept" not in [each.check for each in asyncio.run(diagnose(settings, SystemClock())).symptoms]
+
+
+def test_a_held_file_is_deleted_only_after_its_last_hold(
+    uploaded: dict[str, str], ask: Callable[..., tuple[int, Any]], capsys: pytest.CaptureFixture[str]
+):
+    blob = uploaded["valid.csv"]
+    ask("blobs", "hold", blob, "--reason", "case 2031/7")
+    code, holds = ask("blobs", "hold", blob, "--reason", "tax", "--name", "audit")
+    assert (code, [(each["name"], each["reason"]) for each in holds["items"]]) == (
+        0,
+        [("audit", "tax"), ("legal", "case 2031/7")],
+    )
+    ask("blobs", "release", blob, "--reason", "closed")
+    assert main(["blobs", "delete", blob, "--reason", "old"]) == 1
+    assert "audit" in capsys.readouterr().err
+    assert main(["blobs", "release", blob, "--reason", "done", "--name", "audit"]) == 0
+    assert "No hold is left." in capsys.readouterr().out
+    assert main(["blobs", "delete", blob, "--reason", "old"]) == 0

@@ -67,8 +67,13 @@ class Puppeteer:
         self.calls += 1
         if not self.ends or self.calls < self.ends[0].call:
             return False
-        self.loop.call_soon_threadsafe(self.end_is_due.set)
+        self.loop.call_soon_threadsafe(self.end, self.ends[0])
         return self.ends[0].is_inside
+
+    def end(self, due: Interruption) -> None:
+        """The worker is to be ended, unless it was before somebody heard of this."""
+        if self.ends and self.ends[0] is due:
+            self.end_is_due.set()
 
     def next_end(self) -> Interruption:
         self.end_is_due.clear()

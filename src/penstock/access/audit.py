@@ -13,10 +13,14 @@ from typing import Any
 from sqlalchemy import insert, select, update
 
 from penstock.access.chain import ERASED, START, ChainCheck, Entry, details_digest, digest_of
+from penstock.access.model import NAME_CHARS
+from penstock.access.tables import SUBJECT_CHARS
 from penstock.access.tables import audit_chains as chains
 from penstock.access.tables import audit_entries as entries
 from penstock.db.connection import Connection
 from penstock.db.database import Database
+from penstock.db.types import shortened
+from penstock.db.unit import unit_of
 from penstock.errors import Conflict, InvalidInput
 from penstock.listing import Page
 
@@ -37,7 +41,18 @@ class Act:
 
 
 async def record(db: Database, tx: Connection, *acts: Act) -> None:
-    """Add entries to the log, in the transaction that makes the change; the last thing that it does."""
+    """Add entries to the log, in the transaction that makes the change; the last thing that it does.
+
+    Where that is a caller's own transaction, they are added when it is committed.
+    """
+    unit = unit_of(tx)
+    if unit is not None:
+        unit.before_commit(lambda last: _record(db, last, acts))
+    else:
+        await _record(db, tx, acts)
+
+
+async def _record(db: Database, tx: Connection, acts: Sequence[Act]) -> None:
     for tenant in sorted({act.tenant for act in acts}):
         await _extend(db, tx, tenant, [act for act in acts if act.tenant == tenant])
 
@@ -73,7 +88,8 @@ async def _locked_end(db: Database, tx: Connection, tenant: str) -> tuple[int, s
 def _entry(act: Act, sequence: int, at: int, before: str) -> Entry:
     salt = None if act.details is None else secrets.token_hex(16)
     covered = None if act.details is None or salt is None else details_digest(act.details, salt)
-    made = Entry(act.tenant, sequence, at, act.actor, act.action, act.subject, act.details, salt, covered, "")
+    actor, subject = shortened(act.actor, NAME_CHARS), shortened(act.subject, SUBJECT_CHARS)
+    made = Entry(act.tenant, sequence, at, actor, act.action, subject, act.details, salt, covered, "")
     return replace(made, digest=digest_of(made, before))
 
 
@@ -110,7 +126,7 @@ class Audit:
         mine = tenant if self._tenant is None else self._tenant
         query = select(entries).where(entries.c.tenant == mine).order_by(entries.c.sequence.desc()).limit(limit + 1)
         if subject is not None:
-            query = query.where(entries.c.subject == subject)
+            query = query.where(entries.c.subject == shortened(subject, SUBJECT_CHARS))
         if actor is not None:
             query = query.where(entries.c.actor == actor)
         if cursor is not None:

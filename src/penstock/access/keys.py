@@ -152,6 +152,11 @@ class ApiKeys:
         found = await self._cached(id)
         return found[1].principal if found is not None and self._is_active(found[1]) else None
 
+    async def note_login(self, id: str, principal: Principal) -> None:
+        """Note in the audit log that somebody has logged in with the key of this id."""
+        act = Act(principal.tenant, principal.name, "session.open", id)
+        await self._db.transaction(lambda tx: record(self._db, tx, act), "audit")
+
     def is_at_hand(self, text: str) -> bool:
         """Whether this key was accepted a moment ago, so that nobody has to be asked about it."""
         parsed = key_text.parse(text)

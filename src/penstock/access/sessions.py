@@ -42,7 +42,9 @@ class Sessions:
         if principal is None or parsed is None:
             return None
         content = _Sealed("session", parsed[0], self._clock.now_us())
-        return self._secrets.encrypt(msgspec.json.encode(content)), principal
+        sealed = self._secrets.encrypt(msgspec.json.encode(content))
+        await self._keys.note_login(parsed[0], principal)
+        return sealed, principal
 
     async def principal(self, cookie: str) -> Principal | None:
         """Whose session it is; None when it is none of ours, is over, or its key may not be used any more."""

@@ -9,7 +9,9 @@ from penstock.access.model import NAME_CHARS, ROLES, TENANT_CHARS
 from penstock.db.schema import table
 from penstock.db.types import Json, Key
 
-__all__ = ["api_keys", "audit_chains", "audit_entries"]
+__all__ = ["SUBJECT_CHARS", "api_keys", "audit_chains", "audit_entries"]
+
+SUBJECT_CHARS = 64
 
 api_keys = table(
     "penstock_api_key",
@@ -38,7 +40,7 @@ audit_entries = table(
     Column("at", BigInteger, nullable=False),
     Column("actor", Key(NAME_CHARS), nullable=False),
     Column("action", Key(64), nullable=False),
-    Column("subject", Key(64), nullable=False),
+    Column("subject", Key(SUBJECT_CHARS), nullable=False),  # a long one is shortened
     Column("details", Json),  # null when there are none, or once they were erased
     Column("salt", Key(32)),  # goes with them, so that nobody can guess what they were
     Column("details_digest", Key(64)),

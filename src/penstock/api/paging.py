@@ -73,7 +73,8 @@ async def answer_part(
     """
     if part.by_cursor:
         found = await _filled(read, part.cursor, min(part.limit or size, AT_ONCE))
-        return JsonResponse(listing(found.items, shape, found.next_cursor))
+        document = listing(found.items, shape, found.next_cursor)
+        return JsonResponse(document if found.total is None else document | {"totalCount": found.total})
     size = min(part.page_size or size, AT_ONCE)
     offset = (part.page - 1) * size
     start = cursor_at(offset) if cursor_at is not None else await _skip(read, offset)

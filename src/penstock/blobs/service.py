@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from penstock.access.audit import Act, record
 from penstock.blobs import queries, sweeping
 from penstock.blobs.checks.policy import BlobPolicy
 from penstock.blobs.checks.types import content_type_of
@@ -36,7 +37,7 @@ from penstock.clock import Clock, Entropy, from_micros, operation_id
 from penstock.db.connection import Connection
 from penstock.db.database import Database
 from penstock.db.unit import UnitOfWork
-from penstock.errors import Conflict, InvalidInput, PenstockError
+from penstock.errors import Conflict, InvalidInput, NotFound, PenstockError
 from penstock.listing import Page
 
 __all__ = ["Blobs"]
@@ -101,8 +102,13 @@ class Blobs:
             bytes_max=bytes_max,
             actor=actor,
         )
-        begun = await self._write(partial(self.begin, made), "blob_create")
-        return await self._take_in(begun, source)
+
+        async def begin(tx: Connection) -> BlobDescriptor:
+            begun = await self.begin(made, tx)
+            await self._audit(tx, "create", made.id, made.created_by, fileName=made.file_name)
+            return begun
+
+        return await self._take_in(await self._write(begin, "blob_create"), source)
 
     async def initiate(
         self,
@@ -127,6 +133,7 @@ class Blobs:
 
         async def create(tx: Connection) -> None:
             await queries.create(self.db, tx, made)
+            await self._audit(tx, "create", made.id, made.created_by, fileName=made.file_name)
 
         await self._write(create, "blob_create")
         return UploadTicket(made, self.now() + span, url)
@@ -145,7 +152,14 @@ class Blobs:
         found = await self.get(blob)
         if found.is_settled:
             return found
-        (await asyncio.to_thread(self.storage.open_staged, blob)).stream.close()
+        try:
+            (await asyncio.to_thread(self.storage.open_staged, blob)).stream.close()
+        except NotFound:
+            now = await self.get(blob)  # somebody may be confirming it, or have done so
+            if now.is_settled:
+                return now
+            self._require_free(now)
+            raise
         begun = await self._begin(found, CHECKING_S, actor or self.actor)
         try:
             staged = await asyncio.to_thread(look_at_staged, self.storage, begun)
@@ -214,11 +228,14 @@ class Blobs:
             if found.status != "Uploading":
                 after = found.mark_as_uploading(lease_until=lease)
                 return await queries.move(self.db, tx, found, after, "uploading", actor=actor)
-            if found.lease_until is not None and found.lease_until > self.now():
-                raise Conflict(f"blob {found.id} is being stored or checked; ask again later")
+            self._require_free(found)
             return await queries.renew(tx, found, lease)
 
         return await self._write(work, "blob_begin")
+
+    def _require_free(self, found: BlobDescriptor) -> None:
+        if found.status == "Uploading" and found.lease_until is not None and found.lease_until > self.now():
+            raise Conflict(f"blob {found.id} is being stored or checked; ask again later")
 
     async def _let_go(self, begun: BlobDescriptor) -> None:
         """Let others check the bytes, because we cannot now."""
@@ -384,7 +401,8 @@ class Blobs:
             found = await self._locked(inner, blob)
             if found.status == "Deleted":
                 raise Conflict(f"blob {blob} is Deleted; there is nothing left to hold")
-            await queries.place_hold(self.db, inner, found, placed)
+            if await queries.place_hold(self.db, inner, found, placed):
+                await self._audit(inner, "hold", blob, placed.placed_by, hold=name, reason=placed.reason)
             return await queries.holds_of(inner, blob)
 
         return await self._write(work, "blob_hold", tx)
@@ -400,6 +418,7 @@ class Blobs:
             if await queries.remove_hold(inner, blob, name):
                 who = actor or self.actor
                 await queries.note(self.db, inner, found, "released", actor=who, cause=why, details={"hold": name})
+                await self._audit(inner, "release", blob, who, hold=name, reason=why)
             return await queries.holds_of(inner, blob)
 
         return await self._write(work, "blob_release", tx)
@@ -425,8 +444,10 @@ class Blobs:
                 return found
             after = found.mark_as_deleted(self.now(), reason)
             await queries.refuse_if_used(inner, blob)
-            who = actor or self.actor
-            return await queries.move(self.db, inner, found, after, "deleted", actor=who, cause=after.deletion_reason)
+            who, why = actor or self.actor, after.deletion_reason
+            deleted = await queries.move(self.db, inner, found, after, "deleted", actor=who, cause=why)
+            await self._audit(inner, "delete", blob, who, reason=why)
+            return deleted
 
         deleted = await self._write(work, "blob_delete", tx)
         return deleted if tx is not None else await self._clear(deleted)
@@ -440,6 +461,9 @@ class Blobs:
     async def verify(self, *, deep: bool = False) -> builtins.list[Finding]:
         """Compare the records of all blobs with their logs and bytes; `deep` also reads the bytes."""
         return await verify_blobs(self.db, self.storage, deep=deep)
+
+    async def _audit(self, tx: Connection, action: str, blob: str, actor: str, **details: str | None) -> None:
+        await record(self.db, tx, Act(self.of_tenant, actor, f"blob.{action}", blob, details))
 
     async def _locked(self, tx: Connection, blob: str) -> BlobDescriptor:
         await queries.lock(tx, blob, tenant=self.of_tenant)

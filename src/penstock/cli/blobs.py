@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from penstock.engine import Penstock
     from penstock.listing import Page
 
-__all__ = ["add_to", "delete", "list_blobs", "show", "sweep"]
+__all__ = ["add_to", "delete", "hold", "list_blobs", "release", "show", "sweep"]
 
 BlobId = Annotated[str, typer.Argument(metavar="BLOB", help="The blob's id.")]
 Tenant = Annotated[str, typer.Option("--tenant", metavar="NAME", help="The tenant whose blobs are meant.")]
@@ -33,6 +33,8 @@ def add_to(app: typer.Typer) -> None:
     command(made, "list", list_blobs, example="blobs list --status Rejected")
     command(made, "show", show, example="blobs show 0199a3c2-1b2f-7c31-8e03-978e4f1d2a77")
     command(made, "delete", delete, example='blobs delete 0199a3c2-1b2f-7c31-8e03-978e4f1d2a77 --reason "GDPR Art. 17"')
+    command(made, "hold", hold, example='blobs hold 0199a3c2-1b2f-7c31-8e03-978e4f1d2a77 --reason "case 2031/7"')
+    command(made, "release", release, example='blobs release 0199a3c2-1b2f-7c31-8e03-978e4f1d2a77 --reason "closed"')
     command(made, "sweep", sweep, example="blobs sweep")
 
 
@@ -116,6 +118,51 @@ def delete(
     left = "" if not found.has_bytes else " Its bytes could not be removed now; the next sweep removes them."
     said = f"{printable(found.file_name)} is deleted: {printable(str(found.deletion_reason))}.{left}"
     Screen(as_json=as_json).answer(lambda: blob_resources.blob(found), lambda: [Text(said)])
+
+
+HoldName = Annotated[str, typer.Option("--name", metavar="TEXT", help="Which hold; a file can have several.")]
+
+
+def hold(
+    blob: BlobId,
+    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; it is kept with the hold.")],
+    *,
+    name: HoldName = "legal",
+    tenant: Tenant = "",
+    db: Db = None,
+    as_json: Json = False,
+) -> None:
+    """Keep a file from being deleted until the hold is released. Twice is once."""
+    left = ask(Place(db), lambda penstock: penstock.blobs.tenant(tenant).hold(blob, reason, name=name))
+    _show_holds(left, as_json=as_json)
+
+
+def release(
+    blob: BlobId,
+    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; it is kept in the file's log.")],
+    *,
+    name: HoldName = "legal",
+    tenant: Tenant = "",
+    db: Db = None,
+    as_json: Json = False,
+) -> None:
+    """Release a hold on a file; the others stay."""
+    left = ask(Place(db), lambda penstock: penstock.blobs.tenant(tenant).release(blob, reason, name=name))
+    _show_holds(left, as_json=as_json)
+
+
+def _show_holds(left: Sequence[Hold], *, as_json: bool) -> None:
+    from rich.text import Text
+
+    from penstock import blob_resources, resources
+    from penstock.cli.screen import Screen
+    from penstock.cli.tables import table
+
+    rows = [(each.name, f"{each.placed_at:%Y-%m-%d %H:%M:%S}", each.placed_by, each.reason) for each in left]
+    Screen(as_json=as_json).answer(
+        lambda: resources.listing(left, blob_resources.hold),
+        lambda: [table("HOLD", "SINCE", "BY", "WHY", rows=rows) if rows else Text("No hold is left.")],
+    )
 
 
 def sweep(db: Db = None, as_json: Json = False) -> None:

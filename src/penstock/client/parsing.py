@@ -47,7 +47,7 @@ T = TypeVar("T")
 
 def page(document: Document, parse: Callable[[Document], T]) -> Page[T]:
     """Part of a list."""
-    return Page([parse(item) for item in document["items"]], document.get("nextCursor"))
+    return Page([parse(item) for item in document["items"]], document.get("nextCursor"), document.get("totalCount"))
 
 
 def operation(found: Document) -> Operation:

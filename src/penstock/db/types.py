@@ -6,6 +6,7 @@ unless told, and every database has its own idea of time zones.
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import msgspec
@@ -17,11 +18,12 @@ from sqlalchemy.types import TypeDecorator, TypeEngine
 
 from penstock.errors import InvalidInput
 
-__all__ = ["Bytes", "Json", "Key", "LongText", "NotStorable"]
+__all__ = ["Bytes", "Json", "Key", "LongText", "NotStorable", "shortened"]
 
 # MariaDB's plain "_bin" collations ignore trailing spaces; only the "nopad" ones compare every byte.
 BYTEWISE_MARIADB = "utf8mb4_nopad_bin"
 BYTEWISE_POSTGRESQL = "C"
+DIGEST_CHARS = 16
 
 
 class NotStorable(DontWrapMixin, InvalidInput):
@@ -40,6 +42,14 @@ def storable(text: str) -> str:
                 f"text contains a lone surrogate at position {error.start}; it has no UTF-8 form"
             ) from None
     return text
+
+
+def shortened(text: str, chars: int) -> str:
+    """A text that fits into so many characters: itself, or its beginning and a digest of all of it."""
+    if len(text) <= chars:
+        return text
+    digest = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:DIGEST_CHARS]
+    return f"{text[: chars - DIGEST_CHARS - 1]}~{digest}"
 
 
 class Key(TypeDecorator[str]):

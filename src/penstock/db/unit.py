@@ -18,7 +18,7 @@ from penstock.failpoints import hit
 if TYPE_CHECKING:
     from penstock.db.database import Database
 
-__all__ = ["LIMIT_S", "UnitOfWork", "joined", "refuse_inside"]
+__all__ = ["LIMIT_S", "UnitOfWork", "joined", "refuse_inside", "unit_of"]
 
 log = logging.getLogger("penstock.db")
 
@@ -43,6 +43,7 @@ class UnitOfWork:
         self._undoing: asyncio.Task[None] | None = None
         self._block: AbstractAsyncContextManager[Connection] | None = None
         self._connection: Connection | None = None
+        self._at_its_end: list[Callable[[Connection], Awaitable[object]]] = []
         self._afterwards: list[Callable[[], Awaitable[object]]] = []
 
     @property
@@ -64,6 +65,10 @@ class UnitOfWork:
         sent = text(statement) if isinstance(statement, str) else statement
         return await self.connection.execute(sent, parameters)
 
+    def before_commit(self, work: Callable[[Connection], Awaitable[object]]) -> None:
+        """Do this last of all inside the transaction, because it locks what many need."""
+        self._at_its_end.append(work)
+
     def after_commit(self, work: Callable[[], Awaitable[object]]) -> None:
         """Do this once the transaction is committed; what cannot be done then must be found by a sweep."""
         self._afterwards.append(work)
@@ -81,6 +86,13 @@ class UnitOfWork:
 
     async def commit(self) -> None:
         """Commit; `CommitUnknown` when it may have happened."""
+        try:
+            for last in self._at_its_end:
+                await last(self.connection)
+        except BaseException:
+            if self.is_open:
+                await self.roll_back()
+            raise
         hit("unit:before")
         await self._end(None)
         hit("unit:after")
@@ -134,6 +146,12 @@ class _RolledBack(Exception):
 def joined(unit: UnitOfWork | None) -> Connection | None:
     """The connection of a unit of work that a caller has given, for what joins it."""
     return None if unit is None else unit.connection
+
+
+def unit_of(tx: Connection) -> UnitOfWork | None:
+    """The unit of work whose transaction this is, if it is one's."""
+    unit = _open_unit.get()
+    return unit if unit is not None and unit._connection is tx else None
 
 
 def refuse_inside(db: Database) -> None:

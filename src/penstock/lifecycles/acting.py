@@ -20,7 +20,7 @@ from penstock.lifecycles.queries import graph_of
 from penstock.lifecycles.records import Record, instance_of, record_of
 from penstock.lifecycles.rules.graph import Graph
 from penstock.lifecycles.scope import Scope
-from penstock.lifecycles.states import TERMINAL, Action, InstanceFlag, entered
+from penstock.lifecycles.states import ACTIONS, TERMINAL, InstanceFlag, entered
 from penstock.lifecycles.tables import checkpoints, deliveries, instances, logs, timers
 from penstock.lifecycles.triggering import reading
 
@@ -33,10 +33,9 @@ JOURNAL_CHARS = 40
 Planned = Callable[[Record, Graph], Change | None]
 
 
-async def act(
-    scope: Scope, instance: str | int, action: Action, stamp: Stamp, tx: Connection | None = None
-) -> Instance:
-    """Change flags; where they are so already, nothing is written."""
+async def act(scope: Scope, instance: str | int, name: str, stamp: Stamp) -> Instance:
+    """Change flags by one of `ACTIONS`; where they are so already, nothing is written."""
+    action = ACTIONS[name]
 
     def plan(record: Record, graph: Graph) -> Change | None:
         flags = action.applied(record.flags)
@@ -44,7 +43,7 @@ async def act(
             return None
         return _same_state(record, graph, stamp, action.kind, flags)
 
-    return await _change(scope, instance, plan, tx)
+    return await _change(scope, instance, plan, name)
 
 
 async def change_data(
@@ -69,7 +68,7 @@ async def change_data(
         told = Stamp(stamp.actor, stamp.cause, stamp.correlation, None, {"changes": dict(changes)}, stamp.flags)
         return replace(_same_state(record, graph, told, "data_changed", record.flags), data=data)
 
-    return await _change(scope, instance, plan, tx)
+    return await _change(scope, instance, plan, "change_data", tx)
 
 
 async def force(scope: Scope, instance: str | int, state: str, stamp: Stamp, tx: Connection | None = None) -> Instance:
@@ -92,7 +91,7 @@ async def force(scope: Scope, instance: str | int, state: str, stamp: Stamp, tx:
             last_event=record.last_event,
         )
 
-    return await _change(scope, instance, plan, tx)
+    return await _change(scope, instance, plan, "force", tx)
 
 
 def _same_state(record: Record, graph: Graph, stamp: Stamp, kind: Any, flags: InstanceFlag) -> Change:
@@ -108,22 +107,28 @@ def _same_state(record: Record, graph: Graph, stamp: Stamp, kind: Any, flags: In
     )
 
 
-async def _change(scope: Scope, instance: str | int, plan: Planned, tx: Connection | None) -> Instance:
+async def _change(
+    scope: Scope, instance: str | int, plan: Planned, act_name: str, tx: Connection | None = None
+) -> Instance:
     """Read, plan and write, again as long as others come between."""
     for _ in range(TRIES_MAX):
         async with reading(scope, tx) as look:
             record = await record_of(look, scope, instance)
             graph = await graph_of(look, scope, record.version)
         change = plan(record, graph)
-        work = None if change is None else partial(_written, scope, change)
+        work = None if change is None else partial(_written, scope, change, act_name)
         if work is None or await (work(tx) if tx is not None else scope.db.transaction(work, "lifecycle_change")):
             async with reading(scope, tx) as look:
                 return await instance_of(look, scope, await record_of(look, scope, record.id))
     raise Conflict(f"instance {instance} was changed by others {TRIES_MAX} times in a row; try again")
 
 
-async def _written(scope: Scope, change: Change, tx: Connection) -> bool:
-    return await write(tx, scope, change)
+async def _written(scope: Scope, change: Change, act_name: str, tx: Connection) -> bool:
+    is_written = await write(tx, scope, change)
+    if is_written:
+        actor, cause = change.stamp.actor, change.stamp.cause
+        await scope.audit(tx, f"instance.{act_name}", change.record.guid, actor=actor, cause=cause)
+    return is_written
 
 
 async def delete_instance(
@@ -156,5 +161,6 @@ async def delete_instance(
                 "state": graph.by_id[record.state].name, "revision": record.revision,
             },
         )  # fmt: skip
+        await scope.audit(tx, "instance.delete", record.guid, actor=actor, cause=cause)
 
     await scope.db.transaction(work, "lifecycle_delete")

@@ -11,7 +11,7 @@ from penstock.lifecycles import acting, migrating
 from penstock.lifecycles.changes import Stamp, checked_data
 from penstock.lifecycles.definitions import Definitions, VersionName
 from penstock.lifecycles.model import Instance, Migration
-from penstock.lifecycles.states import ACTIONS, LogFlag
+from penstock.lifecycles.states import LogFlag
 
 __all__ = ["InstanceActions"]
 
@@ -105,7 +105,7 @@ class InstanceActions(Definitions):
         return await migrating.migrate(self._scope, before, after, states or {}, stamp, dry_run=dry_run)
 
     async def _act(self, instance: str | int, action: str, actor: str | None, cause: str | None) -> Instance:
-        return await acting.act(self._scope, instance, ACTIONS[action], self._stamp(actor, cause))
+        return await acting.act(self._scope, instance, action, self._stamp(actor, cause))
 
     def _stamp(
         self,

@@ -157,7 +157,9 @@ class Definitions:
             found = await queries.definition_named(tx, scope, name, environment)
             changed = update(definitions).where(definitions.c.tenant == scope.tenant, definitions.c.id == found.id)
             await tx.execute(changed.values(description=description, modified_at=scope.db.now()))
-            return await queries.definition_named(tx, scope, found.id)
+            described = await queries.definition_named(tx, scope, found.id)
+            await scope.audit(tx, "describe", found.name, environment=found.environment)
+            return described
 
         changed = await scope.db.transaction(work, "lifecycle_describe")
         scope.graphs.clear()  # each holds its definition
@@ -187,6 +189,7 @@ class Definitions:
                 at=scope.db.now(), actor=actor or scope.actor,
                 details={"name": found.name, "environment": found.environment, "tenant": scope.tenant},
             )  # fmt: skip
+            await scope.audit(tx, "delete", found.name, actor=actor, environment=found.environment)
 
         await scope.db.transaction(work, "lifecycle_delete")
         scope.graphs.clear()

@@ -117,7 +117,9 @@ class Deliveries:
                 .where(*is_left)
                 .values(state="Cancelled", due_at=None, claim=None, modified_at=scope.db.now())
             )
-            return (await tx.execute(cancelled)).rowcount
+            left = (await tx.execute(cancelled)).rowcount
+            await scope.audit(tx, "consumer.unregister", consumer, cancelled=left)
+            return left
 
         self.handlers.pop(consumer, None)
         return await scope.db.transaction(work, "lifecycle_consumer")

@@ -191,7 +191,10 @@ async def resend(
                     attempts_max=deliveries.c.attempts + func.coalesce(budget, EFFECT_ATTEMPTS_MAX),
                 )
             )  # fmt: skip
-        return sum([(await tx.execute(each)).rowcount for each in again])
+        many = sum([(await tx.execute(each)).rowcount for each in again])
+        if many:
+            await scope.audit(tx, "delivery.resend", message_id or consumer or "all", deliveries=many)
+        return many
 
     return await scope.db.transaction(work, "lifecycle_resend")
 

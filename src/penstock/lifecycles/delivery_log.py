@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Sequence
 
 from sqlalchemy import delete, insert
 
 from penstock.clock import from_micros
 from penstock.db.connection import Connection
+from penstock.db.types import shortened
 from penstock.journal.numbering import start_counter
 from penstock.journal.queries import entries
 from penstock.journal.tables import transitions
@@ -19,7 +19,6 @@ from penstock.outbox.states import DELIVERY
 __all__ = ["forget_moves", "log_move", "log_moves", "moves_of"]
 
 SUBJECT_CHARS = 64
-DIGEST_CHARS = 16
 MOVES_READ = 1000
 SUBJECTS_EACH = 1000
 
@@ -31,7 +30,7 @@ async def log_moves(
     lines = [
         {
             "machine": DELIVERY.name,
-            "subject": _subject(message_id),
+            "subject": shortened(message_id, SUBJECT_CHARS),
             "source": source,
             "event": event,
             "target": DELIVERY.after(source, event, subject=f"delivery {message_id}"),
@@ -54,7 +53,7 @@ async def log_move(
 
 async def moves_of(tx: Connection, message_id: str) -> list[DeliveryMove]:
     """What has happened to a delivery since it was written, oldest first."""
-    found = await entries(tx, machine=DELIVERY.name, subject=_subject(message_id), limit=MOVES_READ)
+    found = await entries(tx, machine=DELIVERY.name, subject=shortened(message_id, SUBJECT_CHARS), limit=MOVES_READ)
     return [
         DeliveryMove(each.source, each.event, each.target, each.actor, each.cause, from_micros(each.at))
         for each in found
@@ -66,15 +65,7 @@ async def forget_moves(tx: Connection, scope: Scope, message_ids: Sequence[str])
     if not message_ids:
         return
     await start_counter(scope.db, tx)
-    subjects = [_subject(each) for each in message_ids]
+    subjects = [shortened(each, SUBJECT_CHARS) for each in message_ids]
     for first in range(0, len(subjects), SUBJECTS_EACH):
         some = transitions.c.subject.in_(subjects[first : first + SUBJECTS_EACH])
         await tx.execute(delete(transitions).where(transitions.c.machine == DELIVERY.name, some))
-
-
-def _subject(message_id: str) -> str:
-    """A message id as the log's subject; a long one by its beginning and a digest."""
-    if len(message_id) <= SUBJECT_CHARS:
-        return message_id
-    digest = hashlib.sha256(message_id.encode()).hexdigest()[:DIGEST_CHARS]
-    return f"{message_id[: SUBJECT_CHARS - DIGEST_CHARS - 1]}~{digest}"

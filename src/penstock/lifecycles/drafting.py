@@ -250,9 +250,10 @@ class Draft:
             )
             initial = graph.state(document.initial.name)
             await tx.execute(update(states).where(states.c.id == initial.id).values(flags=int(document.initial.flags)))
-            definition = graph.version.definition
+            definition, number = graph.version.definition, graph.version.number
+            await self._scope.audit(tx, "publish", definition.name, actor=self._actor, version=number)
             return Import(
-                definition.id, self.version_id, definition.name, definition.environment, graph.version.number,
+                definition.id, self.version_id, definition.name, definition.environment, number,
                 graph.version.label, len(graph.states), len(graph.events), len(graph.transitions), False,
                 document.warnings,
             )  # fmt: skip

@@ -39,6 +39,7 @@ async def import_document(scope: Scope, document: GraphDocument, original: bytes
                 "differs from the stored one, which is kept; `describe` changes it", "definition.description"
             )
             made = replace(made, warnings=(*made.warnings, warning))
+        await scope.audit(tx, "import", document.name, actor=actor, version=document.number)
         return made
 
     result = await scope.db.transaction(work, "lifecycle_import")

@@ -135,7 +135,11 @@ async def _migrate(scope: Scope, source: Graph, target: Graph, mapped: StateMap,
 
 async def _write(scope: Scope, target: Graph, changes: list[Change], tx: Connection) -> set[int]:
     await hold_version(tx, scope, target)
-    return await write_many(tx, scope, changes)
+    written = await write_many(tx, scope, changes)
+    if written:
+        actor, name = changes[0].stamp.actor, target.version.definition.name
+        await scope.audit(tx, "migrate", name, actor=actor, version=target.version.number, instances=len(written))
+    return written
 
 
 async def _some(scope: Scope, source: Graph, last: int) -> list[Record]:

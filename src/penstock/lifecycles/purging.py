@@ -86,7 +86,9 @@ async def _purge_some(scope: Scope, before_us: int, wanted: Sequence[int], tx: C
     told = _before_checkpoint(deliveries, scope, ids)
     await forget_moves(tx, scope, (await tx.execute(select(deliveries.c.message_id).where(*told))).scalars().all())
     await tx.execute(delete(deliveries).where(*told))
-    return (await tx.execute(delete(logs).where(*_before_checkpoint(logs, scope, ids)))).rowcount
+    removed = (await tx.execute(delete(logs).where(*_before_checkpoint(logs, scope, ids)))).rowcount
+    await scope.audit(tx, "purge", "log", entries=removed, before=before_us)
+    return removed
 
 
 def _cuts(scope: Scope, before_us: int, found: Sequence[int]) -> Select[tuple[int, int]]:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
+from penstock.access.audit import Act, record
 from penstock.clock import Clock, Entropy, operation_id
+from penstock.db.connection import Connection
 from penstock.db.database import Database
 from penstock.errors import InvalidInput
 from penstock.lifecycles.guards import Guard
@@ -40,6 +43,14 @@ class Scope:
     def new_guid(self) -> str:
         """A new guid; they sort by the time they are made."""
         return operation_id(self.clock, self.entropy)
+
+    async def audit(
+        self, tx: Connection, action: str, subject: str, *, actor: str | None = None, **details: Any
+    ) -> None:
+        """Note in the audit log what somebody did; the last thing in the transaction that does it."""
+        known = {name: value for name, value in details.items() if value is not None}
+        act = Act(self.tenant, actor or self.actor, f"lifecycle.{action}", subject, known or None)
+        await record(self.db, tx, act)
 
     def page(self, limit: int) -> int:
         """How many entries a page of this wanted size has."""

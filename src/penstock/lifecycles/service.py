@@ -55,6 +55,10 @@ class Lifecycles(InstanceActions):
             self._tenants[name] = Lifecycles(replace(self._scope, tenant=name, graphs={}))
         return self._tenants[name]
 
+    def seen_by(self, tenant: str, *, actor: str) -> Lifecycles:
+        """The same for one caller of a tenant, in whose name changes are made."""
+        return Lifecycles(replace(self.tenant(tenant)._scope, actor=actor))
+
     async def tenants(self) -> list[str]:
         """Every tenant that has instances; the one without a name is ''."""
         return await proving.tenants(self._scope)

@@ -12,6 +12,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Select, and_, delete, func, select, update
 from sqlalchemy.exc import IntegrityError
 
+from penstock.access.audit import Act, record
 from penstock.clock import Clock, Entropy, from_micros, operation_id
 from penstock.db.connection import Connection
 from penstock.db.database import Database
@@ -40,7 +41,7 @@ from penstock.outbox.subscribing import (
 from penstock.outbox.tables import deliveries, subscriptions
 from penstock.secret_keys import SecretKeys
 
-__all__ = ["OPERATIONS", "Done", "Outbox", "Webhooks"]
+__all__ = ["OPERATIONS", "Outbox", "Webhooks"]
 
 OPERATIONS = ("penstock.operation.*",)
 LIFECYCLE = "penstock.lifecycle."
@@ -49,17 +50,6 @@ ID_CHARS_MIN = 8
 
 Span = float | timedelta
 """Seconds, or a timedelta."""
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """Who did what to a subscription or a delivery, for the audit log."""
-
-    tenant: str
-    actor: str
-    action: str
-    subject: str
-    details: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +66,6 @@ class Outbox:
     page_max: int
     actor: str
     hear_lifecycles: Callable[[str], Awaitable[None]]  # of a tenant, from now on
-    audit: Callable[[Connection, Done], Awaitable[None]]  # the last thing in a transaction that changes subscriptions
     tenant: str = ""
     is_whole: bool = True  # the caller may know of all operations of the tenant
 
@@ -362,7 +351,7 @@ class Webhooks:
 
     async def _note(self, tx: Connection, action: str, subject: str, **details: Any) -> None:
         box = self._outbox
-        await box.audit(tx, Done(box.tenant, box.actor, f"webhook.{action}", subject, details))
+        await record(box.db, tx, Act(box.tenant, box.actor, f"webhook.{action}", subject, details or None))
 
     async def _hear(self, types: Iterable[str]) -> None:
         if any(may_match(each, LIFECYCLE) for each in types):
