@@ -132,3 +132,48 @@ async def test_what_runs_or_is_held_is_not_erased_and_rows_that_are_not_there_ar
     await e.work_until_idle()
     with pytest.raises(Conflict, match="is Running; cancel it first"):
         await e.operations.erase(running.id)
+
+
+@pytest.mark.parametrize("retried", [[2], None])
+async def test_erased_rows_that_are_retried_fail_with_the_reason_and_the_others_run(e, over, retried):
+    await e.operations.erase(over.id, rows=[2], actor="dpo")
+    await e.operations.retry(over.id, rows=retried)
+    await e.work_until_idle()
+    [error] = (await e.operations.errors(over.id, row=2)).items
+    assert (error.step_name, error.message) == ("greet", "its data was erased")
+    assert (await e.operations.get(over.id)).status == "CompletedWithErrors"
+    assert (await e.operations.verify(over.id)).is_clean
+
+
+class Note(BaseModel):
+    text: str
+
+
+@operation("notes")
+class Notes(Pipeline[Note]):
+    def validate_row(self, note: Note, _: None) -> None:
+        if note.text == "odd":
+            raise OSError("the dictionary is away")
+
+    @step
+    async def keep(self, note: Note, ctx: Context) -> None:
+        if note.text == "bad":
+            raise StepFailed("no")
+
+
+async def test_erased_rows_without_a_key_and_those_that_were_not_validated_fail_when_they_are_retried(
+    database_url, tmp_path
+):
+    async with engine([Notes], url=database_url, tmp_path=tmp_path) as e:
+        made = await e.penstock.operations.create("notes", file=b"text\nbad\nodd\nbad\n", file_name="n.csv")
+        await e.work_until_idle()
+        await e.operations.erase(made.id, rows=[1, 2], actor="dpo")
+        await e.operations.retry(made.id)
+        await e.work_until_idle()
+        errors = (await e.operations.errors(made.id)).items
+        assert [(error.step_name, error.message) for error in errors] == [
+            ("keep", "its data was erased"),
+            ("validation", "its data was erased"),
+            ("keep", "no"),
+        ]
+        assert (await e.operations.verify(made.id)).is_clean

@@ -13,14 +13,15 @@ from sqlalchemy import func, select
 from stored import stored_files
 
 from penstock import Context, Pipeline, StepFailed, failpoints, operation, step
+from penstock.access.model import Principal
 from penstock.errors import Conflict, InvalidInput, NotFound
 from penstock.operations.model import Operation
 from penstock.operations.proof.doctor import diagnose
-from penstock.operations.pruning import parts
+from penstock.operations.pruning import applying, parts
 from penstock.operations.pruning.applying import Retention
 from penstock.operations.tables import chunk_rows, history
 from penstock.settings import Settings
-from penstock.testing import Engine, engine
+from penstock.testing import Engine, engine, json_lines
 
 DAY_S = 86_400
 SMALL = Settings(chunk_rows=2, keep={"operations": 90 * DAY_S, "files": 10 * DAY_S})
@@ -276,3 +277,83 @@ async def test_doctor_says_what_is_kept_and_when_policies_are_not_applied(e):
     assert "1 operation is kept for longer" in symptom.what
     await e.operations.prune()
     assert (await diagnose(e.penstock.settings, e.clock)).facts.overdue_removals == 0
+
+
+@pytest.mark.parametrize("rows", [None, [1]])
+async def test_history_that_a_retry_makes_anew_goes_as_well(e, rows):
+    made = await e.run("history", papers(3))
+    await e.advance(2 * DAY_S)
+    await e.operations.prune()
+    assert (await e.operations.get(made.id)).pruned == ("history",)
+    await e.operations.retry(made.id, rows=rows)
+    await e.work_until_idle()
+    assert (await e.operations.get(made.id)).pruned == ()
+    assert (await e.operations.history(made.id)).items
+    await e.advance(2 * DAY_S)
+    await e.operations.prune()
+    assert (await e.operations.history(made.id)).items == []
+
+
+async def test_an_erasure_beside_another_leaves_nothing(e, tmp_path, monkeypatch):
+    made = await ended(e, "plain")
+    begin_part, others = applying.begin_part, iter(range(2))
+
+    async def changed_meanwhile(tx: Any, number: int, part: str, **seen: Any) -> bool:
+        if part == "outputs" and next(others, None) is not None:
+            return False  # another changed the operation since we looked
+        return await begin_part(tx, number, part, **seen)
+
+    monkeypatch.setattr(applying, "begin_part", changed_meanwhile)
+    await e.operations.erase(made.id)
+    assert set((await e.operations.get(made.id)).pruned) == {"rows", "outputs", "history", "files"}
+    assert stored_files(tmp_path) == []
+
+
+async def test_what_an_erasure_left_half_done_is_finished_without_any_policy(database_url, tmp_path, monkeypatch):
+    forever = Settings(chunk_rows=2)
+    async with engine(KINDS, url=database_url, tmp_path=tmp_path, settings=forever) as e:
+        made = await ended(e, "plain")
+
+        class Died(Exception):
+            """The process is gone."""
+
+        def die(point: str) -> None:
+            hits.append(point)
+            if hits.count("prune_part:after") == 2:
+                raise Died
+
+        hits: list[str] = []
+        with failpoints.armed(die), pytest.raises(Died):
+            await e.operations.erase(made.id)
+        assert (await e.operations.get(made.id)).pruned != ()
+        await e.operations.prune()
+        assert await count(e, chunk_rows) == 0
+        assert await clean(e) == []
+
+
+async def test_an_operation_that_cannot_be_pruned_holds_up_no_other(e, monkeypatch):
+    made = [await ended(e, "rows") for _ in range(3)]
+    await e.advance(2 * DAY_S)
+    remove_part = applying.remove_part
+
+    async def damaged(db: Any, number: int, part: str, budget: Any) -> bool:
+        if number == 1:
+            raise ValueError("a ledger that cannot be read")
+        return await remove_part(db, number, part, budget)
+
+    monkeypatch.setattr(applying, "remove_part", damaged)
+    retention = Retention(e.penstock.db, e.penstock.files, e.clock, keep={})
+    for _ in range(5):
+        await retention.tick()
+    assert [await e.operations.rows(each.id, data=True) for each in made]
+    left = [[row.data is None for row in (await e.operations.rows(each.id, data=True)).items] for each in made[1:]]
+    assert left == [[True] * 5] * 2
+
+
+async def test_who_deleted_an_operation_is_in_the_log_of_its_tenant(e):
+    tenant = e.penstock.seen_by(Principal("ana", frozenset({"admin"}), tenant="acme"))
+    made = await tenant.operations.create("plain", file=json_lines(papers(1)), file_name="p.jsonl")
+    await e.operations.cancel(made.id)
+    await e.operations.delete(made.id)
+    [entry, *_] = (await e.penstock.audit.list(tenant="acme", subject=made.id)).items
+    assert entry.action == "operation.delete"

@@ -14,7 +14,7 @@ from penstock import failpoints
 from penstock.db.database import CommitUnknown
 from penstock.errors import Conflict, InvalidInput, NoSuchWait, Unavailable
 from penstock.operations.inbox import signal_batching
-from penstock.operations.inbox.signal_batching import Receipt
+from penstock.operations.inbox.signal_batching import Receipt, SignalBatcher
 from penstock.operations.model import Operation
 from penstock.settings import Settings
 from penstock.testing import Engine, engine
@@ -329,3 +329,20 @@ async def test_a_signal_that_was_stored_before_the_operation_stopped_is_not_call
     monkeypatch.setattr(e.penstock.db, "transaction", lose_the_answer)
     receipt = await e.penstock.signals.complete(made.id, "paper-p1")
     assert [(s.token, s.consumed_row) for s in await signals_of(e, made)] == [(receipt.id, 1)]
+
+
+async def test_a_signal_that_is_stored_is_acknowledged_though_another_of_its_batch_cannot_be(e, queue, monkeypatch):
+    one, two = await parked(e, 1), await parked(e, 1)
+    store = SignalBatcher._store
+
+    async def locked(self: Any, subject: Any, batch: Any) -> bool:
+        if subject.id == two.id and refusals:
+            raise refusals.pop()
+        return await store(self, subject, batch)
+
+    refusals = [Unavailable("the operation's row is locked")]
+    monkeypatch.setattr(SignalBatcher, "_store", locked)
+    post = e.penstock.signals.complete
+    answers = await queue.answers(await queue.of(post(one.id, "paper-p1"), post(two.id, "paper-p1")))
+    assert [answer.outcome for answer in answers] == ["delivered", "delivered"]
+    assert len(await signals_of(e, one)) == len(await signals_of(e, two)) == 1

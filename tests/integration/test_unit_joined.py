@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from patience import HANG_S
 from pydantic import BaseModel
 
 from penstock import Context, Pipeline, operation, step
+from penstock.db.unit import UnitOfWork
 from penstock.errors import Conflict, InvalidInput, NoSuchWait
+from penstock.operations import intake
 from penstock.testing import Engine, engine, json_lines
 
 ROWS = json_lines([{"id": 1}])
@@ -108,3 +113,66 @@ async def test_what_is_refused_without_a_transaction_is_refused_in_one(shop: Eng
     with pytest.raises(NoSuchWait, match="takes no more signals") as refused:
         await inside("item-1")
     assert refused.value.is_over
+
+
+async def test_a_signal_counts_from_the_commit_so_that_a_retry_meanwhile_does_not_make_it_stale(shop: Engine):
+    made = await shop.create(Approvals, [{"id": 1}])
+    await shop.work_until_idle()
+    signals = shop.penstock.signals
+    await signals.fail(made.id, "item-1", "no")
+    await shop.work_until_idle()
+    await shop.operations.retry(made.id)
+    await shop.work_until_idle()
+    async with shop.penstock.transaction() as tx:
+        await signals.complete(made.id, "item-1", tx=tx)
+        shop.clock.advance(5)
+    async with shop.penstock.db.connection() as connection:
+        found = await connection.exec_driver_sql("SELECT MAX(accepted_at) FROM penstock_signal")
+        assert found.scalar_one() == shop.clock.now_us()
+    await shop.work_until_idle()
+    assert (await shop.operations.get(made.id)).status == "Completed"
+
+
+@pytest.mark.databases("postgresql", "mariadb")  # on SQLite nobody else writes while a transaction is open
+async def test_an_operation_is_not_locked_while_a_transaction_with_its_signal_is_open(shop: Engine):
+    made = await shop.create(Approvals, [{"id": 1}, {"id": 2}])
+    await shop.work_until_idle()
+    open_unit = asyncio.Event(), asyncio.Event()
+
+    async def keep_open() -> None:
+        async with shop.penstock.transaction() as tx:
+            await shop.penstock.signals.complete(made.id, "item-1", tx=tx)
+            open_unit[0].set()
+            await open_unit[1].wait()
+
+    async with asyncio.TaskGroup() as group, asyncio.timeout(HANG_S):
+        group.create_task(keep_open())
+        await open_unit[0].wait()
+        await shop.operations.pause(made.id)
+        await shop.operations.resume(made.id)
+        open_unit[1].set()
+    await shop.work_until_idle()
+    assert [row.state for row in (await shop.operations.rows(made.id)).items] == ["Completed", "WaitingForCompletion"]
+
+
+async def test_an_operation_is_not_created_by_a_transaction_that_was_open_for_too_long(
+    shop: Engine, monkeypatch: pytest.MonkeyPatch
+):
+    blob = await shop.penstock.blobs.upload(ROWS, file_name="a.jsonl")
+    looked = intake.refuse_without_rows
+    unit = UnitOfWork(shop.penstock.db)
+
+    async def expire() -> None:
+        await unit.roll_back()
+
+    loop = asyncio.get_running_loop()
+
+    def slow(*given: Any, **options: Any) -> Any:
+        asyncio.run_coroutine_threadsafe(expire(), loop).result()
+        return looked(*given, **options)
+
+    monkeypatch.setattr(intake, "refuse_without_rows", slow)
+    await unit.begin()
+    with pytest.raises(Conflict, match="has ended"):
+        await shop.operations.create(Approvals, blob=blob.id, tx=unit)
+    assert (await shop.operations.list()).items == []

@@ -243,3 +243,17 @@ async def test_what_fits_already_is_not_migrated(database_url, tmp_path):
         made = await e.create("moving", items(1))
         with pytest.raises(Conflict, match="fits this code as it is"):
             await e.operations.migrate(made.id)
+
+
+async def test_a_step_that_was_signalled_may_become_a_plain_one_once_all_rows_are_past_it(database_url, tmp_path):
+    calls = Calls()
+    one, two = release(1, "approve? send", calls, failing="send"), release(2, "approve send", calls)
+    async with engines([one], [two], url=database_url, folder=tmp_path) as (old, new):
+        made = await old.create(one, items(1))
+        await old.work_until_idle()
+        await old.penstock.signals.complete(made.id, "item-1")
+        await old.work_until_idle()
+        await new.operations.migrate(made.id, actor="ana")
+        assert await clean(new) == []
+        log = (await new.penstock.audit.list(subject=made.id)).items
+        assert (log[0].actor, log[0].action) == ("ana", "operation.migrate")

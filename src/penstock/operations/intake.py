@@ -22,6 +22,7 @@ from penstock.blobs.uploading import check_and_seal, stage_stream
 from penstock.clock import Clock, Entropy, operation_id
 from penstock.db.connection import Connection
 from penstock.db.database import Database
+from penstock.db.unit import UnitOfWork
 from penstock.errors import Fault, FileRejected, MetadataInvalid, SettingsInvalid
 from penstock.formats import format_of
 from penstock.journal import queries as journal
@@ -58,11 +59,11 @@ async def create(
     keys: SecretKeys,
     metadata_bytes_max: int,
     told: Sequence[Mapping[str, Any]] = (),
-    tx: Connection | None = None,
+    unit: UnitOfWork | None = None,
 ) -> str:
     """Store the file as a blob, then the operation that runs over it; or use a blob that is Valid. Returns its id.
 
-    `told` are subscriptions to the operation's events, stored with it. In a `tx` of the caller's the operation
+    `told` are subscriptions to the operation's events, stored with it. In a `unit` of the caller's the operation
     is there once that is committed.
 
     Unknown formats, metadata that does not fit, unknown options and files without rows are refused before anything is
@@ -83,7 +84,7 @@ async def create(
     if isinstance(source, BlobDescriptor):
         link: Link = partial(_use, blobs, source.id, reference_of(new_id))
     else:
-        link = await _stored(db, blobs, source, name, owner=reference_of(new_id), actor=created_by, tx=tx)
+        link = await _stored(db, blobs, source, name, owner=reference_of(new_id), actor=created_by, unit=unit)
     insertion = _insertion(
         db,
         new_id,
@@ -96,7 +97,7 @@ async def create(
         told=told,
         **columns,
     )
-    return await (db.transaction(insertion, "create") if tx is None else insertion(tx))
+    return await (db.transaction(insertion, "create") if unit is None else insertion(unit.connection))
 
 
 async def _use(blobs: Blobs, blob: str, owner: str, tx: Connection) -> BlobDescriptor:
@@ -104,16 +105,16 @@ async def _use(blobs: Blobs, blob: str, owner: str, tx: Connection) -> BlobDescr
 
 
 async def _stored(
-    db: Database, blobs: Blobs, source: Source, file_name: str, *, owner: str, actor: str, tx: Connection | None
+    db: Database, blobs: Blobs, source: Source, file_name: str, *, owner: str, actor: str, unit: UnitOfWork | None
 ) -> Link:
     """Store a file as a blob that belongs to the operation; it becomes Valid together with the operation.
 
-    In a `tx` of the caller's the record of the blob is undone with it, and the sweep removes the bytes.
+    In a `unit` of the caller's the record of the blob is undone with it, and the sweep removes the bytes.
     """
     blobs.storage.require()
     made = blobs.new(file_name, actor=actor, is_temporary=True, limit=False)
     begin = partial(blobs.begin, made)
-    begun = await (db.transaction(begin, "blob_create") if tx is None else begin(tx))
+    begun = await (db.transaction(begin, "blob_create") if unit is None else begin(unit.connection))
 
     def store() -> Any:
         with open_source(source) as stream:
@@ -125,7 +126,7 @@ async def _stored(
         if isinstance(sealed, Rejection):
             raise FileRejected(f"{file_name}: {sealed.reason}", code=sealed.code)
     except BaseException as error:
-        if tx is None:
+        if unit is None:
             await asyncio.shield(blobs.give_up(begun, error))
         raise
     after = begun.mark_as_valid(blobs.now(), sealed)

@@ -14,6 +14,7 @@ from sqlalchemy import Column, func, select, update
 from penstock.db.connection import Connection
 from penstock.db.database import Database
 from penstock.errors import Conflict, Fault, InvalidInput
+from penstock.operations.auditing import log_act
 from penstock.operations.chunk.ledger import Ledger
 from penstock.operations.chunk.step_map import Places, StepMap
 from penstock.operations.chunk.store import is_dead, is_free
@@ -66,6 +67,7 @@ async def migrate(
         await _write_steps(tx, number, steps)
         await touch(tx, number, plan=new_plan)
         await note(db, tx, head, "migrated", actor=actor, cause=cause or _described(plan, new_plan, renamed))
+        await log_act(db, tx, number, "migrate", actor=actor)
 
     await db.transaction(work, "migrate")
 

@@ -135,6 +135,7 @@ async def _ask_for_all(
     head = await _begin_retry(db, tx, number, operations.c.revision == revision, actor=actor, open_chunks=len(found))
     if head is None:
         return False
+    await _prune_again(tx, await _operation(tx, number))
     await _request(db, tx, head, [(chunk, None, None) for chunk in found], token=token, actor=actor)
     await log_act(db, tx, number, "retry", actor=actor)
     return True
@@ -248,7 +249,16 @@ async def _open_for_rows(db: Database, tx: Connection, number: int, *, actor: st
     limit = options["max_retry_attempts"]
     if head.state == "Retrying" and head.previous_state in _ENDED and limit and row["retry_count"] > limit:
         raise Conflict(f"operation {head.id} was retried {limit} times; max_retry_attempts is {limit}")
+    await _prune_again(tx, row)
     return head
+
+
+async def _prune_again(tx: Connection, row: RowMapping) -> None:
+    """Forget which parts were removed, because the rows that run now make them anew; all but the file."""
+    pruned = row["pruned"] or {}
+    if pruned.keys() - {"files"}:
+        kept = {part: is_done for part, is_done in pruned.items() if part == "files"}
+        await touch(tx, row["number"], pruned=kept or None)
 
 
 async def _request(

@@ -10,13 +10,13 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from penstock.access.audit import Act, Audit, record
+from penstock.access.audit import Audit
 from penstock.blobs.model import BlobDescriptor
 from penstock.blobs.service import Blobs
 from penstock.clock import Clock, Entropy, micros, operation_id
 from penstock.db.connection import Connection
 from penstock.db.database import Database
-from penstock.db.unit import UnitOfWork, joined
+from penstock.db.unit import UnitOfWork
 from penstock.errors import Conflict, Forbidden, InvalidInput, NotFound
 from penstock.formats import Limits
 from penstock.journal.numbering import number_new
@@ -136,7 +136,7 @@ class Operations:
             keys=self._settings.secret_keys,
             metadata_bytes_max=self._settings.metadata_bytes_max,
             told=[self._told(each, created_by or self._actor) for each in notify],
-            tx=joined(tx),
+            unit=tx,
         )
         if tx is not None:
             return await operation_views.get(self._db, tx.connection, new_id)
@@ -560,12 +560,7 @@ class Operations:
         """Remove one operation that has ended, for good; `Conflict` while it is held or under way."""
         number = await self._number(operation)
         self._blobs.storage.require()
-        found = await self.get(operation)
-        removed = await pruning.delete(self._db, self._blobs.storage, number)
-        tenant = "" if self._visible.tenant is None else self._visible.tenant
-        act = Act(tenant, self._actor, "operation.delete", found.id)
-        await self._db.transaction(lambda tx: record(self._db, tx, act), "audit")
-        return removed
+        return await pruning.delete(self._db, self._blobs.storage, number, actor=self._actor)
 
     async def erase(self, operation: str, *, rows: Iterable[int] | None = None, actor: str | None = None) -> Pruned:
         """Erase what is personal about an operation that has ended, or some of its rows; counters and states stay.

@@ -124,9 +124,9 @@ class RowType:
         """The text of the row's key field."""
         return None if self.row_key is None else _text(self._read(row, self.row_key))
 
-    def key_of_raw(self, raw: RawRow, columns: Sequence[str] | None) -> str | None:
+    def key_of_raw(self, raw: RawRow | None, columns: Sequence[str] | None) -> str | None:
         """The key of a row that may not be valid, where it can be read."""
-        if self.row_key is None or isinstance(raw, str):
+        if self.row_key is None or raw is None or isinstance(raw, str):
             return None
         record = raw if isinstance(raw, dict) else dict(zip(columns or (), raw, strict=False))
         inputs = next(field.inputs for field in self.fields if field.name == self.row_key)

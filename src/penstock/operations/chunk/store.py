@@ -56,7 +56,7 @@ __all__ = [
 ]
 
 SKIPPED_EACH = 8  # lists of ids in a statement grow by so many
-READINGS_MAX = 2  # files that a worker reads at once
+READINGS_MAX = 8  # files that a worker reads at once, when some take long
 
 
 class NewMessages(Exception):

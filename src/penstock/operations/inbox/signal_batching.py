@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
-from sqlalchemy import Insert, bindparam, insert, select
+from sqlalchemy import Insert, bindparam, insert, select, update
 from sqlalchemy.exc import IntegrityError, StatementError
 
 from penstock.access.audit import Act, record
@@ -101,6 +101,9 @@ class SignalBatcher:
             async with self._lock:
                 if pending.answer is None:  # no other call has stored it
                     await self._accept(self._batch_of(pending))
+        except Exception:
+            if pending.answer is None:  # otherwise it is another's signal that could not be stored
+                raise
         finally:
             if pending.answer is None:
                 pending.is_withdrawn = True
@@ -122,8 +125,7 @@ class SignalBatcher:
             raise answer
         if answer is not None:
             return answer
-        if (await tx.execute(_TAKES_SIGNALS, {"number": subject.number})).first() is None:
-            raise NoSuchWait(_is_over(subject), is_over=True)
+        unit.before_commit(partial(self._confirm, subject, pending.token))
         try:
             await tx.execute(self.db.prepared(_new_signals), [pending.columns(subject)])
         except IntegrityError as error:
@@ -133,6 +135,12 @@ class SignalBatcher:
         await record(self.db, tx, *_acts(subject, [pending]))
         unit.after_commit(partial(self._wake, subject, {pending.key}))
         return Receipt("stored", pending.token)
+
+    async def _confirm(self, subject: Subject, token: str, tx: Connection) -> None:
+        """See, right before the commit, that the operation takes the signal; that is when it counts as accepted."""
+        if (await tx.execute(_TAKES_SIGNALS, {"number": subject.number})).first() is None:
+            raise NoSuchWait(_is_over(subject), is_over=True)
+        await tx.execute(update(signals).where(signals.c.token == token).values(accepted_at=self.db.now()))
 
     async def _wake(self, subject: Subject, keys: Collection[str]) -> bool:
         """Wake the chunks that take signals on these keys; whether there are any."""

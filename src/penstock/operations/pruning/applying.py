@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from penstock.blobs.tables import rows as blobs
 from penstock.clock import Clock
 from penstock.db.connection import Connection
 from penstock.db.database import Database
-from penstock.errors import Conflict
+from penstock.errors import Conflict, Unavailable
 from penstock.operations.model import Pruned
 from penstock.operations.operation_ids import IS_THERE
 from penstock.operations.pruning.parts import begin_part, end_part, remove_part
@@ -43,6 +44,9 @@ OPERATIONS_EACH = 100  # emptied before their files are looked at and their rows
 PASS_OPERATIONS = 10  # by a worker at a time, for it has more to do
 PASS_TRANSACTIONS = 10
 LOOK_AGAIN_S = 3600.0
+TRIES_MAX = 20
+
+log = logging.getLogger("penstock.retention")
 
 _NAMES = (
     "number", "id", "file_key", "file_sha256", "file_bytes", "blob", "rows_read", "finished_at", "revision", "keep",
@@ -77,7 +81,11 @@ class Policy:
 
 async def due_operations(db: Database, policy: Policy, now_us: int, *, after: int = 0) -> AsyncIterator[Due]:
     """The operations of which something is due, by number; those that are held are left out."""
-    may_be_due = or_(operations.c.finished_at < policy.latest_end(now_us), operations.c.keep.is_not(None))
+    may_be_due = or_(
+        operations.c.finished_at < policy.latest_end(now_us),
+        operations.c.keep.is_not(None),
+        operations.c.pruned.is_not(None),  # begun under an earlier policy, or by an erasure that was cut off
+    )
     is_due = or_(IS_OVER & operations.c.hold.is_(None) & may_be_due, IS_BEGUN)
     query = select(*(operations.c[name] for name in _NAMES)).where(is_due).order_by(operations.c.number)
     while True:
@@ -202,16 +210,24 @@ async def _ended(db: Database, number: int) -> Row[Any]:
 
 
 async def remove_parts_now(db: Database, files: Storage, number: int, parts: tuple[str, ...]) -> Pruned:
-    """Remove these parts of an operation that has ended, whatever any policy says."""
-    row, removal = await _ended(db, number), Removal(db, files)
-    left = tuple(part for part in parts if not (row.pruned or {}).get(part))
-    await _remove(removal, [_due(row, left)], repeat(None))
-    return removal.done
+    """Remove these parts of an operation that has ended, whatever any policy says.
+
+    When others change it meanwhile, what is left is removed again. `files_left` says that its file cannot be removed
+    now: retention does so later.
+    """
+    removal = Removal(db, files)
+    for _ in range(TRIES_MAX):
+        row = await _ended(db, number)
+        left = tuple(part for part in parts if not (row.pruned or {}).get(part))
+        if not left or (left == ("files",) and removal.done.files_left):
+            return removal.done
+        await _remove(removal, [_due(row, left)], repeat(None))
+    raise Conflict(f"operation {row.id} was changed by others again and again; try again")
 
 
-async def delete(db: Database, files: Storage, number: int) -> Pruned:
+async def delete(db: Database, files: Storage, number: int, *, actor: str) -> Pruned:
     """Remove one operation that has ended, whatever any policy says; `Conflict` while it is held or not over."""
-    row, removal = await _ended(db, number), Removal(db, files)
+    row, removal = await _ended(db, number), Removal(db, files, actor)
     await _remove(removal, [_due(row, ("operations",))], repeat(None))
     if not removal.done.operations:
         raise Conflict(f"operation {row.id} was changed meanwhile; look at it again")
@@ -235,8 +251,22 @@ class Retention:
             if len(found) == PASS_OPERATIONS:
                 break
         if found:
-            removal = Removal(self._db, self._files)
-            self._last = await _remove(removal, found, repeat(None, PASS_TRANSACTIONS)) or self._last
+            await self._remove(found)
             return
         self._last, self._next_look = 0, self._clock.monotonic() + LOOK_AGAIN_S
         await asyncio.to_thread(self._files.remove_stale)
+
+    async def _remove(self, found: Sequence[Due]) -> None:
+        """Remove what is due; an operation with which that fails keeps no other from its turn."""
+        budget = repeat(None, PASS_TRANSACTIONS)
+        for due in found:
+            try:
+                last = await _remove(Removal(self._db, self._files), [due], budget)
+            except Unavailable:
+                raise
+            except Exception:
+                log.exception("what is due of operation %s cannot be removed", due.id)
+                last = due.number
+            if not last:
+                return
+            self._last = last

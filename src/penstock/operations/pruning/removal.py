@@ -25,6 +25,7 @@ from penstock.db.database import Database
 from penstock.errors import FileUnreadable, NotFound
 from penstock.journal.numbering import start_counter
 from penstock.journal.tables import transitions
+from penstock.operations.auditing import log_act
 from penstock.operations.model import Pruned
 from penstock.operations.moves import touch
 from penstock.operations.states import OPERATION
@@ -82,6 +83,7 @@ class Removal:
 
     db: Database
     files: Storage
+    actor: str | None = None  # who asks for it; None when a policy does
     done: Pruned = field(default_factory=Pruned)
     emptied: list[Due] = field(default_factory=list)
 
@@ -102,6 +104,8 @@ class Removal:
         if await touch(tx, due.number, IS_OVER, *as_seen, stop_outcome=REMOVED, reading="abandoned") is None:
             return False
         await start_counter(self.db, tx)  # or the numbers of moves that are removed could be given out again
+        if self.actor is not None:
+            await log_act(self.db, tx, due.number, "delete", actor=self.actor)
         return True
 
     async def _empty(self, due: Due, budget: Iterator[None]) -> bool:

@@ -27,6 +27,7 @@ __all__ = ["ChunkProgress"]
 
 POLL_JITTER = 0.2
 NO_FAULTS: Mapping[int, list[Fault]] = {}
+ERASED = "its data was erased"
 
 
 class ChunkProgress:
@@ -85,6 +86,9 @@ class ChunkProgress:
 
     def _parse_together(self, rows: Sequence[int]) -> None:
         raws = self.raws_of(rows)
+        if None in raws:
+            self._fail_erased(rows, raws)
+            return
         row_type = self.runtime.definition.row
         try:
             found = self.runtime.parse_many(raws)
@@ -102,6 +106,14 @@ class ChunkProgress:
                 self._settle(
                     i, Verdict("failed", "Processing", cut(f"the stored row no longer fits its model: {fault}"))
                 )
+
+    def _fail_erased(self, rows: Sequence[int], raws: Sequence[Any]) -> None:
+        """Fail the rows among these whose data was erased, and parse the others."""
+        for i, given in zip(rows, raws, strict=True):
+            if given is None:
+                self._settle(i, Verdict("failed", "Processing", ERASED))
+            else:
+                self._parse_together((i,))
 
     def raw(self, i: int) -> Any:
         """The row as it was read, or as it was edited since."""
@@ -126,9 +138,11 @@ class ChunkProgress:
         return bool(self._faults)
 
     def faults(self, i: int) -> list[Fault]:
-        """What the reader of the file has found wrong with the row, unless it was edited since."""
+        """What is wrong with the row as it was read, unless it was edited since."""
         edited = self.owned.record_of(i, 0)
-        return self._faults.get(i, []) if edited is None or edited.data is None else []
+        if edited is not None and edited.data is not None:
+            return []
+        return [Fault(ERASED)] if self.raws[i] is None else self._faults.get(i, [])
 
     def refuse(self, rows: Iterable[int]) -> None:
         """Put rows back that may not begin their step: our lease has no time left, or we have no units of a limit."""

@@ -16,7 +16,7 @@ __all__ = ["Sources", "pieces"]
 
 
 class Sources:
-    """Opens the files. Those of running operations stay open, for their chunks come one after the other."""
+    """Opens the files. Those of operations that are validated stay open, for their chunks come one after the other."""
 
     def __init__(self, files: Storage, limits: Limits) -> None:
         self._files, self._limits = files, limits
@@ -24,7 +24,7 @@ class Sources:
         self._kept: dict[int, tuple[BinaryIO, Reader]] = {}
 
     def kept(self, runtime: OperationRuntime) -> Reader:
-        """A reader that stays open until the operation is forgotten; for the loop's thread alone."""
+        """A reader that stays open while chunks of the operation are read; for the loop's thread alone."""
         if runtime.number not in self._kept:
             source = self._files.opened(runtime.file)
             self._kept[runtime.number] = source, self._reader(runtime, source)

@@ -150,7 +150,8 @@ class BackgroundDuties:
         """Drop what is kept in memory of operations that have ended."""
         worker = self._worker
         await worker.runtimes.forget_settled(worker.working)
-        worker.sources.close(but=worker.runtimes.numbers)
+        if None not in worker.actors.values():  # a chunk that is being claimed may be about to be read
+            worker.sources.close(but={a.owned.operation for a in worker.actors.values() if a and a.owned.is_raw})
 
     async def _remove_dead(self) -> bool:
         """Remove workers that died, so that their chunks can be claimed at once, and their shares of limits."""

@@ -38,6 +38,7 @@ class PollingDispatcher:
         self._worker = worker
         self._chunks, self.readers = ChunkRunner(worker), Readers(worker)
         self._next_look = self._next_beside = 0.0
+        self._nothing_beside: set[int] = set()  # the chunks that we owned when there was nothing to start beside them
 
     async def start_some(self) -> bool:
         """Start what can be started now; returns whether anything was."""
@@ -55,12 +56,15 @@ class PollingDispatcher:
         room = CHUNKS_OWNED_MIN + worker.runtimes.widest // worker.settings.chunk_rows - len(worker.actors)
         if room > 0:
             return await self._start_found(room)
-        now = worker.clock.monotonic()
-        if now < self._next_beside or room <= -CHUNKS_BESIDE_MAX:
+        if room <= -CHUNKS_BESIDE_MAX:
             return False
-        # The chunks that we have may take long. One at a time, so that each is of another operation.
-        started = await self._start_found(1, beside=worker.working)
-        self._next_beside = now if started else now + BESIDE_LOOK_S
+        # The chunks that we have may take long.
+        now, owned = worker.clock.monotonic(), set(worker.actors)
+        if owned == self._nothing_beside and now < self._next_beside:
+            return False
+        started = await self._start_found(1, beside=worker.busy(CHUNKS_OWNED_MIN))
+        if not started:
+            self._nothing_beside, self._next_beside = owned, now + BESIDE_LOOK_S
         return started
 
     async def _start_found(self, limit: int, *, beside: Collection[int] | None = None) -> bool:

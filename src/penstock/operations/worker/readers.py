@@ -21,18 +21,22 @@ if TYPE_CHECKING:
 
 __all__ = ["Readers"]
 
+READ_AT_ONCE = 2  # files; more do not go faster
+LONG_S = 5.0  # a reading that has taken so long does not count among them
+
 
 class Readers:
     """Reads files for one worker."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker, self._db, self._owner = worker, worker.db, worker.lease.id
+        self._began: dict[int, float] = {}  # when each reading did, by operation
 
     async def start(self) -> bool:
         """Begin to read files that no worker reads; returns whether any was begun."""
         worker = self._worker
         await abandon_readings(self._db, actor=self._owner)
-        room = store.READINGS_MAX - len(worker.readings)
+        room = self._room()
         if room <= 0 or not worker.runtimes.names:
             return False
         found = await self._find(room)
@@ -42,6 +46,12 @@ class Readers:
         for seen, plan, had_trouble in found:
             started = await self._start(seen, plan, had_trouble=had_trouble) or started
         return started
+
+    def _room(self) -> int:
+        """How many files to read beside those that are read now; one that takes long keeps no other from its turn."""
+        long_ago = self._worker.clock.monotonic() - LONG_S
+        quick = sum(began > long_ago for began in self._began.values())
+        return min(READ_AT_ONCE - quick, store.READINGS_MAX - len(self._began))
 
     async def _find(self, limit: int) -> list[tuple[Head, Mapping[str, Any], bool]]:
         """Operations to be read, their plans, and whether a worker had trouble with them."""
@@ -72,6 +82,7 @@ class Readers:
         if head is None:
             return False
         worker.readings[head.number] = None
+        self._began[head.number] = worker.clock.monotonic()
         worker.tasks.spawn(self._run(head, runtime, had_trouble=had_trouble))
         return True
 
@@ -83,6 +94,7 @@ class Readers:
             worker.outage.failed("work", error)  # the reading is given up within a second, and begun again
         finally:
             worker.readings.pop(head.number, None)
+            self._began.pop(head.number, None)
             worker.wake.set()
 
     async def _read(self, head: Head, runtime: OperationRuntime, *, had_trouble: bool) -> None:

@@ -75,7 +75,9 @@ class OperationRuntimes:
         made_by = self._plans.get(number)
         if made_by is None or (plan is not None and made_by != plan):
             async with self._db.read() as tx:
-                row = (await tx.execute(select(operations).where(operations.c.number == number))).one()
+                row = (await tx.execute(select(operations).where(operations.c.number == number))).one_or_none()
+            if row is None:
+                raise CannotRun("the operation has been removed")
             try:
                 made = await self._make(row)
             except DoesNotFit:

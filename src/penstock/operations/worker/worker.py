@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -183,6 +184,11 @@ class Worker:
     def working(self) -> set[int]:
         """The operations of which we own chunks or read the file."""
         return {actor.owned.operation for actor in self.actors.values() if actor is not None} | set(self.readings)
+
+    def busy(self, many: int) -> set[int]:
+        """The operations of which we own so many chunks."""
+        owned = Counter(actor.owned.operation for actor in self.actors.values() if actor is not None)
+        return {operation for operation, count in owned.items() if count >= many}
 
     @property
     def running(self) -> set[int]:
