@@ -19,6 +19,7 @@ from penstock.operations.chunk.ledger import Ledger
 from penstock.operations.chunk.step_map import Places, StepMap
 from penstock.operations.chunk.store import is_dead, is_free
 from penstock.operations.moves import Head, head_of, note, touch
+from penstock.operations.operation_ids import IS_THERE
 from penstock.operations.tables import chunks, history, operations, row_records, signals
 from penstock.pipeline import Definition
 
@@ -51,7 +52,7 @@ async def migrate(
         await db.ring(tx)
         is_idle = is_free(db, operations.c.owner)
         head = await touch(
-            tx, number, operations.c.state.not_in(("Stopping", "Completed")), is_idle,
+            tx, number, operations.c.state.not_in(("Stopping", "Completed")), is_idle, IS_THERE,
             owner=None, fence=operations.c.fence + 1, trouble=None,
         )  # fmt: skip
         if head is None:
@@ -73,7 +74,7 @@ async def migrate(
 
 
 def _refusal(head: Head) -> Conflict:
-    if head.owner is not None:
+    if head.owner is not None and head.state != "Stopping":
         return Conflict(f"worker {head.owner} reads the file of operation {head.id}; pause it first")
     return Conflict(f"operation {head.id} is {head.state}; nothing of it runs any more")
 

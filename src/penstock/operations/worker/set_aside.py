@@ -15,6 +15,7 @@ __all__ = ["SetAside", "clear_trouble", "write_trouble"]
 
 PAUSE_FIRST_S = 1.0
 PAUSE_MAX_S = 60.0
+FORGOTTEN_S = 600.0
 
 
 @dataclass(slots=True)
@@ -42,14 +43,20 @@ class SetAside:
 
     def for_a_moment(self, number: int, seconds: float) -> None:
         """Set it aside for a short time: we need units that other workers will give back."""
-        self._pauses[number] = _Pause(self._monotonic() + seconds, PAUSE_FIRST_S)
+        self._pause(number, seconds, PAUSE_FIRST_S)
 
     def for_trouble(self, number: int, *, pause_max_s: float = PAUSE_MAX_S) -> float:
         """Set it aside because of trouble; each time in a row the pause doubles. Returns how long it is."""
         before = self._pauses.get(number)
         pause_s = PAUSE_FIRST_S if before is None else min(before.pause_s, pause_max_s)
-        self._pauses[number] = _Pause(self._monotonic() + pause_s, min(2 * pause_s, PAUSE_MAX_S))
+        self._pause(number, pause_s, min(2 * pause_s, PAUSE_MAX_S))
         return pause_s
+
+    def _pause(self, number: int, pause_s: float, next_s: float) -> None:
+        """Set it aside; what was aside long ago is forgotten, because others may have ended it."""
+        now = self._monotonic()
+        self._pauses = {other: pause for other, pause in self._pauses.items() if now - pause.until < FORGOTTEN_S}
+        self._pauses[number] = _Pause(now + pause_s, next_s)
 
     def take_up(self, number: int) -> None:
         """Set it aside no longer."""

@@ -155,7 +155,7 @@ class LoopWatch:
         key, now = (place.operation_id, place.step_name), self._clock.monotonic()
         if now - self._warned_at.get(key, -REPEAT_S) < REPEAT_S:
             return
-        self._warned_at[key] = now
+        self._warned_at = {other: at for other, at in self._warned_at.items() if now - at < REPEAT_S} | {key: now}
         log.warning(
             "%s has blocked the event loop for %.1f s; all other rows of this worker stand still meanwhile. "
             "Await what it waits for, or declare it with def, so that it runs on a thread",
