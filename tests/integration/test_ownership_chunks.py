@@ -421,7 +421,30 @@ async def test_giving_a_chunk_up_is_a_write_of_its_owner(database_url, tmp_path)
         held = await held_by(e, made.id, e.worker.lease.id)
         await e.worker.look_round()
         (chunk,) = await chunks_of(e, made)
-        assert (chunk.owner, chunk.fence, chunk.version) == (None, held.fence, held.version + 1)
+        assert (chunk.owner, chunk.fence, chunk.version) == ("nobody", held.fence, held.version + 1)
+        await e.work_until_idle()
+        assert (await e.operations.get(made.id)).status == "Completed"
+
+
+async def test_a_chunk_that_is_given_up_with_rows_in_flight_is_as_one_of_a_dead_worker(database_url, tmp_path):
+    shop = Shop()
+    async with engine([shop.kind], url=database_url, tmp_path=tmp_path) as e:
+        made = await e.create(shop.kind, papers(2))
+        await e.worker.tick()
+        while e.worker.readings:
+            await e.worker.wake.wait()
+        held = await held_by(e, made.id, e.worker.lease.id)
+        held.ledger.start([0])
+
+        async def write(tx: Any) -> None:
+            await tx.execute(update(chunks).values(ledger=held.ledger.encode()))
+
+        await e.penstock.db.transaction(write)
+        await e.worker.look_round()
+        assert (await e.operations.verify(made.id)).is_clean
+        await e.work_until_idle()
+        assert (await e.operations.get(made.id)).status == "Completed"
+        assert [line.event for line in (await e.operations.history(made.id)).items] == ["owner_lost"]
 
 
 @pytest.mark.covers("I-17")

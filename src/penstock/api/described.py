@@ -42,6 +42,7 @@ def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 def produces(*media_types: str, description: str) -> dict[int | str, dict[str, Any]]:
     """An answer that is a file."""
-    binary = {"schema": {"type": "string", "format": "binary"}}
-    content: dict[str, Any] = {kind: {} if "json" in kind else binary for kind in media_types}
+    text, binary = {"schema": {"type": "string"}}, {"schema": {"type": "string", "format": "binary"}}
+    other = {kind: text if kind.startswith("text/") else binary for kind in media_types}
+    content: dict[str, Any] = {kind: {} if "json" in kind else other[kind] for kind in media_types}
     return {200: {"description": description, "content": content}}

@@ -35,6 +35,7 @@ log = logging.getLogger("penstock.worker")
 
 SWEEP_S = 5.0
 LONG_DEAD_S = 3600.0  # after so long a dead worker's record is removed, whatever its host
+NOBODY = "nobody"  # no worker has this id
 
 
 class BackgroundDuties:
@@ -118,11 +119,14 @@ class BackgroundDuties:
             worker.halt(state, number)
 
     async def _give_up_chunk(self, chunk: int, fence: int) -> None:
-        """Give up a chunk that we own but do not work on: the answer to a claim or a release was lost."""
+        """Give up a chunk that we own but do not work on: the answer to a claim or a release was lost.
+
+        Rows may be in flight in it, so it is left as a dead worker leaves one: with an owner who is not there.
+        """
 
         async def give_up(tx: Connection) -> None:
             mine = (chunks.c.id == chunk, chunks.c.fence == fence, chunks.c.owner == self._worker.lease.id)
-            await tx.execute(update(chunks).where(*mine).values(owner=None, version=chunks.c.version + 1))
+            await tx.execute(update(chunks).where(*mine).values(owner=NOBODY, version=chunks.c.version + 1))
 
         await self._db.transaction(give_up, "give_up")
 
