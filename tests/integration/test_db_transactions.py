@@ -128,6 +128,30 @@ async def test_callers_cancelled_in_the_middle_of_a_statement_leave_no_broken_co
     assert await amounts(db) == [20, 0]
 
 
+@pytest.mark.databases("postgresql", "mariadb")
+@pytest.mark.parametrize("turns", [1, 2, 3, 5])
+async def test_callers_cancelled_twice_leave_no_broken_connection_and_do_not_hang(db, turns):
+    """The second time comes while the connection of the first is being given up."""
+
+    async def look() -> None:
+        async with db.read() as tx:
+            await tx.tell(SLOW[db.dialect.name])
+
+    for _ in range(7):
+        task = asyncio.create_task(look())
+        for _ in range(100):
+            await asyncio.sleep(0)
+        task.cancel()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        async with asyncio.timeout(HANG_S):
+            with pytest.raises(asyncio.CancelledError):
+                await task
+    await asyncio.gather(*(db.transaction(lambda tx: pay(tx, 1)) for _ in range(20)))
+    assert await amounts(db) == [20, 0]
+
+
 @pytest.mark.databases("sqlite")
 async def test_a_caller_cancelled_while_its_file_is_opened_leaves_no_open_file(database_url, monkeypatch):
     loop, connect = asyncio.get_running_loop(), sqlite3.connect

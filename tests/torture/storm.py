@@ -211,6 +211,8 @@ class Storm:
         within_s = LEAVE_S * self.patience
         if not await _dies(child, within_s):
             now.findings.append(Finding("shutdown", f"{child.who} did not leave within {within_s:g} s"))
+            self.nursery.signal(child, signal.SIGUSR1)  # it prints where its tasks stand
+            await _dies(child, 2)
             self.nursery.signal(child, signal.SIGKILL)
             await child.dead.wait()
         elif child.role == "worker" and child.exit_code == 0 and child.died_at is not None:

@@ -74,7 +74,14 @@ def _noting(journal: Journal, wish: str | None) -> Callable[[str], None]:
 async def _work(journal: Journal, settings: Settings) -> None:
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, _show_tasks)
     opened = Penstock.open(operations=OPERATIONS, settings=settings, effects={"stumble": stumble})
     async with opened as penstock, penstock.worker() as worker:
         journal.write(Began(journal.moment(), journal.who, worker.lease.id))
         await worker.run(stop)
+
+
+def _show_tasks() -> None:
+    """Print where each task stands, for a process that should have ended."""
+    for task in asyncio.all_tasks():
+        task.print_stack(file=sys.stderr)

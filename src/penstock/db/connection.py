@@ -10,6 +10,7 @@ from typing import Any, NoReturn, Protocol, Self, TypeVar, TypeVarTuple, overloa
 
 from sqlalchemy import Connection as SyncConnection
 from sqlalchemy import CursorResult, Executable
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from sqlalchemy.sql.selectable import TypedReturnsRows
 
@@ -87,6 +88,16 @@ class Link(AsyncConnection):
         self.raw = (await self.get_raw_connection()).driver_connection
         return self
 
+    @property
+    def invalidated(self) -> bool:
+        """Whether the connection was given up: nothing may be sent on it, for nobody would answer.
+
+        When a task is cancelled twice, while a connection is given up because of the first time, SQLAlchemy does not
+        call it invalid, though it is gone.
+        """
+        sync = self.sync_connection
+        return sync is None or sync.closed or sync.invalidated or not sync.connection.is_valid
+
     async def send(self, statement: Statement, values: Values = NOTHING) -> Answer:
         """Send a statement that is kept to be sent again: it is prepared once, and goes straight to the driver."""
         prepared = self.statements.prepared(statement, values)
@@ -111,6 +122,10 @@ class Link(AsyncConnection):
 def raise_known(error: BaseException, text: str, parameters: Any, connection: SyncConnection) -> NoReturn:
     """Raise what SQLAlchemy raises for an error of the driver, and give up a connection that broke as it does."""
     adapter: Any = connection.connection.dbapi_connection
+    if adapter is None:  # it was given up before
+        if isinstance(error, Exception):
+            raise OperationalError(text, parameters, error, connection_invalidated=True) from error
+        raise error
     try:
         adapter._handle_exception(error)
     except BaseException as known:

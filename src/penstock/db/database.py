@@ -291,10 +291,10 @@ class Database:
                     await self._close_idle()  # they are no better
                 raise refusal from error
             finally:
-                if _is_sound(connection):
-                    self._idle.append(connection)
-                else:
+                if connection.invalidated:
                     await _let_go(connection)
+                else:
+                    self._idle.append(connection)
         finally:
             self._places.release()
 
@@ -356,12 +356,6 @@ class Database:
         except OSError as error:
             await tx.invalidate()
             raise CommitUnknown(f"the connection died at COMMIT: {error}") from error
-
-
-def _is_sound(connection: Link) -> bool:
-    """Whether a connection can be used again: nobody was cancelled on it, and it did not break."""
-    sync = connection.sync_connection
-    return sync is not None and not sync.closed and not sync.invalidated and sync.connection.is_valid
 
 
 def _cancels() -> int:
