@@ -201,3 +201,35 @@ async def test_forcing_a_state_sets_its_timer_and_cancels_the_other(penstock: Pe
     assert (await lifecycles.tick()).timers_fired == 1
     await lifecycles.force(guid, "Closed", cause="enough")
     assert await count_timers(penstock) == 0
+
+
+async def test_a_timer_that_is_cancelled_after_it_was_found_due_does_not_fire_in_the_next_state(
+    database_url: str, tmp_path: Path, clock: ManualClock
+):
+    states = [
+        {"name": "New", "is_initial": True, "timeout": "PT1H", "timeout_event": "expire"},
+        {"name": "Paid"},
+        {"name": "Dropped", "is_final": True},
+        {"name": "Refunded", "is_final": True},
+    ]
+    lines = [
+        {"from": "New", "event": "expire", "to": "Dropped", "guard": "meanwhile"},
+        {"from": "New", "event": "pay", "to": "Paid"},
+        {"from": "Paid", "event": "expire", "to": "Refunded"},
+    ]
+
+    async def meanwhile(context: GuardContext) -> bool:
+        if context.instance.guid == first.guid:
+            await lifecycles.trigger(second.guid, "pay")
+        return True
+
+    async with opened(database_url, tmp_path, clock, {"meanwhile": meanwhile}) as penstock:
+        lifecycles = penstock.lifecycles
+        await lifecycles.import_text(text(states=states, transitions=lines))
+        first = await lifecycles.start("order")
+        clock.advance(1)
+        second = await lifecycles.start("order")
+        clock.advance(3600)
+        assert (await lifecycles.tick()).timers_fired == 1
+        found = [(await lifecycles.get(each.guid)).state for each in (first, second)]
+    assert found == ["Dropped", "Paid"]

@@ -28,7 +28,7 @@ from penstock.lifecycles.rules.graph import Graph
 from penstock.lifecycles.scope import Scope
 from penstock.lifecycles.states import BLOCKING, InstanceFlag, LogFlag
 from penstock.lifecycles.tables import instances, timers
-from penstock.lifecycles.triggering import trigger
+from penstock.lifecycles.triggering import DueTimer, trigger
 
 __all__ = ["Tick", "tick"]
 
@@ -177,8 +177,9 @@ async def _fire(scope: Scope, graph: Graph, timer: Any) -> str:
         request_key=f"timer:{timer.sequence}:{timer.firings}",
         flags=LogFlag.SYSTEM,
     )
+    due = DueTimer(timer.sequence, timer.firings, timeout.repeats)
     try:
-        outcome = await trigger(scope, timer.instance, timeout.event, stamp, is_once=not timeout.repeats)
+        outcome = await trigger(scope, timer.instance, timeout.event, stamp, timer=due)
     except NotFound:
         return "conflict"  # it was deleted since
     if outcome.kind in ("guard_denied", "not_allowed", "unknown_event"):
