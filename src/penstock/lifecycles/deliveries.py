@@ -13,6 +13,7 @@ from penstock.db.connection import Connection
 from penstock.db.unit import UnitOfWork, joined
 from penstock.errors import InvalidInput, NotFound
 from penstock.lifecycles import claiming, delivering, queries
+from penstock.lifecycles.calling import LimitedCall
 from penstock.lifecycles.delivery_log import log_moves, moves_of
 from penstock.lifecycles.model import Delivery, DeliveryMove, Handler
 from penstock.lifecycles.records import record_of
@@ -94,7 +95,7 @@ class Deliveries:
 
         await scope.db.transaction(work, "lifecycle_consumer")
         if handler is not None:
-            self.handlers[consumer] = handler
+            self.handlers[consumer] = LimitedCall(handler, scope.call_timeout_s)
 
     async def unregister(self, consumer: str) -> int:
         """Tell a consumer of nothing more; what it has not processed is cancelled, and counted."""

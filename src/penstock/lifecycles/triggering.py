@@ -71,10 +71,10 @@ async def trigger(
     """
     if retries < 0:
         raise InvalidInput(f"retries is {retries}; it is 0 or more")
-    outcome = await _try(scope, instance, event, stamp, tx, timer)
+    outcome = await _try(scope, instance, event, stamp, tx, timer=timer)
     while outcome.kind == "conflict" and retries > 0:
         retries -= 1
-        outcome = await _try(scope, instance, event, stamp.again(), tx, timer)
+        outcome = await _try(scope, instance, event, stamp.again(), tx, timer=timer)
     scope.tally["lifecycle_transitions_total", outcome.kind] += 1
     if not outcome.applied:
         log.info("refused: %s (actor %s, correlation %s)", outcome, stamp.actor, stamp.correlation)
@@ -82,7 +82,7 @@ async def trigger(
 
 
 async def _try(
-    scope: Scope, instance: str | int, event: str, stamp: Stamp, tx: Connection | None, timer: DueTimer | None
+    scope: Scope, instance: str | int, event: str, stamp: Stamp, tx: Connection | None, *, timer: DueTimer | None
 ) -> Outcome:
     async with reading(scope, tx) as look:
         record = await record_of(look, scope, instance, stamp.request_key)
