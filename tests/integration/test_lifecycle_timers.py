@@ -233,3 +233,59 @@ async def test_a_timer_that_is_cancelled_after_it_was_found_due_does_not_fire_in
         assert (await lifecycles.tick()).timers_fired == 1
         found = [(await lifecycles.get(each.guid)).state for each in (first, second)]
     assert found == ["Dropped", "Paid"]
+
+
+def newer(number: int, **states: dict[str, Any]) -> str:
+    """A later version of the claims, with other values for some of its states."""
+    changed = [each | states.get(str(each["name"]), {}) for each in STATES]
+    return text(definition={"name": "Claim", "version": f"{number}.0.0"}, states=changed, transitions=LINES)
+
+
+async def test_migrations_do_not_put_off_a_timer(lifecycles: Lifecycles, clock: ManualClock):
+    guid = (await lifecycles.start("claim")).guid
+    entered_at = (await lifecycles.get(guid)).entered_at
+    for number in (2, 3):
+        clock.advance(1200)
+        await lifecycles.import_text(newer(number))
+        await lifecycles.migrate("claim", source=(number - 1) * 10000)
+    assert (await lifecycles.get(guid)).entered_at == entered_at
+    assert [each.guid for each in (await lifecycles.instances(in_state_for=2399)).items] == [guid]
+    clock.advance(1199)
+    assert (await lifecycles.tick()).is_idle
+    clock.advance(1)
+    assert (await lifecycles.tick()).timers_fired == 1
+
+
+async def test_a_migration_sets_the_timer_of_the_new_version_from_when_the_state_was_entered(
+    lifecycles: Lifecycles, clock: ManualClock
+):
+    guid = (await lifecycles.start("claim")).guid
+    clock.advance(1200)
+    await lifecycles.import_text(newer(2, Open={"timeout": None, "timeout_event": None}))
+    await lifecycles.migrate("claim", source=10000)
+    clock.advance(7200)
+    assert (await lifecycles.tick()).is_idle
+    await lifecycles.import_text(newer(3, Open={"timeout": "PT3H"}))
+    await lifecycles.migrate("claim", source=20000)
+    clock.advance(2399)
+    assert (await lifecycles.tick()).is_idle
+    clock.advance(1)
+    assert (await lifecycles.tick()).timers_fired == 1
+    assert (await lifecycles.get(guid)).state == "Closed"
+
+
+async def test_a_timer_that_has_fired_once_is_not_set_again_by_a_migration_unless_it_repeats_now(
+    lifecycles: Lifecycles, clock: ManualClock
+):
+    guid = (await lifecycles.start("claim")).guid
+    await lifecycles.trigger(guid, "note")
+    clock.advance(600)
+    await lifecycles.tick()
+    await lifecycles.import_text(newer(2))
+    await lifecycles.migrate("claim", source=10000)
+    clock.advance(6000)
+    assert (await lifecycles.tick()).is_idle
+    await lifecycles.import_text(newer(3, Noted={"timeout_mode": "repeat"}))
+    await lifecycles.migrate("claim", source=20000)
+    assert await lifecycles.verify() == (1, [])
+    assert (await lifecycles.tick()).timers_fired == 1
