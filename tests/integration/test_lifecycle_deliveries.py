@@ -162,6 +162,19 @@ async def test_a_handler_in_this_process_is_called_until_it_succeeds(penstock: P
     assert {each.state for each in (await penstock.deliveries.list()).items} == {"Processed"}
 
 
+@pytest.mark.parametrize("which", ["one", "old"])
+async def test_a_delivery_in_its_last_attempt_is_sent_again_on_request(penstock: Penstock, which: str):
+    deliveries = penstock.deliveries
+    await deliveries.register("billing", attempts_max=2)
+    await moved(penstock.lifecycles, "pay")
+    for _ in range(2):
+        (got,) = await deliveries.claim("billing")
+        assert await (deliveries.resend(got.message_id) if which == "one" else deliveries.resend(older_than=0)) == 1
+        assert (await penstock.lifecycles.tick()).given_up == 0
+    (again,) = await deliveries.claim("billing")
+    assert (again.attempts, again.attempts_max, again.state) == (3, 4, "Delivered")
+
+
 async def test_deliveries_of_some_age_are_made_due_again(penstock: Penstock, clock: ManualClock):
     deliveries = penstock.deliveries
     await deliveries.register("billing", retry_after=3600)

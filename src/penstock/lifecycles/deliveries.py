@@ -173,7 +173,7 @@ class Deliveries:
     ) -> int:
         """Make deliveries due now and say how many: one, those that have waited so long, or `failed` ones.
 
-        Those that have failed get their budget of attempts anew, on top of what they have used.
+        Those that have failed, or are in their last attempt, get their budget anew, on top of what they have used.
         """
         if message_id is None and older_than is None and not failed:
             raise InvalidInput("say which: a message id, older_than, or failed")

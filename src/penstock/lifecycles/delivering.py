@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from sqlalchemy import ColumnElement, FromClause, Row, Select, Update, and_, func, or_, select, update
+from sqlalchemy import ColumnElement, FromClause, Row, Select, Update, and_, case, func, or_, select, update
 
 from penstock.clock import from_micros
 from penstock.db.connection import Connection
@@ -159,7 +159,7 @@ async def resend(
     older_than_us: int | None,
     failed: bool,
 ) -> int:
-    """Make deliveries due now: one, or those that have waited so long. Failed ones get their budget anew."""
+    """Make deliveries due now: one, or those that have waited so long. Those without attempts get their budget anew."""
 
     async def work(tx: Connection) -> int:
         which = [deliveries.c.tenant == scope.tenant]
@@ -171,26 +171,27 @@ async def resend(
         if older_than_us is not None:
             which.append(deliveries.c.modified_at <= scope.db.now() - older_than_us)
         now = scope.db.now()
+        budget = (
+            select(consumers.c.attempts_max)
+            .where(consumers.c.tenant == scope.tenant, consumers.c.name == deliveries.c.consumer)
+            .scalar_subquery()
+        )
+        anew = deliveries.c.attempts + func.coalesce(budget, EFFECT_ATTEMPTS_MAX)
         again: list[Update] = []
         if not failed:  # first, so that none is counted twice
-            again.append(update(deliveries).where(*which, deliveries.c.state.in_(OPEN)).values(due_at=now, claim=None))
+            is_spent = deliveries.c.attempts >= deliveries.c.attempts_max
+            attempts_max = case((is_spent, anew), else_=deliveries.c.attempts_max)
+            is_open = update(deliveries).where(*which, deliveries.c.state.in_(OPEN))
+            again.append(is_open.values(due_at=now, claim=None, attempts_max=attempts_max))
         if failed or message_id is not None:
-            budget = (
-                select(consumers.c.attempts_max)
-                .where(consumers.c.tenant == scope.tenant, consumers.c.name == deliveries.c.consumer)
-                .scalar_subquery()
-            )
             which_failed = (*which, deliveries.c.state.in_(DELIVERY.sources("resent")))
             ids = (await tx.execute(select(deliveries.c.message_id).where(*which_failed).with_for_update())).scalars()
             await log_moves(tx, scope, [(id, "Failed") for id in ids], "resent", actor=scope.actor)
             again.append(
                 update(deliveries)
                 .where(*which_failed)
-                .values(
-                    state="Pending", due_at=now, modified_at=now,
-                    attempts_max=deliveries.c.attempts + func.coalesce(budget, EFFECT_ATTEMPTS_MAX),
-                )
-            )  # fmt: skip
+                .values(state="Pending", due_at=now, modified_at=now, attempts_max=anew)
+            )
         many = sum([(await tx.execute(each)).rowcount for each in again])
         if many:
             await scope.audit(tx, "delivery.resend", message_id or consumer or "all", deliveries=many)
