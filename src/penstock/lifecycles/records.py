@@ -107,10 +107,13 @@ async def instance_of(tx: Connection, scope: Scope, record: Record) -> Instance:
 
 def named(record: Record, graph: Graph) -> Instance:
     """The instance with the names of its graph."""
+    definition = graph.version.definition
     return Instance(
         record.id,
         record.guid,
-        graph.version.definition.name,
+        definition.name,
+        definition.id,
+        definition.environment,
         record.version,
         graph.version.number,
         graph.by_id[record.state].name,
