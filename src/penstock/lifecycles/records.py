@@ -56,7 +56,7 @@ _COLUMNS = (
 async def record_of(tx: Connection, scope: Scope, instance: str | int, request_key: str | None = None) -> Record:
     """The instance with this guid or number; a guid may be cut to its first 8 characters or more."""
     found = await find_record(tx, scope, instance, request_key)
-    if found is None and isinstance(instance, str) and SHORT_GUID <= len(instance) < GUID_CHARS:
+    if found is None and isinstance(instance, str) and _may_be_guid(instance) and len(instance) >= SHORT_GUID:
         found = await _by_beginning(tx, scope, instance, request_key)
     if found is None:
         raise NotFound(f"no instance has the {'guid' if isinstance(instance, str) else 'id'} {instance!r}")
@@ -68,7 +68,7 @@ async def find_record(
 ) -> Record | None:
     """The instance with exactly this guid or number."""
     by = "guid" if isinstance(instance, str) else "id"
-    if isinstance(instance, str) and len(instance) > GUID_CHARS:
+    if isinstance(instance, str) and not _may_be_guid(instance):
         return None
     asked = {"of_tenant": scope.tenant, "wanted": instance}
     if request_key is not None:
@@ -76,6 +76,11 @@ async def find_record(
     # One statement: a request that was not made when the row was as we read it, cannot be made unless the row changes.
     found = (await tx.send(scope.db.prepared(_one, by, request_key is not None), asked)).rows
     return from_row(found[0]) if found else None
+
+
+def _may_be_guid(text: str) -> bool:
+    """Whether a text could be a guid or the beginning of one; others may not even be storable."""
+    return len(text) <= GUID_CHARS and text.isascii() and text.isprintable()
 
 
 async def _by_beginning(tx: Connection, scope: Scope, start: str, request_key: str | None) -> Record | None:
@@ -88,7 +93,8 @@ async def _by_beginning(tx: Connection, scope: Scope, start: str, request_key: s
 
 async def records_of(tx: Connection, scope: Scope, guids: Sequence[str]) -> dict[str, Record]:
     """The instances with these guids; those that are not there are left out."""
-    found = await tx.execute(scope.db.prepared(_many), {"of_tenant": scope.tenant, "wanted": list(guids)})
+    wanted = [guid for guid in guids if _may_be_guid(guid)]
+    found = await tx.execute(scope.db.prepared(_many), {"of_tenant": scope.tenant, "wanted": wanted})
     return {row[1]: from_row(row) for row in found}
 
 
