@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
-from sqlalchemy import Delete, Insert, Update, and_, bindparam, delete, insert, literal, or_, select, update
+from sqlalchemy import Delete, Insert, Update, and_, bindparam, delete, exists, insert, literal, or_, select, update
 
 from penstock.db.connection import Connection
 from penstock.db.database import Database
@@ -89,18 +89,22 @@ class Change:
 
     @property
     def is_told(self) -> bool:
-        """Whether consumers hear of it."""
-        return self.kind in ("moved", "forced") and self.record.has_consumers
+        """Whether consumers hear of it, if there are any."""
+        return self.kind in ("moved", "forced")
 
     @property
     def effects(self) -> tuple[str, ...]:
         """What is done after it, in order; nothing after a migration."""
-        return effects_of(self.leaves, self.state) if self.kind in ("moved", "forced") else ()
+        return effects_of(self.leaves, self.state) if self.is_told else ()
 
 
 async def write(tx: Connection, scope: Scope, change: Change) -> bool:
-    """Make a change; False, with nothing written, when the instance is no longer as it was read."""
+    """Make a change; False, with nothing written, when the instance is no longer as it was read.
+
+    So too when there were no consumers to be told of it, and now there are.
+    """
     db, record = scope.db, change.record
+    is_alone = change.is_told and not record.has_consumers
     has_data = change.data is not None
     values = {
         "of_tenant": scope.tenant,
@@ -111,12 +115,12 @@ async def write(tx: Connection, scope: Scope, change: Change) -> bool:
     }
     if has_data:
         values["data"] = change.data
-    if (await tx.send(db.prepared(_changed, change.enters), values)).matched != 1:
+    if (await tx.send(db.prepared(_changed, change.enters, is_alone), values)).matched != 1:
         return False
     await tx.send(db.prepared(_entry), entry_columns(scope, change))
     if change.leaves is not None:
         await _set_timer(tx, scope, change, change.leaves)
-    if change.is_told:
+    if change.is_told and not is_alone:
         told = {"the_prefix": f"{record.guid}:{change.sequence}:", "the_instance": record.id}
         told |= {"the_sequence": change.sequence, "of_tenant": scope.tenant, "the_definition": change.definition}
         await tx.send(db.prepared(_told), told)
@@ -316,9 +320,10 @@ def _is_it() -> Any:
     )
 
 
-def _changed(db: Database, enters: bool) -> Update:
+def _changed(db: Database, enters: bool, is_alone: bool) -> Update:
     times = {"modified_at": db.now(), **({"entered_at": db.now()} if enters else {})}
-    return update(instances).where(_is_it()).values(revision=instances.c.revision + 1, **times)
+    changed = update(instances).where(_is_it()).values(revision=instances.c.revision + 1, **times)
+    return changed.where(~exists().where(consumers.c.tenant == instances.c.tenant)) if is_alone else changed
 
 
 def _changed_many(db: Database, enters: bool) -> Update:

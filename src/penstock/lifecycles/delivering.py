@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from sqlalchemy import ColumnElement, FromClause, Row, Select, Update, and_, case, func, or_, select, update
+from sqlalchemy import ColumnElement, FromClause, Row, Select, Update, and_, case, exists, func, or_, select, update
 
 from penstock.clock import from_micros
 from penstock.db.connection import Connection
@@ -21,7 +21,7 @@ from penstock.lifecycles.log import entry_of, select_entries
 from penstock.lifecycles.model import Delivery
 from penstock.lifecycles.queries import graph_of
 from penstock.lifecycles.records import record_of
-from penstock.lifecycles.rules.effects import EFFECT_ATTEMPTS_MAX, is_effect
+from penstock.lifecycles.rules.effects import EFFECT_ATTEMPTS_MAX, EFFECTS, is_effect
 from penstock.lifecycles.scope import Scope
 from penstock.lifecycles.states import ACTIONS, LogFlag
 from penstock.lifecycles.tables import consumers, deliveries, logs
@@ -31,6 +31,8 @@ from penstock.outbox.states import DELIVERY
 __all__ = [
     "acknowledge",
     "bump",
+    "cancel",
+    "cancel_strays",
     "delivery_of",
     "fail",
     "fail_spent",
@@ -113,6 +115,39 @@ async def fail_spent(scope: Scope, *, limit: int) -> int:
         except (Conflict, NotFound):
             continue  # it was answered, or somebody else was faster
     return failed
+
+
+async def cancel(tx: Connection, scope: Scope, *which: ColumnElement[bool]) -> int:
+    """Cancel open deliveries whose consumer is gone; how many there were."""
+    is_left = deliveries.c.tenant == scope.tenant, deliveries.c.state.in_(OPEN), *which
+    held = select(deliveries.c.message_id, deliveries.c.state).where(*is_left).with_for_update()
+    moved = [(row.message_id, row.state) for row in await tx.execute(held)]
+    await log_moves(tx, scope, moved, "cancelled", actor=scope.actor, cause="its consumer was unregistered")
+    values = {"state": "Cancelled", "due_at": None, "claim": None, "modified_at": scope.db.now()}
+    return (await tx.execute(update(deliveries).where(*is_left).values(**values))).rowcount
+
+
+async def cancel_strays(scope: Scope, *, limit: int) -> int:
+    """Cancel deliveries that a move left while their consumer was being unregistered; how many there were."""
+    first, end = EFFECTS
+    async with scope.db.read() as tx:
+        known = (await tx.execute(select(consumers.c.name).where(consumers.c.tenant == scope.tenant))).scalars().all()
+        query = select(deliveries.c.id).where(
+            deliveries.c.tenant == scope.tenant,
+            deliveries.c.state.in_(OPEN),
+            deliveries.c.consumer.not_in(known),
+            or_(deliveries.c.consumer < first, deliveries.c.consumer >= end),
+        )
+        found = (await tx.execute(query.limit(limit))).scalars().all()
+    if not found:
+        return 0
+    # It may have been registered again since.
+    is_gone = ~exists().where(consumers.c.tenant == deliveries.c.tenant, consumers.c.name == deliveries.c.consumer)
+
+    async def work(tx: Connection) -> int:
+        return await cancel(tx, scope, deliveries.c.id.in_(found), is_gone)
+
+    return await scope.db.transaction(work, "lifecycle_cancel")
 
 
 async def _apply_policy(tx: Connection, scope: Scope, found: Delivery) -> None:

@@ -72,7 +72,7 @@ async def tick(scope: Scope, handlers: Mapping[str, Handler], *, limit: int, lea
         processed, failed = processed + done, failed + undone
     done, undone = await _run_effects(scope, limit=limit, lease_us=lease_us)
     processed, failed = processed + done, failed + undone
-    given_up = await delivering.fail_spent(scope, limit=limit)
+    given_up = await delivering.fail_spent(scope, limit=limit) + await delivering.cancel_strays(scope, limit=limit)
     return Tick(fired, refused, processed, failed, given_up)
 
 
