@@ -320,3 +320,12 @@ async def test_refusals_are_logged_without_sql_and_everything_is_counted(
     assert set(found) == {
         "lifecycle_transitions_total", "lifecycle_imports_total", "lifecycle_instances", "delivery_retries_total",
     }  # fmt: skip
+
+
+async def test_data_changes_between_values_that_only_python_calls_equal(lifecycles: Lifecycles):
+    guid = (await lifecycles.start("order", data={"paid": 1, "size": {"x": 1, "y": 2}})).guid
+    for value in (1, 1.0, True):
+        changed = await lifecycles.change_data(guid, {"paid": value})
+        assert repr(changed.data["paid"]) == repr(value)
+    same = {"paid": True, "size": {"y": 2, "x": 1}, "gone": None}
+    assert (await lifecycles.change_data(guid, same)).revision == 3, "nothing changes"
