@@ -158,9 +158,10 @@ async def test_lists_are_read_page_by_page_without_gaps(lifecycles: Lifecycles):
     entries = await pages(lifecycles.log, source="New", target="Paid")
     assert sorted(entry.guid for entry in entries) == sorted(each.guid for each in started)
     assert len(await pages(lifecycles.log, newest_first=True)) == 50
-    for ask in (lifecycles.instances, lifecycles.log):
-        with pytest.raises(InvalidInput, match="is no cursor of this list"):
-            await ask(cursor="x")
+    for ask in (lifecycles.instances, lifecycles.log, lifecycles.deliveries.list):
+        for wrong in ("x", "²", "-1", "9" * 20, "1.²", "1.2.3.4"):
+            with pytest.raises(InvalidInput, match="is not a cursor of this list"):
+                await ask(cursor=wrong)
     with pytest.raises(InvalidInput, match="at least 1 entry"):
         await lifecycles.instances(limit=0)
 

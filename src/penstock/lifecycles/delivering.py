@@ -25,7 +25,7 @@ from penstock.lifecycles.rules.effects import EFFECT_ATTEMPTS_MAX, EFFECTS, is_e
 from penstock.lifecycles.scope import Scope
 from penstock.lifecycles.states import ACTIONS, LogFlag
 from penstock.lifecycles.tables import consumers, deliveries, logs
-from penstock.listing import Page
+from penstock.listing import Page, parse_number_cursor
 from penstock.outbox.states import DELIVERY
 
 __all__ = [
@@ -265,9 +265,7 @@ async def list_deliveries(
         which.append(deliveries.c.due_at <= scope.db.now())
         which.append(or_(deliveries.c.state == "Delivered", deliveries.c.attempts > 0))
     if cursor is not None:
-        if not cursor.isdigit():
-            raise InvalidInput(f"{cursor!r} is no cursor of this list; pass the next cursor of an earlier page")
-        which.append(deliveries.c.id > int(cursor))
+        which.append(deliveries.c.id > parse_number_cursor(cursor))
     page = select(deliveries).where(*which).order_by(deliveries.c.id).limit(limit + 1).subquery("page")
     found = (await tx.execute(select_deliveries(scope, page).order_by(page.c.id))).all()
     more = str(found[limit - 1].delivery_id) if len(found) > limit else None

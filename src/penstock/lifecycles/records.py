@@ -25,6 +25,7 @@ __all__ = ["INSTANCES_EACH", "Record", "find_record", "instance_of", "prior_requ
 INSTANCES_EACH = 1000
 SHORT_GUID = 8
 GUID_CHARS = 36
+NEAR_LISTED_MAX = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ _COLUMNS = (
 async def record_of(tx: Connection, scope: Scope, instance: str | int, request_key: str | None = None) -> Record:
     """The instance with this guid or number; a guid may be cut to its first 8 characters or more."""
     found = await find_record(tx, scope, instance, request_key)
-    if found is None and isinstance(instance, str) and _may_be_guid(instance) and len(instance) >= SHORT_GUID:
+    if found is None and isinstance(instance, str) and SHORT_GUID <= len(instance) < GUID_CHARS:
         found = await _by_beginning(tx, scope, instance, request_key)
     if found is None:
         raise NotFound(f"no instance has the {'guid' if isinstance(instance, str) else 'id'} {instance!r}")
@@ -84,11 +85,16 @@ def _may_be_guid(text: str) -> bool:
 
 
 async def _by_beginning(tx: Connection, scope: Scope, start: str, request_key: str | None) -> Record | None:
+    if not _may_be_guid(start):
+        return None
     query = select(instances.c.guid).where(
         instances.c.tenant == scope.tenant, instances.c.guid >= start, instances.c.guid < start + "\x7f"
     )
-    guids = (await tx.execute(query.limit(2))).scalars().all()
-    return await find_record(tx, scope, guids[0], request_key) if len(guids) == 1 else None
+    guids = (await tx.execute(query.order_by(instances.c.guid).limit(NEAR_LISTED_MAX + 1))).scalars().all()
+    if len(guids) > 1:
+        listed = "\n  ".join([*guids[:NEAR_LISTED_MAX], *["and others"] * (len(guids) > NEAR_LISTED_MAX)])
+        raise NotFound(f"several instances have guids that begin with {start!r}; give more of it:\n  {listed}")
+    return await find_record(tx, scope, guids[0], request_key) if guids else None
 
 
 async def records_of(tx: Connection, scope: Scope, guids: Sequence[str]) -> dict[str, Record]:
