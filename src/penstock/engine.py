@@ -27,6 +27,7 @@ from penstock.errors import DeclarationError, Unavailable
 from penstock.event_sources import EventSources
 from penstock.idempotency.service import Idempotency
 from penstock.idempotency.sql import SqlStore
+from penstock.lifecycles.calling import limited
 from penstock.lifecycles.guards import Guard
 from penstock.lifecycles.model import Handler
 from penstock.lifecycles.scope import Scope
@@ -127,9 +128,10 @@ class Penstock:
                 clock=clock,
                 entropy=entropy,
                 actor=actor,
-                guards=guards,
-                effects=effects,
+                guards=limited(guards, settings.handler_timeout_s),
+                effects=limited(effects, settings.handler_timeout_s),
                 page_max=settings.page_max,
+                call_timeout_s=settings.handler_timeout_s,
             )
         )
         self.deliveries = self.lifecycles.deliveries

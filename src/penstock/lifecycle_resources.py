@@ -96,6 +96,7 @@ def instance(found: Instance) -> Document:
         "guid": found.guid,
         "id": found.id,
         "definition": found.definition,
+        "environment": found.environment_label,
         "versionCode": found.version,
         "state": found.state,
         "lastEvent": found.last_event,

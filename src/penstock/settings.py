@@ -95,7 +95,7 @@ class Settings(BaseModel):
     )
     webhook_timeout_s: float = Field(default=20.0, gt=0, description="how long a webhook's receiver may take to answer")
     handler_timeout_s: float = Field(
-        default=30.0, gt=0, description="how long a handler of events, or the server for e-mail, may take"
+        default=30.0, gt=0, description="how long a handler, a guard, an effect, or the server for e-mail may take"
     )
     smtp_url: SecretStr | None = Field(
         default=None, description="the server that e-mails are sent by: smtp+starttls://user:password@host:587"

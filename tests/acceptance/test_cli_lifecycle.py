@@ -93,6 +93,19 @@ def test_a_document_with_faults_is_refused_with_each_on_a_line(penstock: Run, tm
     ]  # fmt: skip
 
 
+def test_an_instance_is_named_by_its_reference_and_the_environment_of_its_definition(penstock: Run, tmp_path: Path):
+    (tmp_path / "test.json").write_text(json.dumps({**ORDER, "environment": "Test"}))
+    assert penstock("lifecycle", "import", "test.json")[0] == 0
+    here, there = (ask(penstock, "start", "order", "A-1", "--env", each) for each in ("Production", "Test"))
+    assert (here["environment"], there["environment"]) == ("Production", "Test")
+    code, _, err = penstock("lifecycle", "history", "order/A-1")
+    assert code == 1
+    assert "in several environments" in err
+    assert ask(penstock, "suspend", "order/A-1", "--env", "Test")["guid"] == there["guid"]
+    assert ask(penstock, "trigger", "order/A-1", "expire", "--env", "prod")["guid"] == here["guid"]
+    assert ask(penstock, "history", "order/A-1", "--env", "Test")["items"][0]["guid"] == there["guid"]
+
+
 def test_a_definition_is_drawn_with_its_moves_and_how_many_are_where(penstock: Run):
     guids = [started(penstock, f"A-{n}") for n in range(3)]
     assert penstock("lifecycle", "trigger", guids[0], "pay")[0] == 0

@@ -266,6 +266,18 @@ async def test_a_row_tells_every_attempt_and_is_corrected(works: Engine, pages: 
     assert blocked.status_code in (303, 409)
 
 
+async def test_an_instance_is_shown_where_its_definition_is_in_two_environments(
+    works: Engine, pages: httpx.AsyncClient
+):
+    lifecycles = works.penstock.lifecycles
+    await lifecycles.import_text(ORDER)
+    await lifecycles.import_text(ORDER.replace("{", '{"environment": "Production", ', 1))
+    instance = await lifecycles.start("order", "PO-1", environment="Production")
+    shown = await pages.get(f"/dashboard/instances/{instance.guid}")
+    assert shown.status_code == 200
+    assert "Production" in shown.text
+
+
 async def test_lifecycles_show_their_states_and_take_events(works: Engine, pages: httpx.AsyncClient):
     lifecycles = works.penstock.lifecycles
     made = await lifecycles.import_text(ORDER)

@@ -63,9 +63,10 @@ async def opened(
     clock: Clock | None = None,
     guards: Mapping[str, Guard] = GUARDS,
     effects: Mapping[str, Handler] = MappingProxyType({}),
+    **given: Any,
 ) -> AsyncIterator[Penstock]:
     """An engine on a clock that moves when told."""
-    settings = Settings(database_url=url, storage_url=str(tmp_path / "files"))
+    settings = Settings(database_url=url, storage_url=str(tmp_path / "files"), **given)
     clock = clock or ManualClock()
     async with Penstock.open(settings=settings, clock=clock, guards=guards, effects=effects) as penstock:
         yield penstock

@@ -7,14 +7,16 @@ import json
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from orders import opened, text
 
 from penstock import Penstock
 from penstock.clock import ManualClock
-from penstock.errors import InvalidInput
+from penstock.errors import InvalidInput, NotFound
 from penstock.lifecycles import Lifecycles, Start, Trigger
+from penstock.lifecycles.records import INSTANCES_EACH
 
 
 @pytest.fixture
@@ -72,6 +74,36 @@ async def test_a_bulk_call_mixes_events_guards_versions_and_request_keys(lifecyc
     assert [outcome.kind for outcome in again] == ["guard_denied", "duplicate"] * 3 + ["not_allowed"] * 2
     assert [outcome.sequence for outcome in again[1:6:2]] == [3, 3, 3]
     assert (await lifecycles.verify())[1] == []
+
+
+async def test_what_cannot_be_a_guid_is_not_found_and_the_others_move(lifecycles: Lifecycles):
+    guid = (await lifecycles.start("order")).guid
+    wrong = ["x" * 37, "a\0b", "\ud800", "größer"]
+    outcomes = await lifecycles.trigger_many([*wrong, guid], "pay")
+    assert [outcome.kind for outcome in outcomes] == ["not_found"] * 4 + ["applied"]
+    for each in wrong:
+        with pytest.raises(NotFound, match="no instance has the guid"):
+            await lifecycles.get(each * 5 if len(each) < 8 else each)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"request_key": "k" * 201},
+        {"request_key": "\ud800"},
+        {"metadata": {"by": "\ud800"}},
+        {"metadata": {"x": object()}},
+    ],
+    ids=["long key", "broken key", "broken metadata", "no JSON"],
+)
+async def test_a_trigger_that_cannot_be_stored_is_refused_before_any_instance_moves(
+    lifecycles: Lifecycles, wrong: dict[str, Any]
+):
+    started = await lifecycles.start_many("order", (str(n) for n in range(INSTANCES_EACH + 1)))
+    triggers = [Trigger(each.guid, "pay") for each in started[:-1]]
+    with pytest.raises(InvalidInput):
+        await lifecycles.trigger_many([*triggers, Trigger(started[-1].guid, "pay", **wrong)])
+    assert {each.state for each in await lifecycles.counts()} == {"New"}
 
 
 async def test_an_instance_that_is_named_several_times_takes_its_events_in_order(lifecycles: Lifecycles):

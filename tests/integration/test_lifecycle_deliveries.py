@@ -9,14 +9,16 @@ from pathlib import Path
 
 import pytest
 from orders import opened, text
-from sqlalchemy import select
+from sqlalchemy import delete, select
 
 from penstock import Penstock
 from penstock.clock import ManualClock
+from penstock.db.connection import Connection
 from penstock.errors import Conflict, IllegalMove, InvalidInput, NotFound
 from penstock.failpoints import armed
 from penstock.journal.tables import transitions
-from penstock.lifecycles import Delivery, InstanceFlag, Lifecycles
+from penstock.lifecycles import Delivery, GuardContext, InstanceFlag, Lifecycles
+from penstock.lifecycles.tables import consumers
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
 
@@ -162,6 +164,19 @@ async def test_a_handler_in_this_process_is_called_until_it_succeeds(penstock: P
     assert {each.state for each in (await penstock.deliveries.list()).items} == {"Processed"}
 
 
+@pytest.mark.parametrize("which", ["one", "old"])
+async def test_a_delivery_in_its_last_attempt_is_sent_again_on_request(penstock: Penstock, which: str):
+    deliveries = penstock.deliveries
+    await deliveries.register("billing", attempts_max=2)
+    await moved(penstock.lifecycles, "pay")
+    for _ in range(2):
+        (got,) = await deliveries.claim("billing")
+        assert await (deliveries.resend(got.message_id) if which == "one" else deliveries.resend(older_than=0)) == 1
+        assert (await penstock.lifecycles.tick()).given_up == 0
+    (again,) = await deliveries.claim("billing")
+    assert (again.attempts, again.attempts_max, again.state) == (3, 4, "Delivered")
+
+
 async def test_deliveries_of_some_age_are_made_due_again(penstock: Penstock, clock: ManualClock):
     deliveries = penstock.deliveries
     await deliveries.register("billing", retry_after=3600)
@@ -285,6 +300,52 @@ async def test_what_is_left_to_a_consumer_that_is_unregistered_is_cancelled_in_t
     moves = await deliveries.history(claimed.message_id)
     assert [(move.event, move.target) for move in moves] == [("delivered", "Delivered"), ("cancelled", "Cancelled")]
     assert moves[1].cause == "its consumer was unregistered"
+
+
+async def test_a_delivery_that_was_left_beside_the_end_of_its_consumer_is_cancelled(penstock: Penstock):
+    deliveries = penstock.deliveries
+    for name in ("billing", "audit"):
+        await deliveries.register(name)
+    guid = await moved(penstock.lifecycles, "pay")
+
+    async def left_behind(tx: Connection) -> None:
+        await tx.execute(delete(consumers).where(consumers.c.name == "billing"))
+
+    await penstock.db.transaction(left_behind)
+    assert (await penstock.lifecycles.tick()).given_up == 1
+    found = {each.consumer: each.state for each in (await deliveries.list(instance=guid)).items}
+    assert found == {"audit": "Pending", "billing": "Cancelled"}
+    assert [move.event for move in await deliveries.history(f"{guid}:2:billing")] == ["cancelled"]
+    assert (await penstock.lifecycles.tick()).is_idle
+
+
+@pytest.mark.parametrize("many", [False, True], ids=["one", "many"])
+async def test_a_consumer_that_is_registered_while_guards_are_asked_hears_of_the_move(
+    database_url: str, tmp_path: Path, clock: ManualClock, many: bool
+):
+    async def registers(_: GuardContext) -> bool:
+        await penstock.deliveries.register("billing")
+        return True
+
+    async with opened(database_url, tmp_path, clock, {"in_stock": registers}) as penstock:
+        lifecycles = penstock.lifecycles
+        await lifecycles.import_text(text())
+        guid = await moved(lifecycles, "pay")
+        if many:
+            (outcome,) = await lifecycles.trigger_many([guid], "ship")
+        else:
+            outcome = await lifecycles.trigger(guid, "ship", retries=1)
+        assert outcome.applied
+        assert [each.entry.event for each in (await penstock.deliveries.list()).items] == ["ship"]
+
+
+async def test_a_definition_is_not_deleted_while_it_has_consumers_of_its_own(penstock: Penstock):
+    await penstock.deliveries.register("billing", definition="order")
+    await penstock.deliveries.register("audit")
+    with pytest.raises(Conflict, match=r"'Order' has the consumer\(s\) billing; unregister them first"):
+        await penstock.lifecycles.delete_definition("order")
+    await penstock.deliveries.unregister("billing")
+    await penstock.lifecycles.delete_definition("order")
 
 
 async def test_the_moves_of_a_delivery_go_with_it(penstock: Penstock, clock: ManualClock):

@@ -101,6 +101,30 @@ async def test_a_purge_of_less_that_comes_later_leaves_the_checkpoint_of_a_purge
     assert await lifecycles.verify() == (1, [])
 
 
+async def test_an_entry_whose_delivery_has_failed_is_kept_until_it_is_dealt_with(
+    penstock: Penstock, clock: ManualClock
+):
+    lifecycles, deliveries = penstock.lifecycles, penstock.deliveries
+    for name in ("billing", "audit"):
+        await deliveries.register(name, attempts_max=1)
+    guid = (await lifecycles.start("order")).guid
+    await lifecycles.trigger(guid, "pay")
+    for name in ("billing", "audit"):
+        await deliveries.claim(name)
+        assert (await deliveries.fail(f"{guid}:2:{name}", "no")).state == "Failed"
+    await deliveries.unregister("audit")
+    clock.advance(60)
+    before = START + timedelta(seconds=30)
+    assert await lifecycles.purge(before, dry_run=True) == 1
+    assert await lifecycles.purge(before) == 1
+    assert await lifecycles.purge(before, dry_run=True) == 0
+    await deliveries.resend(f"{guid}:2:billing")
+    await deliveries.acknowledge(f"{guid}:2:billing")
+    assert await lifecycles.purge(before, dry_run=True) == 1
+    assert await lifecycles.purge(before) == 1, "the other consumer is gone"
+    assert await lifecycles.verify() == (1, [])
+
+
 async def test_what_a_consumer_has_not_heard_of_is_not_purged(penstock: Penstock, clock: ManualClock):
     lifecycles = penstock.lifecycles
     await penstock.deliveries.register("billing")
@@ -134,9 +158,10 @@ async def test_lists_are_read_page_by_page_without_gaps(lifecycles: Lifecycles):
     entries = await pages(lifecycles.log, source="New", target="Paid")
     assert sorted(entry.guid for entry in entries) == sorted(each.guid for each in started)
     assert len(await pages(lifecycles.log, newest_first=True)) == 50
-    for ask in (lifecycles.instances, lifecycles.log):
-        with pytest.raises(InvalidInput, match="is no cursor of this list"):
-            await ask(cursor="x")
+    for ask in (lifecycles.instances, lifecycles.log, lifecycles.deliveries.list):
+        for wrong in ("x", "²", "-1", "9" * 20, "1.²", "1.2.3.4"):
+            with pytest.raises(InvalidInput, match="is not a cursor of this list"):
+                await ask(cursor=wrong)
     with pytest.raises(InvalidInput, match="at least 1 entry"):
         await lifecycles.instances(limit=0)
 

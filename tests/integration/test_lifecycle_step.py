@@ -11,10 +11,11 @@ from orders import GUARDS, text
 from pydantic import BaseModel
 
 from penstock import Context, Pipeline, failpoints, operation, step
+from penstock.access.model import Principal
 from penstock.errors import Unavailable
 from penstock.lifecycles import LifecycleStep, LogEntry
 from penstock.settings import Settings
-from penstock.testing import Engine, batch_context, engine
+from penstock.testing import Engine, batch_context, engine, json_lines
 
 
 class Payment(BaseModel):
@@ -139,6 +140,21 @@ async def test_a_tenants_step_sees_its_tenant_only(e: Engine):
     await e.run(AcmePayments, payments("A-1"))
     assert [order.state for order in (await acme.instances()).items] == ["Paid"]
     assert await e.penstock.lifecycles.count() == 0
+
+
+async def test_an_operation_of_a_tenant_moves_the_entities_of_its_tenant(e: Engine):
+    lifecycles = e.penstock.lifecycles
+    acme = lifecycles.tenant("acme")
+    await acme.import_text(text())
+    order, nobodys = await acme.start("order", "A-1"), await lifecycles.start("order", "A-1")
+    seen_by_acme = e.penstock.seen_by(Principal("ana", frozenset({"admin"}), tenant="acme"))
+    made = await seen_by_acme.operations.create(
+        PayKnownOrders, file=json_lines(payments("A-1")), file_name="rows.jsonl"
+    )
+    await e.work_until_idle()
+    assert (await seen_by_acme.operations.get(made.id)).status == "Completed"
+    assert (await acme.get(order.guid)).state == "Paid"
+    assert (await lifecycles.get(nobodys.guid)).state == "New"
 
 
 class Death:

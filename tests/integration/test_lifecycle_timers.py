@@ -201,3 +201,91 @@ async def test_forcing_a_state_sets_its_timer_and_cancels_the_other(penstock: Pe
     assert (await lifecycles.tick()).timers_fired == 1
     await lifecycles.force(guid, "Closed", cause="enough")
     assert await count_timers(penstock) == 0
+
+
+async def test_a_timer_that_is_cancelled_after_it_was_found_due_does_not_fire_in_the_next_state(
+    database_url: str, tmp_path: Path, clock: ManualClock
+):
+    states = [
+        {"name": "New", "is_initial": True, "timeout": "PT1H", "timeout_event": "expire"},
+        {"name": "Paid"},
+        {"name": "Dropped", "is_final": True},
+        {"name": "Refunded", "is_final": True},
+    ]
+    lines = [
+        {"from": "New", "event": "expire", "to": "Dropped", "guard": "meanwhile"},
+        {"from": "New", "event": "pay", "to": "Paid"},
+        {"from": "Paid", "event": "expire", "to": "Refunded"},
+    ]
+
+    async def meanwhile(context: GuardContext) -> bool:
+        if context.instance.guid == first.guid:
+            await lifecycles.trigger(second.guid, "pay")
+        return True
+
+    async with opened(database_url, tmp_path, clock, {"meanwhile": meanwhile}) as penstock:
+        lifecycles = penstock.lifecycles
+        await lifecycles.import_text(text(states=states, transitions=lines))
+        first = await lifecycles.start("order")
+        clock.advance(1)
+        second = await lifecycles.start("order")
+        clock.advance(3600)
+        assert (await lifecycles.tick()).timers_fired == 1
+        found = [(await lifecycles.get(each.guid)).state for each in (first, second)]
+    assert found == ["Dropped", "Paid"]
+
+
+def newer(number: int, **states: dict[str, Any]) -> str:
+    """A later version of the claims, with other values for some of its states."""
+    changed = [each | states.get(str(each["name"]), {}) for each in STATES]
+    return text(definition={"name": "Claim", "version": f"{number}.0.0"}, states=changed, transitions=LINES)
+
+
+async def test_migrations_do_not_put_off_a_timer(lifecycles: Lifecycles, clock: ManualClock):
+    guid = (await lifecycles.start("claim")).guid
+    entered_at = (await lifecycles.get(guid)).entered_at
+    for number in (2, 3):
+        clock.advance(1200)
+        await lifecycles.import_text(newer(number))
+        await lifecycles.migrate("claim", source=(number - 1) * 10000)
+    assert (await lifecycles.get(guid)).entered_at == entered_at
+    assert [each.guid for each in (await lifecycles.instances(in_state_for=2399)).items] == [guid]
+    clock.advance(1199)
+    assert (await lifecycles.tick()).is_idle
+    clock.advance(1)
+    assert (await lifecycles.tick()).timers_fired == 1
+
+
+async def test_a_migration_sets_the_timer_of_the_new_version_from_when_the_state_was_entered(
+    lifecycles: Lifecycles, clock: ManualClock
+):
+    guid = (await lifecycles.start("claim")).guid
+    clock.advance(1200)
+    await lifecycles.import_text(newer(2, Open={"timeout": None, "timeout_event": None}))
+    await lifecycles.migrate("claim", source=10000)
+    clock.advance(7200)
+    assert (await lifecycles.tick()).is_idle
+    await lifecycles.import_text(newer(3, Open={"timeout": "PT3H"}))
+    await lifecycles.migrate("claim", source=20000)
+    clock.advance(2399)
+    assert (await lifecycles.tick()).is_idle
+    clock.advance(1)
+    assert (await lifecycles.tick()).timers_fired == 1
+    assert (await lifecycles.get(guid)).state == "Closed"
+
+
+async def test_a_timer_that_has_fired_once_is_not_set_again_by_a_migration_unless_it_repeats_now(
+    lifecycles: Lifecycles, clock: ManualClock
+):
+    guid = (await lifecycles.start("claim")).guid
+    await lifecycles.trigger(guid, "note")
+    clock.advance(600)
+    await lifecycles.tick()
+    await lifecycles.import_text(newer(2))
+    await lifecycles.migrate("claim", source=10000)
+    clock.advance(6000)
+    assert (await lifecycles.tick()).is_idle
+    await lifecycles.import_text(newer(3, Noted={"timeout_mode": "repeat"}))
+    await lifecycles.migrate("claim", source=20000)
+    assert await lifecycles.verify() == (1, [])
+    assert (await lifecycles.tick()).timers_fired == 1

@@ -320,3 +320,37 @@ async def test_refusals_are_logged_without_sql_and_everything_is_counted(
     assert set(found) == {
         "lifecycle_transitions_total", "lifecycle_imports_total", "lifecycle_instances", "delivery_retries_total",
     }  # fmt: skip
+
+
+async def test_data_changes_between_values_that_only_python_calls_equal(lifecycles: Lifecycles):
+    guid = (await lifecycles.start("order", data={"paid": 1, "size": {"x": 1, "y": 2}})).guid
+    for value in (1, 1.0, True):
+        changed = await lifecycles.change_data(guid, {"paid": value})
+        assert repr(changed.data["paid"]) == repr(value)
+    same = {"paid": True, "size": {"y": 2, "x": 1}, "gone": None}
+    assert (await lifecycles.change_data(guid, same)).revision == 3, "nothing changes"
+
+
+async def test_an_archived_instance_says_that_it_takes_no_event_any_more(lifecycles: Lifecycles):
+    guid = await paid(lifecycles)
+    await lifecycles.complete(guid)
+    await lifecycles.archive(guid)
+    refused = await lifecycles.trigger(guid, "hold")
+    expected = "Completed, archived; an archived instance takes no event any more"
+    assert (refused.kind, refused.reason) == ("terminal", expected)
+    await lifecycles.reopen(guid)
+    refused = await lifecycles.trigger(guid, "hold")
+    assert (refused.kind, refused.reason) == ("terminal", "Archived; an archived instance takes no event any more")
+
+
+async def test_the_beginning_of_a_guid_that_several_share_is_told_as_such(lifecycles: Lifecycles):
+    first, second = sorted([(await lifecycles.start("order")).guid for _ in range(2)])
+    with pytest.raises(NotFound) as refused:
+        await lifecycles.get(first[:8])
+    assert str(refused.value) == (
+        f"several instances have guids that begin with {first[:8]!r}; give more of it:\n  {first}\n  {second}"
+    )
+    assert (await lifecycles.get(first[:-1])).guid == first
+    for unknown in ("ffffffff", "f" * 36, "f" * 37):
+        with pytest.raises(NotFound, match="no instance has the guid"):
+            await lifecycles.get(unknown)

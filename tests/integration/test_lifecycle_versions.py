@@ -218,6 +218,18 @@ async def test_a_definition_in_use_elsewhere_is_not_started_once_it_was_deleted(
             await second.lifecycles.start("order")
 
 
+async def test_a_published_draft_has_the_flags_of_its_own_document(lifecycles: Lifecycles):
+    draft = await lifecycles.draft("parcel", version="1.0.0")
+    await draft.add_state("Sent")
+    await draft.add_state("Broken", category="error")
+    await draft.publish()
+    graph = await lifecycles.graph("parcel")
+    assert {state.name: state.flags for state in graph.states} == {
+        "Sent": StateFlag.INITIAL, "Broken": StateFlag.ERROR,
+    }  # fmt: skip
+    assert graph.document().digest() == graph.version.digest
+
+
 @pytest.mark.covers("LC-116", "LC-133")
 async def test_tenants_see_nothing_of_each_other(penstock: Penstock, clock: ManualClock):
     lifecycles = penstock.lifecycles

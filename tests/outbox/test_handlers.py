@@ -12,8 +12,9 @@ from parcel_post import Parcel, SendParcels, post_office, sent
 
 from penstock import Context, Pipeline, StepFailed, operation, step
 from penstock.errors import DeclarationError
-from penstock.operations.telling import HUNG_MAX, RowFailure
+from penstock.operations.telling import RowFailure
 from penstock.outbox.model import OperationEvent
+from penstock.outbox.threads import HUNG_MAX
 
 pytestmark = pytest.mark.databases("sqlite")
 

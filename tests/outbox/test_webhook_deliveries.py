@@ -250,7 +250,7 @@ async def test_lists_are_read_in_pages(e: Engine, hook: Receiver):
         if cursor is None:
             break
     assert len(seen) == 3
-    with pytest.raises(InvalidInput, match="no cursor"):
+    with pytest.raises(InvalidInput, match="is not a cursor of this list"):
         await hooks.deliveries(cursor="x")
     with pytest.raises(InvalidInput, match="no delivery is ever"):
         await hooks.deliveries(state="Lost")

@@ -22,7 +22,7 @@ from penstock.db.database import Database
 from penstock.db.types import shortened
 from penstock.db.unit import unit_of
 from penstock.errors import Conflict, InvalidInput
-from penstock.listing import Page
+from penstock.listing import Page, parse_number_cursor
 
 __all__ = ["Act", "Audit", "erase_details", "record"]
 
@@ -130,9 +130,7 @@ class Audit:
         if actor is not None:
             query = query.where(entries.c.actor == actor)
         if cursor is not None:
-            if not (cursor.isascii() and cursor.isdecimal() and len(cursor) < 19):
-                raise InvalidInput(f"{cursor!r:.40} is not a cursor of this list")
-            query = query.where(entries.c.sequence < int(cursor))
+            query = query.where(entries.c.sequence < parse_number_cursor(cursor))
         async with self._db.read() as tx:
             found = [Entry(**row._mapping) for row in await tx.execute(query)]
         shown = found[:limit]

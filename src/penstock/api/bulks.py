@@ -16,7 +16,7 @@ from penstock.api.routing import RouteTable
 from penstock.api.schemas import BulkBody, BulkCreated, BulkStatus, CauseBody, CheckReport, PageOf
 from penstock.api.uploads import CHECK_BODY, UPLOAD_BODY, received
 from penstock.errors import InvalidInput
-from penstock.listing import Page
+from penstock.listing import Page, parse_number_cursor
 from penstock.operations.model import FileCheck, Operation
 from penstock.resources import Document
 
@@ -81,7 +81,7 @@ async def list_bulks(
 def _offset(cursor: str | None) -> dict[str, Any]:
     """A place in the list: pages begin at an offset, written with a plus; parts behind a cursor."""
     if cursor is not None and cursor.startswith("+"):
-        return {"offset": int(cursor)}
+        return {"offset": parse_number_cursor(cursor.removeprefix("+"))}
     return {"cursor": cursor}
 
 

@@ -107,6 +107,7 @@ def trigger(
     correlation: Annotated[
         str | None, typer.Option("--correlation", metavar="ID", help="What ties the log entry to your request.")
     ] = None,
+    env: Environment = None,
     tenant: Tenant = "",
     db: Db = None,
     app: App = None,
@@ -122,7 +123,7 @@ def trigger(
     place, given = Place(db, app), dict(_fields("--meta", metadata)) or None
 
     async def question(it: Lifecycles) -> Outcome:
-        guid = await guid_of(it, instance)
+        guid = await guid_of(it, instance, env)
         if check:
             return await it.can(guid, event, actor=actor, metadata=given)
         return await it.trigger(
@@ -195,6 +196,7 @@ def instances(
 def history(
     instance: Guid,
     *,
+    env: Environment = None,
     tenant: Tenant = "",
     limit: Limit = 100,
     cursor: Cursor = None,
@@ -208,7 +210,7 @@ def history(
     from penstock.cli.screen import Screen
 
     async def question(it: Lifecycles) -> tuple[Instance, Page[LogEntry], Sequence[Available]]:
-        found = await it.get(await guid_of(it, instance))
+        found = await it.get(await guid_of(it, instance, env))
         page = await it.log(found.guid, cursor=cursor, limit=limit)
         return found, page, await it.available_events(found.guid)
 
@@ -255,6 +257,7 @@ def _action(name: str, summary: str) -> Callable[..., None]:
         *,
         actor: Actor = None,
         cause: Cause = None,
+        env: Environment = None,
         tenant: Tenant = "",
         db: Db = None,
         as_json: Json = False,
@@ -262,7 +265,8 @@ def _action(name: str, summary: str) -> Callable[..., None]:
         place = Place(db)
 
         async def question(it: Lifecycles) -> Instance:
-            changed: Instance = await getattr(it, name)(await guid_of(it, instance), actor=actor, cause=cause)
+            guid = await guid_of(it, instance, env)
+            changed: Instance = await getattr(it, name)(guid, actor=actor, cause=cause)
             return changed
 
         found = ask_lifecycles(place, tenant, question)

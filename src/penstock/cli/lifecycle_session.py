@@ -53,12 +53,15 @@ def ask_lifecycles(
     return asyncio.run(answer())
 
 
-async def guid_of(lifecycles: Lifecycles, written: str) -> str:
-    """The guid of an instance named by it, by its beginning, or by definition and reference: order/A-1001."""
+async def guid_of(lifecycles: Lifecycles, written: str, environment: str | None = None) -> str:
+    """The guid of an instance named by it, by its beginning, or by definition and reference: order/A-1001.
+
+    The environment is the definition's.
+    """
     name, slash, reference = written.partition("/")
     if not slash:
         return (await lifecycles.get(written)).guid
-    found = (await lifecycles.instances(definition=name, reference=reference)).items
+    found = (await lifecycles.instances(definition=name, environment=environment, reference=reference)).items
     if not found:
         raise NotFound(f"no instance of {name!r} has the reference {reference!r}")
     return found[-1].guid

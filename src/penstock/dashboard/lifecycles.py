@@ -110,7 +110,7 @@ async def instance_page(request: Request, ask: Ask, guid: str) -> Response:
     lifecycles = ask.penstock.lifecycles
     instance = await lifecycles.get(guid)
     entries = await lifecycles.log(instance.guid, newest_first=True, limit=LOG)
-    graph = await lifecycles.graph(instance.definition, version=instance.version)
+    graph = await lifecycles.graph(instance.definition_id, version=instance.version)
     is_blocked = bool(instance.flags & BLOCKING)
     return page(
         request,

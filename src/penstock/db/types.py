@@ -30,8 +30,13 @@ class NotStorable(DontWrapMixin, InvalidInput):
     """A value that not all three databases could give back unchanged: NUL, a lone surrogate, text too long."""
 
 
-def storable(text: str) -> str:
-    """The text itself, or `NotStorable`: PostgreSQL cannot hold NUL, and nothing encodes a lone surrogate."""
+def storable(text: str, chars: int | None = None) -> str:
+    """The text itself, or `NotStorable`: PostgreSQL cannot hold NUL, and nothing encodes a lone surrogate.
+
+    SQLite does not count characters, so we do: a text must not be accepted on one database only.
+    """
+    if chars is not None and len(text) > chars:
+        raise NotStorable(f"text has {len(text)} characters where {chars} fit: {text[:40]!r}…")
     if "\0" in text:
         raise NotStorable(f"text contains NUL at position {text.index(chr(0))}; no database text may")
     if not text.isascii():
@@ -74,12 +79,7 @@ class Key(TypeDecorator[str]):
                 return dialect.type_descriptor(String(self.length))
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
-        if value is None:
-            return None
-        # SQLite does not count, so we do: a key must not be accepted on one database only.
-        if len(value) > self.length:
-            raise NotStorable(f"text has {len(value)} characters where {self.length} fit: {value[:40]!r}…")
-        return storable(value)
+        return None if value is None else storable(value, self.length)
 
 
 class LongText(TypeDecorator[str]):

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import msgspec
 from sqlalchemy import delete, select
 
 from penstock.db.connection import Connection
@@ -63,12 +64,18 @@ async def change_data(
         gone = {name for name, value in changes.items() if value is None}
         merged = {name: value for name, value in {**record.data, **changes}.items() if name not in gone}
         data = checked_data(merged) or {}
-        if data == record.data:
+        if _is_same(data, record.data):
             return None
         told = Stamp(stamp.actor, stamp.cause, stamp.correlation, None, {"changes": dict(changes)}, stamp.flags)
         return replace(_same_state(record, graph, told, "data_changed", record.flags), data=data)
 
     return await _change(scope, instance, plan, "change_data", tx)
+
+
+def _is_same(data: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two are the same as JSON: for Python 1, 1.0 and True are equal."""
+    first, second = (msgspec.json.encode(each, order="deterministic") for each in (data, other))
+    return first == second
 
 
 async def force(scope: Scope, instance: str | int, state: str, stamp: Stamp, tx: Connection | None = None) -> Instance:

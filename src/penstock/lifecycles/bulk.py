@@ -9,6 +9,8 @@ from functools import partial
 from itertools import islice
 
 from penstock.db.connection import Connection
+from penstock.db.types import NotStorable, storable
+from penstock.errors import InvalidInput
 from penstock.lifecycles.changes import Change, Stamp, checked_data, write_many
 from penstock.lifecycles.log import entries_at
 from penstock.lifecycles.model import Outcome, Trigger
@@ -17,6 +19,7 @@ from penstock.lifecycles.records import INSTANCES_EACH, Record, prior_requests, 
 from penstock.lifecycles.rules.deciding import decide
 from penstock.lifecycles.rules.graph import Graph, LifecycleTransition
 from penstock.lifecycles.scope import Scope
+from penstock.lifecycles.tables import REQUEST_KEY_CHARS
 from penstock.lifecycles.triggering import conflict, duplicate, guard_denial, move_of, moved
 
 __all__ = ["trigger_many"]
@@ -30,10 +33,11 @@ Numbered = dict[int, Trigger]
 async def trigger_many(scope: Scope, triggers: Iterable[Trigger], stamp: Stamp, *, retries: int = 0) -> list[Outcome]:
     """What became of each trigger. One transaction for each slice, so a failure leaves whole slices behind it done.
 
-    An instance that is named several times takes its events in order.
+    An instance that is named several times takes its events in order. With a trigger that cannot be stored, nothing
+    moves.
     """
     outcomes: list[Outcome] = []
-    todo = iter(triggers)
+    todo = iter([_checked(each) for each in triggers])
     while some := list(islice(todo, INSTANCES_EACH)):
         found: dict[int, Outcome] = {}
         for turn in _turns(some):
@@ -42,6 +46,16 @@ async def trigger_many(scope: Scope, triggers: Iterable[Trigger], stamp: Stamp, 
     for outcome in outcomes:
         scope.tally["lifecycle_transitions_total", outcome.kind] += 1
     return outcomes
+
+
+def _checked(each: Trigger) -> Trigger:
+    """The trigger, or `InvalidInput` when its request key or its metadata cannot be stored."""
+    if each.request_key is not None:
+        try:
+            storable(each.request_key, REQUEST_KEY_CHARS)
+        except NotStorable as error:
+            raise InvalidInput(f"the request key of a trigger for {each.instance!r:.60}: {error}") from None
+    return each if each.metadata is None else replace(each, metadata=checked_data(each.metadata, "metadata"))
 
 
 def _turns(triggers: Sequence[Trigger]) -> Iterator[Numbered]:
@@ -97,8 +111,7 @@ async def _try(scope: Scope, todo: Numbered, stamp: Stamp) -> dict[int, Outcome]
 def _stamped(stamp: Stamp, each: Trigger) -> Stamp:
     if each.request_key is None and each.metadata is None:
         return stamp
-    metadata = checked_data(each.metadata, "metadata") or stamp.metadata
-    return replace(stamp, request_key=each.request_key, metadata=metadata)
+    return replace(stamp, request_key=each.request_key, metadata=each.metadata or stamp.metadata)
 
 
 async def _duplicates(tx: Connection, scope: Scope, todo: Numbered, records: dict[str, Record]) -> dict[int, Outcome]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
-from sqlalchemy import Delete, Insert, Update, and_, bindparam, delete, insert, literal, or_, select, update
+from sqlalchemy import Delete, Insert, Update, and_, bindparam, delete, exists, insert, literal, or_, select, update
 
 from penstock.db.connection import Connection
 from penstock.db.database import Database
@@ -62,7 +62,7 @@ class Stamp:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What an instance becomes, and how the log tells it. `leaves` is the state of a move's source."""
+    """What an instance becomes, and how the log tells it. `leaves` is the state that it was in, unless that stays."""
 
     record: Record
     kind: EntryKind
@@ -83,20 +83,29 @@ class Change:
         return self.record.revision + 1
 
     @property
+    def enters(self) -> bool:
+        """Whether its time in its state begins now: a migration takes nobody into a state who was not there."""
+        return self.leaves is not None and self.kind != "migrated"
+
+    @property
     def is_told(self) -> bool:
-        """Whether consumers hear of it."""
-        return self.kind in ("moved", "forced") and self.record.has_consumers
+        """Whether consumers hear of it, if there are any."""
+        return self.kind in ("moved", "forced")
 
     @property
     def effects(self) -> tuple[str, ...]:
-        """What is done after it, in order: a migration takes nobody into a state who was not there."""
-        return effects_of(self.leaves, self.state) if self.kind in ("moved", "forced") else ()
+        """What is done after it, in order; nothing after a migration."""
+        return effects_of(self.leaves, self.state) if self.is_told else ()
 
 
 async def write(tx: Connection, scope: Scope, change: Change) -> bool:
-    """Make a change; False, with nothing written, when the instance is no longer as it was read."""
+    """Make a change; False, with nothing written, when the instance is no longer as it was read.
+
+    So too when there were no consumers to be told of it, and now there are.
+    """
     db, record = scope.db, change.record
-    enters, has_data = change.leaves is not None, change.data is not None
+    is_alone = change.is_told and not record.has_consumers
+    has_data = change.data is not None
     values = {
         "of_tenant": scope.tenant,
         "the_id": record.id,
@@ -106,12 +115,12 @@ async def write(tx: Connection, scope: Scope, change: Change) -> bool:
     }
     if has_data:
         values["data"] = change.data
-    if (await tx.send(db.prepared(_changed, enters), values)).matched != 1:
+    if (await tx.send(db.prepared(_changed, change.enters, is_alone), values)).matched != 1:
         return False
     await tx.send(db.prepared(_entry), entry_columns(scope, change))
     if change.leaves is not None:
         await _set_timer(tx, scope, change, change.leaves)
-    if change.is_told:
+    if change.is_told and not is_alone:
         told = {"the_prefix": f"{record.guid}:{change.sequence}:", "the_instance": record.id}
         told |= {"the_sequence": change.sequence, "of_tenant": scope.tenant, "the_definition": change.definition}
         await tx.send(db.prepared(_told), told)
@@ -131,7 +140,7 @@ async def write_many(tx: Connection, scope: Scope, changes: Sequence[Change]) ->
     mine = [wanted[row.id] for row in found if row.revision == wanted[row.id].record.revision]
     groups: dict[tuple[Any, ...], list[Change]] = {}
     for change in mine:
-        groups.setdefault((change.leaves is not None, *_columns(change).items()), []).append(change)
+        groups.setdefault((change.enters, *_columns(change).items()), []).append(change)
     for (enters, *columns), group in groups.items():
         ids = [change.record.id for change in group]
         changed = scope.db.prepared(_changed_many, enters)
@@ -195,22 +204,33 @@ async def _set_timer(tx: Connection, scope: Scope, change: Change, leaves: Lifec
 
 
 async def _set_timers(tx: Connection, scope: Scope, changes: Sequence[Change], now: int) -> None:
-    left = [change.record.id for change in changes if change.leaves is not None and change.leaves.timeout is not None]
-    if left:
+    timed = [change for change in changes if change.leaves is not None and change.leaves.timeout is not None]
+    spent = await _spent_timers(tx, scope, [change.record.id for change in timed if not change.enters])
+    if timed:
+        left = [change.record.id for change in timed]
         await tx.execute(delete(timers).where(timers.c.tenant == scope.tenant, timers.c.instance.in_(left)))
     rows = [
         {
             "tenant": scope.tenant,
             "instance": change.record.id,
             "sequence": change.sequence,
-            "due_at": now + change.state.timeout.duration_us,
+            "due_at": (now if change.enters else change.record.entered_at) + change.state.timeout.duration_us,
             "firings": 0,
         }
         for change in changes
         if change.leaves is not None and change.state.timeout is not None and change.arms
+        if change.state.timeout.repeats or change.record.id not in spent
     ]
     if rows:
         await tx.execute(insert(timers), rows)
+
+
+async def _spent_timers(tx: Connection, scope: Scope, ids: Sequence[int]) -> set[int]:
+    """Which of these instances, whose states have timeouts, have no timer any more: it has fired, and fires once."""
+    if not ids:
+        return set()
+    query = select(timers.c.instance).where(timers.c.tenant == scope.tenant, timers.c.instance.in_(ids))
+    return set(ids) - set((await tx.execute(query)).scalars())
 
 
 async def arm_started(tx: Connection, scope: Scope, ids: Sequence[int], state: LifecycleState, now: int) -> None:
@@ -300,9 +320,10 @@ def _is_it() -> Any:
     )
 
 
-def _changed(db: Database, enters: bool) -> Update:
+def _changed(db: Database, enters: bool, is_alone: bool) -> Update:
     times = {"modified_at": db.now(), **({"entered_at": db.now()} if enters else {})}
-    return update(instances).where(_is_it()).values(revision=instances.c.revision + 1, **times)
+    changed = update(instances).where(_is_it()).values(revision=instances.c.revision + 1, **times)
+    return changed.where(~exists().where(consumers.c.tenant == instances.c.tenant)) if is_alone else changed
 
 
 def _changed_many(db: Database, enters: bool) -> Update:

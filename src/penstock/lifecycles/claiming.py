@@ -16,7 +16,7 @@ from penstock.lifecycles.scope import Scope
 from penstock.lifecycles.tables import deliveries
 from penstock.outbox.states import DELIVERY
 
-__all__ = ["claim", "claim_effects"]
+__all__ = ["claim", "claim_effects", "renew"]
 
 _EARLIER = deliveries.alias("earlier")
 
@@ -94,6 +94,18 @@ async def _claim(
         return [delivery_of(row) for row in await tx.execute(found)]
 
     return await db.transaction(work, "lifecycle_claim")
+
+
+async def renew(scope: Scope, token: str | None, *, lease_us: int) -> tuple[set[str], int]:
+    """Begin the lease of a claim anew: the message ids that are still its own, and until when."""
+
+    async def work(tx: Connection) -> tuple[set[str], int]:
+        mine = deliveries.c.tenant == scope.tenant, deliveries.c.claim == token, deliveries.c.state == "Delivered"
+        until: int = (await tx.execute(select(scope.db.now()))).scalar_one() + lease_us
+        await tx.execute(update(deliveries).where(*mine).values(due_at=until))
+        return set((await tx.execute(select(deliveries.c.message_id).where(*mine))).scalars()), until
+
+    return await scope.db.transaction(work, "lifecycle_renew")
 
 
 def _taken(scope: Scope, due: ColumnElement[bool], ids: Sequence[int], state: str) -> Update:

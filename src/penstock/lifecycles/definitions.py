@@ -22,7 +22,7 @@ from penstock.lifecycles.rules.comparing import Change, compare
 from penstock.lifecycles.rules.drawing import to_svg
 from penstock.lifecycles.rules.graph import Graph
 from penstock.lifecycles.scope import Scope
-from penstock.lifecycles.tables import definitions, events, instances, states, transitions, versions
+from penstock.lifecycles.tables import consumers, definitions, events, instances, states, transitions, versions
 from penstock.machine import Machine
 
 __all__ = ["Definitions"]
@@ -168,7 +168,7 @@ class Definitions:
     async def delete_definition(
         self, name: str | int, *, environment: str | int | None = None, actor: str | None = None
     ) -> None:
-        """Delete a definition with all its versions; refused while it has instances."""
+        """Delete a definition with all its versions; refused while it has instances, or consumers of its own."""
         scope = self._scope
 
         async def work(tx: Connection) -> None:
@@ -180,6 +180,13 @@ class Definitions:
             used = select(func.count()).where(instances.c.tenant == scope.tenant, instances.c.version.in_(mine))
             if count := (await tx.execute(used)).scalar_one():
                 raise Conflict(f"definition {found.name!r} has {count:,} instance(s); delete or migrate them first")
+            bound = select(consumers.c.name).where(
+                consumers.c.tenant == scope.tenant, consumers.c.definition == found.id
+            )
+            if told := (await tx.execute(bound.order_by(consumers.c.name))).scalars().all():
+                raise Conflict(
+                    f"definition {found.name!r} has the consumer(s) {', '.join(told)}; unregister them first"
+                )
             for table in (transitions, events, states):
                 await tx.execute(delete(table).where(table.c.tenant == scope.tenant, table.c.version.in_(mine)))
             await tx.execute(delete(versions).where(versions.c.definition == found.id))

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
-from sqlalchemy import delete, select, update
+from sqlalchemy import delete, select
 
 from penstock.db.connection import Connection
 from penstock.db.unit import UnitOfWork, joined
 from penstock.errors import InvalidInput, NotFound
 from penstock.lifecycles import claiming, delivering, queries
-from penstock.lifecycles.delivery_log import log_moves, moves_of
+from penstock.lifecycles.calling import LimitedCall
+from penstock.lifecycles.delivery_log import moves_of
 from penstock.lifecycles.model import Delivery, DeliveryMove, Handler
 from penstock.lifecycles.records import record_of
 from penstock.lifecycles.rules.effects import EFFECTS, is_effect
@@ -94,7 +95,7 @@ class Deliveries:
 
         await scope.db.transaction(work, "lifecycle_consumer")
         if handler is not None:
-            self.handlers[consumer] = handler
+            self.handlers[consumer] = LimitedCall(handler, scope.call_timeout_s)
 
     async def unregister(self, consumer: str) -> int:
         """Tell a consumer of nothing more; what it has not processed is cancelled, and counted."""
@@ -104,20 +105,7 @@ class Deliveries:
             gone = delete(consumers).where(consumers.c.tenant == scope.tenant, consumers.c.name == consumer)
             if (await tx.execute(gone)).rowcount != 1:
                 raise NotFound(f"no consumer is called {consumer!r}")
-            is_left = (
-                deliveries.c.tenant == scope.tenant,
-                deliveries.c.consumer == consumer,
-                deliveries.c.state.in_(delivering.OPEN),
-            )
-            held = select(deliveries.c.message_id, deliveries.c.state).where(*is_left).with_for_update()
-            moved = [(row.message_id, row.state) for row in await tx.execute(held)]
-            await log_moves(tx, scope, moved, "cancelled", actor=scope.actor, cause="its consumer was unregistered")
-            cancelled = (
-                update(deliveries)
-                .where(*is_left)
-                .values(state="Cancelled", due_at=None, claim=None, modified_at=scope.db.now())
-            )
-            left = (await tx.execute(cancelled)).rowcount
+            left = await delivering.cancel(tx, scope, deliveries.c.consumer == consumer)
             await scope.audit(tx, "consumer.unregister", consumer, cancelled=left)
             return left
 
@@ -172,7 +160,7 @@ class Deliveries:
     ) -> int:
         """Make deliveries due now and say how many: one, those that have waited so long, or `failed` ones.
 
-        Those that have failed get their budget of attempts anew, on top of what they have used.
+        Those that have failed, or are in their last attempt, get their budget anew, on top of what they have used.
         """
         if message_id is None and older_than is None and not failed:
             raise InvalidInput("say which: a message id, older_than, or failed")

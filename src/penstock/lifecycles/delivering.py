@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from sqlalchemy import ColumnElement, FromClause, Row, Select, Update, and_, func, or_, select, update
+from sqlalchemy import ColumnElement, FromClause, Row, Select, Update, and_, case, exists, func, or_, select, update
 
 from penstock.clock import from_micros
 from penstock.db.connection import Connection
@@ -21,16 +21,18 @@ from penstock.lifecycles.log import entry_of, select_entries
 from penstock.lifecycles.model import Delivery
 from penstock.lifecycles.queries import graph_of
 from penstock.lifecycles.records import record_of
-from penstock.lifecycles.rules.effects import EFFECT_ATTEMPTS_MAX, is_effect
+from penstock.lifecycles.rules.effects import EFFECT_ATTEMPTS_MAX, EFFECTS, is_effect
 from penstock.lifecycles.scope import Scope
 from penstock.lifecycles.states import ACTIONS, LogFlag
 from penstock.lifecycles.tables import consumers, deliveries, logs
-from penstock.listing import Page
+from penstock.listing import Page, parse_number_cursor
 from penstock.outbox.states import DELIVERY
 
 __all__ = [
     "acknowledge",
     "bump",
+    "cancel",
+    "cancel_strays",
     "delivery_of",
     "fail",
     "fail_spent",
@@ -115,6 +117,39 @@ async def fail_spent(scope: Scope, *, limit: int) -> int:
     return failed
 
 
+async def cancel(tx: Connection, scope: Scope, *which: ColumnElement[bool]) -> int:
+    """Cancel open deliveries whose consumer is gone; how many there were."""
+    is_left = deliveries.c.tenant == scope.tenant, deliveries.c.state.in_(OPEN), *which
+    held = select(deliveries.c.message_id, deliveries.c.state).where(*is_left).with_for_update()
+    moved = [(row.message_id, row.state) for row in await tx.execute(held)]
+    await log_moves(tx, scope, moved, "cancelled", actor=scope.actor, cause="its consumer was unregistered")
+    values = {"state": "Cancelled", "due_at": None, "claim": None, "modified_at": scope.db.now()}
+    return (await tx.execute(update(deliveries).where(*is_left).values(**values))).rowcount
+
+
+async def cancel_strays(scope: Scope, *, limit: int) -> int:
+    """Cancel deliveries that a move left while their consumer was being unregistered; how many there were."""
+    first, end = EFFECTS
+    async with scope.db.read() as tx:
+        known = (await tx.execute(select(consumers.c.name).where(consumers.c.tenant == scope.tenant))).scalars().all()
+        query = select(deliveries.c.id).where(
+            deliveries.c.tenant == scope.tenant,
+            deliveries.c.state.in_(OPEN),
+            deliveries.c.consumer.not_in(known),
+            or_(deliveries.c.consumer < first, deliveries.c.consumer >= end),
+        )
+        found = (await tx.execute(query.limit(limit))).scalars().all()
+    if not found:
+        return 0
+    # It may have been registered again since.
+    is_gone = ~exists().where(consumers.c.tenant == deliveries.c.tenant, consumers.c.name == deliveries.c.consumer)
+
+    async def work(tx: Connection) -> int:
+        return await cancel(tx, scope, deliveries.c.id.in_(found), is_gone)
+
+    return await scope.db.transaction(work, "lifecycle_cancel")
+
+
 async def _apply_policy(tx: Connection, scope: Scope, found: Delivery) -> None:
     """Suspend the instance where its consumer wants that, in the transaction that gives the delivery up."""
     policy = select(consumers.c.suspends).where(consumers.c.tenant == scope.tenant, consumers.c.name == found.consumer)
@@ -159,7 +194,7 @@ async def resend(
     older_than_us: int | None,
     failed: bool,
 ) -> int:
-    """Make deliveries due now: one, or those that have waited so long. Failed ones get their budget anew."""
+    """Make deliveries due now: one, or those that have waited so long. Those without attempts get their budget anew."""
 
     async def work(tx: Connection) -> int:
         which = [deliveries.c.tenant == scope.tenant]
@@ -171,26 +206,27 @@ async def resend(
         if older_than_us is not None:
             which.append(deliveries.c.modified_at <= scope.db.now() - older_than_us)
         now = scope.db.now()
+        budget = (
+            select(consumers.c.attempts_max)
+            .where(consumers.c.tenant == scope.tenant, consumers.c.name == deliveries.c.consumer)
+            .scalar_subquery()
+        )
+        anew = deliveries.c.attempts + func.coalesce(budget, EFFECT_ATTEMPTS_MAX)
         again: list[Update] = []
         if not failed:  # first, so that none is counted twice
-            again.append(update(deliveries).where(*which, deliveries.c.state.in_(OPEN)).values(due_at=now, claim=None))
+            is_spent = deliveries.c.attempts >= deliveries.c.attempts_max
+            attempts_max = case((is_spent, anew), else_=deliveries.c.attempts_max)
+            is_open = update(deliveries).where(*which, deliveries.c.state.in_(OPEN))
+            again.append(is_open.values(due_at=now, claim=None, attempts_max=attempts_max))
         if failed or message_id is not None:
-            budget = (
-                select(consumers.c.attempts_max)
-                .where(consumers.c.tenant == scope.tenant, consumers.c.name == deliveries.c.consumer)
-                .scalar_subquery()
-            )
             which_failed = (*which, deliveries.c.state.in_(DELIVERY.sources("resent")))
             ids = (await tx.execute(select(deliveries.c.message_id).where(*which_failed).with_for_update())).scalars()
             await log_moves(tx, scope, [(id, "Failed") for id in ids], "resent", actor=scope.actor)
             again.append(
                 update(deliveries)
                 .where(*which_failed)
-                .values(
-                    state="Pending", due_at=now, modified_at=now,
-                    attempts_max=deliveries.c.attempts + func.coalesce(budget, EFFECT_ATTEMPTS_MAX),
-                )
-            )  # fmt: skip
+                .values(state="Pending", due_at=now, modified_at=now, attempts_max=anew)
+            )
         many = sum([(await tx.execute(each)).rowcount for each in again])
         if many:
             await scope.audit(tx, "delivery.resend", message_id or consumer or "all", deliveries=many)
@@ -229,9 +265,7 @@ async def list_deliveries(
         which.append(deliveries.c.due_at <= scope.db.now())
         which.append(or_(deliveries.c.state == "Delivered", deliveries.c.attempts > 0))
     if cursor is not None:
-        if not cursor.isdigit():
-            raise InvalidInput(f"{cursor!r} is no cursor of this list; pass the next cursor of an earlier page")
-        which.append(deliveries.c.id > int(cursor))
+        which.append(deliveries.c.id > parse_number_cursor(cursor))
     page = select(deliveries).where(*which).order_by(deliveries.c.id).limit(limit + 1).subquery("page")
     found = (await tx.execute(select_deliveries(scope, page).order_by(page.c.id))).all()
     more = str(found[limit - 1].delivery_id) if len(found) > limit else None

@@ -248,8 +248,10 @@ class Draft:
                     status="Published", document=original, digest=document.digest(), published_at=self._scope.db.now()
                 )
             )
-            initial = graph.state(document.initial.name)
-            await tx.execute(update(states).where(states.c.id == initial.id).values(flags=int(document.initial.flags)))
+            for line in document.states:  # the document has flags that follow from others, or from a category
+                state = graph.state(line.name)
+                if state.flags != line.flags:
+                    await tx.execute(update(states).where(states.c.id == state.id).values(flags=int(line.flags)))
             definition, number = graph.version.definition, graph.version.number
             await self._scope.audit(tx, "publish", definition.name, actor=self._actor, version=number)
             return Import(

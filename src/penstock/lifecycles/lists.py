@@ -8,7 +8,6 @@ from typing import Any
 from sqlalchemy import ColumnElement, Select, Table, false, func, select, union_all
 
 from penstock.db.connection import Connection
-from penstock.errors import InvalidInput
 from penstock.graphs.names import name_key
 from penstock.lifecycles.log import one_of
 from penstock.lifecycles.model import Count, Instance
@@ -17,7 +16,7 @@ from penstock.lifecycles.records import INSTANCES_EACH, from_row, instance_of, s
 from penstock.lifecycles.scope import Scope
 from penstock.lifecycles.states import InstanceFlag
 from penstock.lifecycles.tables import events, instances, states, versions
-from penstock.listing import Page
+from penstock.listing import Page, parse_number_cursor
 
 __all__ = ["count_instances", "counts", "flag_conditions", "guids_by_reference", "list_instances"]
 
@@ -58,12 +57,11 @@ async def list_instances(
         which.append(instances.c.reference == reference)
     if entered_before_us is not None:
         which.append(instances.c.entered_at < entered_before_us)
-    if cursor is not None and not cursor.isdigit():
-        raise InvalidInput(f"{cursor!r} is no cursor of this list; pass the next cursor of an earlier page")
+    after = 0 if cursor is None else parse_number_cursor(cursor)
     if reference is not None:  # which has an index of its own, and few instances
         which += [one_of(column, values) for column, values in indexed]
         indexed = []
-    rows = await tx.execute(_page(scope, which, indexed, after=int(cursor or 0), limit=limit + 1))
+    rows = await tx.execute(_page(scope, which, indexed, after=after, limit=limit + 1))
     found = [from_row(row) for row in rows]
     shown = [await instance_of(tx, scope, record) for record in found[:limit]]
     return Page(shown, str(found[limit - 1].id) if len(found) > limit else None)

@@ -9,13 +9,12 @@ from sqlalchemy import ColumnElement, FromClause, Row, Select, and_, or_, select
 
 from penstock.clock import from_micros
 from penstock.db.connection import Connection
-from penstock.errors import InvalidInput
 from penstock.graphs.names import name_key
 from penstock.lifecycles.model import LogEntry
 from penstock.lifecycles.scope import Scope
 from penstock.lifecycles.states import InstanceFlag, LogFlag
 from penstock.lifecycles.tables import events, instances, logs, states, versions
-from penstock.listing import Page
+from penstock.listing import Page, parse_numbers_cursor
 
 __all__ = ["entries", "entries_at", "entry_of", "latest", "one_of", "select_entries"]
 
@@ -58,7 +57,7 @@ async def entries(
     names = ("sequence",) if instance is not None else ("at", "instance", "sequence")
     if cursor is not None:
         key = [logs.c[name] for name in names]
-        which.append(_behind(key, _parsed(cursor, len(names)), newest_first=newest_first))
+        which.append(_behind(key, parse_numbers_cursor(cursor, len(names)), newest_first=newest_first))
     # The page first, then its names: joined first, servers would join the whole log.
     page = select(logs).where(*which).order_by(*_ordered(logs, names, newest_first)).limit(limit + 1).subquery("page")
     found = (await tx.execute(select_entries(page).order_by(*_ordered(page, names, newest_first)))).all()
@@ -111,13 +110,6 @@ def select_entries(of: FromClause = logs) -> Select[Any]:
 
 def _states_named(scope: Scope, name: str) -> Select[Any]:
     return select(states.c.id).where(states.c.tenant == scope.tenant, states.c.name_key == name_key(name))
-
-
-def _parsed(cursor: str, parts: int) -> list[int]:
-    found = cursor.split(".")
-    if len(found) != parts or not all(part.isdigit() for part in found):
-        raise InvalidInput(f"{cursor!r} is no cursor of this list; pass the next cursor of an earlier page")
-    return [int(part) for part in found]
 
 
 def _behind(key: Sequence[ColumnElement[Any]], last: Sequence[int], *, newest_first: bool) -> ColumnElement[bool]:

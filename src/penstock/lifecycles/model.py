@@ -112,6 +112,8 @@ class Instance:
     id: int
     guid: str
     definition: str
+    definition_id: int
+    environment: int
     version_id: int
     version: int
     state: str
@@ -123,6 +125,11 @@ class Instance:
     created_at: datetime
     modified_at: datetime
     entered_at: datetime
+
+    @property
+    def environment_label(self) -> str:
+        """What the environment of its definition is called."""
+        return environment_label(self.environment)
 
     @property
     def is_active(self) -> bool:

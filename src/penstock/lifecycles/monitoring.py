@@ -14,6 +14,7 @@ from typing import Any
 
 from sqlalchemy import select, update
 
+from penstock.clock import micros
 from penstock.db.connection import Connection
 from penstock.errors import Conflict, NotFound
 from penstock.graphs.durations import format_duration
@@ -28,7 +29,7 @@ from penstock.lifecycles.rules.graph import Graph
 from penstock.lifecycles.scope import Scope
 from penstock.lifecycles.states import BLOCKING, InstanceFlag, LogFlag
 from penstock.lifecycles.tables import instances, timers
-from penstock.lifecycles.triggering import trigger
+from penstock.lifecycles.triggering import DueTimer, trigger
 
 __all__ = ["Tick", "tick"]
 
@@ -66,14 +67,12 @@ async def tick(scope: Scope, handlers: Mapping[str, Handler], *, limit: int, lea
     fired, refused = await _fire_timers(scope, limit)
     processed, failed = 0, 0
     for consumer, handler in handlers.items():
-        for delivery in await claiming.claim(scope, consumer, limit=limit, lease_us=lease_us):
-            if await _handed_over(scope, handler, delivery):
-                processed += 1
-            else:
-                failed += 1
+        some = await claiming.claim(scope, consumer, limit=limit, lease_us=lease_us)
+        done, undone = await _hand_over(scope, [(handler, each) for each in some], lease_us=lease_us)
+        processed, failed = processed + done, failed + undone
     done, undone = await _run_effects(scope, limit=limit, lease_us=lease_us)
     processed, failed = processed + done, failed + undone
-    given_up = await delivering.fail_spent(scope, limit=limit)
+    given_up = await delivering.fail_spent(scope, limit=limit) + await delivering.cancel_strays(scope, limit=limit)
     return Tick(fired, refused, processed, failed, given_up)
 
 
@@ -84,11 +83,24 @@ async def _run_effects(scope: Scope, *, limit: int, lease_us: int) -> tuple[int,
         some = await claiming.claim_effects(scope, scope.effects, limit=limit - done - failed, lease_us=lease_us)
         if not some:
             break
-        for delivery in some:
-            if await _handed_over(scope, scope.effects[effect_name(delivery.consumer)], delivery):
-                done += 1
-            else:
-                failed += 1
+        calls = [(scope.effects[effect_name(each.consumer)], each) for each in some]
+        now_done, undone = await _hand_over(scope, calls, lease_us=lease_us)
+        done, failed = done + now_done, failed + undone
+    return done, failed
+
+
+async def _hand_over(scope: Scope, calls: Sequence[tuple[Handler, Delivery]], *, lease_us: int) -> tuple[int, int]:
+    """Call handlers with what was claimed together, each within the lease: how many were processed, how many failed."""
+    done = failed = 0
+    held = {delivery.message_id for _, delivery in calls}
+    until = min((micros(each.due_at) for _, each in calls if each.due_at is not None), default=0)
+    for handler, delivery in calls:
+        if scope.clock.now_us() + round(scope.call_timeout_s * 1e6) > until:
+            held, until = await claiming.renew(scope, delivery.claim, lease_us=lease_us)
+        if delivery.message_id in held and await _handed_over(scope, handler, delivery):
+            done += 1
+        else:
+            failed += 1
     return done, failed
 
 
@@ -177,8 +189,9 @@ async def _fire(scope: Scope, graph: Graph, timer: Any) -> str:
         request_key=f"timer:{timer.sequence}:{timer.firings}",
         flags=LogFlag.SYSTEM,
     )
+    due = DueTimer(timer.sequence, timer.firings, timeout.repeats)
     try:
-        outcome = await trigger(scope, timer.instance, timeout.event, stamp, is_once=not timeout.repeats)
+        outcome = await trigger(scope, timer.instance, timeout.event, stamp, timer=due)
     except NotFound:
         return "conflict"  # it was deleted since
     if outcome.kind in ("guard_denied", "not_allowed", "unknown_event"):

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from sqlalchemy import ColumnElement, Select, Table, case, delete, func, select
+from sqlalchemy import ColumnElement, Select, Table, and_, case, delete, exists, func, or_, select
 
 from penstock.db.connection import Connection
 from penstock.db.schema import metadata
 from penstock.lifecycles.delivery_log import forget_moves
 from penstock.lifecycles.records import INSTANCES_EACH
+from penstock.lifecycles.rules.effects import EFFECTS
 from penstock.lifecycles.scope import Scope
-from penstock.lifecycles.tables import checkpoints, deliveries, instances, logs
+from penstock.lifecycles.tables import checkpoints, consumers, deliveries, instances, logs
 
 __all__ = ["count_purgeable", "purge", "rebuild_indexes"]
 
@@ -22,7 +23,7 @@ PREFIX = "penstock_lifecycle_"
 async def purge(scope: Scope, before_us: int) -> int:
     """Remove entries written before an instant, in short transactions; how many there were.
 
-    Only the beginning of an instance's log goes, and nothing that a consumer still has to hear of.
+    Only the beginning of an instance's log goes, and nothing that a consumer or an effect has not dealt with.
     """
     removed = last = 0
     while found := await _instances(scope, before_us, last):
@@ -39,10 +40,14 @@ async def rebuild_indexes(scope: Scope) -> None:
 
 
 async def count_purgeable(scope: Scope, before_us: int) -> int:
-    """How many entries were written before an instant."""
-    query = select(func.count()).select_from(logs).where(logs.c.tenant == scope.tenant, logs.c.at < before_us)
-    async with scope.db.read() as tx:
-        return int((await tx.execute(query)).scalar_one())
+    """How many entries a purge would remove."""
+    count = last = 0
+    while found := await _instances(scope, before_us, last):
+        last = found[-1]
+        async with scope.db.read() as tx:
+            # A log has no gaps.
+            count += sum(cut - first + 1 for first, cut in (await _spans(tx, scope, before_us, found)).values())
+    return count
 
 
 async def _instances(scope: Scope, before_us: int, last: int) -> Sequence[int]:
@@ -60,10 +65,7 @@ async def _purge_some(scope: Scope, before_us: int, wanted: Sequence[int], tx: C
     # Held until the commit: another purge must not put an older checkpoint over ours, nor a deletion leave ours behind.
     held = select(instances.c.id).where(instances.c.tenant == scope.tenant, instances.c.id.in_(wanted))
     found = (await tx.execute(held.order_by(instances.c.id).with_for_update())).scalars().all()
-    cuts = {row.instance: row.cut for row in await tx.execute(_cuts(scope, before_us, found)) if row.cut}
-    for row in await tx.execute(_waited_for(scope, found)):
-        if row.instance in cuts:
-            cuts[row.instance] = min(cuts[row.instance], row.first - 1)
+    cuts = {instance: cut for instance, (_, cut) in (await _spans(tx, scope, before_us, found)).items()}
     entries = select(logs).where(logs.c.tenant == scope.tenant, logs.c.instance.in_(list(cuts)))
     kept = [
         {
@@ -91,19 +93,34 @@ async def _purge_some(scope: Scope, before_us: int, wanted: Sequence[int], tx: C
     return removed
 
 
-def _cuts(scope: Scope, before_us: int, found: Sequence[int]) -> Select[tuple[int, int]]:
-    """The last entry of each instance's log that goes: the one before the first that is young enough to stay."""
+async def _spans(tx: Connection, scope: Scope, before_us: int, found: Sequence[int]) -> dict[int, tuple[int, int]]:
+    """The first and the last entry of each instance's log that go; without those of which none goes."""
+    held = {row.instance: row.first for row in await tx.execute(_waited_for(scope, found))}
+    spans = {
+        row.instance: (row.first, min(row.cut, held[row.instance] - 1) if row.instance in held else row.cut)
+        for row in await tx.execute(_cuts(scope, before_us, found))
+    }
+    return {instance: (first, cut) for instance, (first, cut) in spans.items() if cut >= first}
+
+
+def _cuts(scope: Scope, before_us: int, found: Sequence[int]) -> Select[tuple[int, int, int]]:
+    """Where each instance's log begins, and the entry before the first that is young enough to stay."""
     first_kept = func.min(case((logs.c.at >= before_us, logs.c.sequence)))
     cut = func.coalesce(first_kept - 1, func.max(logs.c.sequence)).label("cut")
     mine = logs.c.tenant == scope.tenant, logs.c.instance.in_(found)
-    return select(logs.c.instance, cut).where(*mine).group_by(logs.c.instance)
+    return select(logs.c.instance, func.min(logs.c.sequence).label("first"), cut).where(*mine).group_by(logs.c.instance)
 
 
 def _waited_for(scope: Scope, found: Sequence[int]) -> Select[tuple[int, int]]:
+    """The first entry of each instance that a consumer, or an effect, has not dealt with."""
     mine = deliveries.c.tenant == scope.tenant, deliveries.c.instance.in_(found)
     first = func.min(deliveries.c.sequence).label("first")
+    is_heard = exists().where(consumers.c.tenant == deliveries.c.tenant, consumers.c.name == deliveries.c.consumer)
+    is_effect = and_(deliveries.c.consumer >= EFFECTS[0], deliveries.c.consumer < EFFECTS[1])
     is_open = deliveries.c.state.in_(("Pending", "Delivered"))
-    return select(deliveries.c.instance, first).where(*mine, is_open).group_by(deliveries.c.instance)
+    can_be_resent = and_(deliveries.c.state == "Failed", or_(is_heard, is_effect))
+    held = or_(is_open, can_be_resent)
+    return select(deliveries.c.instance, first).where(*mine, held).group_by(deliveries.c.instance)
 
 
 def _before_checkpoint(table: Table, scope: Scope, ids: Sequence[int]) -> list[ColumnElement[bool]]:

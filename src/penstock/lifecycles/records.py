@@ -25,6 +25,7 @@ __all__ = ["INSTANCES_EACH", "Record", "find_record", "instance_of", "prior_requ
 INSTANCES_EACH = 1000
 SHORT_GUID = 8
 GUID_CHARS = 36
+NEAR_LISTED_MAX = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ async def find_record(
 ) -> Record | None:
     """The instance with exactly this guid or number."""
     by = "guid" if isinstance(instance, str) else "id"
-    if isinstance(instance, str) and len(instance) > GUID_CHARS:
+    if isinstance(instance, str) and not _may_be_guid(instance):
         return None
     asked = {"of_tenant": scope.tenant, "wanted": instance}
     if request_key is not None:
@@ -78,17 +79,28 @@ async def find_record(
     return from_row(found[0]) if found else None
 
 
+def _may_be_guid(text: str) -> bool:
+    """Whether a text could be a guid or the beginning of one; others may not even be storable."""
+    return len(text) <= GUID_CHARS and text.isascii() and text.isprintable()
+
+
 async def _by_beginning(tx: Connection, scope: Scope, start: str, request_key: str | None) -> Record | None:
+    if not _may_be_guid(start):
+        return None
     query = select(instances.c.guid).where(
         instances.c.tenant == scope.tenant, instances.c.guid >= start, instances.c.guid < start + "\x7f"
     )
-    guids = (await tx.execute(query.limit(2))).scalars().all()
-    return await find_record(tx, scope, guids[0], request_key) if len(guids) == 1 else None
+    guids = (await tx.execute(query.order_by(instances.c.guid).limit(NEAR_LISTED_MAX + 1))).scalars().all()
+    if len(guids) > 1:
+        listed = "\n  ".join([*guids[:NEAR_LISTED_MAX], *["and others"] * (len(guids) > NEAR_LISTED_MAX)])
+        raise NotFound(f"several instances have guids that begin with {start!r}; give more of it:\n  {listed}")
+    return await find_record(tx, scope, guids[0], request_key) if guids else None
 
 
 async def records_of(tx: Connection, scope: Scope, guids: Sequence[str]) -> dict[str, Record]:
     """The instances with these guids; those that are not there are left out."""
-    found = await tx.execute(scope.db.prepared(_many), {"of_tenant": scope.tenant, "wanted": list(guids)})
+    wanted = [guid for guid in guids if _may_be_guid(guid)]
+    found = await tx.execute(scope.db.prepared(_many), {"of_tenant": scope.tenant, "wanted": wanted})
     return {row[1]: from_row(row) for row in found}
 
 
@@ -107,10 +119,13 @@ async def instance_of(tx: Connection, scope: Scope, record: Record) -> Instance:
 
 def named(record: Record, graph: Graph) -> Instance:
     """The instance with the names of its graph."""
+    definition = graph.version.definition
     return Instance(
         record.id,
         record.guid,
-        graph.version.definition.name,
+        definition.name,
+        definition.id,
+        definition.environment,
         record.version,
         graph.version.number,
         graph.by_id[record.state].name,

@@ -30,6 +30,7 @@ class Scope:
     actor: str
     guards: Mapping[str, Guard]
     page_max: int
+    call_timeout_s: float
     effects: Mapping[str, Handler] = field(default_factory=dict)
     tenant: str = ""
     graphs: dict[int, Graph] = field(default_factory=dict)

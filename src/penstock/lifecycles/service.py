@@ -304,7 +304,8 @@ class Lifecycles(InstanceActions):
 
     async def tick(self, *, limit: int = TICK_EACH) -> Tick:
         """One pass of the monitor: fire timers, call this process's consumers, give up deliveries that are spent."""
-        return await tick(self._scope, self.deliveries.handlers, limit=limit, lease_us=micros_of(TICK_LEASE_S))
+        lease_s = max(TICK_LEASE_S, 2 * self._scope.call_timeout_s)
+        return await tick(self._scope, self.deliveries.handlers, limit=limit, lease_us=micros_of(lease_s))
 
     async def tick_all(self) -> Tick:
         """One pass for each tenant that has instances, one after the other."""

@@ -33,7 +33,7 @@ class LogFlag(IntFlag):
 
 
 TERMINAL = InstanceFlag.COMPLETED | InstanceFlag.FAILED | InstanceFlag.ARCHIVED
-"""With one of these an instance takes no event until it is reopened."""
+"""With one of these an instance takes no event: until it is reopened, or never again when it is archived."""
 BLOCKING = TERMINAL | InstanceFlag.SUSPENDED
 
 EntryKind = Literal[

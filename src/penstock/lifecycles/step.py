@@ -32,7 +32,8 @@ class LifecycleStep(StepObject[str]):
 
     `reference` is the row's field that names the entity, or a function of the row; `event` is an event's name, or a
     function of the row. The instance is the one that the reference has in the newest version. Where there is none the
-    row fails, or with `starts=True` one is started in the latest version, with the `data(row)` if given.
+    row fails, or with `starts=True` one is started in the latest version, with the `data(row)` if given. Instances are
+    those of the operation's tenant, unless another `tenant` is named.
 
     The request key is the row's effect key, so a batch that runs again after a crash moves nothing twice. A move that
     is refused fails the row with the reason; one that others keep coming between is retried as the step's `retries`
@@ -61,9 +62,8 @@ class LifecycleStep(StepObject[str]):
     @step.batch(size=INSTANCES_EACH)
     async def run(self, rows: Sequence[Any], ctx: BatchContext[Any]) -> Sequence[Any]:
         """Move the rows' entities; a guid or an error for each."""
-        lifecycles = ctx.run.capability(Lifecycles)
-        if self.tenant is not None:
-            lifecycles = lifecycles.tenant(self.tenant)
+        tenant = ctx.run.tenant if self.tenant is None else self.tenant
+        lifecycles = ctx.run.capability(Lifecycles).tenant(tenant)
         keys = [one.effect_key for one in ctx.rows]
         asked = [self._move(row, key) for row, key in zip(rows, keys, strict=True)]
         moves = [each for each in asked if isinstance(each, _Move)]

@@ -29,6 +29,7 @@ __all__ = [
 
 TENANT_CHARS = 64
 REFERENCE_CHARS = 200
+REQUEST_KEY_CHARS = 200
 
 
 def _tenant(*, primary_key: bool = False) -> Column[str]:
@@ -159,7 +160,7 @@ logs = table(
     Column("actor", Key(200), nullable=False),
     Column("cause", LongText),
     Column("correlation", Key(200)),
-    Column("request_key", Key(200)),
+    Column("request_key", Key(REQUEST_KEY_CHARS)),
     Column("metadata", Json),
     Column("at", BigInteger, nullable=False),
     UniqueConstraint("tenant", "instance", "request_key", name="uq_penstock_lifecycle_log_request"),

@@ -9,8 +9,10 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+
+from sqlalchemy import select
 
 from penstock.db.connection import Connection
 from penstock.errors import InvalidInput
@@ -26,10 +28,20 @@ from penstock.lifecycles.rules.deciding import decide
 from penstock.lifecycles.rules.graph import Graph, LifecycleTransition
 from penstock.lifecycles.scope import Scope
 from penstock.lifecycles.states import LogFlag, entered
+from penstock.lifecycles.tables import timers
 
 log = logging.getLogger("penstock.lifecycles")
 
-__all__ = ["available", "can", "conflict", "duplicate", "guard_denial", "move_of", "reading", "trigger"]
+__all__ = ["DueTimer", "available", "can", "conflict", "duplicate", "guard_denial", "move_of", "reading", "trigger"]
+
+
+@dataclass(frozen=True, slots=True)
+class DueTimer:
+    """A timer as it was found due: the log entry that set it, how often it was refused, whether it fires again."""
+
+    sequence: int
+    firings: int
+    repeats: bool
 
 
 @asynccontextmanager
@@ -50,19 +62,19 @@ async def trigger(
     *,
     retries: int = 0,
     tx: Connection | None = None,
-    is_once: bool = False,
+    timer: DueTimer | None = None,
 ) -> Outcome:
     """Move an instance by an event; what is refused comes back as a value.
 
-    A conflict with another change is tried again `retries` times, from the start. `is_once` says that a timer fired
-    that does not fire again in this state.
+    A conflict with another change is tried again `retries` times, from the start. When a timer fires it, it is a
+    conflict also that the timer was cancelled or put off since it was found due.
     """
     if retries < 0:
         raise InvalidInput(f"retries is {retries}; it is 0 or more")
-    outcome = await _try(scope, instance, event, stamp, tx, is_once=is_once)
+    outcome = await _try(scope, instance, event, stamp, tx, timer=timer)
     while outcome.kind == "conflict" and retries > 0:
         retries -= 1
-        outcome = await _try(scope, instance, event, stamp.again(), tx, is_once=is_once)
+        outcome = await _try(scope, instance, event, stamp.again(), tx, timer=timer)
     scope.tally["lifecycle_transitions_total", outcome.kind] += 1
     if not outcome.applied:
         log.info("refused: %s (actor %s, correlation %s)", outcome, stamp.actor, stamp.correlation)
@@ -70,7 +82,7 @@ async def trigger(
 
 
 async def _try(
-    scope: Scope, instance: str | int, event: str, stamp: Stamp, tx: Connection | None, *, is_once: bool
+    scope: Scope, instance: str | int, event: str, stamp: Stamp, tx: Connection | None, *, timer: DueTimer | None
 ) -> Outcome:
     async with reading(scope, tx) as look:
         record = await record_of(look, scope, instance, stamp.request_key)
@@ -78,18 +90,32 @@ async def _try(
         if record.prior is not None:
             entry = (await entries_at(look, scope, {record.id: record.prior}))[record.id]
             return duplicate(entry, event)
+        # After the record: whoever cancels or sets a timer from here on raises the revision.
+        if timer is not None and not await _is_due(look, scope, record, timer):
+            return Outcome("conflict", record.guid, event, reason="its timer was cancelled or put off meanwhile")
     found = decide(graph, record.guid, record.state, record.flags, event)
     if isinstance(found, Outcome):
         return found
     denied = await guard_denial(scope, record, graph, found, stamp)
     if denied is not None:
         return denied
-    change = move_of(record, graph, found, stamp, arms=not (is_once and found.target == found.source))
+    is_spent = timer is not None and not timer.repeats and found.target == found.source
+    change = move_of(record, graph, found, stamp, arms=not is_spent)
     if tx is not None:
         is_written = await write(tx, scope, change)
     else:
         is_written = await scope.db.transaction(partial(_written, scope, change), "lifecycle_trigger")
     return moved(change, found) if is_written else conflict(change, found)
+
+
+async def _is_due(tx: Connection, scope: Scope, record: Record, timer: DueTimer) -> bool:
+    query = select(timers.c.instance).where(
+        timers.c.tenant == scope.tenant,
+        timers.c.instance == record.id,
+        timers.c.sequence == timer.sequence,
+        timers.c.firings == timer.firings,
+    )
+    return (await tx.execute(query)).first() is not None
 
 
 async def _written(scope: Scope, change: Change, tx: Connection) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from penstock.operations.states import OPERATION
 from penstock.operations.tables import operations
 from penstock.operations.views.operation_views import Tallied, tallies
 from penstock.outbox.events import Facts, operation_event
-from penstock.outbox.threads import on_thread
+from penstock.outbox.threads import LimitedThreads
 from penstock.pipeline.definition import HANDLERS
 from penstock.pipeline.signatures import Signature, is_async
 
@@ -28,7 +27,6 @@ __all__ = ["Handlers", "Notify", "RowFailure", "describe", "handler_types", "han
 TYPE = f"penstock.{OPERATION.name}"
 ROWS_TYPE = f"{TYPE}.rows_failed"
 ROWS_EACH = 100
-HUNG_MAX = 4  # calls of one handler that did not come back in time: no more are made until one does
 
 Trigger = Literal["completed", "completed_with_errors", "failed", "cancelled", "settled", "every_change"]
 STATUSES: Mapping[Trigger, tuple[str, ...]] = {
@@ -150,7 +148,7 @@ class Handlers:
     owner: Callable[[], Awaitable[object]]
     read_errors: ReadErrors
     write_next: WriteNext
-    _hung: int = 0
+    _threads: LimitedThreads = field(default_factory=LimitedThreads)
 
     async def __call__(self, document: Mapping[str, Any]) -> None:
         """Call each handler that this event is for; the first error ends it, and all are called again later."""
@@ -190,29 +188,6 @@ class Handlers:
         if is_async(handler):
             await handler(event)
             return
-        if self._hung >= HUNG_MAX:
-            raise TimeoutError
-        answer = await self._on_thread(handler, event)
+        answer = await self._threads.call(handler, event)
         if inspect.isawaitable(answer):
             await answer
-
-    async def _on_thread(self, handler: Callable[[object], Any], event: object) -> Any:
-        """Call a plain function; one that does not come back counts as hung until it does."""
-
-        def call() -> Any:
-            try:
-                return handler(event)
-            finally:
-                loop.call_soon_threadsafe(self._returned, waited)
-
-        loop, waited = asyncio.get_running_loop(), [True]
-        try:
-            return await on_thread(call)
-        except asyncio.CancelledError:
-            waited[0] = False
-            self._hung += 1
-            raise
-
-    def _returned(self, waited: list[bool]) -> None:
-        if not waited[0]:
-            self._hung -= 1

@@ -19,7 +19,7 @@ from penstock.db.database import Database
 from penstock.db.types import NotStorable
 from penstock.errors import Conflict, Forbidden, InvalidInput, NotFound
 from penstock.journal.numbering import last_number, number_new
-from penstock.listing import Page
+from penstock.listing import Page, parse_number_cursor
 from penstock.outbox import claiming
 from penstock.outbox.addresses import Network
 from penstock.outbox.events import TEST_TYPE, Event, check_types, may_match
@@ -283,9 +283,7 @@ class Webhooks:
         if overdue:
             which += [deliveries.c.due_at <= self._db.now(), deliveries.c.attempts > 0]
         if cursor is not None:
-            if not cursor.isdigit():
-                raise InvalidInput(f"{cursor!r} is no cursor of this list; pass the next cursor of an earlier page")
-            which.append(deliveries.c.number > int(cursor))
+            which.append(deliveries.c.number > parse_number_cursor(cursor))
         limit = self._page(limit)
         query = select(deliveries).where(*which).order_by(deliveries.c.number).limit(limit + 1)
         async with self._db.read() as tx:

@@ -53,6 +53,7 @@ class Run:
     public_url: str | None = None
     capabilities: Mapping[type, Any] = field(default_factory=dict)
     secret_keys: SecretKeys | None = None  # seal callback addresses
+    tenant: str = ""
 
     def capability(self, kind: type[T]) -> T:
         """What the engine that runs this operation has of this type, for reusable steps: its lifecycles, for one."""

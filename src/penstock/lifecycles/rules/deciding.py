@@ -19,7 +19,9 @@ def decide(graph: Graph, guid: str, state: int, flags: InstanceFlag, event: str)
         return Outcome("unknown_event", guid, event, source, reason=reason)
     if flags & TERMINAL:
         named = ", ".join(flag.name or "" for flag in flags & TERMINAL).capitalize()
-        return Outcome("terminal", guid, found.name, source, reason=f"{named}; `reopen` comes first")
+        is_archived = InstanceFlag.ARCHIVED in flags
+        so = "an archived instance takes no event any more" if is_archived else "`reopen` comes first"
+        return Outcome("terminal", guid, found.name, source, reason=f"{named}; {so}")
     if InstanceFlag.SUSPENDED in flags:
         return Outcome("suspended", guid, found.name, source, reason="`resume` comes first")
     transition = graph.move(state, found.id)

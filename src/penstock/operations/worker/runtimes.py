@@ -115,6 +115,7 @@ class OperationRuntimes:
                 public_url=self._settings.public_url,
                 capabilities=self._capabilities,
                 secret_keys=keys,
+                tenant=row.tenant or "",
             ),
             columns=row.columns,
             task_pool=TaskPool(definition.options.max_row_concurrency, self._spawn),
