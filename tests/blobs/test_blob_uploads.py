@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import io
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -16,7 +17,7 @@ from blob_services import Opening, blobs_on
 
 from penstock.blobs.names import blob_of, sealed_name, tenant_folder
 from penstock.blobs.service import CHECKING_S, Blobs
-from penstock.blobs.storage import Storage
+from penstock.blobs.storage import Storage, StorageWriter
 from penstock.blobs.store import FileStore
 from penstock.clock import ManualClock
 from penstock.db.database import Database
@@ -218,6 +219,38 @@ async def test_bytes_that_are_replaced_during_the_check_are_refused(s3: Storage,
         url = str(ticket.url)
         await put(url, CSV)
         made = await blobs.confirm(ticket.blob.id)
+        assert (made.status, made.rejection_code) == ("Rejected", "changed")
+        assert names(s3) == []
+
+
+async def test_bytes_that_were_sent_to_us_cannot_be_replaced_through_the_url(s3: Storage, on_sqlite: Opening):
+    async def replace(stream: BinaryIO) -> str | None:
+        await put(url, b"id,name\n9,Eve\n9,Eve\n"[: len(CSV)])
+        return None
+
+    async with on_sqlite(s3, scanner=replace) as blobs:
+        ticket = await blobs.initiate("rows.csv")
+        url = str(ticket.url)
+        made = await blobs.receive(ticket.blob.id, CSV)
+        assert (made.status, made.rejection_code) == ("Rejected", "changed")
+        assert names(s3) == []
+
+
+async def test_bytes_that_are_replaced_right_after_they_came_are_refused(
+    s3: Storage, on_sqlite: Opening, monkeypatch: pytest.MonkeyPatch
+):
+    async with on_sqlite(s3) as blobs:
+        ticket = await blobs.initiate("rows.csv")
+        stage = s3.stage
+
+        @contextmanager
+        def replaced(blob: str) -> Iterator[StorageWriter]:
+            with stage(blob) as writer:
+                yield writer
+            httpx.put(str(ticket.url), content=b"id,name\n9,Eve\n9,Eve\n"[: len(CSV)], trust_env=False)
+
+        monkeypatch.setattr(s3, "stage", replaced)
+        made = await blobs.receive(ticket.blob.id, CSV)
         assert (made.status, made.rejection_code) == ("Rejected", "changed")
         assert names(s3) == []
 

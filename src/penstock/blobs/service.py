@@ -32,7 +32,7 @@ from penstock.blobs.model import (
 from penstock.blobs.proof import verify_blobs
 from penstock.blobs.storage import BLOCK_BYTES, Storage
 from penstock.blobs.tables import OWNER_CHARS, TENANT_CHARS, rows
-from penstock.blobs.uploading import ByteSource, Staged, check_and_seal, look_at_staged, stage
+from penstock.blobs.uploading import ByteSource, Staged, check_and_seal, found_again, look_at_staged, stage
 from penstock.clock import Clock, Entropy, from_micros, operation_id
 from penstock.db.connection import Connection
 from penstock.db.database import Database
@@ -142,7 +142,7 @@ class Blobs:
         """Store and check the bytes of an announced blob; nothing is left to confirm then."""
         found = await self.get(blob)
         begun = await self._begin(found, STORING_S, actor or self.actor)
-        return await self._take_in(begun, source)
+        return await self._take_in(begun, source, has_url=self.storage.can_sign)
 
     async def confirm(self, blob: str, *, actor: str | None = None) -> BlobDescriptor:
         """Check what was sent to the storage directly. Of a blob that is settled, it only says how.
@@ -212,9 +212,12 @@ class Blobs:
             await asyncio.to_thread(self.storage.remove_staged, begun.id)
             await self._reject(begun, Rejection("not_stored", f"it could not be stored: {error}"), begun.created_by)
 
-    async def _take_in(self, begun: BlobDescriptor, source: ByteSource) -> BlobDescriptor:
+    async def _take_in(self, begun: BlobDescriptor, source: ByteSource, *, has_url: bool = False) -> BlobDescriptor:
+        """Store, check and settle. Where somebody `has_url`, what is checked is what the storage has."""
         try:
             staged = await stage(self.storage, begun, source)
+            if has_url and isinstance(staged, Staged):
+                staged = await asyncio.to_thread(found_again, self.storage, begun, staged)
         except BaseException as error:
             await asyncio.shield(self.give_up(begun, error))
             raise
