@@ -30,13 +30,15 @@ from penstock.operations.service import Operations
 from penstock.operations.states import OPERATION
 from penstock.operations.telling import Handlers, handler_types, handlers_of
 from penstock.outbox.channels import Channels
+from penstock.outbox.claiming import cancel_without_receiver
 from penstock.outbox.events import Event, Facts
 from penstock.outbox.mailing import Mailer
 from penstock.outbox.proving import Finding, verify
 from penstock.outbox.retention import remove_old
 from penstock.outbox.sender import Sender
 from penstock.outbox.service import Outbox, Webhooks
-from penstock.outbox.storing import Writer
+from penstock.outbox.states import ACTIVE
+from penstock.outbox.storing import Writer, lock_outbox
 from penstock.outbox.subscribing import handler_id
 from penstock.outbox.tables import subscriptions
 from penstock.outbox.transport import Poster
@@ -122,9 +124,12 @@ class EventSources:
         await self._write()
         while await self.sender.start_due():
             pass
-        is_time = self._days and self._clock.monotonic() >= self._next_look
-        if is_time and not await remove_old(self._db, days=self._days):
-            self._next_look = self._clock.monotonic() + RETENTION_LOOK_S
+        if self._clock.monotonic() >= self._next_look:
+            seen = await cancel_without_receiver(self._db)
+            if self._days:
+                seen += await remove_old(self._db, days=self._days)
+            if not seen:
+                self._next_look = self._clock.monotonic() + RETENTION_LOOK_S
 
     async def deliver(self) -> int:
         """Write what is to be told and send it, until nothing is due any more; how many attempts that took."""
@@ -199,7 +204,9 @@ class EventSources:
         )
 
         async def work(tx: Connection) -> None:
-            found = (await tx.execute(select(subscriptions).where(subscriptions.c.id == subscription))).one_or_none()
+            await lock_outbox(self._db, tx)
+            query = select(subscriptions).where(subscriptions.c.id == subscription, subscriptions.c.state == ACTIVE)
+            found = (await tx.execute(query)).one_or_none()
             if found is not None:
                 await self.writer.write_one(tx, event, found, attempts_max=ATTEMPTS_MAX)
 
@@ -225,6 +232,7 @@ class EventSources:
                 return
             with suppress(Conflict):  # somebody else has them by now
                 async with self._db.unit() as unit:
+                    await lock_outbox(self._db, unit.connection)
                     known = await _instances(unit.connection, tenant, {each.entry.guid for each in claimed})
                     found = [_lifecycle_event(each, tenant, known.get(each.entry.guid, ("", None))) for each in claimed]
                     await self.writer.write(unit.connection, found)

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 from parcel_post import moves, sent, told
 from receivers import Answer, Receiver
-from sqlalchemy import select
+from sqlalchemy import delete, select
 
 from penstock.access.model import Principal
+from penstock.blobs.tables import rows as blobs
+from penstock.db.connection import Connection
 from penstock.errors import Conflict, Forbidden, IllegalMove, InvalidInput, NotFound
 from penstock.failpoints import armed
 from penstock.journal.queries import entries
@@ -277,6 +279,19 @@ async def test_tenants_see_nothing_of_each_other(e: Engine, hook: Receiver):
     for asked in (some.list, some.deliveries, some.counts, partial(some.get, added.id), partial(some.add, hook.url)):
         with pytest.raises(Forbidden):
             await asked()
+
+
+async def test_nobody_is_told_of_what_is_gone(e: Engine, hook: Receiver):
+    """Its tenant is not known any more."""
+    await e.penstock.webhooks.add(hook.url, types="penstock.blob.*")
+    blob = await e.penstock.blobs.tenant("acme").upload(b'{"name": "b"}\n', file_name="theirs.jsonl")
+
+    async def lose(tx: Connection) -> None:
+        await tx.execute(delete(blobs).where(blobs.c.id == blob.id))
+
+    await e.penstock.db.transaction(lose)
+    assert await e.deliver() == 0
+    assert await e.penstock.events.verify() == []
 
 
 async def test_the_secret_is_stored_encrypted_and_shown_once(e: Engine, hook: Receiver):
