@@ -288,6 +288,40 @@ async def test_a_storage_that_does_not_answer_rejects_nothing(
         assert (await blobs.confirm(ticket.blob.id)).status == "Valid"
 
 
+@pytest.mark.parametrize("error", [ConnectionRefusedError, asyncio.CancelledError])
+async def test_a_scanner_that_raises_rejects_nothing(folder: FileStore, on_sqlite: Opening, error: type[BaseException]):
+    faults = [error()]
+
+    async def scan(stream: BinaryIO) -> str | None:
+        if faults:
+            raise faults.pop()
+        return None
+
+    async with on_sqlite(folder, scanner=scan) as blobs:
+        with pytest.raises(error):
+            await blobs.upload(CSV, file_name="rows.csv")
+        (made,) = (await blobs.list()).items
+        assert made.status == "Uploading"
+        assert (await blobs.confirm(made.id)).status == "Valid", "nobody has to wait for the end of a lease"
+
+
+async def test_a_file_that_cannot_be_read_for_its_digest_can_be_confirmed_again(
+    folder: FileStore, on_sqlite: Opening, monkeypatch: pytest.MonkeyPatch
+):
+    def away(*given: object) -> None:
+        raise OSError("input/output error")
+
+    async with on_sqlite(folder) as blobs:
+        ticket = await blobs.initiate("rows.csv")
+        with folder.stage(ticket.blob.id) as target:
+            target.write(CSV)
+        with monkeypatch.context() as patch:
+            patch.setattr("penstock.blobs.service.look_at_staged", away)
+            with pytest.raises(OSError, match="input/output"):
+                await blobs.confirm(ticket.blob.id)
+        assert (await blobs.confirm(ticket.blob.id)).status == "Valid"
+
+
 async def test_a_check_that_was_cut_off_can_be_begun_again_when_its_lease_is_over(
     folder: FileStore, on_sqlite: Opening, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ):
@@ -324,6 +358,40 @@ async def test_two_who_confirm_at_once_settle_it_once(manual_database: Database,
     assert {type(each) for each in found} <= {type(ticket.blob), Conflict}
     assert (await blobs.confirm(ticket.blob.id)).status == "Valid"
     assert await moves(blobs, ticket.blob.id) == ["created", "uploading", "validated"]
+
+
+@pytest.mark.parametrize("body, status", [(CSV, "Valid"), (b"id\nEICAR\n", "Rejected")])
+async def test_a_file_may_be_held_while_it_is_uploaded(
+    manual_database: Database, folder: FileStore, clock: ManualClock, body: bytes, status: str
+):
+    async def scan(stream: BinaryIO) -> str | None:
+        (being,) = (await blobs.list()).items
+        await blobs.hold(being.id, "case 12/7")
+        await blobs.unreference(being.id, "invoice:7")
+        return "Eicar" if b"EICAR" in stream.read() else None
+
+    blobs = blobs_on(manual_database, folder, clock, scanner=scan)
+    made = await blobs.upload(body, file_name="rows.csv")
+    assert made.status == status
+    assert await blobs.get(made.id) == made
+    assert [each.name for each in await blobs.holds(made.id)] == ["legal"]
+    assert await blobs.verify(deep=True) == []
+
+
+async def test_who_uploads_is_named_at_every_move(manual_database: Database, folder: FileStore, clock: ManualClock):
+    blobs = blobs_on(manual_database, folder, clock)
+    ticket = await blobs.initiate("rows.csv", actor="ben")
+    sent = [
+        await blobs.upload(CSV, file_name="rows.csv", actor="ben"),
+        await blobs.upload(b"MZ\x90", file_name="rows.csv", actor="ben"),
+        await blobs.receive(ticket.blob.id, CSV, actor="ben"),
+    ]
+    other = await blobs.initiate("rows.csv", actor="ben")
+    with folder.stage(other.blob.id) as target:
+        target.write(CSV)
+    sent.append(await blobs.confirm(other.blob.id, actor="ben"))
+    for made in sent:
+        assert {line.actor for line in await blobs.history(made.id)} == {"ben"}
 
 
 async def test_lists_are_filtered_and_paged_newest_first(
