@@ -234,8 +234,7 @@ class Webhooks:
             return await box.writer.write_one(tx, event, found, attempts_max=1)
 
         made = await self._db.transaction(work, "delivery_test")
-        await box.sender.start_due(made)
-        await box.sender.wait()
+        await box.sender.send_one(made)
         return await self.delivery(made)
 
     async def have_handlers(self, wanted: Mapping[str, tuple[Iterable[str], str | None]]) -> None:
