@@ -13,7 +13,7 @@ import pytest
 from parcel_post import moves, post_office, sent, told
 from patience import HANG_S
 from receivers import Answer, Receiver
-from sqlalchemy import delete, select
+from sqlalchemy import delete, select, update
 
 from penstock.access.model import Principal
 from penstock.blobs.tables import rows as blobs
@@ -338,6 +338,31 @@ async def test_the_secret_is_stored_encrypted_and_shown_once(e: Engine, hook: Re
     assert added.subscription.url == f"{hook.url}?…"
     await e.penstock.webhooks.test(added.subscription.id)
     assert hook.requests[0].line == "POST /hook?token=hidden HTTP/1.1"
+
+
+async def test_an_address_is_shown_without_what_may_be_secret_in_its_path(e: Engine, hook: Receiver):
+    root = hook.url.removesuffix("/hook")
+    paths = ("", "/", "/hook", "/hook/", "/hooks/catch/hidden", "/hooks/hidden?token=hidden")
+    added = [(await e.penstock.webhooks.add(f"{root}{path}")).subscription for path in paths]
+    shown = [each.url.removeprefix(root) for each in added]
+    assert shown == ["", "/", "/hook", "/hook/", "/hooks/…", "/hooks/…"]
+    assert "hidden" not in repr((await e.penstock.audit.list()).items)
+    await e.penstock.webhooks.test(added[-1].id)
+    assert hook.requests[0].line == "POST /hooks/hidden?token=hidden HTTP/1.1"
+
+
+async def test_an_address_that_was_stored_with_its_path_is_not_shown_with_it(e: Engine, hook: Receiver):
+    hooks = e.penstock.webhooks
+    added = (await hooks.add(f"{hook.url}s/hidden")).subscription
+
+    async def store(tx: Connection) -> None:
+        mine = update(subscriptions).where(subscriptions.c.id == added.id)
+        await tx.execute(mine.values(url=f"{hook.url}s/hidden"))
+
+    await e.penstock.db.transaction(store)
+    assert (await hooks.get(added.id)).url == added.url == f"{hook.url}s/…"
+    await hooks.remove(added.id)
+    assert "hidden" not in repr((await e.penstock.audit.list()).items)
 
 
 async def test_what_cannot_work_is_refused_when_it_is_added(e: Engine):

@@ -34,6 +34,7 @@ from penstock.outbox.subscribing import (
     encrypted,
     handler_id,
     handler_row,
+    shown_address,
     subscription_row,
 )
 from penstock.outbox.tables import deliveries, subscriptions
@@ -213,7 +214,7 @@ class Webhooks:
             mine = deliveries.c.subscription == found.id
             actor = self._outbox.actor
             cancelled = await claiming.cancel_open(self._db, tx, mine, cause="unsubscribed", actor=actor)
-            await self._note(tx, "remove", found.id, url=found.url, cancelled=cancelled)
+            await self._note(tx, "remove", found.id, url=shown_address(found.url), cancelled=cancelled)
             return cancelled
 
         return await self._db.transaction(work, "subscription")
@@ -438,7 +439,7 @@ def _subscription(row: Any) -> Subscription:
     return Subscription(
         row.id,
         row.channel,
-        row.url,
+        shown_address(row.url),  # which was stored with its path by earlier versions
         tuple(row.types),
         row.operation,
         row.subject,
