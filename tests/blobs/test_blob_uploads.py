@@ -390,8 +390,12 @@ async def test_who_uploads_is_named_at_every_move(manual_database: Database, fol
     with folder.stage(other.blob.id) as target:
         target.write(CSV)
     sent.append(await blobs.confirm(other.blob.id, actor="ben"))
+    broken = await blobs.initiate("rows.csv", actor="ben")
+    with pytest.raises(FileNotFoundError):
+        await blobs.receive(broken.blob.id, Path("missing.csv"), actor="cleo")
     for made in sent:
         assert {line.actor for line in await blobs.history(made.id)} == {"ben"}
+    assert [line.actor for line in await blobs.history(broken.blob.id)] == ["ben", "cleo", "cleo"]
 
 
 async def test_lists_are_filtered_and_paged_newest_first(

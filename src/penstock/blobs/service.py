@@ -204,11 +204,13 @@ class Blobs:
         after = made.mark_as_uploading(lease_until=lease)
         return await queries.move(self.db, tx, made, after, "uploading", actor=made.created_by)
 
-    async def give_up(self, begun: BlobDescriptor, error: BaseException) -> None:
+    async def give_up(self, begun: BlobDescriptor, error: BaseException, *, actor: str | None = None) -> None:
         """Reject a blob whose bytes could not be stored, as far as that is possible now; else it expires."""
         with suppress(PenstockError, OSError):
             await asyncio.to_thread(self.storage.remove_staged, begun.id)
-            await self._reject(begun, Rejection("not_stored", f"it could not be stored: {error}"), begun.created_by)
+            await self._reject(
+                begun, Rejection("not_stored", f"it could not be stored: {error}"), actor or begun.created_by
+            )
 
     async def _take_in(
         self, begun: BlobDescriptor, source: ByteSource, *, actor: str, has_url: bool = False
@@ -219,7 +221,7 @@ class Blobs:
             if has_url and isinstance(staged, Staged):
                 staged = await asyncio.to_thread(found_again, self.storage, begun, staged)
         except BaseException as error:
-            await asyncio.shield(self.give_up(begun, error))
+            await asyncio.shield(self.give_up(begun, error, actor=actor))
             raise
         return await self._settle(begun, staged, actor)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -64,12 +64,8 @@ class UnitOfWork:
     ) -> CursorResult[*tuple[Any, ...]]:
         """Send a statement: SQLAlchemy's, or SQL text with `:name` for each parameter."""
         sent = text(statement) if isinstance(statement, str) else statement
-        try:
+        with self._told_if_cut_off():
             return await self.connection.execute(sent, parameters)
-        except SQLAlchemyError as error:
-            if self.is_open:
-                raise
-            raise self._ended() from error
 
     def before_commit(self, work: Callable[[Connection], Awaitable[object]]) -> None:
         """Do this last of all inside the transaction, because it locks what many need."""
@@ -93,8 +89,9 @@ class UnitOfWork:
     async def commit(self) -> None:
         """Commit; `CommitUnknown` when it may have happened."""
         try:
-            for last in self._at_its_end:
-                await last(self.connection)
+            with self._told_if_cut_off():
+                for last in self._at_its_end:
+                    await last(self.connection)
         except BaseException:
             if self.is_open:
                 await self.roll_back()
@@ -133,6 +130,16 @@ class UnitOfWork:
         with suppress(_RolledBack):
             await block.__aexit__(_RolledBack, _RolledBack(), None)
 
+    @contextmanager
+    def _told_if_cut_off(self) -> Iterator[None]:
+        """Who had a statement under way hears why there is no answer to it, not what the driver makes of it."""
+        try:
+            yield
+        except SQLAlchemyError as error:
+            if self.is_open or self._undoing is None:
+                raise
+            raise self._ended() from error
+
     def _ended(self) -> PenstockError:
         if self._undoing is not None:
             return Unavailable(f"this transaction was open for {self._limit_s} s, the most there is, and was undone")
@@ -155,6 +162,8 @@ class UnitOfWork:
             await self.commit()
         elif self.is_open:
             await self.roll_back()
+        elif self._undoing is not None and isinstance(error, SQLAlchemyError):
+            raise self._ended() from error
 
 
 class _RolledBack(Exception):
