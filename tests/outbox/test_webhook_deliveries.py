@@ -23,7 +23,7 @@ from penstock.failpoints import armed
 from penstock.journal.queries import entries
 from penstock.operations.moves import move
 from penstock.operations.operation_ids import number_of
-from penstock.outbox import sender
+from penstock.outbox import claiming, sender
 from penstock.outbox.sender import Sender
 from penstock.outbox.tables import subscriptions
 from penstock.testing import Engine
@@ -256,14 +256,23 @@ async def test_a_test_event_that_another_process_sends_is_waited_for(
     hooks, key = e.penstock.webhooks, e.penstock.settings.secret_key
     added = (await hooks.add(hook.url)).subscription
     async with post_office(database_url, tmp_path, secret_key=key) as other:
-        start_due = Sender.start_due
+        start_due, settle = Sender.start_due, claiming.settle
+        looks, has_looked = 0, asyncio.Event()
 
         async def too_late(self: Sender, only: str | None = None) -> int:
-            if self is e.penstock.events.sender:
-                await start_due(other.penstock.events.sender, only)
+            nonlocal looks
+            looks += 1
+            if looks == 1:
+                return await start_due(other.penstock.events.sender, only)
+            has_looked.set()
             return await start_due(self, only)
 
+        async def slowly(*given: Any) -> bool:
+            await has_looked.wait()
+            return await settle(*given)
+
         monkeypatch.setattr(Sender, "start_due", too_late)
+        monkeypatch.setattr(claiming, "settle", slowly)
         assert (await hooks.test(added.id)).state == "Processed"
     assert len(hook.requests) == 1
 
