@@ -6,25 +6,22 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
-from parcel_post import moves, post_office, sent, told
-from patience import HANG_S
+from parcel_post import moves, sent, told
 from receivers import Answer, Receiver
 from sqlalchemy import delete, select, update
 
 from penstock.access.model import Principal
 from penstock.blobs.tables import rows as blobs
 from penstock.db.connection import Connection
-from penstock.errors import Conflict, Forbidden, IllegalMove, InvalidInput, NotFound
+from penstock.errors import Forbidden, IllegalMove, InvalidInput, NotFound
 from penstock.failpoints import armed
 from penstock.journal.queries import entries
 from penstock.operations.moves import move
 from penstock.operations.operation_ids import number_of
-from penstock.outbox import claiming, sender
-from penstock.outbox.sender import Sender
+from penstock.outbox import sender
 from penstock.outbox.tables import subscriptions
 from penstock.testing import Engine
 
@@ -222,59 +219,6 @@ async def test_a_subscription_is_changed_disabled_and_removed(e: Engine, hook: R
             await call(added.id)
     with pytest.raises(NotFound, match="no delivery"):
         await hooks.delivery("none")
-
-
-async def test_a_test_event_is_sent_at_once_and_says_what_came_of_it(e: Engine, hook: Receiver):
-    hooks = e.penstock.webhooks
-    added = (await hooks.add(hook.url)).subscription
-    got = await hooks.test(added.id)
-    assert (got.state, got.type) == ("Processed", "penstock.webhook.test")
-    assert told(hook)[0]["type"] == got.type
-    hook.answer = lambda request: Answer(404)
-    got = await hooks.test(added.id)
-    assert (got.state, got.error) == ("Failed", "the receiver answered 404")
-    await hooks.disable(added.id)
-    with pytest.raises(Conflict, match="Disabled"):
-        await hooks.test(added.id)
-
-
-async def test_a_test_event_waits_for_no_other_attempt(e: Engine, hook: Receiver):
-    hooks = e.penstock.webhooks
-    await hooks.add(hook.url.replace("/hook", "/hang"))
-    added = (await hooks.add(hook.url, types="penstock.blob.*")).subscription
-    hook.answer = lambda request: Answer(hangs="/hang" in request.line)
-    await e.create("send-parcels", [{"name": "a"}])
-    await e.penstock.events.tick()
-    async with asyncio.timeout(HANG_S):
-        assert (await hooks.test(added.id)).state == "Processed"
-    await e.penstock.events.stop()
-
-
-async def test_a_test_event_that_another_process_sends_is_waited_for(
-    e: Engine, hook: Receiver, database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    hooks, key = e.penstock.webhooks, e.penstock.settings.secret_key
-    added = (await hooks.add(hook.url)).subscription
-    async with post_office(database_url, tmp_path, secret_key=key) as other:
-        start_due, settle = Sender.start_due, claiming.settle
-        looks, has_looked = 0, asyncio.Event()
-
-        async def too_late(self: Sender, only: str | None = None) -> int:
-            nonlocal looks
-            looks += 1
-            if looks == 1:
-                return await start_due(other.penstock.events.sender, only)
-            has_looked.set()
-            return await start_due(self, only)
-
-        async def slowly(*given: Any) -> bool:
-            await has_looked.wait()
-            return await settle(*given)
-
-        monkeypatch.setattr(Sender, "start_due", too_late)
-        monkeypatch.setattr(claiming, "settle", slowly)
-        assert (await hooks.test(added.id)).state == "Processed"
-    assert len(hook.requests) == 1
 
 
 async def test_lists_are_read_in_pages(e: Engine, hook: Receiver):

@@ -97,10 +97,7 @@ async def lock(tx: Connection, blob: str, *guards: ColumnElement[bool], tenant: 
 
 
 async def lock_upload(tx: Connection, begun: BlobDescriptor) -> BlobDescriptor:
-    """A blob that we store or check, as it is now; `Conflict` when somebody else does by now, or it is over.
-
-    Others may hold it meanwhile, which raises its revision and leaves it ours.
-    """
+    """A blob that we store or check, as it is now: it may be held. `Conflict` when it is not ours any more."""
     assert begun.lease_until is not None
     is_mine = (rows.c.state == begun.status, rows.c.lease_until == micros(begun.lease_until))
     if not await lock(tx, begun.id, *is_mine):
