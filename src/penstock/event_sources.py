@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from sqlalchemy import select
+from sqlalchemy.exc import DBAPIError
 
 from penstock.blobs.states import BLOB
 from penstock.blobs.tables import rows as blobs
 from penstock.clock import Clock, Entropy
 from penstock.db.connection import Connection
 from penstock.db.database import Database
+from penstock.db.types import NotStorable, shortened
 from penstock.errors import Conflict
 from penstock.lifecycles.model import Delivery as LifecycleDelivery
 from penstock.lifecycles.service import Lifecycles
@@ -30,13 +32,15 @@ from penstock.operations.service import Operations
 from penstock.operations.states import OPERATION
 from penstock.operations.telling import Handlers, handler_types, handlers_of
 from penstock.outbox.channels import Channels
-from penstock.outbox.events import Event, Facts
+from penstock.outbox.claiming import cancel_without_receiver
+from penstock.outbox.events import TYPE_CHARS_MAX, Event, Facts
 from penstock.outbox.mailing import Mailer
 from penstock.outbox.proving import Finding, verify
 from penstock.outbox.retention import remove_old
 from penstock.outbox.sender import Sender
 from penstock.outbox.service import Outbox, Webhooks
-from penstock.outbox.storing import Writer
+from penstock.outbox.states import ACTIVE
+from penstock.outbox.storing import Writer, lock_outbox
 from penstock.outbox.subscribing import handler_id
 from penstock.outbox.tables import subscriptions
 from penstock.outbox.transport import Poster
@@ -122,9 +126,12 @@ class EventSources:
         await self._write()
         while await self.sender.start_due():
             pass
-        is_time = self._days and self._clock.monotonic() >= self._next_look
-        if is_time and not await remove_old(self._db, days=self._days):
-            self._next_look = self._clock.monotonic() + RETENTION_LOOK_S
+        if self._clock.monotonic() >= self._next_look:
+            seen = await cancel_without_receiver(self._db)
+            if self._days:
+                seen += await remove_old(self._db, days=self._days)
+            if not seen:
+                self._next_look = self._clock.monotonic() + RETENTION_LOOK_S
 
     async def deliver(self) -> int:
         """Write what is to be told and send it, until nothing is due any more; how many attempts that took."""
@@ -199,7 +206,9 @@ class EventSources:
         )
 
         async def work(tx: Connection) -> None:
-            found = (await tx.execute(select(subscriptions).where(subscriptions.c.id == subscription))).one_or_none()
+            await lock_outbox(self._db, tx)
+            query = select(subscriptions).where(subscriptions.c.id == subscription, subscriptions.c.state == ACTIVE)
+            found = (await tx.execute(query)).one_or_none()
             if found is not None:
                 await self.writer.write_one(tx, event, found, attempts_max=ATTEMPTS_MAX)
 
@@ -217,19 +226,41 @@ class EventSources:
             return list((await tx.execute(query)).scalars())
 
     async def _follow_lifecycles(self, tenant: str) -> None:
-        """Write deliveries for moves of a tenant's instances, and answer for them in the same transaction."""
+        """Write deliveries for moves of a tenant's instances."""
         told = self._lifecycles.tenant(tenant).deliveries
         for _ in range(LIFECYCLE_PASSES):
             claimed = await told.claim(CONSUMER, limit=LIFECYCLE_EACH, lease=LIFECYCLE_LEASE_S)
             if not claimed:
                 return
-            with suppress(Conflict):  # somebody else has them by now
-                async with self._db.unit() as unit:
-                    known = await _instances(unit.connection, tenant, {each.entry.guid for each in claimed})
-                    found = [_lifecycle_event(each, tenant, known.get(each.entry.guid, ("", None))) for each in claimed]
-                    await self.writer.write(unit.connection, found)
-                    for each in claimed:
-                        await told.acknowledge(each.message_id, claim=each.claim, tx=unit)
+            try:
+                await self._write_moves(tenant, claimed)
+            except (DBAPIError, NotStorable):
+                await self._write_one_by_one(tenant, claimed)
+
+    async def _write_one_by_one(self, tenant: str, claimed: Sequence[LifecycleDelivery]) -> None:
+        """Write what can be written; the rest of an instance's moves waits for the first that cannot."""
+        waiting: set[str] = set()
+        for each in claimed:
+            guid = each.entry.guid
+            if guid in waiting:
+                continue
+            try:
+                await self._write_moves(tenant, [each])
+            except (DBAPIError, NotStorable) as error:
+                waiting.add(guid)
+                log.error("move %d of instance %s cannot be told: %s", each.entry.sequence, guid, error)
+
+    async def _write_moves(self, tenant: str, claimed: Sequence[LifecycleDelivery]) -> None:
+        """Write deliveries for moves, and answer for these in the same transaction."""
+        told = self._lifecycles.tenant(tenant).deliveries
+        with suppress(Conflict):  # somebody else has them by now
+            async with self._db.unit() as unit:
+                await lock_outbox(self._db, unit.connection)
+                known = await _instances(unit.connection, tenant, {each.entry.guid for each in claimed})
+                found = [_lifecycle_event(each, tenant, known.get(each.entry.guid, ("", None))) for each in claimed]
+                await self.writer.write(unit.connection, found)
+                for each in claimed:
+                    await told.acknowledge(each.message_id, claim=each.claim, tx=unit)
 
 
 async def _instances(tx: Connection, tenant: str, guids: Collection[str]) -> dict[str, tuple[str, str | None]]:
@@ -260,7 +291,7 @@ def _lifecycle_event(delivery: LifecycleDelivery, tenant: str, known: tuple[str,
     }
     return Event(
         f"lifecycle-{entry.guid}-{entry.sequence}",
-        f"penstock.lifecycle.{entry.event or entry.kind}",
+        shortened(f"penstock.lifecycle.{entry.event or entry.kind}", TYPE_CHARS_MAX),
         entry.guid,
         entry.at,
         data,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import hashlib
 import io
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 import zstandard
 
-from penstock.blobs.checks.archives import ArchiveLimits
+from penstock.blobs.checks.archives import ArchiveLimits, check_archive
 from penstock.blobs.checks.policy import CHECKS, BlobPolicy, inspect
 from penstock.blobs.checks.text import TextLimits
 from penstock.blobs.checks.types import KNOWN, OCTETS, READABLE, content_type_of
@@ -65,6 +66,24 @@ def overlapping() -> bytes:
     first = content.index(b"PK\x01\x02")
     second = content.index(b"PK\x01\x02", first + 4)
     return content[: second + 42] + struct.pack("<I", 1) + content[second + 46 :]
+
+
+def packed(method: int) -> bytes:
+    """An archive by another method, whose packed bytes are none of it."""
+    target = io.BytesIO()
+    with zipfile.ZipFile(target, "w", method) as archive:
+        archive.writestr("a.csv", CSV * 100)
+    content = bytearray(target.getvalue())
+    begin = 30 + len("a.csv") + (9 if method == zipfile.ZIP_LZMA else 0)  # behind the properties of LZMA
+    end = content.index(b"PK\x01\x02")
+    content[begin:end] = b"\xff" * (end - begin)
+    return bytes(content)
+
+
+def misnamed() -> bytes:
+    """An archive that says the name of its entry is UTF-8."""
+    content = bytearray(zipped(("\u00e4.csv", CSV), store=True))
+    return bytes(content.replace("\u00e4".encode(), b"\xff\xff"))
 
 
 def twice() -> bytes:
@@ -145,6 +164,9 @@ HOSTILE: list[tuple[str, str | None, bytes | Callable[[], bytes], str, str]] = [
     ("a.zip", None, overlapping(), "overlap", "overlaps another"),
     ("a.zip", None, twice, "duplicate_entry", "is there twice"),
     ("a.zip", None, zipped(("a.csv", CSV))[:-10], "damaged", "damaged"),
+    ("a.zip", None, packed(zipfile.ZIP_LZMA), "damaged", "damaged"),
+    ("a.zip", None, packed(zipfile.ZIP_BZIP2), "damaged", "damaged"),
+    ("a.zip", None, misnamed, "damaged", "damaged"),
     ("a.xlsx", None, zipped(("a.csv", CSV)), "wrong_type", "no workbook"),
     ("a.xlsx", None, workbook(("xl/vbaProject.bin", b"macro")), "macros", "has macros"),
     ("a.gz", None, gzip.compress(bytes(6 * MIB)), "bomb", "expands to more than"),
@@ -196,6 +218,34 @@ def test_a_hostile_file_is_refused_with_the_reason(
 @pytest.mark.parametrize("name, declared, content", HARMLESS, ids=[f"{n}" for n, _ in enumerate(HARMLESS, 1)])
 def test_a_harmless_file_is_taken(name: str, declared: str | None, content: bytes):
     assert judged(name, declared, content) is None
+
+
+def test_the_directory_of_an_archive_is_not_read_when_it_is_too_large():
+    class Watched(io.BytesIO):
+        def read(self, size: int | None = -1, /) -> bytes:
+            block = super().read(size)
+            reads.append(len(block))
+            return block
+
+    reads: list[int] = []
+    content = zipped(*((f"{n:050}", b"") for n in range(5000)), store=True)
+    kind = content_type_of("a.zip", None)
+    found = inspect(POLICY, Upload("a.zip", kind, len(content), "", lambda: Watched(content), MIB))
+    assert found is not None
+    assert (found.code, "its directory has" in found.reason) == ("bomb", True)
+    assert max(reads) <= 256 * 1024
+
+
+def test_a_disk_that_cannot_be_read_says_nothing_of_the_archive():
+    class Broken(io.BytesIO):
+        def read(self, size: int | None = -1, /) -> bytes:
+            if self.tell() == 0:
+                raise OSError(errno.EIO, "input/output error")
+            return super().read(size)
+
+    content = zipped(("rows.csv", CSV))
+    with pytest.raises(OSError, match="input/output error"):
+        check_archive(Upload("a.zip", "application/zip", len(content), "", lambda: Broken(content)), "zip", SMALL)
 
 
 def test_bytes_other_than_those_that_were_announced_are_refused():

@@ -210,7 +210,7 @@ async def test_a_file_of_an_operation_goes_when_its_operation_is_gone_and_its_ho
 ):
     made = blobs.new("rows.csv", is_temporary=True)
     begun = await blobs.db.transaction(lambda tx: blobs.begin(made, tx))
-    own = await blobs._take_in(begun, CSV)
+    own = await blobs._take_in(begun, CSV, actor="ana")
     await blobs.hold(own.id, "case 12/7")
     clock.advance(2 * UNFINISHED_S)
     await blobs.sweep()

@@ -1,4 +1,4 @@
-"""Uploads: taken in, checked and sealed, or refused with the reason; announced first and sent directly, or not."""
+"""Uploads: taken in, checked and sealed, or refused with the reason; what is cut off can be checked again."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import asyncio
 import hashlib
 import io
 from collections.abc import AsyncIterator
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import httpx
 import pytest
 from blob_services import Opening, blobs_on
 
@@ -20,7 +18,7 @@ from penstock.blobs.storage import Storage
 from penstock.blobs.store import FileStore
 from penstock.clock import ManualClock
 from penstock.db.database import Database
-from penstock.errors import Conflict, FileUnreadable, IllegalMove, InvalidInput, NotFound
+from penstock.errors import Conflict, FileUnreadable, InvalidInput, NotFound
 from penstock.listing import Page
 
 CSV = b"id,name\n1,Ana\n2,Ben\n"
@@ -148,93 +146,7 @@ async def test_a_scanner_has_the_last_word(folder: FileStore, on_sqlite: Opening
             assert asked == [], "what is refused anyway is not scanned"
 
 
-# --- announced first
-
-
-async def test_an_announced_file_can_be_sent_to_us(storage: Storage, on_sqlite: Opening):
-    async with on_sqlite(storage) as blobs:
-        ticket = await blobs.initiate("rows.csv", sha256=SHA)
-        assert (ticket.blob.status, ticket.url is None) == ("Pending", not storage.can_sign)
-        with pytest.raises(NotFound, match="nothing was uploaded"):
-            await blobs.confirm(ticket.blob.id)
-        assert (await blobs.get(ticket.blob.id)).status == "Pending", "it is not held against it"
-        made = await blobs.receive(ticket.blob.id, CSV)
-        assert made.status == "Valid"
-        assert await blobs.confirm(made.id) == made
-        with pytest.raises(IllegalMove):
-            await blobs.receive(made.id, b"id\n1\n")
-        assert await content(blobs, made.id) == CSV
-
-
-async def put(url: str, body: bytes) -> None:
-    async with httpx.AsyncClient(trust_env=False) as client:
-        (await client.put(url, content=body)).raise_for_status()
-
-
-@pytest.fixture
-def s3(s3_url: str) -> Storage:
-    from penstock.blobs.objects import ObjectStorage
-
-    return ObjectStorage(s3_url)
-
-
-async def test_an_announced_file_can_be_sent_to_the_store_directly(s3: Storage, on_sqlite: Opening):
-    async with on_sqlite(s3) as blobs:
-        ticket = await blobs.initiate("rows.csv", size_bytes=len(CSV), sha256=SHA)
-        assert ticket.url is not None
-        assert ticket.expires_at - blobs.now() == timedelta(minutes=15)
-        await put(ticket.url, CSV)
-        made = await blobs.confirm(ticket.blob.id)
-        assert (made.status, made.sha256) == ("Valid", SHA)
-        assert await moves(blobs, made.id) == ["created", "uploading", "validated"]
-        async with httpx.AsyncClient(trust_env=False) as client:
-            assert (await client.get(await blobs.download_url(made.id))).content == CSV
-
-
-async def test_what_is_put_after_the_check_changes_nothing_and_is_swept(
-    s3: Storage, on_sqlite: Opening, clock: ManualClock
-):
-    async with on_sqlite(s3) as blobs:
-        ticket = await blobs.initiate("rows.csv")
-        assert ticket.url is not None
-        await put(ticket.url, CSV)
-        made = await blobs.confirm(ticket.blob.id)
-        await put(ticket.url, b"id,name\n9,Eve\n")
-        assert await blobs.confirm(made.id) == made
-        assert await content(blobs, made.id) == CSV
-        assert f"staged/{made.id}" in names(s3)
-        swept = await blobs.sweep()
-        assert (swept.removed_objects, swept.missing) == (1, [])
-        assert names(s3) == [f"sealed/shared/{made.id}.{SHA}"]
-
-
-async def test_bytes_that_are_replaced_during_the_check_are_refused(s3: Storage, on_sqlite: Opening):
-    async def replace(stream: BinaryIO) -> str | None:
-        await put(url, b"id,name\n9,Eve\n9,Eve\n"[: len(CSV)])
-        return None
-
-    async with on_sqlite(s3, scanner=replace) as blobs:
-        ticket = await blobs.initiate("rows.csv")
-        url = str(ticket.url)
-        await put(url, CSV)
-        made = await blobs.confirm(ticket.blob.id)
-        assert (made.status, made.rejection_code) == ("Rejected", "changed")
-        assert names(s3) == []
-
-
-async def test_direct_uploads_are_checked_like_all_others(s3: Storage, on_sqlite: Opening):
-    async with on_sqlite(s3, bytes_max=100) as blobs:
-        for body, given, code in (
-            (b"MZ\x90", {}, "wrong_type"),
-            (b"id\n" * 100, {}, "too_large"),
-            (CSV, {"sha256": "0" * 64}, "digest"),
-            (CSV, {"size_bytes": 7}, "size"),
-        ):
-            ticket = await blobs.initiate("rows.csv", **given)
-            await put(str(ticket.url), body)
-            made = await blobs.confirm(ticket.blob.id)
-            assert (made.status, made.rejection_code) == ("Rejected", code)
-            assert await blobs.confirm(ticket.blob.id) == made
+# --- checks that are cut off
 
 
 async def test_a_storage_that_does_not_answer_rejects_nothing(
@@ -252,6 +164,40 @@ async def test_a_storage_that_does_not_answer_rejects_nothing(
             with pytest.raises(FileUnreadable):
                 await blobs.confirm(ticket.blob.id)
         assert (await blobs.get(ticket.blob.id)).status == "Uploading"
+        assert (await blobs.confirm(ticket.blob.id)).status == "Valid"
+
+
+@pytest.mark.parametrize("error", [ConnectionRefusedError, asyncio.CancelledError])
+async def test_a_scanner_that_raises_rejects_nothing(folder: FileStore, on_sqlite: Opening, error: type[BaseException]):
+    faults = [error()]
+
+    async def scan(stream: BinaryIO) -> str | None:
+        if faults:
+            raise faults.pop()
+        return None
+
+    async with on_sqlite(folder, scanner=scan) as blobs:
+        with pytest.raises(error):
+            await blobs.upload(CSV, file_name="rows.csv")
+        (made,) = (await blobs.list()).items
+        assert made.status == "Uploading"
+        assert (await blobs.confirm(made.id)).status == "Valid", "nobody has to wait for the end of a lease"
+
+
+async def test_a_file_that_cannot_be_read_for_its_digest_can_be_confirmed_again(
+    folder: FileStore, on_sqlite: Opening, monkeypatch: pytest.MonkeyPatch
+):
+    def away(*given: object) -> None:
+        raise OSError("input/output error")
+
+    async with on_sqlite(folder) as blobs:
+        ticket = await blobs.initiate("rows.csv")
+        with folder.stage(ticket.blob.id) as target:
+            target.write(CSV)
+        with monkeypatch.context() as patch:
+            patch.setattr("penstock.blobs.service.look_at_staged", away)
+            with pytest.raises(OSError, match="input/output"):
+                await blobs.confirm(ticket.blob.id)
         assert (await blobs.confirm(ticket.blob.id)).status == "Valid"
 
 
@@ -291,6 +237,44 @@ async def test_two_who_confirm_at_once_settle_it_once(manual_database: Database,
     assert {type(each) for each in found} <= {type(ticket.blob), Conflict}
     assert (await blobs.confirm(ticket.blob.id)).status == "Valid"
     assert await moves(blobs, ticket.blob.id) == ["created", "uploading", "validated"]
+
+
+@pytest.mark.parametrize("body, status", [(CSV, "Valid"), (b"id\nEICAR\n", "Rejected")])
+async def test_a_file_may_be_held_while_it_is_uploaded(
+    manual_database: Database, folder: FileStore, clock: ManualClock, body: bytes, status: str
+):
+    async def scan(stream: BinaryIO) -> str | None:
+        (being,) = (await blobs.list()).items
+        await blobs.hold(being.id, "case 12/7")
+        await blobs.unreference(being.id, "invoice:7")
+        return "Eicar" if b"EICAR" in stream.read() else None
+
+    blobs = blobs_on(manual_database, folder, clock, scanner=scan)
+    made = await blobs.upload(body, file_name="rows.csv")
+    assert made.status == status
+    assert await blobs.get(made.id) == made
+    assert [each.name for each in await blobs.holds(made.id)] == ["legal"]
+    assert await blobs.verify(deep=True) == []
+
+
+async def test_who_uploads_is_named_at_every_move(manual_database: Database, folder: FileStore, clock: ManualClock):
+    blobs = blobs_on(manual_database, folder, clock)
+    ticket = await blobs.initiate("rows.csv", actor="ben")
+    sent = [
+        await blobs.upload(CSV, file_name="rows.csv", actor="ben"),
+        await blobs.upload(b"MZ\x90", file_name="rows.csv", actor="ben"),
+        await blobs.receive(ticket.blob.id, CSV, actor="ben"),
+    ]
+    other = await blobs.initiate("rows.csv", actor="ben")
+    with folder.stage(other.blob.id) as target:
+        target.write(CSV)
+    sent.append(await blobs.confirm(other.blob.id, actor="ben"))
+    broken = await blobs.initiate("rows.csv", actor="ben")
+    with pytest.raises(FileNotFoundError):
+        await blobs.receive(broken.blob.id, Path("missing.csv"), actor="cleo")
+    for made in sent:
+        assert {line.actor for line in await blobs.history(made.id)} == {"ben"}
+    assert [line.actor for line in await blobs.history(broken.blob.id)] == ["ben", "cleo", "cleo"]
 
 
 async def test_lists_are_filtered_and_paged_newest_first(

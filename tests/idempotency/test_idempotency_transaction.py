@@ -142,6 +142,27 @@ async def test_a_commit_whose_answer_was_lost_is_looked_up(
         assert await keys.get("key") is None
 
 
+async def test_a_block_whose_statements_could_not_be_committed_gives_its_key_back(
+    keys: Idempotency, db: Database, monkeypatch: pytest.MonkeyPatch
+):
+    async def move(amount: int, *, fails: bool) -> None:
+        async with keys.guard("key", "f") as attempt:
+            assert attempt.claim is not None
+            async with attempt.claim.transaction() as tx:
+                await tx.execute(ADD, {"amount": amount})
+            if fails:
+                monkeypatch.setattr(tx, "commit", fail)
+
+    async def fail() -> None:
+        raise Unavailable("the database is away")
+
+    with pytest.raises(Unavailable, match="is away"):
+        await move(1, fails=True)
+    assert await keys.get("key") is None
+    await move(2, fails=False)
+    assert await amounts(db) == [2]
+
+
 async def test_an_attempt_whose_transaction_was_undone_keeps_its_lease(
     real_store: Store, monkeypatch: pytest.MonkeyPatch
 ):

@@ -7,8 +7,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from patience import HANG_S
 from pydantic import BaseModel
-from sqlalchemy import column, insert, select, table
+from sqlalchemy import column, insert, select, table, text
 
 from penstock import Context, Penstock, operation
 from penstock.db.unit import UnitOfWork
@@ -137,3 +138,27 @@ async def test_a_block_that_is_open_for_too_long_is_undone(shop: Engine):
     async with shop.penstock.transaction() as tx:
         await tx.execute("INSERT INTO notes VALUES (:text)", {"text": "b"})
     assert await notes(shop.penstock) == ["b"]
+
+
+@pytest.mark.databases("postgresql", "mariadb")
+@pytest.mark.parametrize("is_joined", [False, True])
+async def test_a_block_that_ends_in_the_middle_of_a_statement_spoils_no_connection(
+    shop: Engine, database_kind: str, is_joined: bool
+):
+    db = shop.penstock.db
+    sleep = {"postgresql": "SELECT pg_sleep(3)", "mariadb": "SELECT SLEEP(3)"}[database_kind]
+
+    async def stay(tx: UnitOfWork) -> None:
+        async with tx:
+            await tx.execute("INSERT INTO notes VALUES (:text)", {"text": "a"})
+            await (tx.connection.execute(text(sleep)) if is_joined else tx.execute(sleep))
+
+    async def ask(number: int) -> int:
+        async with db.unit() as tx:
+            return int((await tx.execute("SELECT CAST(:number AS DECIMAL)", {"number": number})).scalar_one())
+
+    async with asyncio.timeout(HANG_S):
+        with pytest.raises(Unavailable, match="the most there is"):
+            await stay(db.unit(limit_s=0.5))
+        assert await asyncio.gather(*map(ask, range(20))) == list(range(20))
+    assert await notes(shop.penstock) == []

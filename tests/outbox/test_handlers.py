@@ -73,6 +73,26 @@ async def test_many_failed_rows_are_told_of_a_hundred_at_a_time(database_url: st
     assert rows.rows == list(range(1, 251))
 
 
+async def test_a_handler_that_is_disabled_in_the_middle_of_many_rows_is_called_for_no_others(
+    database_url: str, tmp_path: Path
+):
+    class Rows:
+        rows = 0
+
+        async def on_row_failed(self, failure: RowFailure) -> None:
+            self.rows += 1
+            if self.rows == 1:
+                await e.penstock.webhooks.disable("handler:rows")
+
+    rows = Rows()
+    async with post_office(database_url, tmp_path, handlers={"rows": rows}) as e:
+        await sent(e, *({"name": "a", "weight": 0} for _ in range(150)))
+        assert await e.deliver() == 1
+        assert rows.rows == 100
+        assert (await e.penstock.webhooks.counts())["Pending"] == 0
+        assert await e.penstock.events.verify() == []
+
+
 async def test_a_pipeline_hears_of_its_own_operations_with_what_its_lifespan_opened(database_url: str, tmp_path: Path):
     heard: list[str] = []
 

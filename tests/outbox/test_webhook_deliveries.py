@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 from parcel_post import moves, sent, told
 from receivers import Answer, Receiver
-from sqlalchemy import select
+from sqlalchemy import delete, select, update
 
 from penstock.access.model import Principal
-from penstock.errors import Conflict, Forbidden, IllegalMove, InvalidInput, NotFound
+from penstock.blobs.tables import rows as blobs
+from penstock.db.connection import Connection
+from penstock.errors import Forbidden, IllegalMove, InvalidInput, NotFound
 from penstock.failpoints import armed
 from penstock.journal.queries import entries
 from penstock.operations.moves import move
@@ -219,20 +221,6 @@ async def test_a_subscription_is_changed_disabled_and_removed(e: Engine, hook: R
         await hooks.delivery("none")
 
 
-async def test_a_test_event_is_sent_at_once_and_says_what_came_of_it(e: Engine, hook: Receiver):
-    hooks = e.penstock.webhooks
-    added = (await hooks.add(hook.url)).subscription
-    got = await hooks.test(added.id)
-    assert (got.state, got.type) == ("Processed", "penstock.webhook.test")
-    assert told(hook)[0]["type"] == got.type
-    hook.answer = lambda request: Answer(404)
-    got = await hooks.test(added.id)
-    assert (got.state, got.error) == ("Failed", "the receiver answered 404")
-    await hooks.disable(added.id)
-    with pytest.raises(Conflict, match="Disabled"):
-        await hooks.test(added.id)
-
-
 async def test_lists_are_read_in_pages(e: Engine, hook: Receiver):
     hooks = e.penstock.webhooks
     added = [(await hooks.add(hook.url)).subscription.id for _ in range(3)]
@@ -279,6 +267,19 @@ async def test_tenants_see_nothing_of_each_other(e: Engine, hook: Receiver):
             await asked()
 
 
+async def test_nobody_is_told_of_what_is_gone(e: Engine, hook: Receiver):
+    """Its tenant is not known any more."""
+    await e.penstock.webhooks.add(hook.url, types="penstock.blob.*")
+    blob = await e.penstock.blobs.tenant("acme").upload(b'{"name": "b"}\n', file_name="theirs.jsonl")
+
+    async def lose(tx: Connection) -> None:
+        await tx.execute(delete(blobs).where(blobs.c.id == blob.id))
+
+    await e.penstock.db.transaction(lose)
+    assert await e.deliver() == 0
+    assert await e.penstock.events.verify() == []
+
+
 async def test_the_secret_is_stored_encrypted_and_shown_once(e: Engine, hook: Receiver):
     added = await e.penstock.webhooks.add(f"{hook.url}?token=hidden")
     assert added.secret is not None
@@ -290,6 +291,31 @@ async def test_the_secret_is_stored_encrypted_and_shown_once(e: Engine, hook: Re
     assert added.subscription.url == f"{hook.url}?…"
     await e.penstock.webhooks.test(added.subscription.id)
     assert hook.requests[0].line == "POST /hook?token=hidden HTTP/1.1"
+
+
+async def test_an_address_is_shown_without_what_may_be_secret_in_its_path(e: Engine, hook: Receiver):
+    root = hook.url.removesuffix("/hook")
+    paths = ("", "/", "/hook", "/hook/", "/hooks/catch/hidden", "/hooks/hidden?token=hidden")
+    added = [(await e.penstock.webhooks.add(f"{root}{path}")).subscription for path in paths]
+    shown = [each.url.removeprefix(root) for each in added]
+    assert shown == ["", "/", "/hook", "/hook/", "/hooks/…", "/hooks/…"]
+    assert "hidden" not in repr((await e.penstock.audit.list()).items)
+    await e.penstock.webhooks.test(added[-1].id)
+    assert hook.requests[0].line == "POST /hooks/hidden?token=hidden HTTP/1.1"
+
+
+async def test_an_address_that_was_stored_with_its_path_is_not_shown_with_it(e: Engine, hook: Receiver):
+    hooks = e.penstock.webhooks
+    added = (await hooks.add(f"{hook.url}s/hidden")).subscription
+
+    async def store(tx: Connection) -> None:
+        mine = update(subscriptions).where(subscriptions.c.id == added.id)
+        await tx.execute(mine.values(url=f"{hook.url}s/hidden"))
+
+    await e.penstock.db.transaction(store)
+    assert (await hooks.get(added.id)).url == added.url == f"{hook.url}s/…"
+    await hooks.remove(added.id)
+    assert "hidden" not in repr((await e.penstock.audit.list()).items)
 
 
 async def test_what_cannot_work_is_refused_when_it_is_added(e: Engine):

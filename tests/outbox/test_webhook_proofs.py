@@ -80,6 +80,19 @@ async def test_doctor_says_what_is_not_told_and_why(e: Engine, hook: Receiver):
     assert any("the secrets of 1 webhook cannot be decrypted here" in each.what for each in locked)
 
 
+@pytest.mark.databases("sqlite")
+async def test_doctor_does_not_complain_of_a_receiver_that_asked_for_a_pause(e: Engine, hook: Receiver):
+    await e.penstock.webhooks.add(hook.url, types="penstock.operation.created")
+    hook.answer = lambda request: Answer(503, {"Retry-After": "7200"})
+    await e.create("send-parcels", [{"name": "a"}])
+    assert await e.deliver() == 1
+    await e.create("send-parcels", [{"name": "b"}])
+    assert await e.deliver() == 0
+    e.clock.advance(3600)
+    found = examine(await collect(e.penstock.settings, e.clock))
+    assert [each.what for each in found.symptoms if each.check == "events_are_told"] == []
+
+
 async def test_settled_deliveries_are_removed_after_a_while_and_open_ones_stay(e: Engine, hook: Receiver):
     await e.penstock.webhooks.add(hook.url)
     await sent(e)

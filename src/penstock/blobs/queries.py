@@ -96,6 +96,15 @@ async def lock(tx: Connection, blob: str, *guards: ColumnElement[bool], tenant: 
     return (await tx.execute(update(rows).where(*mine).values(revision=rows.c.revision + 1))).rowcount == 1
 
 
+async def lock_upload(tx: Connection, begun: BlobDescriptor) -> BlobDescriptor:
+    """A blob that we store or check, as it is now: it may be held. `Conflict` when it is not ours any more."""
+    assert begun.lease_until is not None
+    is_mine = (rows.c.state == begun.status, rows.c.lease_until == micros(begun.lease_until))
+    if not await lock(tx, begun.id, *is_mine):
+        raise Conflict(f"blob {begun.id} was changed meanwhile; look at it again")
+    return await find(tx, begun.id)
+
+
 async def renew(tx: Connection, blob: BlobDescriptor, lease_until: datetime | None) -> BlobDescriptor:
     """Change until when somebody stores or checks a blob; `Conflict` when it was changed meanwhile."""
     made = replace(blob, revision=blob.revision + 1, lease_until=lease_until)

@@ -6,10 +6,9 @@ import asyncio
 import builtins
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -32,7 +31,7 @@ from penstock.blobs.model import (
 from penstock.blobs.proof import verify_blobs
 from penstock.blobs.storage import BLOCK_BYTES, Storage
 from penstock.blobs.tables import OWNER_CHARS, TENANT_CHARS, rows
-from penstock.blobs.uploading import ByteSource, Staged, check_and_seal, look_at_staged, stage
+from penstock.blobs.uploading import ByteSource, Staged, check_and_seal, found_again, look_at_staged, stage
 from penstock.clock import Clock, Entropy, from_micros, operation_id
 from penstock.db.connection import Connection
 from penstock.db.database import Database
@@ -108,7 +107,7 @@ class Blobs:
             await self._audit(tx, "create", made.id, made.created_by, fileName=made.file_name)
             return begun
 
-        return await self._take_in(await self._write(begin, "blob_create"), source)
+        return await self._take_in(await self._write(begin, "blob_create"), source, actor=made.created_by)
 
     async def initiate(
         self,
@@ -141,8 +140,9 @@ class Blobs:
     async def receive(self, blob: str, source: ByteSource, *, actor: str | None = None) -> BlobDescriptor:
         """Store and check the bytes of an announced blob; nothing is left to confirm then."""
         found = await self.get(blob)
-        begun = await self._begin(found, STORING_S, actor or self.actor)
-        return await self._take_in(begun, source)
+        who = actor or self.actor
+        begun = await self._begin(found, STORING_S, who)
+        return await self._take_in(begun, source, actor=who, has_url=self.storage.can_sign)
 
     async def confirm(self, blob: str, *, actor: str | None = None) -> BlobDescriptor:
         """Check what was sent to the storage directly. Of a blob that is settled, it only says how.
@@ -160,13 +160,11 @@ class Blobs:
                 return now
             self._require_free(now)
             raise
-        begun = await self._begin(found, CHECKING_S, actor or self.actor)
-        try:
+        who = actor or self.actor
+        begun = await self._begin(found, CHECKING_S, who)
+        async with self._let_go_unless_done(begun):
             staged = await asyncio.to_thread(look_at_staged, self.storage, begun)
-        except PenstockError:
-            await self._let_go(begun)
-            raise
-        return await self._settle(begun, staged)
+        return await self._settle(begun, staged, who)
 
     def new(
         self,
@@ -206,19 +204,26 @@ class Blobs:
         after = made.mark_as_uploading(lease_until=lease)
         return await queries.move(self.db, tx, made, after, "uploading", actor=made.created_by)
 
-    async def give_up(self, begun: BlobDescriptor, error: BaseException) -> None:
+    async def give_up(self, begun: BlobDescriptor, error: BaseException, *, actor: str | None = None) -> None:
         """Reject a blob whose bytes could not be stored, as far as that is possible now; else it expires."""
         with suppress(PenstockError, OSError):
             await asyncio.to_thread(self.storage.remove_staged, begun.id)
-            await self._reject(begun, Rejection("not_stored", f"it could not be stored: {error}"), begun.created_by)
+            await self._reject(
+                begun, Rejection("not_stored", f"it could not be stored: {error}"), actor or begun.created_by
+            )
 
-    async def _take_in(self, begun: BlobDescriptor, source: ByteSource) -> BlobDescriptor:
+    async def _take_in(
+        self, begun: BlobDescriptor, source: ByteSource, *, actor: str, has_url: bool = False
+    ) -> BlobDescriptor:
+        """Store, check and settle. Where somebody `has_url`, what is checked is what the storage has."""
         try:
             staged = await stage(self.storage, begun, source)
+            if has_url and isinstance(staged, Staged):
+                staged = await asyncio.to_thread(found_again, self.storage, begun, staged)
         except BaseException as error:
-            await asyncio.shield(self.give_up(begun, error))
+            await asyncio.shield(self.give_up(begun, error, actor=actor))
             raise
-        return await self._settle(begun, staged)
+        return await self._settle(begun, staged, actor)
 
     async def _begin(self, found: BlobDescriptor, lease_s: float, actor: str) -> BlobDescriptor:
         """Become the one who stores or checks the bytes; whoever was cut off can be followed when its lease is over."""
@@ -237,39 +242,53 @@ class Blobs:
         if found.status == "Uploading" and found.lease_until is not None and found.lease_until > self.now():
             raise Conflict(f"blob {found.id} is being stored or checked; ask again later")
 
-    async def _let_go(self, begun: BlobDescriptor) -> None:
-        """Let others check the bytes, because we cannot now."""
-        with suppress(PenstockError):
-            await self._write(lambda tx: queries.renew(tx, begun, None), "blob_let_go")
+    @asynccontextmanager
+    async def _let_go_unless_done(self, begun: BlobDescriptor) -> AsyncIterator[None]:
+        """Let others check the bytes when we cannot now, whatever the reason."""
+        try:
+            yield
+        except (Exception, asyncio.CancelledError):
+            await asyncio.shield(self._let_go(begun))
+            raise
 
-    async def _settle(self, begun: BlobDescriptor, staged: Staged | Rejection) -> BlobDescriptor:
+    async def _let_go(self, begun: BlobDescriptor) -> None:
+        async def work(tx: Connection) -> None:
+            await queries.renew(tx, await queries.lock_upload(tx, begun), None)
+
+        with suppress(PenstockError):
+            await self._write(work, "blob_let_go")
+
+    async def _settle(self, begun: BlobDescriptor, staged: Staged | Rejection, actor: str) -> BlobDescriptor:
         """Valid or Rejected. Where that cannot be said now, `confirm` may be called for it.
 
         Sealed bytes whose blob was changed meanwhile are left to the sweep.
         """
-        try:
+        async with self._let_go_unless_done(begun):
             sealed: StoredBytes | Rejection
             if isinstance(staged, Rejection):
                 sealed = staged
             else:
                 sealed = await check_and_seal(self.storage, begun, staged, self.policy)
             if isinstance(sealed, Rejection):
-                return await self._clear(await self._reject(begun, sealed, self.actor))
-            after = begun.mark_as_valid(self.now(), sealed)
-            move = partial(queries.move, self.db, before=begun, after=after, event="validated", actor=self.actor)
-            valid = await self._write(move, "blob_validated")
-        except PenstockError:
-            await self._let_go(begun)
-            raise
+                return await self._clear(await self._reject(begun, sealed, actor))
+            valid = await self._accept(begun, sealed, actor)
         await self._tidy(begun.id)
         return valid
 
-    async def _reject(self, begun: BlobDescriptor, why: Rejection, actor: str) -> BlobDescriptor:
-        after = begun.mark_as_rejected(why.reason, at=self.now(), code=why.code)
-
+    async def _accept(self, begun: BlobDescriptor, sealed: StoredBytes, actor: str) -> BlobDescriptor:
         async def move(tx: Connection) -> BlobDescriptor:
+            mine = await queries.lock_upload(tx, begun)
+            after = mine.mark_as_valid(self.now(), sealed)
+            return await queries.move(self.db, tx, mine, after, "validated", actor=actor)
+
+        return await self._write(move, "blob_validated")
+
+    async def _reject(self, begun: BlobDescriptor, why: Rejection, actor: str) -> BlobDescriptor:
+        async def move(tx: Connection) -> BlobDescriptor:
+            mine = await queries.lock_upload(tx, begun)
+            after = mine.mark_as_rejected(why.reason, at=self.now(), code=why.code)
             cause, details = after.rejection_reason, {"code": why.code}
-            return await queries.move(self.db, tx, begun, after, "rejected", actor=actor, cause=cause, details=details)
+            return await queries.move(self.db, tx, mine, after, "rejected", actor=actor, cause=cause, details=details)
 
         return await self._write(move, "blob_rejected")
 

@@ -18,7 +18,7 @@ from penstock.blobs.names import sealed_name
 from penstock.blobs.storage import BLOCK_BYTES, Opened, Storage, StorageWriter
 from penstock.errors import FileChanged
 
-__all__ = ["ByteSource", "Staged", "check_and_seal", "look_at_staged", "stage", "stage_stream"]
+__all__ = ["ByteSource", "Staged", "check_and_seal", "found_again", "look_at_staged", "stage", "stage_stream"]
 
 ByteSource = str | Path | bytes | BinaryIO | AsyncIterable[bytes]
 
@@ -30,6 +30,9 @@ class Staged:
     size_bytes: int
     sha256: str
     version: str | None
+
+
+_REPLACED = Rejection("changed", "the bytes were replaced while they were checked")
 
 
 class TooLarge(Exception):
@@ -116,6 +119,15 @@ def look_at_staged(storage: Storage, blob: BlobDescriptor) -> Staged | Rejection
     return Staged(size, digest.hexdigest(), opened.version)
 
 
+def found_again(storage: Storage, blob: BlobDescriptor, staged: Staged) -> Staged | Rejection:
+    """The same bytes as the storage has them, with their version; a rejection when somebody replaced them by a URL."""
+    try:
+        found = look_at_staged(storage, blob)
+    except FileChanged:
+        return _REPLACED
+    return _REPLACED if isinstance(found, Staged) and found.sha256 != staged.sha256 else found
+
+
 async def check_and_seal(
     storage: Storage, blob: BlobDescriptor, staged: Staged, policy: BlobPolicy, *, looks_inside: bool = True
 ) -> StoredBytes | Rejection:
@@ -126,7 +138,7 @@ async def check_and_seal(
             return rejection
         return await asyncio.to_thread(seal, storage, blob, staged)
     except FileChanged:
-        return Rejection("changed", "the bytes were replaced while they were checked")
+        return _REPLACED
 
 
 def seal(storage: Storage, blob: BlobDescriptor, staged: Staged) -> StoredBytes:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import CursorResult, Executable, text
+from sqlalchemy.exc import SQLAlchemyError
 
 from penstock.db.connection import Connection
 from penstock.errors import Conflict, PenstockError, Unavailable
@@ -63,7 +64,8 @@ class UnitOfWork:
     ) -> CursorResult[*tuple[Any, ...]]:
         """Send a statement: SQLAlchemy's, or SQL text with `:name` for each parameter."""
         sent = text(statement) if isinstance(statement, str) else statement
-        return await self.connection.execute(sent, parameters)
+        with self._told_if_cut_off():
+            return await self.connection.execute(sent, parameters)
 
     def before_commit(self, work: Callable[[Connection], Awaitable[object]]) -> None:
         """Do this last of all inside the transaction, because it locks what many need."""
@@ -87,8 +89,9 @@ class UnitOfWork:
     async def commit(self) -> None:
         """Commit; `CommitUnknown` when it may have happened."""
         try:
-            for last in self._at_its_end:
-                await last(self.connection)
+            with self._told_if_cut_off():
+                for last in self._at_its_end:
+                    await last(self.connection)
         except BaseException:
             if self.is_open:
                 await self.roll_back()
@@ -113,7 +116,29 @@ class UnitOfWork:
     def _expire(self) -> None:
         """It was open for too long: others wait for it."""
         log.warning("a transaction was open for %s s, and is undone", self._limit_s)
-        self._undoing = asyncio.create_task(self.roll_back(), name="undo a transaction that was open for too long")
+        self._undoing = asyncio.create_task(self._cut_off(), name="undo a transaction that was open for too long")
+
+    async def _cut_off(self) -> None:
+        """Undo everything, also while a statement is under way."""
+        connection, self._connection = self._connection, None
+        block, self._block = self._block, None
+        if connection is None or block is None:
+            return
+        if not self.db.dialect.is_file:
+            # A ROLLBACK beside a statement would take its answer. The server undoes what a lost connection began.
+            await connection.invalidate()
+        with suppress(_RolledBack):
+            await block.__aexit__(_RolledBack, _RolledBack(), None)
+
+    @contextmanager
+    def _told_if_cut_off(self) -> Iterator[None]:
+        """Who had a statement under way hears why there is no answer to it, not what the driver makes of it."""
+        try:
+            yield
+        except SQLAlchemyError as error:
+            if self.is_open or self._undoing is None:
+                raise
+            raise self._ended() from error
 
     def _ended(self) -> PenstockError:
         if self._undoing is not None:
@@ -137,6 +162,8 @@ class UnitOfWork:
             await self.commit()
         elif self.is_open:
             await self.roll_back()
+        elif self._undoing is not None and isinstance(error, SQLAlchemyError):
+            raise self._ended() from error
 
 
 class _RolledBack(Exception):

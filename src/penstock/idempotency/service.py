@@ -218,7 +218,13 @@ class Idempotency:
         except BaseException:
             await found.abandon()
             raise
-        await found.complete(attempt.answer)
+        has_transaction = found.has_transaction
+        try:
+            await found.complete(attempt.answer)
+        except BaseException:
+            if has_transaction:  # nothing of it has happened
+                await found.release()
+            raise
 
     # --- for those who look after keys
 

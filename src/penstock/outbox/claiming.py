@@ -17,13 +17,25 @@ from penstock.db.database import Database
 from penstock.journal import queries as journal
 from penstock.journal.tables import transitions
 from penstock.outbox.states import ACTIVE, DELIVERY, DISABLED
+from penstock.outbox.storing import lock_outbox
 from penstock.outbox.tables import deliveries, subscriptions
 from penstock.outbox.verdicts import ATTEMPTS_MAX, Verdict
 
-__all__ = ["OPEN", "Claimed", "cancel_open", "claim", "disable", "give_back", "resend", "settle"]
+__all__ = [
+    "OPEN",
+    "Claimed",
+    "cancel_open",
+    "cancel_without_receiver",
+    "claim",
+    "disable",
+    "give_back",
+    "resend",
+    "settle",
+]
 
 OPEN = tuple(state for state in DELIVERY.states if not DELIVERY.is_settled(state))
 CANDIDATES_MAX = 200
+MOVED_EACH = 500  # in one statement
 LOG_MAX = 20  # attempts that are kept
 WORKER = "worker"
 
@@ -141,6 +153,8 @@ async def settle(db: Database, claimed: Claimed, verdict: Verdict, attempt: dict
     is_mine = deliveries.c.claim == claimed.token
 
     async def work(tx: Connection) -> bool:
+        if verdict.ends:
+            await lock_outbox(db, tx)
         if verdict.event == "postponed":
             # Failed and sent again, in one: it stays Pending.
             due = db.now() + round(verdict.wait_s * 1e6)
@@ -173,7 +187,10 @@ async def give_back(db: Database, claimed: Sequence[Claimed]) -> int:
 
 
 async def disable(db: Database, tx: Connection, subscription: str, *, reason: str, actor: str) -> int | None:
-    """Tell a subscription of nothing more, and cancel what it was not told; None when it is disabled already."""
+    """Tell a subscription of nothing more, and cancel what it was not told; None when it is disabled already.
+
+    The caller's transaction begins with `lock_outbox`, or what is being written for it would stay open.
+    """
     changed = update(subscriptions).where(subscriptions.c.id == subscription, subscriptions.c.state == ACTIVE)
     values = {"state": DISABLED, "reason": reason, "modified_at": db.now()}
     if (await tx.execute(changed.values(values))).rowcount != 1:
@@ -183,34 +200,77 @@ async def disable(db: Database, tx: Connection, subscription: str, *, reason: st
 
 async def cancel_open(db: Database, tx: Connection, which: ColumnElement[bool], *, cause: str, actor: str) -> int:
     """Cancel deliveries that are not settled, with a line in the log for each; how many."""
-    still = and_(which, deliveries.c.state.in_(OPEN))
-    lines = select(
-        literal(DELIVERY.name), deliveries.c.id, deliveries.c.state, literal("cancelled"), literal("Cancelled"),
-        db.now(), literal(actor), literal(cause),
-    ).where(still)  # fmt: skip
-    names = ["machine", "subject", "source", "event", "target", "at", "actor", "cause"]
-    await tx.execute(insert(transitions).from_select(names, lines))
-    values = {"state": "Cancelled", "due_at": None, "claim": None, "modified_at": db.now()}
-    return (await tx.execute(update(deliveries).where(still).values(values))).rowcount
+    return await _move_all(db, tx, which, "cancelled", cause=cause, actor=actor, due_at=None, claim=None)
+
+
+async def cancel_without_receiver(db: Database) -> int:
+    """Cancel what is due and nobody can send, because its subscription is gone or disabled; how many."""
+    lost = and_(deliveries.c.due_at <= db.now(), deliveries.c.state.in_(OPEN), ~_has_receiver())
+    async with db.read() as tx:
+        found = (await tx.execute(select(deliveries.c.number).where(lost).limit(CANDIDATES_MAX))).scalars().all()
+    if not found:
+        return 0
+
+    async def work(tx: Connection) -> int:
+        await lock_outbox(db, tx)
+        which = and_(lost, deliveries.c.number.in_(found))
+        return await cancel_open(db, tx, which, cause="nobody is subscribed any more", actor=WORKER)
+
+    return await db.transaction(work, "delivery_cancel")
 
 
 async def resend(db: Database, tx: Connection, which: ColumnElement[bool], *, actor: str, settled: bool) -> int:
-    """Make deliveries due now, and say how many: open ones, and with `settled` those that failed, with new attempts."""
-    now, changed = db.now(), 0
-    again = update(deliveries).where(which, deliveries.c.state.in_(OPEN), deliveries.c.claim.is_(None))
-    changed += (await tx.execute(again.values(due_at=now, modified_at=now))).rowcount
+    """Make deliveries due now, and say how many: open ones, and with `settled` those that failed, with new attempts.
+
+    Only those that have a receiver; one that is to get nothing for a while gets it all the same.
+    """
+    mine, now = and_(which, _has_receiver()), db.now()
+    states = (*OPEN, *(DELIVERY.sources("resent") if settled else ()))
+    theirs = select(deliveries.c.subscription).where(mine, deliveries.c.state.in_(states)).distinct()
+    receivers = (await tx.execute(theirs)).scalars().all()
+    again = update(deliveries).where(mine, deliveries.c.state.in_(OPEN), deliveries.c.claim.is_(None))
+    changed: int = (await tx.execute(again.values(due_at=now, modified_at=now))).rowcount
     if settled:
-        failed = and_(which, deliveries.c.state.in_(DELIVERY.sources("resent")))
-        lines = select(
-            literal(DELIVERY.name), deliveries.c.id, deliveries.c.state, literal("resent"), literal("Pending"),
-            now, literal(actor),
-        ).where(failed)  # fmt: skip
-        names = ["machine", "subject", "source", "event", "target", "at", "actor"]
-        await tx.execute(insert(transitions).from_select(names, lines))
-        values = {"attempts_max": deliveries.c.attempts + ATTEMPTS_MAX, "due_at": now, "modified_at": now}
-        moved = update(deliveries).where(failed).values(state=DELIVERY.after("Failed", "resent"), **values)
-        changed += (await tx.execute(moved)).rowcount
+        anew = deliveries.c.attempts + ATTEMPTS_MAX
+        changed += await _move_all(db, tx, mine, "resent", actor=actor, attempts_max=anew, due_at=now)
+    held = update(subscriptions).where(subscriptions.c.id.in_(receivers), subscriptions.c.not_before.is_not(None))
+    await tx.execute(held.values(not_before=None))
     return changed
+
+
+def _has_receiver() -> ColumnElement[bool]:
+    return deliveries.c.subscription.in_(select(subscriptions.c.id).where(subscriptions.c.state == ACTIVE))
+
+
+async def _move_all(
+    db: Database,
+    tx: Connection,
+    which: ColumnElement[bool],
+    event: str,
+    *,
+    actor: str,
+    cause: str | None = None,
+    **values: Any,
+) -> int:
+    """Move all deliveries that take the event, and log each; how many.
+
+    They are locked first: whoever settles one meanwhile is not contradicted by the log.
+    """
+    sources = DELIVERY.sources(event)
+    (target,) = {DELIVERY.after(source, event) for source in sources}
+    takes_it = select(deliveries.c.number).where(which, deliveries.c.state.in_(sources))
+    numbers = (await tx.execute(takes_it.order_by(deliveries.c.number).with_for_update())).scalars().all()
+    names = ["machine", "subject", "source", "event", "target", "at", "actor", "cause"]
+    for first in range(0, len(numbers), MOVED_EACH):
+        some = deliveries.c.number.in_(numbers[first : first + MOVED_EACH])
+        lines = select(
+            literal(DELIVERY.name), deliveries.c.id, deliveries.c.state, literal(event), literal(target),
+            db.now(), literal(actor), literal(cause, transitions.c.cause.type),
+        ).where(some)  # fmt: skip
+        await tx.execute(insert(transitions).from_select(names, lines.order_by(deliveries.c.number)))
+        moved = update(deliveries).where(some).values(state=target, modified_at=db.now(), **values)
+        await tx.execute(moved)
+    return len(numbers)
 
 
 async def _moved(

@@ -13,7 +13,17 @@ from penstock.errors import InvalidInput
 from penstock.journal.queries import Entry
 from penstock.outbox.model import OperationEvent
 
-__all__ = ["TEST_TYPE", "Event", "Facts", "check_types", "event_of", "may_match", "operation_event", "wants"]
+__all__ = [
+    "TEST_TYPE",
+    "TYPE_CHARS_MAX",
+    "Event",
+    "Facts",
+    "check_types",
+    "event_of",
+    "may_match",
+    "operation_event",
+    "wants",
+]
 
 TEST_TYPE = "penstock.webhook.test"
 TYPE_CHARS_MAX = 200

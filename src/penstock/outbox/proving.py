@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import func, or_, select
 
 from penstock.db.connection import Connection
 from penstock.db.database import Database
@@ -144,6 +144,7 @@ async def health(tx: Connection, now: int, keys: SecretKeys) -> OutboxHealth:
         .select_from(deliveries)
         .join(subscriptions, subscriptions.c.id == deliveries.c.subscription)
         .where(deliveries.c.due_at <= now - STUCK_US, subscriptions.c.state == ACTIVE)
+        .where(or_(subscriptions.c.not_before.is_(None), subscriptions.c.not_before <= now - STUCK_US))
         .group_by(subscriptions.c.channel)
         .order_by(subscriptions.c.channel)
     )

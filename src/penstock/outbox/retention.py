@@ -12,6 +12,7 @@ from penstock.journal.numbering import start_counter
 from penstock.journal.tables import transitions
 from penstock.outbox.claiming import cancel_open
 from penstock.outbox.states import DELIVERY
+from penstock.outbox.storing import lock_outbox
 from penstock.outbox.tables import deliveries, subscriptions
 
 __all__ = ["erase_texts", "remove_old"]
@@ -27,6 +28,7 @@ async def erase_texts(db: Database, tx: Connection, subjects: Collection[str], *
 
     Who was to be told of one of them alone is forgotten.
     """
+    await lock_outbox(db, tx)
     alone = subscriptions.c.subject.in_(subjects)
     theirs = deliveries.c.subscription.in_(select(subscriptions.c.id).where(alone))
     await cancel_open(db, tx, theirs, cause="what it tells of was erased", actor=actor)
@@ -44,7 +46,8 @@ async def remove_old(db: Database, *, days: float) -> int:
     async def work(tx: Connection) -> int:
         is_old = deliveries.c.modified_at < db.now() - round(days * DAY_US)
         query = select(deliveries.c.id).where(is_old, deliveries.c.state.in_(sorted(DELIVERY.settled)))
-        ids = (await tx.execute(query.order_by(deliveries.c.modified_at).limit(REMOVED_EACH))).scalars().all()
+        some = query.order_by(deliveries.c.modified_at).limit(REMOVED_EACH)
+        ids = (await tx.execute(some.with_for_update())).scalars().all()  # or one may be sent again meanwhile
         if ids:
             await start_counter(db, tx)  # or the numbers of moves that are removed could be given out again
             is_mine = (transitions.c.machine == DELIVERY.name) & transitions.c.subject.in_(ids)

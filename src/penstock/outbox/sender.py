@@ -15,6 +15,7 @@ from penstock.errors import Unavailable
 from penstock.outbox import claiming
 from penstock.outbox.channels import Channels
 from penstock.outbox.claiming import Claimed
+from penstock.outbox.states import DELIVERY
 from penstock.outbox.tables import deliveries
 from penstock.outbox.verdicts import judge
 
@@ -25,6 +26,7 @@ log = logging.getLogger("penstock.outbox")
 AT_ONCE = 20
 AT_ONCE_EACH = 4  # to one subscription, so that one that hangs holds up no other
 LEASE_MARGIN_S = 10.0  # for claiming, and for writing what came of it
+LOOK_S = 0.5  # at a delivery that another process sends
 
 
 class Sender:
@@ -81,6 +83,23 @@ class Sender:
             total += some
             await self.wait()
         return total
+
+    async def send_one(self, delivery: str) -> None:
+        """Send one delivery that is due, or wait until another process has; until a lease is over at most."""
+        for _ in range(round(self._lease_us / 1e6 / LOOK_S) + 1):
+            await self.start_due(delivery)
+            mine = [task for task, claimed in self._tasks.items() if claimed.id == delivery]
+            if mine:
+                await asyncio.wait(mine)
+            if await self._is_settled(delivery):
+                return
+            await asyncio.sleep(LOOK_S)
+
+    async def _is_settled(self, delivery: str) -> bool:
+        async with self._db.read() as tx:
+            query = select(deliveries.c.state).where(deliveries.c.id == delivery)
+            state = (await tx.execute(query)).scalar_one_or_none()
+        return state is None or DELIVERY.is_settled(state)
 
     async def wait(self) -> None:
         """Until every attempt that was begun is over."""

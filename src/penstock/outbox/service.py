@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
 from sqlalchemy import ColumnElement, Select, and_, delete, func, select, update
-from sqlalchemy.exc import IntegrityError
 
 from penstock.access.audit import Act, record
 from penstock.clock import Clock, Entropy, from_micros, operation_id
@@ -27,7 +25,7 @@ from penstock.outbox.model import Attempt, Delivery, NewSubscription, Subscripti
 from penstock.outbox.sender import Sender
 from penstock.outbox.signing import check_secret, new_secret
 from penstock.outbox.states import ACTIVE, DELIVERY
-from penstock.outbox.storing import Writer, subscribe
+from penstock.outbox.storing import Writer, lock_outbox, subscribe
 from penstock.outbox.subscribing import (
     SECRETS_MAX,
     Secret,
@@ -36,6 +34,7 @@ from penstock.outbox.subscribing import (
     encrypted,
     handler_id,
     handler_row,
+    shown_address,
     subscription_row,
 )
 from penstock.outbox.tables import deliveries, subscriptions
@@ -196,6 +195,7 @@ class Webhooks:
         """Tell a subscription of nothing for now; what it was not told yet is cancelled."""
 
         async def work(tx: Connection) -> Subscription:
+            await lock_outbox(self._db, tx)
             found = await self._row(tx, subscription)
             cancelled = await claiming.disable(self._db, tx, found.id, reason=reason, actor=self._outbox.actor)
             if cancelled is not None:
@@ -208,12 +208,13 @@ class Webhooks:
         """Remove a subscription; what it was not told yet is cancelled, and counted."""
 
         async def work(tx: Connection) -> int:
+            await lock_outbox(self._db, tx)
             found = await self._row(tx, subscription)
             await tx.execute(delete(subscriptions).where(subscriptions.c.id == found.id))
             mine = deliveries.c.subscription == found.id
             actor = self._outbox.actor
             cancelled = await claiming.cancel_open(self._db, tx, mine, cause="unsubscribed", actor=actor)
-            await self._note(tx, "remove", found.id, url=found.url, cancelled=cancelled)
+            await self._note(tx, "remove", found.id, url=shown_address(found.url), cancelled=cancelled)
             return cancelled
 
         return await self._db.transaction(work, "subscription")
@@ -223,6 +224,7 @@ class Webhooks:
         box = self._outbox
 
         async def work(tx: Connection) -> str:
+            await lock_outbox(self._db, tx)
             found = await self._row(tx, subscription)
             if found.state != ACTIVE or found.channel == "handler":
                 raise Conflict(f"subscription {subscription} is {found.state}, for {found.channel}; nothing is sent")
@@ -233,8 +235,7 @@ class Webhooks:
             return await box.writer.write_one(tx, event, found, attempts_max=1)
 
         made = await self._db.transaction(work, "delivery_test")
-        await box.sender.start_due(made)
-        await box.sender.wait()
+        await box.sender.send_one(made)
         return await self.delivery(made)
 
     async def have_handlers(self, wanted: Mapping[str, tuple[Iterable[str], str | None]]) -> None:
@@ -251,15 +252,12 @@ class Webhooks:
         await number_new(self._db)
 
         async def work(tx: Connection) -> None:
-            found = (await tx.execute(select(subscriptions.c.id).where(subscriptions.c.id.in_(ids)))).scalars().all()
-            await subscribe(self._db, tx, [row for row in new if row["id"] not in found])
+            await subscribe(self._db, tx, new)  # another process may have been first
             for row in changed:
                 mine = update(subscriptions).where(subscriptions.c.id == row["id"])
                 await tx.execute(mine.values(types=row["types"], modified_at=self._db.now()))
 
-        # Another process may have been first, which its unique id tells.
-        with suppress(IntegrityError):
-            await self._db.transaction(work, "subscription")
+        await self._db.transaction(work, "subscription")
 
     # --- deliveries
 
@@ -307,22 +305,27 @@ class Webhooks:
     ) -> int:
         """Make deliveries due now, and say how many: one, those that have waited so long, or `failed` ones.
 
-        What has failed gets its attempts anew. What was delivered or cancelled is not sent again.
+        What has failed gets its attempts anew, and a pause that the receiver asked for ends. What was delivered or
+        cancelled is not sent again, nor is what nobody receives any more: `Conflict` where it is the one named.
         """
         if delivery is None and older_than is None and not failed:
             raise InvalidInput("say which: a delivery, older_than, or failed")
         which = and_(*self._mine(older_than), *_filters("Failed" if failed else None, subscription, None, None))
-        if delivery is not None:
-            found = await self.delivery(delivery)
+        found = None if delivery is None else await self.delivery(delivery)
+        if found is not None:
             if found.state in ("Processed", "Cancelled"):
-                DELIVERY.after(found.state, "resent", subject=f"delivery {delivery}")
+                DELIVERY.after(found.state, "resent", subject=f"delivery {found.id}")
             which = and_(which, deliveries.c.id == found.id)
-        has_failed = failed or delivery is not None
+        has_failed, subject = failed or found is not None, subscription or ""
 
         async def work(tx: Connection) -> int:
+            await lock_outbox(self._db, tx)
+            if found is not None:
+                await _require_receiver(tx, found)
             many = await claiming.resend(self._db, tx, which, actor=self._outbox.actor, settled=has_failed)
             if many:
-                await self._note(tx, "resend", delivery or subscription or "", deliveries=many, failed=failed)
+                named = subject if found is None else found.id
+                await self._note(tx, "resend", named, deliveries=many, failed=failed)
             return many
 
         return await self._db.transaction(work, "delivery_resend")
@@ -396,6 +399,15 @@ async def _named(tx: Connection, query: Select[Any], key: ColumnElement[str], wh
     return found[0]
 
 
+async def _require_receiver(tx: Connection, delivery: Delivery) -> None:
+    """`Conflict` unless somebody is subscribed to whom the delivery can be sent."""
+    query = select(subscriptions.c.state).where(subscriptions.c.id == delivery.subscription)
+    state = (await tx.execute(query)).scalar_one_or_none()
+    if state != ACTIVE:
+        how = "was removed" if state is None else f"is {state}; enable it first"
+        raise Conflict(f"delivery {delivery.id} cannot be sent: subscription {delivery.subscription} {how}")
+
+
 def _filters(
     state: str | Sequence[str] | None, subscription: str | None, subject: str | None, type_: str | None
 ) -> builtins.list[ColumnElement[bool]]:
@@ -425,7 +437,7 @@ def _subscription(row: Any) -> Subscription:
     return Subscription(
         row.id,
         row.channel,
-        row.url,
+        shown_address(row.url),  # which was stored with its path by earlier versions
         tuple(row.types),
         row.operation,
         row.subject,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Insert, func, insert, or_, select, update
+from sqlalchemy import Insert, func, or_, select, update
 
 from penstock.clock import Clock, Entropy, operation_id
 from penstock.db.connection import Connection
@@ -18,7 +18,7 @@ from penstock.outbox.states import ACTIVE, DELIVERY
 from penstock.outbox.tables import deliveries, subscriptions
 from penstock.outbox.verdicts import ATTEMPTS_MAX
 
-__all__ = ["Describe", "Writer", "is_told", "subscribe"]
+__all__ = ["Describe", "Writer", "is_told", "lock_outbox", "subscribe"]
 
 Describe = Callable[[Connection, Collection[str]], Awaitable[Mapping[str, Facts]]]
 """What is known of these subjects of one machine; those that are gone are left out."""
@@ -29,10 +29,27 @@ _OUTBOX = counters.c.name == "outbox"
 
 
 async def subscribe(db: Database, tx: Connection, rows: Sequence[Mapping[str, Any]], **same: Any) -> None:
-    """Store subscriptions: they are told of every move that is committed from now on, with this transaction too."""
+    """Store subscriptions: they are told of every move that is committed from now on, with this transaction too.
+
+    One that is there already stays as it is.
+    """
     common = {**same, "since": await last_number(tx), "created_at": db.now(), "modified_at": db.now()}
     for row in rows:
-        await tx.execute(insert(subscriptions).values({**row, **common}))
+        made = db.dialect.upsert(subscriptions, key=("id",), update=())
+        await tx.execute(made.values({**row, **common}))
+
+
+async def lock_outbox(db: Database, tx: Connection) -> int:
+    """Let nobody else write deliveries or end subscriptions until the commit; how far the log was followed.
+
+    Who begins with it sees every delivery that was written for the subscriptions there were.
+    """
+    lock = update(counters).where(_OUTBOX).values(value=counters.c.value)
+    if (await tx.execute(lock)).rowcount == 0:
+        made = db.dialect.upsert(counters, key=("name",), update=())
+        await tx.execute(made, [{"name": "outbox", "value": 0}])
+        await tx.execute(lock)
+    return int((await tx.execute(select(counters.c.value).where(_OUTBOX))).scalar_one())
 
 
 class Writer:
@@ -62,7 +79,7 @@ class Writer:
         return seen
 
     async def _follow_some(self, tx: Connection) -> int:
-        position = await self._lock_position(tx)
+        position = await lock_outbox(self._db, tx)
         oldest = await _oldest(tx)
         if oldest is None:
             return 0
@@ -76,7 +93,10 @@ class Writer:
         return len(found)
 
     async def events_of(self, tx: Connection, found: Sequence[Entry]) -> list[Event]:
-        """The events that lines of the log stand for, of the machines that others are told of."""
+        """The events that lines of the log stand for, of the machines that others are told of.
+
+        Nobody is told of a subject that is gone, because nobody knows whose it was.
+        """
         by_machine: dict[str, set[str]] = {}
         for entry in found:
             by_machine.setdefault(entry.machine, set()).add(entry.subject)
@@ -85,20 +105,11 @@ class Writer:
             for machine, describe in self._describe.items()
             if machine in by_machine
         }
-        unknown = Facts()
         return [
-            event_of(entry, facts[entry.machine].get(entry.subject, unknown))
+            event_of(entry, facts[entry.machine][entry.subject])
             for entry in found
-            if entry.machine in facts
+            if entry.subject in facts.get(entry.machine, ())
         ]
-
-    async def _lock_position(self, tx: Connection) -> int:
-        lock = update(counters).where(_OUTBOX).values(value=counters.c.value)
-        if (await tx.execute(lock)).rowcount == 0:
-            made = self._db.dialect.upsert(counters, key=("name",), update=())
-            await tx.execute(made, [{"name": "outbox", "value": 0}])
-            await tx.execute(lock)
-        return int((await tx.execute(select(counters.c.value).where(_OUTBOX))).scalar_one())
 
     async def write(self, tx: Connection, events: Sequence[Event]) -> int:
         """Write the deliveries of these events, in their order; how many there are.

@@ -30,6 +30,7 @@ __all__ = [
     "encrypted",
     "handler_id",
     "handler_row",
+    "shown_address",
     "subscription_row",
 ]
 
@@ -96,7 +97,7 @@ def subscription_row(
         "id": subscription_id,
         "tenant": tenant,
         "channel": channel,
-        "url": url if channel == "email" else _shown(url),
+        "url": shown_address(url),
         "encrypted": None if channel == "email" else encrypted(known, keys),
         "types": check_types(types),
         "operation": operation,
@@ -138,9 +139,18 @@ def credentials(stored: str, keys: SecretKeys) -> Credentials:
     return msgspec.json.decode(keys.decrypt(stored), type=Credentials)
 
 
-def _shown(url: str) -> str:
-    """The address for people: without what may be secret in it, which is Slack's path and every query."""
+def shown_address(url: str) -> str:
+    """The address for people: without what may be secret in it. What is shown already stays as it is.
+
+    Secret may be Slack's path, what follows the first part of any other, and every query.
+    """
+    if url.startswith((MAIL, HANDLER)):
+        return url
     parts = urlsplit(url.removeprefix(SLACK))
+    root = f"{parts.scheme}://{parts.netloc}"
     if url.startswith(SLACK):
-        return f"{SLACK}{parts.scheme}://{parts.netloc}/…"
-    return f"{parts.scheme}://{parts.netloc}{parts.path}{'?…' if parts.query else ''}"
+        return f"{SLACK}{root}/…"
+    first, _, rest = parts.path.removeprefix("/").partition("/")
+    if rest:
+        return f"{root}/{first}/…"
+    return f"{root}{parts.path}{'?…' if parts.query else ''}"

@@ -50,12 +50,12 @@ def judge(answer: Answer, *, attempts: int, attempts_max: int, chance: float) ->
     reason = answer.fault or _said(answer.status or 0)
     if answer.status == GONE:
         return Verdict("failed", reason, ends=True)
-    wait = WAITS_S[min(attempts, len(WAITS_S)) - 1] * (1 + JITTER * chance)
-    wait = max(wait, answer.retry_after_s or 0)
-    holds = wait if answer.status in BUSY else 0
+    is_busy, asked_s = answer.status in BUSY, answer.retry_after_s or 0
     if attempts >= attempts_max:
-        return Verdict("failed", reason, holds_s=holds)
-    return Verdict("postponed", reason, wait, holds)
+        return Verdict("failed", reason, holds_s=asked_s if is_busy else 0)
+    anew = attempts - max(0, attempts_max - ATTEMPTS_MAX)  # since it was sent again by hand
+    wait = max(WAITS_S[min(anew, len(WAITS_S)) - 1] * (1 + JITTER * chance), asked_s)
+    return Verdict("postponed", reason, wait, wait if is_busy else 0)
 
 
 def retry_after_s(value: str | None, now: datetime) -> int | None:

@@ -6,7 +6,8 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import BinaryIO
+from lzma import LZMAError
+from typing import IO, BinaryIO, cast
 
 import zstandard
 
@@ -15,6 +16,7 @@ from penstock.blobs.checks.upload import Rejection, Upload
 __all__ = ["ArchiveLimits", "check_archive"]
 
 BLOCK_BYTES = 256 * 1024
+ENTRY_BYTES = 512  # of the directory of a zip archive, on average
 FRAME_BYTES = 1024  # Zstandard gives all that comes of its input at once: this becomes 32 MiB at most
 SYMLINK = 0o12
 PACKED = (
@@ -25,6 +27,17 @@ PACKED = (
     b"\xfd7zXZ\0",
     b"7z\xbc\xaf\x27\x1c",
     b"Rar!\x1a\x07",
+)
+
+
+_DAMAGE = (
+    zipfile.BadZipFile,
+    zlib.error,
+    zstandard.ZstdError,
+    LZMAError,
+    EOFError,
+    NotImplementedError,
+    UnicodeDecodeError,  # the name of an entry
 )
 
 
@@ -55,9 +68,17 @@ def check_archive(upload: Upload, kind: str, limits: ArchiveLimits) -> Rejection
                 _count(expanded, _Budget(upload.size_bytes, limits))
         except _Refused as refused:
             return refused.rejection
-        except (zipfile.BadZipFile, zlib.error, zstandard.ZstdError, EOFError, NotImplementedError) as error:
-            return Rejection("damaged", f"the archive is damaged: {error}")
+        except _DAMAGE as error:
+            return _damaged(error)
+        except OSError as error:
+            if error.errno is not None:  # not the archive, but the disk; bzip2 raises one without a number
+                raise
+            return _damaged(error)
     return None
+
+
+def _damaged(error: Exception) -> Rejection:
+    return Rejection("damaged", f"the archive is damaged: {error}")
 
 
 class _Budget:
@@ -110,8 +131,23 @@ def _unzstd(stream: BinaryIO) -> Iterator[bytes]:
 # --- zip
 
 
+class _Bounded:
+    """A stream of which no more is read at once than the directory of an archive may have: it is read as a whole."""
+
+    def __init__(self, stream: BinaryIO, bytes_max: int) -> None:
+        self._stream, self._bytes_max = stream, bytes_max
+        self.seek, self.tell, self.seekable = stream.seek, stream.tell, stream.seekable
+
+    def read(self, size: int = -1) -> bytes:
+        if size > self._bytes_max:
+            most = f"at most {self._bytes_max:,}"
+            raise _Refused("bomb", f"the archive has too many entries: its directory has {size:,} bytes; {most}")
+        return self._stream.read(size)
+
+
 def _check_zip(stream: BinaryIO, size_bytes: int, limits: ArchiveLimits, *, is_workbook: bool) -> None:
-    with zipfile.ZipFile(stream) as archive:
+    bounded = _Bounded(stream, max(BLOCK_BYTES, limits.entries_max * ENTRY_BYTES))
+    with zipfile.ZipFile(cast("IO[bytes]", bounded)) as archive:
         entries = archive.infolist()
         _check_entries(entries, limits)
         budget = _Budget(size_bytes, limits)
