@@ -76,6 +76,10 @@ def _fault(found: Any) -> Fault:
 async def on_http(request: Request, error: Exception) -> Response:
     """The answer to what the framework refuses, such as a path that is not there."""
     assert isinstance(error, HTTPException)
+    return _refusal(error)
+
+
+def _refusal(error: HTTPException) -> Response:
     phrase = HTTPStatus(error.status_code).phrase
     name = CODES.get(error.status_code, phrase.lower().replace(" ", "-"))
     document = {
@@ -115,7 +119,8 @@ class ProblemsOutside:
 
         try:
             await self.app(scope, receive, watched)
-        except PenstockError as error:
+        except (PenstockError, HTTPException) as error:
             if scope["type"] != "http" or has_begun:
                 raise
-            await answer(error)(scope, receive, send)
+            refusal = answer(error) if isinstance(error, PenstockError) else _refusal(error)
+            await refusal(scope, receive, send)

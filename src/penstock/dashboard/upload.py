@@ -45,7 +45,7 @@ async def upload_form(request: Request, ask: Ask, name: str) -> Response:
     return _form(request, ask, ask.penstock.operations.definition(name))
 
 
-@ROUTES.post("/dashboard/upload/{name}", role="operate", include_in_schema=False)
+@ROUTES.post("/dashboard/upload/{name}", role="operate", is_upload=True, include_in_schema=False)
 async def upload_file(request: Request, ask: Ask, name: str) -> Response:
     """Check the file, or start."""
     definition = ask.penstock.operations.definition(name)
