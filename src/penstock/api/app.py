@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
@@ -66,7 +67,8 @@ def create_app(
     app.state.access = access or Closed()
     settings = penstock.settings
     app.state.rates = TokenBuckets(per_s=settings.rate_per_s, burst=settings.rate_burst, clock=penstock.clock)
-    app.state.watchers = Watchers(penstock.operations)
+    app.state.open_streams = Counter()
+    app.state.watchers = Watchers(penstock.operations, clock=penstock.clock)
     app.state.live = Live(penstock.clock)
     add_handlers(app)
     if dashboard:
