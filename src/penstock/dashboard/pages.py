@@ -16,9 +16,9 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from penstock.api.credentials import Credentials
 from penstock.api.guard import Caller, Needs, may
+from penstock.api.problems import problem
 from penstock.dashboard import asset_files, charts, words
 from penstock.errors import Fault, InvalidInput, PenstockError
-from penstock.resources import problem
 
 __all__ = ["NAV", "address", "back_to", "error_page", "has_login", "page", "part", "text_of"]
 

@@ -9,6 +9,7 @@ from fastapi import Request
 from starlette.responses import Response
 
 from penstock.api.guard import Ask, Caller
+from penstock.api.problems import problem
 from penstock.api.routing import RouteTable
 from penstock.dashboard.forms import json_of
 from penstock.dashboard.pages import address, back_to, page, text_of
@@ -77,7 +78,7 @@ async def waits_answer(request: Request, ask: Ask) -> Response:
                 await ask.penstock.signals.fail(id, f"{id}:{rest}", reason or "", actor=ask.name)
             done += 1
         except PenstockError as error:
-            failures.append(str(error))
+            failures.append(problem(error)["detail"])
     said = f"{counted(done, 'row')} {'approved' if is_yes else 'declined'}."
     if failures:
         said += f" {len(failures)} could not be: {failures[0]}"
