@@ -31,7 +31,7 @@ NAV: tuple[tuple[str, str, Needs], ...] = (
     ("upload_page", "Upload", "operate"),
     ("waits_page", "Waits", "read"),
     ("lifecycles_page", "Lifecycles", "read"),
-    ("blobs_page", "Blobs", "read"),
+    ("blobs_page", "Blobs", "tenant"),
     ("deliveries_page", "Deliveries", "read"),
     ("webhooks_page", "Webhooks", "tenant"),
     ("system_page", "System", "system"),
