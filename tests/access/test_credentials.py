@@ -77,7 +77,12 @@ async def test_by_https_the_cookie_belongs_to_this_host_and_to_https_alone(e, ke
     app = create_app(e.penstock, access=Credentials(e.penstock))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="https://penstock.test") as client:
         answer = await logged_in(client, key, origin="https://penstock.test")
-    assert answer.headers["set-cookie"].startswith("__Host-penstock-session=")
+        assert answer.headers["set-cookie"].startswith("__Host-penstock-session=")
+        assert (await client.get("/api/session")).status_code == 200
+        value = client.cookies["__Host-penstock-session"]
+        client.cookies.clear()
+        planted = {"cookie": f"penstock-session={value}"}
+        assert (await client.get("/api/session", headers=planted)).status_code == 401
     assert {"Secure", "Path=/"} <= set(answer.headers["set-cookie"].split("; "))
     assert answer.headers["strict-transport-security"].startswith("max-age=")
 
