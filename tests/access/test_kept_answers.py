@@ -7,6 +7,8 @@ import pytest
 from sqlalchemy import select
 
 from penstock.api import Credentials, create_app
+from penstock.idempotency.fingerprint import Fingerprint
+from penstock.idempotency.model import Address
 from penstock.idempotency.tables import idempotency_keys
 from penstock.secret_keys import new_key
 from penstock.settings import Settings
@@ -81,3 +83,13 @@ async def test_a_kept_answer_is_not_repeated_to_a_weaker_credential_of_the_same_
     headers = KEY | {"authorization": f"Bearer {weaker}"}
     again = await http.post("/api/webhook-deliveries/resend", json={"failed": True}, headers=headers)
     assert (again.status_code, again.json()["code"]) == (403, "forbidden")
+
+
+@pytest.mark.parametrize(("path", "status"), [("/api/bulks/x/signal/a/cancel", 409), ("/api/bulks/x/cancel", 404)])
+async def test_a_signal_whose_key_ends_like_a_cancel_is_not_sent_again_after_it_was_cut_off(e, http, path, status):
+    request = Fingerprint("POST", path, b"", b"")
+    claim = await e.penstock.idempotency.claim(Address.of("k", ("", "ana")), request.end(), label=f"POST {path}")
+    await claim.abandon()
+    answer = await http.post(path, headers=KEY)
+    assert answer.status_code == status
+    assert (answer.json()["code"] == "idempotency-key-indeterminate") == (status == 409)
