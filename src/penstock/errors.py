@@ -7,6 +7,7 @@ PenstockError
 │   ├── FileRejected        the file as a whole cannot be read
 │   ├── MetadataInvalid     the metadata does not fit the operation
 │   ├── SettingsInvalid     a setting or option is unknown or out of range
+│   │   └── DatabaseRefused the database does not let this user in
 │   ├── TooLarge            send less at once
 │   └── RowInvalid          raised by your validators: this row is wrong
 ├── NotFound                look elsewhere
@@ -42,6 +43,7 @@ __all__ = [
     "AccessRefused",
     "Conflict",
     "DatabaseDamaged",
+    "DatabaseRefused",
     "DatabaseUnready",
     "DatabaseUnsafe",
     "DeclarationError",
@@ -118,6 +120,10 @@ class MetadataInvalid(InvalidInput):
 
 class SettingsInvalid(InvalidInput):
     """A setting or an option is unknown, of the wrong type or out of range."""
+
+
+class DatabaseRefused(SettingsInvalid):
+    """The database refuses the user, the password or the name that its URL has."""
 
 
 class TooLarge(InvalidInput):

@@ -12,6 +12,7 @@ from penstock.errors import (
     AccessRefused,
     Conflict,
     DatabaseDamaged,
+    DatabaseRefused,
     DatabaseUnready,
     DatabaseUnsafe,
     DeclarationError,
@@ -84,6 +85,7 @@ Document = dict[str, Any]
 PROBLEMS: tuple[tuple[type[PenstockError], int, str, str], ...] = (
     (MetadataInvalid, 422, "metadata-invalid", "The metadata does not fit the operation"),
     (FileRejected, 422, "file-rejected", "The file cannot be read"),
+    (DatabaseRefused, 503, "unavailable", "Temporarily unavailable"),
     (SettingsInvalid, 422, "settings-invalid", "A setting or option is invalid"),
     (DefinitionInvalid, 422, "definition-invalid", "The document of the definition is invalid"),
     (DeclarationError, 422, "declaration-error", "The declaration of an operation is invalid"),

@@ -101,3 +101,13 @@ async def test_keys_are_listed_page_by_page_with_their_last_use(e, clock):
         ("b", True),
         ("c", False),
     ]
+
+
+async def test_a_key_of_another_tenant_is_no_place_in_a_list(e):
+    theirs, _ = await e.penstock.keys.create("x", tenant="globex")
+    told = []
+    for cursor in (theirs.id, "f" * len(theirs.id)):
+        with pytest.raises(InvalidInput) as refused:
+            await e.penstock.keys.list(tenant="acme", after=cursor)
+        told.append(str(refused.value).replace(cursor, "CURSOR"))
+    assert told[0] == told[1]

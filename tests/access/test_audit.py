@@ -6,6 +6,7 @@ import asyncio
 from contextlib import suppress
 from datetime import timedelta
 
+import httpx
 import pytest
 from pydantic import BaseModel
 from sqlalchemy import delete, update
@@ -15,6 +16,7 @@ from penstock.access.audit import Act, record
 from penstock.access.model import Principal
 from penstock.access.sessions import Sessions
 from penstock.access.tables import audit_chains, audit_entries
+from penstock.api import Trusted, create_app
 from penstock.errors import Conflict, NoSuchWait
 from penstock.secret_keys import SecretKeys, new_key
 from penstock.testing import engine
@@ -234,3 +236,28 @@ async def test_an_end_that_was_kept_elsewhere_shows_that_the_log_was_not_made_an
     await e.penstock.keys.create("two")
     assert await e.penstock.audit.has(*kept)
     assert not await e.penstock.audit.has(kept[0], "0" * 64)
+
+
+async def test_an_end_is_looked_for_in_the_tenants_own_log(e, acme):
+    await e.penstock.keys.create("one", tenant="acme")
+    await e.penstock.keys.create("other", tenant="globex")
+    theirs = await e.penstock.audit.end("globex")
+    assert await acme.audit.has(*await acme.audit.end())
+    assert not await acme.audit.has(*theirs, "globex")
+    nobodys = e.penstock.audit.seen_by("")
+    assert await nobodys.end("globex") == await e.penstock.audit.end("")
+
+
+async def test_a_test_of_a_webhook_and_a_forgotten_idempotency_key_stand_in_the_log(e, acme):
+    hook = await acme.webhooks.add("mailto:ops@example.com")
+    await acme.webhooks.test(hook.subscription.id)
+    transport = httpx.ASGITransport(create_app(e.penstock, access=Trusted(ANA)))
+    async with httpx.AsyncClient(transport=transport, base_url="http://p.test") as http:
+        headers = {"idempotency-key": "k"}
+        await http.post("/api/webhook-deliveries/resend", json={"failed": True}, headers=headers)
+        for was_forgotten in (True, False):
+            assert (await http.delete("/api/idempotency/k")).json()["wasForgotten"] is was_forgotten
+    actions = [action for _, action in await told(acme)]
+    assert actions.count("webhook.test") == 1
+    assert actions.count("idempotency-key.forget") == 1
+    assert {actor for actor, _ in await told(acme)} == {ANA.name}

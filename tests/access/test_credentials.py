@@ -8,6 +8,9 @@ from fastapi import Request
 
 from penstock.access.keys import CACHE_S
 from penstock.api import Closed, Credentials, Trusted, create_app
+from penstock.api.openapi import describe
+from penstock.cli.serve import Wanted
+from penstock.cli.session import Place
 from penstock.errors import Forbidden
 from penstock.settings import Settings
 
@@ -77,7 +80,12 @@ async def test_by_https_the_cookie_belongs_to_this_host_and_to_https_alone(e, ke
     app = create_app(e.penstock, access=Credentials(e.penstock))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="https://penstock.test") as client:
         answer = await logged_in(client, key, origin="https://penstock.test")
-    assert answer.headers["set-cookie"].startswith("__Host-penstock-session=")
+        assert answer.headers["set-cookie"].startswith("__Host-penstock-session=")
+        assert (await client.get("/api/session")).status_code == 200
+        value = client.cookies["__Host-penstock-session"]
+        client.cookies.clear()
+        planted = {"cookie": f"penstock-session={value}"}
+        assert (await client.get("/api/session", headers=planted)).status_code == 401
     assert {"Secure", "Path=/"} <= set(answer.headers["set-cookie"].split("; "))
     assert answer.headers["strict-transport-security"].startswith("max-age=")
 
@@ -182,3 +190,27 @@ async def test_without_credentials_configured_nothing_is_let_in(e, key):
     app = create_app(e.penstock, access=Closed())
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=HOST) as client:
         assert (await client.get("/api/session", headers=bearer(key))).status_code == 401
+
+
+@pytest.mark.parametrize(("host", "called"), [("127.0.0.2", "127.0.0.2:8472"), ("::1", "[::1]:8472")])
+async def test_a_server_without_credentials_is_called_by_the_address_it_listens_on(e, host, called):
+    wanted = Wanted(Place(), (), has_worker=False, has_dashboard=True, is_insecure=True, root_path="", host=host)
+    transport = httpx.ASGITransport(wanted.application(e.penstock))
+    async with httpx.AsyncClient(transport=transport, base_url=f"http://{called}") as client:
+        assert (await client.get("/api/session")).status_code == 200
+        assert (await client.get("/api/session", headers={"host": "127.0.0.3"})).status_code == 403
+
+
+async def test_the_description_of_the_api_is_made_once(e, monkeypatch):
+    made = []
+
+    def counted(*given):
+        made.append(given)
+        return describe(*given)
+
+    monkeypatch.setattr("penstock.api.system.describe", counted)
+    transport = httpx.ASGITransport(create_app(e.penstock, access=Trusted()))
+    async with httpx.AsyncClient(transport=transport, base_url=HOST) as client:
+        answers = [(await client.get(path)).json() for path in ("/openapi.json", "/openapi/v1.json", "/openapi.json")]
+    assert answers[0] == answers[1] == answers[2]
+    assert len(made) == 1

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
+import httpx
 import pytest
 from pydantic import BaseModel, SecretStr
 from sqlalchemy import select
 
 from penstock import Context, Pipeline, StepFailed, operation, step
+from penstock.api import Trusted, create_app
 from penstock.db.schema import metadata
 from penstock.errors import Conflict, NotFound
 from penstock.secret_keys import new_key
@@ -112,6 +116,44 @@ async def test_of_erased_rows_nothing_is_left_and_the_others_stay(e, over):
     assert (await e.operations.verify(deep=True)).differences == ()
     with pytest.raises(NotFound, match="was removed"):
         await e.operations.source_file(over.id)
+
+
+async def test_a_signal_that_nobody_took_is_erased_with_the_row_it_was_for(e):
+    made = await e.create("people", [{"name": f"{CANARY}-1"}, {"name": "ben"}], metadata={"who": "x"})
+    await e.work_until_idle()
+    for name in (f"{CANARY}-1", "ben"):
+        for said in ("yes", f"no, says {name}"):
+            await e.penstock.signals.complete(made.id, f"answer-{name}", payload={"said": said})
+    await e.work_until_idle()
+    assert len(await e.penstock.signals.unclaimed(made.id)) == 2
+    await e.operations.erase(made.id, rows=[1])
+    assert [line for line in await stored(e) if CANARY in line and line.startswith("penstock_signal ")] == []
+    assert "answer-ben" in [each.key for each in await e.penstock.signals.unclaimed(made.id)]
+    assert (await e.operations.verify(deep=True)).differences == ()
+
+
+@pytest.mark.parametrize("rows", [None, [1]])
+async def test_an_answer_that_is_kept_for_repeats_is_erased_and_others_stay(e, rows):
+    transport = httpx.ASGITransport(create_app(e.penstock, access=Trusted()))
+    async with httpx.AsyncClient(transport=transport, base_url="http://p.test") as http:
+
+        async def create(key, name):
+            form = {"operationName": "people", "metadata": json.dumps({"who": name})}
+            files = {"file": (f"{name}.csv", b"name\nbad\n")}
+            headers = {"idempotency-key": key, "content-type": "multipart/form-data; boundary=b"}
+            body = http.build_request("POST", "/", data=form, files=files, headers=headers).read()
+            return await http.post("/api/bulks", content=body, headers=headers)
+
+        made, other = await create("one", CANARY), await create("two", "somebody")
+        id = made.json()["id"]
+        signal = {"key": f"answer-{CANARY}"}
+        await http.post(f"/api/bulks/{id[:13]}/signals", json=signal, headers={"idempotency-key": "signal"})
+        await e.work_until_idle()
+        await e.operations.erase(id, rows=rows)
+        again = await create("one", CANARY)
+        assert (again.status_code, again.json()["code"]) == (410, "idempotency-answer-not-kept")
+        assert not (await e.penstock.idempotency.get("signal", scope=("", "anonymous"))).has_answer
+        assert (await create("two", "somebody")).json() == other.json()
 
 
 async def test_erasing_twice_is_erasing_once(e, over):

@@ -23,10 +23,14 @@ class Paper(BaseModel):
     name: str
 
 
+class Cabinet(BaseModel):
+    about: dict[str, str] = {}
+
+
 @operation("papers", row_key="name")
-class Papers(Pipeline[Paper, None]):
+class Papers(Pipeline[Paper, Cabinet]):
     @step
-    async def read(self, paper: Paper, ctx: Context[None]) -> None:
+    async def read(self, paper: Paper, ctx: Context[Cabinet]) -> None:
         """It is read."""
 
 
@@ -164,6 +168,35 @@ async def test_headers_that_say_two_things_are_refused(http):
     for value in ("Bearer \u00e4".encode(), b"Bearer " + b"x" * 50_000, b"\xff"):
         answer = await http.get("/api/bulks", headers={"authorization": value})
         assert answer.status_code == 401, value[:20]
+
+
+async def test_an_origin_or_host_that_cannot_be_read_is_foreign(http):
+    for origin in ("http://[", "http://]", "http://[::1", "//", "null", "http://\u2100".encode()):
+        for credential in ({}, {"authorization": ""}):
+            headers = {"origin": origin, **credential}
+            answer = await http.post("/api/session", json={"key": "x"}, headers=headers)
+            assert (answer.status_code, answer.json()["code"]) == (403, "forbidden"), origin
+    app = http._transport.app
+    named = create_app(app.state.penstock, access=app.state.access, hosts=["p.test"])
+    transport = httpx.ASGITransport(named, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://p.test") as client:
+        answer = await client.get("/health/live", headers={"host": "["})
+        assert (answer.status_code, answer.json()["code"]) == (403, "forbidden")
+
+
+FORMS = [
+    ("/dashboard/waits", {"wait": "x", "do": "approve", "row": "1", "operation": "a/b"}),
+    ("/dashboard/waits", {"wait": "x", "do": "approve", "row": "1", "operation": "\x00"}),
+    ("/dashboard/waits", {"wait": "x", "do": "approve", "payload": DEEP}),
+    ("/dashboard/upload/papers", {"meta.about": DEEP, "do": "start"}),
+    (f"/dashboard/operations/{ID}/rows/1/fix", {"field.name": DEEP}),
+]
+
+
+async def test_strange_forms_are_refused(http):
+    for path, form in FORMS:
+        answer = await http.post(path, data=form, headers={"origin": "http://p.test"})
+        assert 400 <= answer.status_code < 500, (path, list(form), answer.status_code)
 
 
 async def test_an_answer_names_nothing_of_the_inside(http):

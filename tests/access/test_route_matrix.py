@@ -259,6 +259,22 @@ def _steady(text):
     return re.sub(r"\d\d:\d\d:\d\d(\.\d+)?|nonce-\w+", "", text)
 
 
+# Pages, and what of the API shows or does the same.
+SAME = {
+    ("GET", "/dashboard/blobs"): ("GET", "/api/blobs"),
+    ("GET", "/dashboard/blobs/{id}"): ("GET", "/api/blobs/{id}"),
+    ("GET", "/dashboard/blobs/{id}/file"): ("GET", "/api/blobs/{id}/content"),
+    ("POST", "/dashboard/blobs/{id}/delete"): ("POST", "/api/blobs/{id}/delete"),
+    ("GET", "/dashboard/webhooks"): ("GET", "/api/webhooks"),
+    ("POST", "/dashboard/webhooks/resend"): ("POST", "/api/webhook-deliveries/resend"),
+}
+
+
+def test_a_page_needs_the_role_that_the_api_needs_for_the_same():
+    roles = {(route.method, route.path): route.role for route in EVERY}
+    assert {page: roles[page] for page in SAME} == {page: roles[same] for page, same in SAME.items()}
+
+
 async def test_who_is_bound_to_some_operations_does_nothing_that_concerns_the_whole_tenant(world):
     for route in EVERY:
         answer = await world.ask(route, world.path(route, things=NOTHING), "bound")

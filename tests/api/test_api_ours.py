@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import csv
 import io
+import json
 from collections.abc import AsyncIterator
 
 import httpx
@@ -122,6 +123,16 @@ async def test_cells_that_a_spreadsheet_would_run_are_neutralised_in_exports(api
     assert text == "code,weight\r\n'=cmd|calc,1\r\n+1,1\r\n'@x,-2\r\n"
     raw = (await api.get(f"/api/bulks/{made}/export", params=data | {"raw": "true"})).text
     assert raw == "code,weight\r\n=cmd|calc,1\r\n+1,1\r\n@x,-2\r\n"
+
+
+async def test_a_formula_in_full_width_or_behind_a_line_break_is_neutralised_too(api: httpx.AsyncClient, works: Engine):
+    codes = ["\uff1dA1", "\uff0bA1", "\uff0dA1", "\uff20A1", "\n=A1", "\n5", "\t5", "\r5"]
+    rows = json.dumps([{"code": code, "weight": 1} for code in codes]).encode()
+    made = (await works.create(Parcels, rows, file_name="parcels.json")).id
+    await works.work_until_idle()
+    text = (await api.get(f"/api/bulks/{made}/export", params={"mode": "data"})).text
+    found = list(csv.reader(io.StringIO(text, newline="")))[1:]
+    assert [row[0] for row in found] == [f"'{code}" for code in codes]
 
 
 async def test_an_empty_export_is_still_a_whole_file(api: httpx.AsyncClient, works: Engine):

@@ -12,6 +12,7 @@ import pytest
 from parcel_service import DEAR, upload
 from patience import HANG_S
 
+from penstock.api.streaming import STREAM_S, STREAMS_MAX
 from penstock.api.watching import Watchers
 from penstock.testing import Engine
 
@@ -72,7 +73,7 @@ async def test_all_who_watch_one_operation_share_one_look(api: httpx.AsyncClient
             looks += 1
             return await operations.get(id)
 
-    watchers = Watchers(Counted(), every_s=0.01)
+    watchers = Watchers(Counted(), clock=works.clock, every_s=0.01)
     queues: list[asyncio.Queue[Any]] = [asyncio.Queue() for _ in range(50)]
     tasks = [asyncio.create_task(sightings(watchers, made, queue)) for queue in queues]
     async with asyncio.timeout(HANG_S):
@@ -91,7 +92,7 @@ async def test_all_who_watch_one_operation_share_one_look(api: httpx.AsyncClient
 
 async def test_a_stream_ends_when_the_server_stops(api: httpx.AsyncClient, works: Engine):
     made = await upload(api, DEAR)
-    watchers = Watchers(works.penstock.operations, every_s=0.01)
+    watchers = Watchers(works.penstock.operations, clock=works.clock, every_s=0.01)
     seen: asyncio.Queue[Any] = asyncio.Queue()
     task = asyncio.create_task(sightings(watchers, made, seen))
     async with asyncio.timeout(HANG_S):
@@ -102,9 +103,58 @@ async def test_a_stream_ends_when_the_server_stops(api: httpx.AsyncClient, works
 
 async def test_who_leaves_is_not_looked_for_any_more(api: httpx.AsyncClient, works: Engine):
     made = await upload(api, DEAR)
-    watchers = Watchers(works.penstock.operations, every_s=0.01)
+    watchers = Watchers(works.penstock.operations, clock=works.clock, every_s=0.01)
     stream = watchers.watch(made)
     async with asyncio.timeout(HANG_S):
         await anext(stream)
         await stream.aclose()
     assert watchers.viewers == 0
+
+
+async def test_a_stream_ends_after_a_while_so_that_who_was_locked_out_stays_out(api: httpx.AsyncClient, works: Engine):
+    made = await upload(api, DEAR)
+    watchers = Watchers(works.penstock.operations, clock=works.clock, every_s=0.01)
+    seen: asyncio.Queue[Any] = asyncio.Queue()
+    task = asyncio.create_task(sightings(watchers, made, seen))
+    async with asyncio.timeout(HANG_S):
+        await seen.get()
+        works.clock.advance(STREAM_S)
+        await works.work_until_idle()
+        await task
+    assert not (await works.operations.get(made)).is_settled
+    assert watchers.viewers == 0
+
+
+async def test_a_caller_may_have_so_many_streams_and_no_more(api: httpx.AsyncClient, works: Engine):
+    made = await upload(api, DEAR)
+    path = f"/api/bulks/{made}/stream"
+    app = api._transport.app  # httpx's test transport waits for the end of a stream
+    scope = {"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "GET", "scheme": "http"}
+    scope |= {"path": path, "raw_path": path.encode(), "query_string": b"", "root_path": ""}
+    scope["headers"] = [(b"host", b"penstock.test")]
+    leave = asyncio.Event()
+
+    async def open_one(begun: asyncio.Event) -> None:
+        async def receive() -> dict[str, Any]:
+            await leave.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: dict[str, Any]) -> None:
+            if message["type"] == "http.response.body":
+                begun.set()
+
+        await app(dict(scope), receive, send)
+
+    async with asyncio.timeout(HANG_S):
+        begun = [asyncio.Event() for _ in range(STREAMS_MAX)]
+        tasks = [asyncio.create_task(open_one(each)) for each in begun]
+        for each in begun:
+            await each.wait()
+        refused = await api.get(path)
+        assert (refused.status_code, refused.json()["code"]) == (429, "throttled")
+        leave.set()
+        await asyncio.gather(*tasks)
+        await works.work_until_idle()
+        await works.operations.cancel(made)
+        await works.work_until_idle()
+        assert (await api.get(path)).status_code == 200

@@ -25,6 +25,7 @@ from penstock.errors import (
     NoSuchWait,
     NotFound,
     RowInvalid,
+    Throttled,
     Unauthenticated,
     Unavailable,
 )
@@ -177,6 +178,39 @@ async def test_a_server_that_is_away_is_unavailable_in_the_end():
     with pytest.raises(Unavailable, match=r"http://penstock\.test does not answer: refused"):
         await transport.get("/api/x")
     assert len(seen) == 4
+
+
+@pytest.mark.parametrize(
+    "foreign",
+    [
+        httpx.Response(307, headers={"location": "https://login.example/"}),
+        httpx.Response(301, headers={"location": "https://penstock.test/api/bulks"}, json={"id": "x"}),
+        httpx.Response(304),
+        httpx.Response(200, html="<h1>Welcome</h1>"),
+        httpx.Response(200),
+    ],
+)
+async def test_a_redirect_or_a_page_of_something_else_is_no_answer(foreign: httpx.Response):
+    transport, sent, _ = scripted(foreign)
+    with pytest.raises(Unavailable, match="give the URL of a Penstock server"):
+        await transport.get("/api/bulks")
+    assert len(sent) == 1
+
+
+async def test_a_file_is_not_read_from_a_redirect():
+    transport, _, _ = scripted(httpx.Response(302, headers={"location": "https://login.example/"}))
+    with pytest.raises(Unavailable, match="leads to https://login"):
+        async with transport.stream("/api/bulks/x/export"):
+            pass
+
+
+async def test_who_is_throttled_for_long_is_told_for_how_long():
+    busy = [httpx.Response(429, json={"detail": "too many requests"}, headers={"retry-after": "90"}) for _ in range(4)]
+    transport, _, pauses = scripted(*busy)
+    with pytest.raises(Throttled, match="too many requests") as refused:
+        await transport.get("/api/bulks")
+    assert refused.value.retry_after_s == 90
+    assert max(pauses) <= 5
 
 
 @pytest.fixture

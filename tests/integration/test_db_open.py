@@ -17,7 +17,7 @@ from penstock.db.dialects import DIALECTS
 from penstock.db.safety import judge
 from penstock.db.schema import table_options
 from penstock.db.upgrade import check
-from penstock.errors import DatabaseDamaged, DatabaseUnsafe, SettingsInvalid, Unavailable
+from penstock.errors import DatabaseDamaged, DatabaseRefused, DatabaseUnsafe, SettingsInvalid, Unavailable
 
 SPELLINGS = {
     "sqlite": ["sqlite:///x.db", "sqlite+aiosqlite:///x.db", "sqlite+pysqlite:///x.db"],
@@ -68,7 +68,7 @@ async def test_a_wrong_password_or_database_is_a_wrong_setting(database_url):
     # The throwaway PostgreSQL trusts every password, but not every name.
     wrong.append(url.set(username="nobody", password="wrong"))
     for each in wrong:
-        with pytest.raises(SettingsInvalid, match="refused the connection"):
+        with pytest.raises(DatabaseRefused, match="refused the connection"):
             await Database.open(each.render_as_string(hide_password=False), clock=SystemClock())
 
 

@@ -123,8 +123,12 @@ class Audit:
         if limit < 1:
             raise InvalidInput(f"limit is {limit}; a page has at least 1 entry")
         limit = min(limit, self._page_max)
-        mine = tenant if self._tenant is None else self._tenant
-        query = select(entries).where(entries.c.tenant == mine).order_by(entries.c.sequence.desc()).limit(limit + 1)
+        query = (
+            select(entries)
+            .where(entries.c.tenant == self._mine(tenant))
+            .order_by(entries.c.sequence.desc())
+            .limit(limit + 1)
+        )
         if subject is not None:
             query = query.where(entries.c.subject == shortened(subject, SUBJECT_CHARS))
         if actor is not None:
@@ -135,6 +139,10 @@ class Audit:
             found = [Entry(**row._mapping) for row in await tx.execute(query)]
         shown = found[:limit]
         return Page(shown, str(shown[-1].sequence) if len(found) > limit else None)
+
+    async def note(self, act: Act) -> None:
+        """Add an entry for an act that has no transaction of its own in this database."""
+        await self._db.transaction(lambda tx: record(self._db, tx, act), "audit")
 
     async def faults(self) -> AsyncIterator[str]:
         """Everything that is wrong with the chains."""
@@ -157,15 +165,20 @@ class Audit:
     async def end(self, tenant: str = "") -> tuple[int, str]:
         """The last number and digest of a chain: kept elsewhere, they show later that nothing before was changed."""
         async with self._db.read() as tx:
-            query = select(chains.c.sequence, chains.c.digest).where(chains.c.tenant == (self._tenant or tenant))
+            query = select(chains.c.sequence, chains.c.digest).where(chains.c.tenant == self._mine(tenant))
             found = (await tx.execute(query)).one_or_none()
         return (0, START) if found is None else (int(found[0]), str(found[1]))
 
     async def has(self, sequence: int, digest: str, tenant: str = "") -> bool:
         """Whether the chain, which may have grown, still has this end of an earlier day."""
-        query = select(entries.c.digest).where(entries.c.tenant == tenant, entries.c.sequence == sequence)
+        mine = entries.c.tenant == self._mine(tenant)
+        query = select(entries.c.digest).where(mine, entries.c.sequence == sequence)
         async with self._db.read() as tx:
             return sequence == 0 or (await tx.execute(query)).scalar() == digest
+
+    def _mine(self, tenant: str) -> str:
+        """The tenant whose log this is, else the one that is asked for."""
+        return tenant if self._tenant is None else self._tenant
 
 
 async def _faults(tx: Connection, tenant: str, end: tuple[int, str]) -> AsyncIterator[tuple[int, str]]:

@@ -93,7 +93,9 @@ class ApiKeys:
         async def work(tx: Connection) -> Sequence[ApiKey]:
             wanted = query
             if after is not None:
-                last = (await tx.execute(select(api_keys.c.created_at).where(api_keys.c.id == after))).scalar()
+                mine = () if tenant is None else (api_keys.c.tenant == tenant,)
+                place = select(api_keys.c.created_at).where(api_keys.c.id == after, *mine)
+                last = (await tx.execute(place)).scalar()
                 if last is None:
                     raise InvalidInput(f"{after!r} is not a cursor of this list")
                 is_later = (api_keys.c.created_at == last) & (api_keys.c.id > after)

@@ -6,8 +6,10 @@ choose. Times are judged by our clock, which is the database's.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.access.model import NAME_CHARS, ROLES, TENANT_CHARS, Principal, Role
@@ -19,9 +21,10 @@ if TYPE_CHECKING:
 
     from penstock.settings import Settings
 
-__all__ = ["Issuer", "KeySource", "Tokens", "issuer_of", "principal_of"]
+__all__ = ["Issuer", "KeySource", "TokenOutOfTime", "Tokens", "issuer_of", "principal_of"]
 
 TOKEN_CHARS = 16_384
+REMEMBERED_MAX = 10_000
 REFUSED = "the token is not accepted"
 
 
@@ -70,11 +73,16 @@ class KeySource(Protocol):
         """The key with this id; without an id the only one there is. None when there is none such."""
 
 
+class TokenOutOfTime(Unauthenticated):
+    """The issuer has made this token, and its time is over or has not come: its sender guesses nothing."""
+
+
 class Tokens:
     """Checks tokens of one issuer."""
 
     def __init__(self, issuer: Issuer, keys: KeySource, *, clock: Clock) -> None:
         self._issuer, self._keys, self._clock = issuer, keys, clock
+        self._accepted: OrderedDict[bytes, float] = OrderedDict()  # digests of tokens, and when each ends
 
     async def principal(self, token: str) -> Principal:
         """Who asks with this token; `Unauthenticated` when it is not accepted, without saying why to the sender."""
@@ -107,8 +115,25 @@ class Tokens:
         except (jwt.PyJWTError, ValueError, TypeError, RecursionError):
             raise Unauthenticated(REFUSED) from None
         if not _is_in_time(claims, self._clock.now_us() / 1e6, self._issuer.leeway_s):
-            raise Unauthenticated("the token has expired, or is not valid yet")
-        return principal_of(self._issuer, claims)
+            raise TokenOutOfTime("the token has expired, or is not valid yet")
+        found = principal_of(self._issuer, claims)
+        self._remember(token, claims["exp"])
+        return found
+
+    def is_at_hand(self, token: str) -> bool:
+        """Whether this token was accepted before and is not over; it is checked again all the same."""
+        return self._accepted.get(_digest(token), 0.0) > self._clock.now_us() / 1e6
+
+    def _remember(self, token: str, until_s: float) -> None:
+        digest = _digest(token)
+        self._accepted[digest] = until_s
+        self._accepted.move_to_end(digest)
+        if len(self._accepted) > REMEMBERED_MAX:
+            self._accepted.popitem(last=False)
+
+
+def _digest(token: str) -> bytes:
+    return sha256(token.encode(errors="replace")).digest()
 
 
 def _is_in_time(claims: Mapping[str, Any], now_s: float, leeway_s: float) -> bool:

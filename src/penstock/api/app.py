@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
@@ -10,17 +11,16 @@ from fastapi import FastAPI, Request
 
 from penstock.access.rates import TokenBuckets
 from penstock.api.browser import BrowserRules
-from penstock.api.guard import Authenticator, Closed, identify
+from penstock.api.guard import Authenticator, Closed, identify, require
 from penstock.api.limits import BodyLimit, upload_bytes_max
 from penstock.api.observing import Observed
 from penstock.api.problems import ProblemsOutside, add_handlers
-from penstock.api.routing import add_routes
+from penstock.api.routing import add_routes, route_of
 from penstock.api.table import ROUTES
 from penstock.api.watching import Watchers
 from penstock.dashboard.failures import add_page_handlers
 from penstock.dashboard.live import Live
 from penstock.dashboard.table import ROUTES as PAGES
-from penstock.errors import Unauthenticated
 from penstock.idempotency.middleware import IdempotencyMiddleware
 from penstock.idempotency.routes import Rule, Scope
 from penstock.telemetry.exposition import Exposition
@@ -67,13 +67,13 @@ def create_app(
     app.state.access = access or Closed()
     settings = penstock.settings
     app.state.rates = TokenBuckets(per_s=settings.rate_per_s, burst=settings.rate_burst, clock=penstock.clock)
-    app.state.watchers = Watchers(penstock.operations)
+    app.state.open_streams = Counter()
+    app.state.watchers = Watchers(penstock.operations, clock=penstock.clock)
     app.state.live = Live(penstock.clock)
     add_handlers(app)
     if dashboard:
         add_page_handlers(app)
     add_routes(app, (*ROUTES, *(PAGES if dashboard else ())))
-    app.add_middleware(BodyLimit, settings=penstock.settings)
     app.add_middleware(
         IdempotencyMiddleware,
         keys=penstock.idempotency,
@@ -81,6 +81,7 @@ def create_app(
         rules=_rule_for,
         body_bytes_max=upload_bytes_max(penstock.settings),
     )
+    app.add_middleware(BodyLimit, settings=penstock.settings)
     app.add_middleware(ProblemsOutside)
     app.state.metrics = Exposition(penstock.db, clock=penstock.clock)
     app.add_middleware(BrowserRules, public_url=penstock.settings.public_url, hosts=hosts)
@@ -88,22 +89,24 @@ def create_app(
     return app
 
 
-# What is asked for twice is done once by the engine itself: after a request was cut off, it may be sent again.
-_REPEATABLE = Rule(may_run_again=True)
-_ONCE = Rule()
-
-
 def _rule_for(scope: Scope) -> Rule | None:
-    """Every POST and PATCH may have a key. Of those that were cut off, a new operation or edit may be there or not."""
-    if scope["method"] not in ("POST", "PATCH"):
+    """Every POST and PATCH by a known caller may have a key.
+
+    What is asked for twice is often done once by the engine itself: after a request was cut off, it may be sent again.
+    Of the others that were cut off, a new operation or edit may be there or not.
+    """
+    route = route_of(scope) if scope["method"] in ("POST", "PATCH") else None
+    if route is None or route.role == "public":
         return None
-    path = scope["path"].removeprefix(scope.get("root_path", ""))
-    return _REPEATABLE if path.endswith(("/cancel", "/pause", "/resume", "/validate")) else _ONCE
+    if route.is_repeatable and not route.is_answer_kept:  # a repeat is answered by doing it again
+        return None
+    return Rule(may_run_again=route.is_repeatable, keep_body=route.is_answer_kept)
 
 
 async def _caller(scope: Scope) -> Sequence[str]:
-    """Whose idempotency key it is; a key without a credential is refused before it is stored."""
-    principal = await identify(Request(scope))
-    if principal is None:
-        raise Unauthenticated("send a credential: Authorization: Bearer, followed by a key or token")
+    """Whose idempotency key it is; who may not use the route is refused before anything is read, stored or repeated."""
+    route = route_of(scope)
+    assert route is not None
+    assert route.role != "public"
+    principal = require(await identify(Request(scope)), route.role)
     return (principal.tenant, principal.name)

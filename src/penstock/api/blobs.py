@@ -73,7 +73,14 @@ async def list_blobs(
     return JsonResponse(resources.listing(page.items, blob_resources.blob, page.next_cursor))
 
 
-@ROUTES.post("/api/blobs", role="tenant", status_code=201, response_model=Json, responses=problems(409, 413, 422))
+@ROUTES.post(
+    "/api/blobs",
+    role="tenant",
+    is_answer_kept=False,
+    status_code=201,
+    response_model=Json,
+    responses=problems(409, 413, 422),
+)
 async def announce_blob(request: Request, ask: Ask, body: AnnounceBody) -> Response:
     """Announce a file: it is then sent to the address in the answer, or to `content`, and confirmed."""
     found = await ask.penstock.blobs.initiate(
@@ -101,6 +108,7 @@ async def get_blob(request: Request, ask: Ask, id: BlobId) -> Response:
     "PUT",
     "/api/blobs/{id}/content",
     role="tenant",
+    is_upload=True,
     response_model=Json,
     responses=problems(409, 413, 422),
     openapi_extra=_BYTES,

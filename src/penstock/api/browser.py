@@ -50,20 +50,28 @@ def is_own_page(headers: Headers, public_url: str | None) -> bool:
     origin = headers.get("origin")
     if origin is None:
         return headers.get("sec-fetch-site") == "same-origin"
-    return urlsplit(origin).netloc in _own_hosts(headers, public_url)
+    return _place(origin) in _own_hosts(headers, public_url)
 
 
 def is_foreign_page(headers: Headers, public_url: str | None) -> bool:
     """Whether a browser says that a page of another site sent this request; programs say nothing."""
     origin = headers.get("origin")
     if origin is not None:
-        return urlsplit(origin).netloc not in _own_hosts(headers, public_url)
+        return _place(origin) not in _own_hosts(headers, public_url)
     return headers.get("sec-fetch-site", "none") not in ("same-origin", "none")
 
 
 def _own_hosts(headers: Headers, public_url: str | None) -> set[str]:
     hosts = {headers.get("host", ""), urlsplit(public_url or "").netloc}
     return hosts - {""}
+
+
+def _place(origin: str) -> str:
+    """The host and port of an origin; empty where it has none that can be read."""
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return ""
 
 
 class BrowserRules:
@@ -104,5 +112,8 @@ class BrowserRules:
 
 
 def _name(host: str) -> str:
-    """A host without its port."""
-    return urlsplit(f"//{host}").hostname or ""
+    """A host without its port; empty where it cannot be read."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""

@@ -106,6 +106,7 @@ def _instant(given: datetime | None) -> datetime | None:
     "/api/bulks",
     role="operate",
     status_code=202,
+    is_upload=True,
     response_model=BulkCreated,
     responses=problems(409, 413, 415, 422),
     openapi_extra=UPLOAD_BODY,
@@ -130,6 +131,9 @@ async def create_bulk(request: Request, ask: Ask) -> Response:
 @ROUTES.post(
     "/api/bulks/validate",
     role="operate",
+    is_upload=True,
+    is_repeatable=True,
+    is_answer_kept=False,
     response_model=CheckReport,
     responses=problems(413, 415, 422),
     openapi_extra=CHECK_BODY,
@@ -177,21 +181,27 @@ async def get_bulk_status(request: Request, ask: Ask, id: str) -> Response:
     return tagged(request, document)
 
 
-@ROUTES.post("/api/bulks/{id}/cancel", role="operate", response_model=BulkBody, responses=problems(409, 422))
+@ROUTES.post(
+    "/api/bulks/{id}/cancel", role="operate", is_repeatable=True, response_model=BulkBody, responses=problems(409, 422)
+)
 async def cancel_bulk(ask: Ask, id: str, body: Cause = None) -> Response:
     """Stop an operation for good: no more rows start, and unfinished rows end as Cancelled."""
     cancel = ask.penstock.operations.cancel
     return _answer(await cancel(id, cause=body.cause if body else None))
 
 
-@ROUTES.post("/api/bulks/{id}/pause", role="operate", response_model=BulkBody, responses=problems(409, 422))
+@ROUTES.post(
+    "/api/bulks/{id}/pause", role="operate", is_repeatable=True, response_model=BulkBody, responses=problems(409, 422)
+)
 async def pause_bulk(ask: Ask, id: str, body: Cause = None) -> Response:
     """Start no more steps until it is resumed; deadlines go on."""
     pause = ask.penstock.operations.pause
     return _answer(await pause(id, cause=body.cause if body else None))
 
 
-@ROUTES.post("/api/bulks/{id}/resume", role="operate", response_model=BulkBody, responses=problems(409, 422))
+@ROUTES.post(
+    "/api/bulks/{id}/resume", role="operate", is_repeatable=True, response_model=BulkBody, responses=problems(409, 422)
+)
 async def resume_bulk(ask: Ask, id: str, body: Cause = None) -> Response:
     """Go on where a paused operation stopped."""
     resume = ask.penstock.operations.resume

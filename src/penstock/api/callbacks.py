@@ -10,7 +10,7 @@ from fastapi import Request, Response
 from penstock import resources
 from penstock.api.answers import JsonResponse
 from penstock.api.routing import RouteTable
-from penstock.errors import InvalidInput, TooLarge
+from penstock.errors import InvalidInput
 
 if TYPE_CHECKING:
     from penstock.operations.signals import Receipt, Signals
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 __all__ = ["ROUTES"]
 
 ROUTES = RouteTable("signals")
-
-BODY_BYTES_MAX = 64 * 1024
 
 
 @ROUTES.post("/api/signals/{token}", role="public", status_code=202)
@@ -52,11 +50,7 @@ def _answer(receipt: Receipt) -> Response:
 
 async def _document(request: Request) -> Any:
     """The JSON in the body; None without one."""
-    body = b""
-    async for part in request.stream():
-        body += part
-        if len(body) > BODY_BYTES_MAX:
-            raise TooLarge(f"the body of a signal has at most {BODY_BYTES_MAX:,} bytes")
+    body = await request.body()
     if not body.strip():
         return None
     try:

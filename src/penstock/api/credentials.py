@@ -18,7 +18,7 @@ from penstock.access.key_text import PREFIX
 from penstock.access.model import Principal
 from penstock.access.rates import TokenBuckets
 from penstock.access.sessions import COOKIE, SECURE_COOKIE, Sessions, cookie_header
-from penstock.access.tokens import Tokens, issuer_of
+from penstock.access.tokens import TokenOutOfTime, Tokens, issuer_of
 from penstock.api.browser import SAFE_METHODS, is_own_page
 from penstock.errors import Forbidden, Throttled, Unauthenticated
 
@@ -48,7 +48,8 @@ class Credentials:
         given = request.headers.getlist("authorization")
         if given:
             return await self._bearer(request, given)
-        cookie = request.cookies.get(SECURE_COOKIE) or request.cookies.get(COOKIE)
+        # By https only the name that browsers protect: a neighbouring host can set the other one.
+        cookie = request.cookies.get(SECURE_COOKIE if self._is_secure(request) else COOKIE)
         principal = None if cookie is None else await self._sessions.principal(cookie)
         if principal is not None and request.method not in SAFE_METHODS:
             self._require_own_page(request)
@@ -91,18 +92,26 @@ class Credentials:
         """Count wrong credentials by address. Who sent too many is heard only with one that was good a moment ago."""
         address = request.client.host if request.client else ""
         wait_s = self._failures.wait_s(address)
-        if wait_s and not self._keys.is_at_hand(credential):
+        if wait_s and not self._is_at_hand(credential):
             raise Throttled("too many wrong credentials came from this address", retry_after_s=ceil(wait_s))
         try:
             yield
+        except TokenOutOfTime:
+            raise
         except Unauthenticated:
             self._failures.take(address)
             raise
 
+    def _is_at_hand(self, credential: str) -> bool:
+        is_token = self._tokens is not None and self._tokens.is_at_hand(credential)
+        return is_token or self._keys.is_at_hand(credential)
+
     def _cookie(self, request: Request, value: str, lasts_s: float) -> str:
-        is_secure = request.url.scheme == "https" or (self._public_url or "").startswith("https://")
         path = request.scope.get("root_path") or "/"
-        return cookie_header(value, is_secure=is_secure, lasts_s=lasts_s, path=path)
+        return cookie_header(value, is_secure=self._is_secure(request), lasts_s=lasts_s, path=path)
+
+    def _is_secure(self, request: Request) -> bool:
+        return request.url.scheme == "https" or (self._public_url or "").startswith("https://")
 
     def _require_own_page(self, request: Request) -> None:
         if not is_own_page(request.headers, self._public_url):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Annotated
 
 import msgspec
 from fastapi import Header, Query, Request, Response
-from fastapi.responses import StreamingResponse
 
 from penstock import resources
 from penstock.api.answers import JsonResponse
@@ -16,6 +15,7 @@ from penstock.api.described import problems
 from penstock.api.guard import Ask
 from penstock.api.routing import RouteTable
 from penstock.api.schemas import ROW_MAX, EventShape
+from penstock.api.streaming import event_stream
 from penstock.api.watching import Sighting, Watchers
 from penstock.operations.model import Event
 from penstock.resources import Document
@@ -85,18 +85,18 @@ async def stream_bulk(
     """The progress of an operation until it ends, as server-sent events.
 
     `move` has a state change, with its sequence number as id; `progress` the operation whenever it has changed; `end`
-    is the last. With `Last-Event-ID`, the moves behind it are sent first.
+    is the last. With `Last-Event-ID`, the moves behind it are sent first. A stream that ends without `end` has lasted
+    for five minutes: connect again.
     """
     found = await ask.penstock.operations.get(id)
     missed = await ask.penstock.operations.events(found.id, since=last_event_id or 0, limit=LIMIT_MAX)
     if found.is_settled and not missed and last_event_id is not None:
         return Response(status_code=204)
     watchers: Watchers = request.app.state.watchers
-    headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-    return StreamingResponse(_stream(watchers, found.id, missed), media_type="text/event-stream", headers=headers)
+    return event_stream(request, ask.principal, _stream(watchers, found.id, missed))
 
 
-async def _stream(watchers: Watchers, operation: str, missed: list[Event]) -> AsyncIterator[bytes]:
+async def _stream(watchers: Watchers, operation: str, missed: list[Event]) -> AsyncGenerator[bytes]:
     last = missed[-1].sequence if missed else 0
     yield f"retry: {RECONNECT_MS}\n\n".encode() + b"".join(map(_move, missed))
     async with aclosing(watchers.watch(operation)) as sightings:

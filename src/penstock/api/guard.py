@@ -29,6 +29,7 @@ __all__ = [
     "guarded",
     "identify",
     "may",
+    "require",
 ]
 
 Above = Literal["tenant", "monitor", "system"]
@@ -103,7 +104,7 @@ class GuardedRoute(APIRoute):
 
         async def guard_first(request: Request) -> Response:
             if self.needs != "public":
-                _require(await identify(request), self.needs)
+                require(await identify(request), self.needs)
             return await handle(request)
 
         return guard_first
@@ -119,7 +120,8 @@ _ROLE_FOR: dict[Role | Above, Role] = {
 }
 
 
-def _require(principal: Principal | None, needs: Role | Above) -> None:
+def require(principal: Principal | None, needs: Role | Above) -> Principal:
+    """The principal, if it may use routes that need this; `AccessRefused` otherwise."""
     role = _ROLE_FOR[needs]
     if principal is None:
         raise Unauthenticated("send a credential: Authorization: Bearer, followed by a key or token")
@@ -129,13 +131,14 @@ def _require(principal: Principal | None, needs: Role | Above) -> None:
         raise Forbidden(f"{principal.name!r} is bound to some operations, and this is about all")
     if needs in ("monitor", "system") and principal.tenant:
         raise Forbidden(f"{principal.name!r} is bound to a tenant, and this is about all")
+    return principal
 
 
 def may(principal: Principal, needs: Needs) -> bool:
     """Whether this principal may use routes that need this."""
     try:
         if needs != "public":
-            _require(principal, needs)
+            require(principal, needs)
     except Forbidden:
         return False
     return True

@@ -9,7 +9,7 @@ from fastapi import Request, Response
 from penstock.api.answers import JsonResponse
 from penstock.api.routing import RouteTable
 from penstock.db.upgrade import HEAD, revision_of
-from penstock.errors import Unavailable
+from penstock.errors import PenstockError
 
 __all__ = ["ROUTES"]
 
@@ -30,6 +30,6 @@ async def ready(request: Request) -> Response:
     try:
         async with asyncio.timeout(ANSWER_S), request.app.state.penstock.db.connection() as connection:
             is_ready = await revision_of(connection) == HEAD
-    except (Unavailable, TimeoutError):
+    except (PenstockError, TimeoutError):
         is_ready = False
     return JsonResponse({"status": "ready" if is_ready else "unready"}, status_code=200 if is_ready else 503)

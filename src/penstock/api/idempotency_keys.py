@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from fastapi import Path, Query, Response
 
 from penstock import resources
+from penstock.access.audit import Act
 from penstock.api.answers import JsonResponse
 from penstock.api.described import problems
 from penstock.api.guard import Ask
@@ -42,7 +43,11 @@ async def get_idempotency_key(ask: Ask, key: Key, caller: Callers = None) -> Res
 @ROUTES.delete("/api/idempotency/{key}", role="tenant", response_model=dict[str, Any], responses=problems(409, 422))
 async def forget_idempotency_key(ask: Ask, key: Key, caller: Callers = None) -> Response:
     """Make a key free, so that its request can be carried out again; refused while one with it runs."""
-    is_forgotten = await ask.penstock.idempotency.forget(key, scope=_scope(ask, caller))
+    scope = _scope(ask, caller)
+    is_forgotten = await ask.penstock.idempotency.forget(key, scope=scope)
+    if is_forgotten:
+        act = Act(ask.principal.tenant, ask.name, "idempotency-key.forget", key, {"caller": scope[-1]})
+        await ask.penstock.audit.note(act)
     return JsonResponse({"key": key, "wasForgotten": is_forgotten})
 
 

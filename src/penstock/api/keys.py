@@ -46,7 +46,14 @@ async def list_keys(
     return JsonResponse({"items": items, "nextCursor": found[limit - 1].id if len(found) > limit else None})
 
 
-@ROUTES.post("/api/keys", role="tenant", status_code=201, response_model=dict[str, Any], responses=problems(422))
+@ROUTES.post(
+    "/api/keys",
+    role="tenant",
+    is_answer_kept=False,
+    status_code=201,
+    response_model=dict[str, Any],
+    responses=problems(422),
+)
 async def create_key(ask: Ask, body: NewKey) -> Response:
     """Make a key. `key` is shown this once: only a hash of it is stored."""
     lasts = None if body.expiresInDays is None else timedelta(days=body.expiresInDays)

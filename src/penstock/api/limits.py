@@ -1,4 +1,4 @@
-"""How much one request may send."""
+"""How much one request may send: the route decides, never what the request says of itself."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.api.problems import answer
+from penstock.api.routing import route_of
 from penstock.errors import TooLarge
 from penstock.settings import Settings
 
 __all__ = ["BodyLimit", "upload_bytes_max"]
 
 JSON_BYTES_MAX = 8 * 1024 * 1024
+PUBLIC_BYTES_MAX = 64 * 1024  # without a credential
 FORM_BYTES = 64 * 1024  # of a form, beside its file and its metadata
 NO_LIMIT = 2**63
 
@@ -34,10 +36,8 @@ class BodyLimit:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
-        is_upload = headers.get("content-type", "").startswith("multipart/") or scope["path"].endswith("/content")
-        limit = self._upload_bytes_max if is_upload else JSON_BYTES_MAX
-        told = headers.get("content-length", "")
+        limit = self._bytes_max(scope)
+        told = Headers(scope=scope).get("content-length", "")
         refusal = f"the body has more than the {limit:,} bytes that are taken"
         if told.isdecimal() and int(told) > limit:
             await answer(TooLarge(refusal))(scope, receive, send)
@@ -54,3 +54,9 @@ class BodyLimit:
             return message
 
         await self.app(scope, counted, send)
+
+    def _bytes_max(self, scope: Scope) -> int:
+        route = route_of(scope)
+        if route is None or route.role == "public":
+            return PUBLIC_BYTES_MAX
+        return self._upload_bytes_max if route.is_upload else JSON_BYTES_MAX

@@ -18,7 +18,8 @@ TEXT = """
 Files of rows run through operations: each row is validated, goes through its steps and gets a result.
 
 Send a key or token as `Authorization: Bearer …`. Errors are problem documents (RFC 9457) with a stable `code`.
-Every POST and PATCH may have an `Idempotency-Key`: sent again with the same key, it is carried out once.
+Every POST and PATCH that needs a credential may have an `Idempotency-Key`: sent again with the same key, it is carried
+out once.
 """
 KEY_HEADER = {
     "name": "Idempotency-Key",
@@ -54,7 +55,7 @@ def _complete(operation: dict[str, Any], route: GuardedRoute, method: str) -> No
         operation["security"] = [{"bearer": []}]
         operation["x-role"] = route.needs
     refusals = set(ALWAYS)
-    if method in ("POST", "PATCH"):
+    if method in ("POST", "PATCH") and route.needs != "public":
         operation.setdefault("parameters", []).append(KEY_HEADER)
         refusals |= set(WITH_KEY)
     if "422" in operation["responses"]:  # FastAPI adds its own

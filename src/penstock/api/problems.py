@@ -13,14 +13,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock import resources
 from penstock.api.answers import JsonResponse
-from penstock.errors import Fault, InvalidInput, PenstockError, Throttled, Unauthenticated, Unavailable
+from penstock.errors import Fault, InvalidInput, PenstockError, Throttled, Unauthenticated
 
-__all__ = ["MEDIA_TYPE", "ProblemsOutside", "add_handlers", "answer", "on_http"]
+__all__ = ["MEDIA_TYPE", "ProblemsOutside", "add_handlers", "answer", "on_http", "problem"]
 
 log = logging.getLogger("penstock.api")
 
 MEDIA_TYPE = "application/problem+json"
 RETRY_S = 2
+OUR_FAULT = "the server cannot do this now; its log says more"
 CODES = {
     404: "not-found",
     405: "method-not-allowed",
@@ -32,15 +33,24 @@ CODES = {
 
 def answer(error: PenstockError) -> Response:
     """The answer to a request that is refused."""
-    document = resources.problem(error)
+    document = problem(error)
     headers = {}
     if isinstance(error, Unauthenticated):
         headers["www-authenticate"] = "Bearer"
     if isinstance(error, Throttled):
         headers["retry-after"] = str(error.retry_after_s)
-    elif isinstance(error, Unavailable):
+    elif document["status"] == HTTPStatus.SERVICE_UNAVAILABLE:
         headers["retry-after"] = str(RETRY_S)
     return _response(document, headers)
+
+
+def problem(error: PenstockError) -> resources.Document:
+    """An error as a problem document. What is wrong with us names hosts, users and paths: it goes to the log alone."""
+    document = resources.problem(error)
+    if document["status"] >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        log.warning("a request failed: %s", error)
+        document["detail"] = OUR_FAULT
+    return document
 
 
 def _response(document: dict[str, Any], headers: dict[str, str] | None = None) -> Response:
@@ -76,6 +86,10 @@ def _fault(found: Any) -> Fault:
 async def on_http(request: Request, error: Exception) -> Response:
     """The answer to what the framework refuses, such as a path that is not there."""
     assert isinstance(error, HTTPException)
+    return _refusal(error)
+
+
+def _refusal(error: HTTPException) -> Response:
     phrase = HTTPStatus(error.status_code).phrase
     name = CODES.get(error.status_code, phrase.lower().replace(" ", "-"))
     document = {
@@ -115,7 +129,8 @@ class ProblemsOutside:
 
         try:
             await self.app(scope, receive, watched)
-        except PenstockError as error:
+        except (PenstockError, HTTPException) as error:
             if scope["type"] != "http" or has_begun:
                 raise
-            await answer(error)(scope, receive, send)
+            refusal = answer(error) if isinstance(error, PenstockError) else _refusal(error)
+            await refusal(scope, receive, send)

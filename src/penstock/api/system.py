@@ -14,6 +14,7 @@ from penstock.api.openapi import describe
 from penstock.api.routing import RouteTable
 from penstock.api.schemas import DiagnosisShape
 from penstock.machines import built_in, machine_named
+from penstock.resources import Document
 
 __all__ = ["ROUTES"]
 
@@ -52,10 +53,19 @@ async def verify(
 @ROUTES.get("/openapi.json", role="read", include_in_schema=False)
 async def get_openapi(request: Request) -> Response:
     """This API as OpenAPI describes it."""
-    return JsonResponse(describe(request.app, request.scope.get("root_path", "")))
+    return _description(request)
 
 
 @ROUTES.get("/openapi/v1.json", role="read", include_in_schema=False)
 async def get_openapi_v1(request: Request) -> Response:
     """The same, where BulkSharp has it."""
-    return JsonResponse(describe(request.app, request.scope.get("root_path", "")))
+    return _description(request)
+
+
+def _description(request: Request) -> Response:
+    """The description for the path under which the application was called last; routes do not change."""
+    state, root_path = request.app.state, request.scope.get("root_path", "")
+    kept: tuple[str, Document] | None = getattr(state, "description", None)
+    if kept is None or kept[0] != root_path:
+        kept = state.description = (root_path, describe(request.app, root_path))
+    return JsonResponse(kept[1])

@@ -7,6 +7,8 @@ import logging
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 
+from penstock.api.streaming import STREAM_S
+from penstock.clock import Clock
 from penstock.errors import NotFound, Unavailable
 from penstock.operations.model import Event, Operation
 from penstock.operations.service import Operations
@@ -42,8 +44,8 @@ class _Watched:
 class Watchers:
     """Everybody who watches an operation through this process; `close` ends all streams, as before a shutdown."""
 
-    def __init__(self, operations: Operations, *, every_s: float = EVERY_S) -> None:
-        self._operations, self._every_s = operations, every_s
+    def __init__(self, operations: Operations, *, clock: Clock, every_s: float = EVERY_S) -> None:
+        self._operations, self._clock, self._every_s = operations, clock, every_s
         self._watched: dict[str, _Watched] = {}
         self._is_closed = False
 
@@ -53,17 +55,19 @@ class Watchers:
         return sum(watched.viewers for watched in self._watched.values())
 
     async def watch(self, operation: str) -> AsyncGenerator[Sighting | None]:
-        """The operation now and whenever it has changed, until it is gone or this is closed; None now and then.
+        """The operation now and whenever it has changed, for five minutes; None now and then.
 
-        Who is slow gets the latest and misses what was between.
+        It ends earlier when the operation is gone or this is closed. Who is slow gets the latest and misses what was
+        between.
         """
         watched = self._watched.setdefault(operation, _Watched())
         watched.viewers += 1
         if watched.task is None:
             watched.task = asyncio.create_task(self._look(operation, watched), name=f"watch {operation}")
         seen: Sighting | None = None
+        until = self._clock.monotonic() + STREAM_S
         try:
-            while not (watched.is_over or self._is_closed):
+            while not (watched.is_over or self._is_closed) and self._clock.monotonic() < until:
                 changed = watched.changed
                 if watched.last is not None and watched.last is not seen:
                     seen = watched.last

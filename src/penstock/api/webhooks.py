@@ -57,7 +57,14 @@ async def list_webhooks(ask: Ask, cursor: Cursor = None, limit: Limit = 100) -> 
     return JsonResponse(resources.listing(page.items, webhook_resources.subscription, page.next_cursor))
 
 
-@ROUTES.post("/api/webhooks", role="tenant", status_code=201, response_model=Document, responses=problems(413, 422))
+@ROUTES.post(
+    "/api/webhooks",
+    role="tenant",
+    is_answer_kept=False,
+    status_code=201,
+    response_model=Document,
+    responses=problems(413, 422),
+)
 async def add_webhook(ask: Ask, body: NewWebhook) -> Response:
     """Tell an address of events from now on. `secret` is shown this once."""
     made = await ask.penstock.webhooks.add(
@@ -85,7 +92,11 @@ async def send_test(ask: Ask, id: Id) -> Response:
 
 
 @ROUTES.post(
-    "/api/webhooks/{id}/rotate", role="tenant", response_model=Document, responses=problems(404, 409, 413, 422)
+    "/api/webhooks/{id}/rotate",
+    role="tenant",
+    is_answer_kept=False,
+    response_model=Document,
+    responses=problems(404, 409, 413, 422),
 )
 async def rotate_secret(ask: Ask, id: Id, body: Annotated[RotateBody | None, BodyOf()] = None) -> Response:
     """Sign with a new secret, shown this once, and for a while with the old one too."""

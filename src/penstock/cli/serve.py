@@ -93,6 +93,7 @@ def serve(
         has_dashboard=not no_dashboard,
         is_insecure=insecure,
         root_path=root_path,
+        host=host,
     )
     with _listening(host, port) as listener:
         starts = asyncio.run(_serve(wanted, listener))
@@ -111,6 +112,7 @@ class Wanted:
     has_dashboard: bool
     is_insecure: bool
     root_path: str
+    host: str
 
     def application(self, penstock: Penstock) -> FastAPI:
         """The application over an engine."""
@@ -122,7 +124,7 @@ class Wanted:
             dashboard=self.has_dashboard,
             root_path=self.root_path,
             # Without credentials, nothing else keeps a page of another site from reading answers.
-            hosts=("localhost", "127.0.0.1", "::1") if self.is_insecure else (),
+            hosts=("localhost", "127.0.0.1", "::1", self.host) if self.is_insecure else (),
         )
 
 

@@ -33,6 +33,8 @@ ATTEMPTS = 4
 PAUSE_S = 0.2
 PAUSE_MAX_S = 5.0
 TIMEOUT_S = 60.0
+RETRY_S = 1  # where a server that is busy does not say
+WRONG_PLACE = "give the URL of a Penstock server, as it is called without redirects"
 
 _KINDS = {name: kind for kind, _, name, _ in PROBLEMS}
 _BY_STATUS: dict[int, type[PenstockError]] = {
@@ -74,12 +76,18 @@ class Transport:
 
     async def get(self, path: str, **query: Any) -> Any:
         """The document of a resource."""
-        return (await self._sent("GET", path, {"params": _given(query)})).json()
+        return self._parsed(await self._sent("GET", path, {"params": _given(query)}))
 
     async def send(self, method: str, path: str, **content: Any) -> Any:
         """The document that a change is answered with."""
         content["headers"] = {"idempotency-key": f"{self._entropy.bits(128):032x}"}
-        return (await self._sent(method, path, content)).json()
+        return self._parsed(await self._sent(method, path, content))
+
+    def _parsed(self, answer: httpx.Response) -> Any:
+        try:
+            return answer.json()
+        except ValueError:
+            raise Unavailable(f"{self._url} answered with a page, not with JSON: {WRONG_PLACE}") from None
 
     @asynccontextmanager
     async def stream(self, path: str, **query: Any) -> AsyncIterator[httpx.Response]:
@@ -88,7 +96,7 @@ class Transport:
             async with self._client.stream(
                 "GET", f"{self._url}{path}", params=_given(query), headers=self._headers
             ) as answer:
-                if answer.is_error:
+                if not answer.is_success:
                     await answer.aread()
                     raise _error(answer)
                 yield answer
@@ -106,7 +114,7 @@ class Transport:
                     raise self._unreachable(error) from error
                 await self._sleep(PAUSE_S * 2**attempt)
                 continue
-            if not answer.is_error:
+            if answer.is_success:
                 return answer
             if attempt == ATTEMPTS or not _is_temporary(answer):
                 raise _error(answer)
@@ -138,8 +146,14 @@ def _is_temporary(answer: httpx.Response) -> bool:
 
 
 def _pause_s(answer: httpx.Response, attempt: int) -> float:
+    told_s = _told_s(answer)
+    return min(PAUSE_S * 2**attempt if told_s is None else told_s, PAUSE_MAX_S)
+
+
+def _told_s(answer: httpx.Response) -> int | None:
+    """When to come again, as the server says."""
     told = answer.headers.get("retry-after", "")
-    return min(float(told) if told.isdecimal() else PAUSE_S * 2**attempt, PAUSE_MAX_S)
+    return int(told) if told.isascii() and told.isdecimal() else None
 
 
 def _document(answer: httpx.Response) -> dict[str, Any]:
@@ -152,6 +166,9 @@ def _document(answer: httpx.Response) -> dict[str, Any]:
 
 def _error(answer: httpx.Response) -> PenstockError:
     """The error that the server's engine raised, as far as its document tells."""
+    if not answer.is_error:
+        place = answer.headers.get("location", "nowhere")
+        return Unavailable(f"{answer.url} leads to {place}, with status {answer.status_code}: {WRONG_PLACE}")
     document = _document(answer)
     told = str(document.get("detail") or f"the server answered {answer.status_code}")
     if "skippedReasons" in document:
@@ -167,5 +184,5 @@ def _error(answer: httpx.Response) -> PenstockError:
     if isinstance(error, FileRejected):
         error.code = str(document.get("code"))
     if isinstance(error, Throttled):
-        error.retry_after_s = int(_pause_s(answer, 1))
+        error.retry_after_s = _told_s(answer) or RETRY_S
     return error

@@ -7,13 +7,10 @@ from urllib.parse import quote
 from fastapi import Request
 from starlette.responses import Response, StreamingResponse
 
-from penstock.api.guard import Ask, Caller
+from penstock.api.guard import Ask
 from penstock.api.routing import RouteTable
-from penstock.blobs.model import BlobDescriptor
 from penstock.blobs.states import BLOB
 from penstock.dashboard.pages import address, back_to, page, text_of
-from penstock.errors import NotFound
-from penstock.listing import Page
 
 __all__ = ["ROUTES"]
 
@@ -23,21 +20,19 @@ OPERATION = "operation:"  # how the reference of an operation begins
 YES = {"yes": True, "no": False}
 
 
-@ROUTES.get("/dashboard/blobs", role="read", include_in_schema=False)
+@ROUTES.get("/dashboard/blobs", role="tenant", include_in_schema=False)
 async def blobs_page(request: Request, ask: Ask) -> Response:
     """Stored files, newest first."""
     wanted = dict(request.query_params)
-    found: Page[BlobDescriptor] = Page([])
-    if _sees_all(ask):
-        found = await ask.penstock.blobs.list(
-            status=text_of(wanted, "status"),
-            file_name=text_of(wanted, "name"),
-            sha256=text_of(wanted, "sha256"),
-            is_used=YES.get(wanted.get("used", "")),
-            is_held=YES.get(wanted.get("held", "")),
-            cursor=text_of(wanted, "cursor"),
-            limit=PAGE,
-        )
+    found = await ask.penstock.blobs.list(
+        status=text_of(wanted, "status"),
+        file_name=text_of(wanted, "name"),
+        sha256=text_of(wanted, "sha256"),
+        is_used=YES.get(wanted.get("used", "")),
+        is_held=YES.get(wanted.get("held", "")),
+        cursor=text_of(wanted, "cursor"),
+        limit=PAGE,
+    )
     return page(
         request,
         ask,
@@ -46,17 +41,16 @@ async def blobs_page(request: Request, ask: Ask) -> Response:
         wanted=wanted,
         found=found,
         states=BLOB.states,
-        sees_all=_sees_all(ask),
         storage=ask.penstock.blobs.storage.place,
         more=address(request, "blobs_page", **{**wanted, "cursor": found.next_cursor}) if found.next_cursor else None,
         first=address(request, "blobs_page", **{**wanted, "cursor": None}) if wanted.get("cursor") else None,
     )
 
 
-@ROUTES.get("/dashboard/blobs/{id}", role="read", include_in_schema=False)
+@ROUTES.get("/dashboard/blobs/{id}", role="tenant", include_in_schema=False)
 async def blob_page(request: Request, ask: Ask, id: str) -> Response:
     """One blob: what it is, who uses and holds it, and its history."""
-    blob = await _blob(ask, id)
+    blob = await ask.penstock.blobs.get(id)
     service = ask.penstock.blobs
     references = await service.references(blob.id)
     return page(
@@ -72,10 +66,10 @@ async def blob_page(request: Request, ask: Ask, id: str) -> Response:
     )
 
 
-@ROUTES.get("/dashboard/blobs/{id}/file", role="read", include_in_schema=False)
+@ROUTES.get("/dashboard/blobs/{id}/file", role="tenant", include_in_schema=False)
 async def blob_file(ask: Ask, id: str) -> Response:
     """The bytes, always to be saved and never to be shown."""
-    blob = await _blob(ask, id)
+    blob = await ask.penstock.blobs.get(id)
     size = blob.stored.size_bytes
     headers = {
         "content-disposition": f"attachment; filename*=UTF-8''{quote(blob.file_name, safe='')}",
@@ -84,21 +78,10 @@ async def blob_file(ask: Ask, id: str) -> Response:
     return StreamingResponse(ask.penstock.blobs.read(blob.id), media_type="application/octet-stream", headers=headers)
 
 
-@ROUTES.post("/dashboard/blobs/{id}/delete", role="admin", include_in_schema=False)
+@ROUTES.post("/dashboard/blobs/{id}/delete", role="tenant", include_in_schema=False)
 async def blob_delete(request: Request, ask: Ask, id: str) -> Response:
     """Delete the bytes for a reason; record and history stay."""
-    blob = await _blob(ask, id)
+    blob = await ask.penstock.blobs.get(id)
     form = await request.form()
     await ask.penstock.blobs.delete(blob.id, text_of(form, "reason") or "", actor=ask.name)
     return back_to(request, "blob_page", "Deleted; its record and history stay.", id=blob.id)
-
-
-def _sees_all(ask: Caller) -> bool:
-    """Whether the caller may know of all operations of the tenant: files say nothing of whose they are."""
-    return ask.principal.operations is None
-
-
-async def _blob(ask: Caller, id: str) -> BlobDescriptor:
-    if not _sees_all(ask):
-        raise NotFound(f"no blob has the id {id!r:.80}")
-    return await ask.penstock.blobs.get(id)

@@ -13,7 +13,7 @@ from penstock.errors import Fault
 from penstock.pipeline.fields import is_struct
 from penstock.pipeline.metadata import MetaType
 
-__all__ = ["FormField", "fields_for", "filled_in"]
+__all__ = ["FormField", "fields_for", "filled_in", "json_of"]
 
 PREFIX = "meta."
 _INPUTS = {
@@ -122,9 +122,17 @@ def filled_in(fields: list[FormField], form: Mapping[str, Any]) -> tuple[dict[st
             found[field.name] = bool(text)
         elif field.kind == "json" and text:
             try:
-                found[field.name] = json.loads(text)
+                found[field.name] = json_of(text)
             except ValueError as error:
                 faults.append(Fault(f"is no JSON: {error}", field.name))
         elif text:
             found[field.name] = text
     return (found if fields else None), faults
+
+
+def json_of(text: str) -> Any:
+    """The JSON in a field of a form; `ValueError` where there is none that can be read."""
+    try:
+        return msgspec.json.decode(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from penstock.api.guard import Ask
 from penstock.api.routing import RouteTable
+from penstock.api.streaming import event_stream
 from penstock.dashboard.diagrams import machine_picture
-from penstock.dashboard.live import STREAM_HEADERS, Scene, Update
+from penstock.dashboard.live import Scene, Update
 from penstock.dashboard.operations import live_of
 from penstock.dashboard.pages import address, back_to, page, part, text_of
 from penstock.errors import InvalidInput
@@ -87,9 +88,7 @@ async def lifecycle_live(request: Request, ask: Ask, definition: int) -> Respons
         return Update({"diagram": part(request, "lifecycle_diagram.html", picture=picture)})
 
     key = ("lifecycle", ask.principal.tenant, graph.version.id)
-    return StreamingResponse(
-        live_of(request).stream(key, render), media_type="text/event-stream", headers=STREAM_HEADERS
-    )
+    return event_stream(request, ask.principal, live_of(request).stream(key, render))
 
 
 async def _picture(lifecycles: Lifecycles, graph: Graph) -> str:

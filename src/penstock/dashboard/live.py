@@ -5,21 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from penstock.api.streaming import STREAM_S
 from penstock.clock import Clock
 from penstock.operations.model import Event
 from penstock.operations.pace import Pace
 
-__all__ = ["STREAM_HEADERS", "Live", "Scene", "Update"]
+__all__ = ["Live", "Scene", "Update"]
 
 EVERY_S = 1.0
-STREAM_S = 300.0  # then browsers connect again, so that who was locked out stays out
 QUIET_S = 15.0  # a comment after so long without news, so that nobody in between closes the connection
 SCENES_MAX = 256
-STREAM_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +88,7 @@ class Live:
             self._scenes.popitem(last=False)
         return found
 
-    async def stream(self, key: Hashable, render: Render) -> AsyncIterator[str]:
+    async def stream(self, key: Hashable, render: Render) -> AsyncGenerator[str]:
         """Server-sent events: at first all parts, then those that have changed."""
         shown: dict[str, str] = {}
         quiet_s, number = 0.0, 0

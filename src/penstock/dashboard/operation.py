@@ -7,12 +7,13 @@ from datetime import datetime
 from typing import Any
 
 from fastapi import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from penstock.api.guard import Ask, Caller
 from penstock.api.routing import RouteTable
+from penstock.api.streaming import event_stream
 from penstock.dashboard.charts import flow_picture, throughput_picture
-from penstock.dashboard.live import STREAM_HEADERS, Scene, Update
+from penstock.dashboard.live import Scene, Update
 from penstock.dashboard.operations import live_of
 from penstock.dashboard.pages import address, back_to, page, part, text_of
 from penstock.errors import InvalidInput
@@ -87,9 +88,7 @@ async def operation_live(request: Request, ask: Ask, operation: str) -> Response
         }
         return Update(parts, values["actions"], values["op"].is_settled)
 
-    return StreamingResponse(
-        live_of(request).stream(("operation", id), render), media_type="text/event-stream", headers=STREAM_HEADERS
-    )
+    return event_stream(request, ask.principal, live_of(request).stream(("operation", id), render))
 
 
 async def _values(request: Request, ask: Caller, id: str, scene: Scene | None = None) -> dict[str, Any]:

@@ -6,11 +6,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from fastapi import Request
-from starlette.responses import RedirectResponse, Response, StreamingResponse
+from starlette.responses import RedirectResponse, Response
 
 from penstock.api.guard import Ask, Caller
 from penstock.api.routing import RouteTable
-from penstock.dashboard.live import STREAM_HEADERS, Live, Scene, Update
+from penstock.api.streaming import event_stream
+from penstock.dashboard.live import Live, Scene, Update
 from penstock.dashboard.pages import address, page, part, text_of
 from penstock.operations.model import Operation, Page
 from penstock.operations.states import OPERATION
@@ -72,9 +73,7 @@ async def operations_live(request: Request, ask: Ask) -> Response:
         )
 
     key = ("operations", ask.principal, tuple(sorted(wanted.items())))
-    return StreamingResponse(
-        live_of(request).stream(key, render), media_type="text/event-stream", headers=STREAM_HEADERS
-    )
+    return event_stream(request, ask.principal, live_of(request).stream(key, render))
 
 
 async def _found(ask: Caller, wanted: dict[str, str]) -> Page[Operation]:

@@ -16,9 +16,9 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from penstock.api.credentials import Credentials
 from penstock.api.guard import Caller, Needs, may
+from penstock.api.problems import problem
 from penstock.dashboard import asset_files, charts, words
 from penstock.errors import Fault, InvalidInput, PenstockError
-from penstock.resources import problem
 
 __all__ = ["NAV", "address", "back_to", "error_page", "has_login", "page", "part", "text_of"]
 
@@ -31,7 +31,7 @@ NAV: tuple[tuple[str, str, Needs], ...] = (
     ("upload_page", "Upload", "operate"),
     ("waits_page", "Waits", "read"),
     ("lifecycles_page", "Lifecycles", "read"),
-    ("blobs_page", "Blobs", "read"),
+    ("blobs_page", "Blobs", "tenant"),
     ("deliveries_page", "Deliveries", "read"),
     ("webhooks_page", "Webhooks", "tenant"),
     ("system_page", "System", "system"),

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from penstock.api.guard import Ask, Caller
 from penstock.api.routing import RouteTable
 from penstock.dashboard.pages import back_to, page
+from penstock.dashboard.row_form import changed_fields
 from penstock.errors import Fault, RowInvalid
 from penstock.operations.model import Change, HistoryEntry, RowView, StepView
 from penstock.operations.states import OPERATION
@@ -134,7 +135,7 @@ async def row_fix(request: Request, ask: Ask, operation: str, row: int) -> Respo
     form = await request.form()
     given = {key.removeprefix(FIELD): str(value) for key, value in form.items() if key.startswith(FIELD)}
     before = (await ask.penstock.operations.row(id, row)).data
-    changes = {name: value for name, value in given.items() if _text(before, name) != value}
+    changes = changed_fields(before if isinstance(before, Mapping) else {}, given)
     seen = str(form.get(GENERATION, ""))
     if not changes:
         return back_to(request, "row_page", "Nothing was changed.", tone="warn", operation=id, row=row)
@@ -200,9 +201,3 @@ async def _page(
         before=row - 1 if row > 1 else None,
         after=row + 1 if row < op.rows_read else None,
     )
-
-
-def _text(data: Any, name: str) -> str:
-    """A field as the form shows it."""
-    value = data.get(name) if isinstance(data, Mapping) else None
-    return "" if value is None else str(value)

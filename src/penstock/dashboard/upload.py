@@ -45,7 +45,7 @@ async def upload_form(request: Request, ask: Ask, name: str) -> Response:
     return _form(request, ask, ask.penstock.operations.definition(name))
 
 
-@ROUTES.post("/dashboard/upload/{name}", role="operate", include_in_schema=False)
+@ROUTES.post("/dashboard/upload/{name}", role="operate", is_upload=True, include_in_schema=False)
 async def upload_file(request: Request, ask: Ask, name: str) -> Response:
     """Check the file, or start."""
     definition = ask.penstock.operations.definition(name)
@@ -61,18 +61,20 @@ async def upload_file(request: Request, ask: Ask, name: str) -> Response:
         return _form(request, ask, definition, given=given, faults=faults, draft=draft)
     service = ask.penstock.operations
     if not is_start:
-        check = await service.validate(
-            definition, file=draft.file, file_name=draft.name, metadata=metadata, limit_errors=ERRORS, data=True
-        )
+        with draft.open() as file:
+            check = await service.validate(
+                definition, file=file, file_name=draft.name, metadata=metadata, limit_errors=ERRORS, data=True
+            )
         return _form(request, ask, definition, given=given, faults=check.metadata_faults, draft=draft, check=check)
     try:
-        made = await service.create(
-            definition, file=draft.file, file_name=draft.name, metadata=metadata, created_by=ask.name
-        )
+        with draft.open() as file:
+            made = await service.create(
+                definition, file=file, file_name=draft.name, metadata=metadata, created_by=ask.name
+            )
     except (MetadataInvalid, FileRejected) as error:
         wrong = error.faults or (Fault(str(error), "file" if isinstance(error, FileRejected) else None),)
         return _form(request, ask, definition, given=given, faults=wrong, draft=draft)
-    _drafts(request).drop(draft)
+    _drafts(request).drop(draft.token)
     return back_to(request, "operation_page", "Started.", operation=made.id)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +9,9 @@ from fastapi import Request
 from starlette.responses import Response
 
 from penstock.api.guard import Ask, Caller
+from penstock.api.problems import problem
 from penstock.api.routing import RouteTable
+from penstock.dashboard.forms import json_of
 from penstock.dashboard.pages import address, back_to, page, text_of
 from penstock.errors import InvalidInput, PenstockError
 from penstock.operations.signals import Wait
@@ -49,37 +50,39 @@ async def waits_page(request: Request, ask: Ask) -> Response:
 async def waits_answer(request: Request, ask: Ask) -> Response:
     """Approve or decline the waits that were chosen."""
     form = await request.form()
+    asked = text_of(form, "operation")
+    operation = None if asked is None else (await ask.penstock.operations.get(asked)).id
+
+    def back(said: str, *, tone: str) -> Response:
+        """To the page that the answer was given on."""
+        row = text_of(form, "row")
+        if row and row.isdecimal() and operation:
+            return back_to(request, "row_page", said, tone=tone, operation=operation, row=row)
+        return back_to(request, "waits_page", said, tone=tone, operation=operation, key=text_of(form, "key"))
+
     chosen = [str(each) for each in form.getlist("wait")]
     is_yes, reason = form.get("do") == "approve", text_of(form, "reason")
     if not chosen:
-        return _back(request, form, "Choose at least one wait.", tone="warn")
+        return back("Choose at least one wait.", tone="warn")
     if not is_yes and reason is None:
-        return _back(request, form, "Give a reason: it becomes the error of the rows you decline.", tone="warn")
+        return back("Give a reason: it becomes the error of the rows you decline.", tone="warn")
     payloads = _payloads(ask, text_of(form, "payload"), reason)
     done, failures = 0, []
     for each in chosen:
-        operation, _, rest = each.partition(":")
+        waiting, _, rest = each.partition(":")
         try:
-            id = (await ask.penstock.operations.get(operation)).id
+            id = (await ask.penstock.operations.get(waiting)).id
             if is_yes:
                 await _approve(ask, id, f"{id}:{rest}", payloads)
             else:
                 await ask.penstock.signals.fail(id, f"{id}:{rest}", reason or "", actor=ask.name)
             done += 1
         except PenstockError as error:
-            failures.append(str(error))
+            failures.append(problem(error)["detail"])
     said = f"{counted(done, 'row')} {'approved' if is_yes else 'declined'}."
     if failures:
         said += f" {len(failures)} could not be: {failures[0]}"
-    return _back(request, form, said, tone="bad" if failures else "ok")
-
-
-def _back(request: Request, form: Any, said: str, *, tone: str) -> Response:
-    """To the page that the answer was given on."""
-    row, operation = text_of(form, "row"), text_of(form, "operation")
-    if row and row.isdecimal() and operation:
-        return back_to(request, "row_page", said, tone=tone, operation=operation, row=row)
-    return back_to(request, "waits_page", said, tone=tone, operation=operation, key=text_of(form, "key"))
+    return back(said, tone="bad" if failures else "ok")
 
 
 def _payloads(ask: Caller, given: str | None, reason: str | None) -> list[Any]:
@@ -87,7 +90,7 @@ def _payloads(ask: Caller, given: str | None, reason: str | None) -> list[Any]:
     if given is None:
         return [{"by": ask.name, **({"reason": reason} if reason else {})}, None]
     try:
-        return [json.loads(given)]
+        return [json_of(given)]
     except ValueError as error:
         raise InvalidInput(f"the payload is no JSON: {error}") from None
 

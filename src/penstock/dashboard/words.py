@@ -7,6 +7,7 @@ import re
 from datetime import UTC, datetime
 from typing import Any
 
+from penstock.dashboard.row_form import field_text
 from penstock.printable import cut, duration, per_second, printable
 
 __all__ = ["FILTERS", "bytes_size", "iso", "number", "percent", "pretty", "span", "tone", "utc", "words"]
@@ -104,6 +105,7 @@ FILTERS = {
     "cell": cell,
     "cut": cut,
     "duration": duration,
+    "field_text": field_text,
     "iso": iso,
     "number": number,
     "per_second": per_second,

@@ -8,7 +8,15 @@ from pathlib import Path
 from sqlalchemy.exc import DBAPIError, InvalidRequestError
 
 from penstock.db.dialects import Dialect
-from penstock.errors import DatabaseDamaged, DatabaseUnsafe, DiskFull, PenstockError, SettingsInvalid, Unavailable
+from penstock.errors import (
+    DatabaseDamaged,
+    DatabaseRefused,
+    DatabaseUnsafe,
+    DiskFull,
+    PenstockError,
+    SettingsInvalid,
+    Unavailable,
+)
 
 __all__ = ["Refusals"]
 
@@ -57,7 +65,7 @@ class Refusals:
             case "damaged":
                 return self._damaged(error)
             case "refused":
-                return SettingsInvalid(f"{self._dialect.name} refused the connection: {error.orig}")
+                return DatabaseRefused(f"{self._dialect.name} refused the connection: {error.orig}")
         if self._file is None:
             return Unavailable(f"{self._dialect.name} cannot be reached: {error.orig}")
         return Unavailable(

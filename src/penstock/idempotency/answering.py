@@ -24,8 +24,8 @@ Instead = Callable[[KeyRefused | Unavailable], Awaitable[None]]
 class Answering:
     """Takes the messages of one application call. The client sees nothing of an answer before its key is settled.
 
-    An answer that grows beyond `bytes_max`, or is a stream of events, settles the key without its body and is passed
-    on as it comes. `instead` answers in place of one that does not count.
+    An answer that grows beyond `bytes_max`, is a stream of events, or by its rule is not kept, settles the key without
+    its body and is passed on as it comes. `instead` answers in place of one that does not count.
     """
 
     def __init__(self, send: Send, claim: Claim, rule: Rule, *, bytes_max: int, instead: Instead) -> None:
@@ -56,7 +56,7 @@ class Answering:
     async def _add(self, piece: bytes, *, is_more: bool) -> None:
         self._pieces.append(piece)
         self._bytes += len(piece)
-        if self._bytes > self._bytes_max:
+        if self._bytes > self._bytes_max or not self._rule.keep_body:
             await self._pass_on(is_more=is_more)
         elif not is_more:
             await self._settle(b"".join(self._pieces), is_more=False)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import msgspec
 import zstandard
 
-__all__ = ["DROPPED_HEADERS", "KeptAnswer"]
+__all__ = ["DROPPED_HEADERS", "KeptAnswer", "names"]
 
 # They belong to one connection or one moment; a cookie may have been replaced by a newer one since.
 DROPPED_HEADERS = frozenset(
@@ -46,3 +46,13 @@ class KeptAnswer:
         plain = data[1:] if data[:1] == PLAIN else zstandard.ZstdDecompressor().decompress(data[1:])
         stored = msgspec.msgpack.decode(plain, type=_Stored)
         return cls(stored.status, tuple(stored.headers), stored.body)
+
+
+def names(kept: bytes, text: str) -> bool:
+    """Whether something that is kept names this text: an answer of an HTTP request, or bytes of a user's own."""
+    wanted = text.encode()
+    try:
+        answer = KeptAnswer.from_bytes(kept)
+    except (msgspec.MsgspecError, zstandard.ZstdError):
+        return wanted in kept
+    return any(wanted in value for _, value in answer.headers) or wanted in (answer.body or b"")

@@ -142,7 +142,9 @@ class Exchange:
         answer = KeptAnswer.from_bytes(stored)
         if answer.body is None:
             location = [(name, value) for name, value in answer.headers if name.lower() == b"location"]
-            told = f"its answer, with status {answer.status}, was too large to be kept, or a stream"
+            told = (
+                f"its answer, with status {answer.status}, is not kept: it was too large, a stream, or holds a secret"
+            )
             await self.refuse("not_kept", told, headers=location, answeredStatus=answer.status)
             return
         headers = [*answer.headers, (b"idempotent-replayed", b"true")]

@@ -25,13 +25,15 @@ class Rule:
 
     `required`: without a key it is refused. `may_run_again`: when an attempt was cut off, the next may follow it; for
     handlers whose effects are all inside `Claim.transaction`, or harmless twice. `keep` says by the status which
-    answers are kept; after the others the key is free again. `retention` is how long, if not as for all keys.
+    answers are kept; after the others the key is free again. `retention` is how long, if not as for all keys. Without
+    `keep_body` only the status and headers are: for answers with secrets. A repeat is told that the rest is gone.
     """
 
     required: bool = False
     may_run_again: bool = False
     retention: float | timedelta | None = None
     keep: Callable[[int], bool] = is_kept
+    keep_body: bool = True
 
 
 RuleFor = Callable[[Scope], Rule | None]
@@ -44,9 +46,10 @@ def idempotent(
     may_run_again: bool = False,
     retention: float | timedelta | None = None,
     keep: Callable[[int], bool] = is_kept,
+    keep_body: bool = True,
 ) -> Callable[[F], F]:
     """Mark an endpoint of Starlette or FastAPI, below the route's own decorator; see `Rule`."""
-    rule = Rule(required, may_run_again, retention, keep)
+    rule = Rule(required, may_run_again, retention, keep, keep_body)
 
     def mark(endpoint: F) -> F:
         setattr(endpoint, MARK, rule)

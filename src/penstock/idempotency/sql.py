@@ -6,6 +6,7 @@ The state guards of the statements come from the machine's table.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from sqlalchemy import ColumnElement, Delete, Select, Update, and_, bindparam, delete, or_, select, update
@@ -13,6 +14,7 @@ from sqlalchemy.sql.dml import ReturningInsert
 
 from penstock.db.connection import Connection
 from penstock.db.database import CommitUnknown, Database
+from penstock.idempotency.answers import names
 from penstock.idempotency.model import Address, Entry, Seen, Wish
 from penstock.idempotency.states import IDEMPOTENCY_KEY
 from penstock.idempotency.tables import idempotency_keys as keys
@@ -21,6 +23,8 @@ __all__ = ["SqlStore", "hold_in", "move_in"]
 
 T = TypeVar("T")
 
+KEPT_PAGE = 50  # of answers that may be long
+ID_BEGINNING = 8  # characters of an id that are enough to name it
 FIELDS = tuple(Entry.__dataclass_fields__)
 # What becomes due when: the lease of a key in progress, else the retention of its entry.
 DUE = {"lease_expired": keys.c.lease_until}
@@ -102,6 +106,21 @@ class SqlStore:
 
         return await self._repeatable(work, "key_erase")
 
+    async def erase_about(self, subject: str) -> int:
+        """Remove the answers that name this id, or whose request was for it; how many they were.
+
+        The path of a request may have the beginning of an id. There is no index for this: all kept answers are read.
+        """
+        after, erased = "", 0
+        while True:
+            page = await self.db.look(partial(_kept_page, after))
+            about = [id for id, label, answer in page if _is_for(label, subject) or names(answer, subject)]
+            if about:
+                erased += await self._repeatable(partial(_forget_answers, about), "key_erase")
+            if len(page) < KEPT_PAGE:
+                return erased
+            after = page[-1][0]
+
     async def unsettled(self, limit: int) -> list[Entry]:
         is_late = or_(keys.c.state == "Indeterminate", _is_due(self.db, "lease_expired"))
         wanted = select(*(keys.c[name] for name in FIELDS)).where(is_late).order_by(keys.c.created_at).limit(limit)
@@ -121,6 +140,20 @@ class SqlStore:
                 return await self.db.transaction(work, point)
             except CommitUnknown:
                 continue
+
+
+async def _kept_page(after: str, tx: Connection) -> list[tuple[str, str, bytes]]:
+    is_kept = and_(keys.c.id > after, keys.c.state == "Completed", keys.c.answer.is_not(None))
+    wanted = select(keys.c.id, keys.c.label, keys.c.answer).where(is_kept).order_by(keys.c.id).limit(KEPT_PAGE)
+    return [(row.id, row.label, row.answer) for row in (await tx.execute(wanted)).all()]
+
+
+async def _forget_answers(ids: list[str], tx: Connection) -> int:
+    return (await tx.execute(update(keys).where(keys.c.id.in_(ids)).values(answer=None))).rowcount
+
+
+def _is_for(label: str, subject: str) -> bool:
+    return any(len(part) >= ID_BEGINNING and subject.startswith(part) for part in label.split("/"))
 
 
 async def move_in(

@@ -35,7 +35,10 @@ _REPORT = (
     "rowNumber", "rowId", "state", "stepName", "errorType", "errorMessage",
     "retryAttempt", "stepAttempts", "startedAt", "completedAt",
 )  # fmt: skip
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")  # with these, spreadsheets take a cell for a formula
+# With these at its beginning, spreadsheets take a cell for a formula, or look behind them for one.
+_SIGNS = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")  # the last four are full-width forms
+_SKIPPED = ("\t", "\r", "\n", "\0")
+_FORMULA = _SIGNS + _SKIPPED
 
 ReadPage = Callable[[str | None], Awaitable[Page[RowView]]]
 
@@ -171,7 +174,7 @@ def _is_number(text: str) -> bool:
         float(text)
     except ValueError:
         return False
-    return text[0] not in "\t\r"
+    return not text.startswith(_SKIPPED)
 
 
 def _instant(moment: Any) -> str | None:

@@ -232,7 +232,9 @@ class Webhooks:
             data = {"id": found.id, "message": "This is a test."}
             # A subject of its own: no other delivery is waited for.
             event = Event(f"test-{new}", TEST_TYPE, f"test-{new}", from_micros(box.clock.now_us()), data)
-            return await box.writer.write_one(tx, event, found, attempts_max=1)
+            made = await box.writer.write_one(tx, event, found, attempts_max=1)
+            await self._note(tx, "test", found.id)
+            return made
 
         made = await self._db.transaction(work, "delivery_test")
         await box.sender.send_one(made)

@@ -18,6 +18,7 @@ from penstock.blobs.tables import rows as blobs
 from penstock.db.connection import Connection
 from penstock.db.database import Database
 from penstock.errors import Conflict, NotFound
+from penstock.idempotency.sql import SqlStore
 from penstock.journal.tables import transitions
 from penstock.operations.auditing import log_act, some_rows
 from penstock.operations.chunk.ledger import Ledger
@@ -54,6 +55,7 @@ async def erase(db: Database, files: Storage, number: int, *, actor: str) -> Pru
     await db.transaction(partial(_begin, db, number, actor, None), "erase")
     done = await remove_parts_now(db, files, number, ("rows", "outputs", "history", "files"))
     await db.transaction(partial(_forget, db, number, actor), "erase")
+    await _forget_answers(db, number)
     return done
 
 
@@ -64,8 +66,18 @@ async def erase_rows(db: Database, files: Storage, number: int, rows: Collection
     for first in range(0, len(named), ROWS_EACH):
         await db.transaction(partial(_forget_rows, number, named[first : first + ROWS_EACH]), "erase")
     done = await remove_parts_now(db, files, number, ("files",))
+    await _forget_answers(db, number)
     done.rows = len(named)
     return done
+
+
+async def _forget_answers(db: Database, number: int) -> None:
+    """Erase what is kept for repeats of requests about this operation: its metadata, its file's name, signals."""
+
+    async def id_of(tx: Connection) -> str:
+        return str((await tx.execute(select(operations.c.id).where(operations.c.number == number))).scalar_one())
+
+    await SqlStore(db).erase_about(await db.look(id_of))
 
 
 async def _begin(db: Database, number: int, actor: str, rows: list[int] | None, tx: Connection) -> None:
@@ -108,7 +120,21 @@ async def _forget_rows(number: int, rows: list[int], tx: Connection) -> None:
         places = [n - chunk.first_row for n in rows if 0 <= n - chunk.first_row < chunk.row_count]
         if places:
             await _blank(tx, chunk, places)
+    await _forget_unclaimed(tx, number, rows)
     await _forget_texts(tx, number, rows)
+
+
+async def _forget_unclaimed(tx: Connection, number: int, rows: list[int]) -> None:
+    """Erase signals that no row has taken and that were sent to a key of these rows."""
+    waited = select(row_records.c.signal_key).where(row_records.c.operation == number, row_records.c.row.in_(rows))
+    taken = select(signals.c.key).where(
+        signals.c.operation == number, signals.c.row.in_(rows) | signals.c.consumed_row.in_(rows)
+    )
+    found = {*(await tx.execute(waited)).scalars(), *(await tx.execute(taken)).scalars()} - {None, ERASED}
+    named = sorted(found)
+    for first in range(0, len(named), ROWS_EACH):
+        of_them = (signals.c.key.in_(named[first : first + ROWS_EACH]), signals.c.consumed_row.is_(None))
+        await tx.execute(update(signals).where(signals.c.operation == number, *of_them).values(_SIGNAL))
 
 
 async def _blank(tx: Connection, chunk: Any, places: list[int]) -> None:
