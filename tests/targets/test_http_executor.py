@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import pytest
-from http_remote import HttpRemote, Reply
+from http_remote import Call, HttpRemote, Reply
 
 from penstock.clock import Entropy, ManualClock
 from penstock.targets import BulkExecutor, BulkOptions, ErrorKind, Mode, Outcome
@@ -231,6 +231,30 @@ async def test_a_create_that_took_effect_after_it_was_looked_for_counts_as_creat
         result = await executor_of(target).create_multiple("thing", records)
     assert [error.index for error in result.errors] == ([] if is_atomic else [10])
     assert (result.success_count, len(remote.ledger)) == (10, 10)
+
+
+@pytest.mark.parametrize("lookup", [None, "/rows/{table}/{id}"], ids=["unknown", "looked up"])
+async def test_records_before_the_one_that_was_refused_are_not_applied_twice(remote: HttpRemote, lookup: str | None):
+    def apply_until_bad(call: Call) -> Reply:
+        for record in call.json:
+            if record.get("bad"):
+                return Reply(422, {"message": "the field 'bad' is wrong"})
+            remote.rows["thing"][record["id"]] = record
+            remote.ledger.append(("write", record["id"]))
+        return Reply(201)
+
+    remote.rows["thing"] = {}
+    remote.routes["/until-bad"] = apply_until_bad
+    endpoint = Endpoint(url="/until-bad", id_field="id", lookup=lookup)
+    records = things(10)
+    records[6]["bad"] = True
+    async with closing(HttpTarget(remote.url, {Mode.CREATE: endpoint})) as target:
+        result = await executor_of(target).create_multiple("thing", records)
+    assert max(Counter(remote.ledger).values()) == 1
+    if lookup is None:
+        assert result.unknown_count == 10
+    else:
+        assert ([error.index for error in result.errors], result.success_count) == ([6], 9)
 
 
 @pytest.mark.covers("BX-019")

@@ -30,6 +30,7 @@ STATUS_KINDS = {
 DATA = frozenset({400, 404, 406, 409, 410, 411, 412, 417, 422, 423, 424, 428, 431})
 LOST = frozenset({408, 502, 503, 504})
 """Answers of something in between, which does not know what the remote did."""
+ABOUT_RECORDS = frozenset({ErrorKind.DATA, ErrorKind.BUSINESS, ErrorKind.OTHER})
 MESSAGE_MAX = 500
 MESSAGE_MEMBERS = ("message", "detail", "error_description", "title", "error", "reason", "description")
 CODE_MEMBERS = ("code", "error_code", "errorCode", "type")
@@ -44,8 +45,8 @@ class Reply(NamedTuple):
     body: Any
 
 
-def refusal(reply: Reply, endpoint: Endpoint, *, call: str, now: datetime) -> TargetError:
-    """The error for a call that was answered with something else than success."""
+def refusal(reply: Reply, endpoint: Endpoint, *, call: str, now: datetime, records: int = 1) -> TargetError:
+    """The error for a call with so many records that was answered with something else than success."""
     status, headers, body = reply
     kind = endpoint.error_kinds.get(status) or _kind(status, headers, is_single=endpoint.is_single)
     if kind is ErrorKind.OTHER and status >= 500 and endpoint.is_repeatable:
@@ -59,7 +60,7 @@ def refusal(reply: Reply, endpoint: Endpoint, *, call: str, now: datetime) -> Ta
         code=code or str(status),
         retry_after_s=retry_after_s(headers, now) if is_throttle else None,
         limit=limit_hit(headers) if is_throttle else None,
-        maybe_applied=not is_throttle and _may_have_been_applied(status, endpoint),
+        maybe_applied=not is_throttle and _may_have_been_applied(status, kind, endpoint, records),
         field=named_field(message),
         details={"status": status},
     )
@@ -110,8 +111,13 @@ def _kind(status: int, headers: Mapping[str, str], *, is_single: bool) -> ErrorK
     return ErrorKind.DATA if status in DATA else ErrorKind.OTHER
 
 
-def _may_have_been_applied(status: int, endpoint: Endpoint) -> bool:
-    return status in LOST or (status >= 500 and status != 501 and not endpoint.is_atomic)
+def _may_have_been_applied(status: int, kind: ErrorKind, endpoint: Endpoint, records: int) -> bool:
+    if status in LOST or endpoint.is_atomic:
+        return status in LOST
+    if status >= 500:
+        return status != 501
+    # The remote may have applied the records that stand before the one it refused.
+    return kind in ABOUT_RECORDS and records > 1 and not endpoint.is_idempotent
 
 
 def _whither(status: int, headers: Mapping[str, str]) -> str:

@@ -144,7 +144,7 @@ class HttpTarget(Target):
                 maybe_applied=True,
             )
         if reply.status not in endpoint.success:
-            raise self._refused(reply, endpoint, f"{endpoint.method} {path}")
+            raise self._refused(reply, endpoint, f"{endpoint.method} {path}", len(batch))
         if reply.headers.get("content-type", "").startswith("text/html"):
             raise TargetError(
                 f"{endpoint.method} {path} answered {reply.status} with a page for people, perhaps to log in",
@@ -193,9 +193,10 @@ class HttpTarget(Target):
             raise self._refused(reply, endpoint, f"GET {path}")
         return reply
 
-    def _refused(self, reply: Reply, endpoint: Endpoint, call: str) -> TargetError:
+    def _refused(self, reply: Reply, endpoint: Endpoint, call: str, records: int = 1) -> TargetError:
         # A query may hold a key.
-        return refusal(reply, endpoint, call=call.partition("?")[0], now=from_micros(self._clock.now_us()))
+        shown, now = call.partition("?")[0], from_micros(self._clock.now_us())
+        return refusal(reply, endpoint, call=shown, now=now, records=records)
 
     def _is_gone(self, reply: Reply, batch: Batch, endpoint: Endpoint) -> bool:
         is_delete = batch.mode is Mode.DELETE and endpoint.is_single
