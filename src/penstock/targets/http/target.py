@@ -55,6 +55,9 @@ class HttpTarget(Target):
         auths = auth if isinstance(auth, Mapping) else {"default": auth or NoAuth()}
         if not auths or not endpoints:
             raise SettingsInvalid("an HTTP target needs at least one endpoint and, if it names sources, one of them")
+        for key, endpoint in endpoints.items():
+            if endpoint.lookup and not endpoint.id_field and (key[1] if isinstance(key, tuple) else key) == Mode.CREATE:
+                raise SettingsInvalid(f"{endpoint.url!r} must say by which id_field created records are looked up")
         self.name = name
         self.sources = tuple(auths)
         self.width, self.width_max, self.rate_limit = width, width_max, rate_limit
@@ -169,7 +172,8 @@ class HttpTarget(Target):
         """What a list of the records that exist proves: created ones are in it, deleted ones are not."""
         ids = [id_of(record, batch.mode, endpoint) for record in batch.records]
         path = self._http.address(filled(lookup.url, batch.table))
-        there = await ids_there(lookup, path, ids, lambda page: self._got(page, endpoint, source))
+        id_field = endpoint.id_field or "id"
+        there = await ids_there(lookup, path, ids, lambda page: self._got(page, endpoint, source), id_field=id_field)
         if batch.mode is Mode.CREATE:
             return [Verdict(Outcome.CREATED, one) if str(one) in there else None for one in ids]
         return [None if str(one) in there else Verdict(Outcome.DELETED, one) for one in ids]
