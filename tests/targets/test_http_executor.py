@@ -15,7 +15,7 @@ from penstock.clock import Entropy, ManualClock
 from penstock.targets import BulkExecutor, BulkOptions, ErrorKind, Mode, Outcome
 from penstock.targets.conformance import CHECKS, Check, Subject
 from penstock.targets.http import Body, ClientCredentials, Endpoint, HttpTarget, ItemResults, bearer
-from penstock.targets.model import Record
+from penstock.targets.model import Batch, Record, TargetError
 
 BY_INDEX = ItemResults(path="results", index="index", status="status")
 IN_ORDER = ItemResults(status="status")
@@ -338,6 +338,32 @@ async def test_a_page_for_people_is_no_success(remote: HttpRemote):
     async with closing(HttpTarget(remote.url, {Mode.CREATE: Endpoint(url="/bulk/{table}")})) as target:
         result = await executor_of(target).create_multiple("thing", things(100))
     assert (result.success_count, result.unknown_count, remote.ledger) == (0, 100, [])
+
+
+PAGE = Reply(200, b"<html>log in</html>", {"Content-Type": "Text/HTML; charset=utf-8"})
+
+
+@pytest.mark.parametrize("mode", [Mode.CREATE, Mode.DELETE])
+async def test_a_page_for_people_does_not_tell_what_became_of_a_lost_call(remote: HttpRemote, mode: Mode):
+    remote.routes["/look/row-0"] = lambda call: PAGE
+    remote.faults += ["reset-before"]
+    endpoint = Endpoint(url="/bulk/{table}", id_field="id", lookup="/look/{id}")
+    async with closing(HttpTarget(remote.url, {mode: endpoint})) as target:
+        records = ["row-0"] if mode is Mode.DELETE else things(1)
+        result = await executor_of(target).start(mode, "thing", records)
+    assert (list(result.outcomes), remote.ledger) == ([Outcome.UNKNOWN], [])
+
+
+@pytest.mark.parametrize("reply", [PAGE, IN_USE, Reply(400)], ids=["page", "in use", "refused"])
+async def test_no_error_shows_the_query_of_a_call(remote: HttpRemote, reply: Reply):
+    endpoint = Endpoint(url="/bulk/{table}?key=s3cret", is_atomic=True, idempotency_header="Idempotency-Key")
+    remote.faults += ["reset-before", *[reply] * 20]
+    async with closing(HttpTarget(remote.url, {Mode.CREATE: endpoint})) as target:
+        batch = Batch("thing", Mode.CREATE, things(1), BulkOptions(), "k")
+        for _ in range(2):
+            with pytest.raises(TargetError) as caught:
+                await target.send(batch, "default")
+            assert "s3cret" not in str(caught.value)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), [{"deep": float("nan")}]])

@@ -11,7 +11,7 @@ from penstock.targets.http.endpoint import Endpoint
 from penstock.targets.http.rate_limits import is_exhausted, limit_hit, retry_after_s
 from penstock.targets.model import ErrorKind, TargetError
 
-__all__ = ["Reply", "item_error", "refusal", "said"]
+__all__ = ["Reply", "item_error", "refusal", "refuse_page", "said"]
 
 STATUS_KINDS = {
     401: ErrorKind.TOKEN,
@@ -64,6 +64,17 @@ def refusal(reply: Reply, endpoint: Endpoint, *, call: str, now: datetime, recor
         field=named_field(message),
         details={"status": status},
     )
+
+
+def refuse_page(call: str, status: int, headers: Mapping[str, str], *, maybe_applied: bool) -> None:
+    """Refuse an answer that claims success with a page for people: something in between gave it, perhaps to log in."""
+    if 200 <= status < 300 and "html" in headers.get("content-type", "").partition(";")[0].lower():
+        raise TargetError(
+            f"{call} answered {status} with a page for people, perhaps to log in",
+            kind=ErrorKind.CONNECTION,
+            code="NotAnAnswer",
+            maybe_applied=maybe_applied,
+        )
 
 
 def item_error(status: int | None, error: Any, endpoint: Endpoint, *, code: Any, field: Any) -> TargetError:

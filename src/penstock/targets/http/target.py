@@ -128,7 +128,8 @@ class HttpTarget(Target):
     async def _send(self, batch: Batch, source: str) -> Answer:
         endpoint = self._endpoint(batch.table, batch.mode)
         if endpoint.is_single and len(batch) > 1:
-            raise TargetError(f"{endpoint.url} takes one record a call, not {len(batch)}", kind=ErrorKind.TOO_BIG)
+            call = _shown(endpoint.method, endpoint.url)
+            raise TargetError(f"{call} takes one record a call, not {len(batch)}", kind=ErrorKind.TOO_BIG)
         path = filled(endpoint.url, batch.table, id_of(batch.records[0], batch.mode, endpoint))
         content = encoded(batch, endpoint)
         headers = {"Accept": "application/json", **endpoint.headers}
@@ -137,24 +138,18 @@ class HttpTarget(Target):
         if endpoint.idempotency_header:
             headers[endpoint.idempotency_header] = batch.key
         reply = await self._http.call(source, endpoint.method, path, content=content, headers=headers)
+        call = _shown(endpoint.method, path)
         if self._is_gone(reply, batch, endpoint):
             return Answer([Verdict(Outcome.DELETED)])
         if reply.status == CONFLICT and batch.key in self._lost_keys and endpoint.idempotency_header:
             raise TargetError(
-                f"{endpoint.method} {path} answered {CONFLICT}: it still works on the first call with this key",
+                f"{call} answered {CONFLICT}: it still works on the first call with this key",
                 kind=ErrorKind.CONNECTION,
                 code=str(CONFLICT),
                 maybe_applied=True,
             )
         if reply.status not in endpoint.success:
-            raise self._refused(reply, endpoint, f"{endpoint.method} {path}", len(batch))
-        if reply.headers.get("content-type", "").startswith("text/html"):
-            raise TargetError(
-                f"{endpoint.method} {path} answered {reply.status} with a page for people, perhaps to log in",
-                kind=ErrorKind.CONNECTION,
-                code="NotAnAnswer",
-                maybe_applied=True,
-            )
+            raise self._refused(reply, endpoint, call, len(batch))
         return read_answer(batch, endpoint, reply.status, reply.body, _width(reply, endpoint))
 
     async def _repeated(self, batch: Batch, source: str, *, is_atomic: bool) -> Sequence[Verdict | None]:
@@ -194,17 +189,20 @@ class HttpTarget(Target):
         """What a GET was answered, if with success or one of `also`."""
         reply = await self._http.call(source, "GET", path, headers={"Accept": "application/json", **endpoint.headers})
         if not 200 <= reply.status < 300 and reply.status not in also:
-            raise self._refused(reply, endpoint, f"GET {path}")
+            raise self._refused(reply, endpoint, _shown("GET", path))
         return reply
 
     def _refused(self, reply: Reply, endpoint: Endpoint, call: str, records: int = 1) -> TargetError:
-        # A query may hold a key.
-        shown, now = call.partition("?")[0], from_micros(self._clock.now_us())
-        return refusal(reply, endpoint, call=shown, now=now, records=records)
+        return refusal(reply, endpoint, call=call, now=from_micros(self._clock.now_us()), records=records)
 
     def _is_gone(self, reply: Reply, batch: Batch, endpoint: Endpoint) -> bool:
         is_delete = batch.mode is Mode.DELETE and endpoint.is_single
         return is_delete and endpoint.gone_is_deleted and reply.status in GONE
+
+
+def _shown(method: str, path: str) -> str:
+    """A call without its query, which may hold a key."""
+    return f"{method} {path.partition('?')[0]}"
 
 
 def _width(reply: Reply, endpoint: Endpoint) -> int | None:
