@@ -152,7 +152,6 @@ class BulkRun:
             self.stop_signal.stop("deadline")
 
     async def _end_of_grace(self) -> None:
-        await self.stop_signal.wait()
-        if self.stop_signal.is_by_caller:
-            await self._pool.sleep(self._pool.policy.grace_s)
-            self.abandon()
+        await self.stop_signal.wait_for_caller()
+        await self._pool.sleep(self._pool.policy.grace_s)
+        self.abandon()

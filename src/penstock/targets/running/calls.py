@@ -145,7 +145,11 @@ class Sender:
     async def _question(self, work: PendingBatch, source: str) -> Sequence[Verdict | None]:
         work.source = source
         self.calls += 1
-        known = await self._spec.target.reconcile(self._spec.batch(work.records, work.key, work.indexes), source)
+        self.in_flight.add(work)
+        try:
+            known = await self._spec.target.reconcile(self._spec.batch(work.records, work.key, work.indexes), source)
+        finally:
+            self.in_flight.discard(work)
         if len(known) != len(work):
             raise _wrong_count(known, work, maybe_applied=False)
         return known
