@@ -191,6 +191,19 @@ async def test_a_lost_create_is_looked_up_before_anything_is_sent_again(remote: 
     assert [call.method for call in remote.calls] == ["POST"] + ["GET"] * 10
 
 
+async def test_a_throttled_look_up_goes_on_where_it_was(remote: HttpRemote):
+    replies = [Reply(429, None, {"Retry-After": "1"}), Reply(200)]
+    remote.routes["/look/row-7"] = lambda call: replies.pop(0)
+    endpoint = Endpoint(url="/atomic/{table}", id_field="id", is_atomic=True, lookup="/look/{id}")
+    for n in set(range(10)) - {7}:
+        remote.routes[f"/look/row-{n}"] = lambda call: Reply(200)
+    remote.faults += ["reset-after"]
+    async with closing(HttpTarget(remote.url, {Mode.CREATE: endpoint})) as target:
+        result = await executor_of(target).create_multiple("thing", things(10))
+    assert result.is_success
+    assert [call.path for call in remote.calls[1:]] == [f"/look/row-{n}" for n in (*range(8), *range(7, 10))]
+
+
 async def test_a_lost_create_that_cannot_be_looked_up_is_unknown(remote: HttpRemote):
     remote.faults += ["reset-after"]
     async with closing(HttpTarget(remote.url, LOOSE)) as target:

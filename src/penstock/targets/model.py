@@ -263,6 +263,9 @@ class Capabilities:
     """Sending a batch again after a lost answer leaves the remote as one sending would, and answers the same."""
     can_reconcile: bool = False
     """`reconcile` can say what became of a batch whose answer was lost."""
+    asked_records_max: int | None = None
+    """Records that `reconcile` is given at once; None is the whole batch. Each call of it takes a slot and counts for
+    the rate, so a target that makes a request for each record says 1."""
     records_max: int | None = None
     bytes_max: int | None = None
     id_field: str | None = None

@@ -87,6 +87,7 @@ class HttpTarget(Target):
             is_atomic=endpoint.is_atomic,
             is_idempotent=endpoint.is_idempotent,
             can_reconcile=endpoint.can_reconcile(mode),
+            asked_records_max=endpoint.asked_records_max,
             records_max=1 if endpoint.is_single else endpoint.records_max,
             bytes_max=endpoint.bytes_max,
             id_field=endpoint.id_field,

@@ -115,7 +115,7 @@ class Sender:
         return await self._caller.call(lambda source: self._send(work, source), work.priority)
 
     async def ask(self, work: PendingBatch) -> Sequence[Verdict | None]:
-        """Ask what became of the work."""
+        """Ask what became of the next records of the work, those that it has no answers for."""
         return await self._caller.call(lambda source: self._question(work, source), work.priority)
 
     async def _send(self, work: PendingBatch, source: str) -> Answer:
@@ -137,7 +137,7 @@ class Sender:
         finally:
             self.in_flight.discard(work)
         if len(answer.verdicts) != len(work):
-            raise _wrong_count(answer.verdicts, work, maybe_applied=True)
+            raise _wrong_count(answer.verdicts, len(work), maybe_applied=True)
         if work.send_mode is SendMode.SEND:
             self._size.answered(len(work), self._clock.monotonic() - began_s)
         return answer
@@ -146,12 +146,15 @@ class Sender:
         work.source = source
         self.calls += 1
         self.in_flight.add(work)
+        first, asked_max = len(work.answers), self._spec.capabilities.asked_records_max or len(work)
+        asked = slice(first, first + asked_max)
+        batch = self._spec.batch(work.records[asked], work.key, work.indexes[asked])
         try:
-            known = await self._spec.target.reconcile(self._spec.batch(work.records, work.key, work.indexes), source)
+            known = await self._spec.target.reconcile(batch, source)
         finally:
             self.in_flight.discard(work)
-        if len(known) != len(work):
-            raise _wrong_count(known, work, maybe_applied=False)
+        if len(known) != len(batch):
+            raise _wrong_count(known, len(batch), maybe_applied=False)
         return known
 
 
@@ -164,6 +167,6 @@ def _lost_call(error: BaseException) -> TargetError | None:
     return TargetError(f"{type(error).__name__}: {error}", maybe_applied=True)
 
 
-def _wrong_count(verdicts: Sequence[object], work: PendingBatch, *, maybe_applied: bool) -> TargetError:
-    message = f"{len(verdicts)} verdicts came for {len(work)} records"
+def _wrong_count(verdicts: Sequence[object], records: int, *, maybe_applied: bool) -> TargetError:
+    message = f"{len(verdicts)} verdicts came for {records} records"
     return TargetError(message, code="BadAnswer", maybe_applied=maybe_applied)

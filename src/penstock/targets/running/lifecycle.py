@@ -79,7 +79,9 @@ class BatchLifecycle:
         """Make one call for the work; False when it is settled or in pieces, True when it needs another."""
         try:
             if work.send_mode is SendMode.ASK:
-                return self._reconciled(work, await self._sender.ask(work))
+                work.answers += await self._sender.ask(work)
+                work.lost_questions.clear()
+                return len(work.answers) < len(work) or self._reconciled(work, work.answers)
             answer = await self._sender.send(work)
         except TargetError as error:
             return self._refused(work, error)
@@ -183,6 +185,7 @@ class BatchLifecycle:
     def _ask(self, work: PendingBatch) -> bool:
         work.send_mode, work.priority, work.is_asked = SendMode.ASK, Priority.RETRY, False
         work.lost_questions.clear()
+        work.answers = []
         return True
 
     def _refused(self, work: PendingBatch, error: TargetError) -> bool:
