@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Generator
-from functools import partial
 from typing import Any
 
 from penstock.clock import Clock, Entropy, operation_id
@@ -94,8 +93,9 @@ class BulkCall:
 class BulkExecutor(BulkMethods):
     """Runs bulk calls against one target.
 
-    Executors of one target share its slots. With a `pool`, its clock, sleep, chance and policy are used; share one pool
-    between targets of one remote to share limits.
+    Executors of one target share its slots, and so do targets of one quota that name the same sources and limits. With
+    a `pool`, its clock, sleep and chance are used, and its policy unless one is given; share one pool between other
+    targets of one remote to share limits.
     """
 
     def __init__(
@@ -111,15 +111,25 @@ class BulkExecutor(BulkMethods):
     ) -> None:
         self.target = target
         self.options = options or BulkOptions()
-        is_plain = sleep is asyncio.sleep and not (policy or clock or entropy)
-        made = Pool.shared if is_plain else partial(Pool.of, policy=policy, clock=clock, sleep=sleep, entropy=entropy)
-        self.pool = pool or made(target)
+        self._policy, self._own_pool = policy, pool
+        if pool is None and (clock or entropy or sleep is not asyncio.sleep):
+            self._own_pool = Pool.of(target, policy=policy, clock=clock, sleep=sleep, entropy=entropy)
+
+    @property
+    def pool(self) -> Pool:
+        """The slots of its calls."""
+        return self._own_pool or Pool.shared(self.target, self._policy)
+
+    @property
+    def policy(self) -> RetryPolicy:
+        """How patient its calls are."""
+        return self._policy or (self._own_pool.policy if self._own_pool else RetryPolicy())
 
     async def describe(self, mode: Mode, table: str, options: BulkOptions) -> Capabilities:
         """How a table behaves, asked under the same limits and retries; raises what no retry could avoid."""
         self.target.check_options(options)
         spec = CallSpec(self.target, checked_table(table), mode, options, "")
-        return (await described(spec, SlotCaller(self.target, self.pool, CallQueue(None)))).capabilities
+        return (await described(spec, SlotCaller(self.target, self.pool, CallQueue(None), self.policy))).capabilities
 
     def start(
         self,
@@ -136,9 +146,10 @@ class BulkExecutor(BulkMethods):
         """
         mode = Mode(mode)
         chosen = checked_options(self.chosen(options, **changes), self.target.batch_size)
-        call_id = operation_id(self.pool.clock, self.pool.entropy)
+        pool = self.pool
+        call_id = operation_id(pool.clock, pool.entropy)
         spec = CallSpec(self.target, checked_table(table), mode, chosen, call_id)
-        return BulkCall(BulkRun(spec, checked_records(mode, records), self.pool, progress))
+        return BulkCall(BulkRun(spec, checked_records(mode, records), pool, self.policy, progress))
 
     def chosen(self, options: BulkOptions | None, **changes: Any) -> BulkOptions:
         """The options of a call: what it gives, laid over the executor's."""

@@ -170,7 +170,7 @@ class _Call:
     async def singly(self, records: Records, fallback: Fallback) -> BulkResult:
         """Run records through the fallback, in the same pool."""
         single = SingleTarget(self._executor.target, fallback)
-        executor = BulkExecutor(single, options=self.options, pool=self._executor.pool)
+        executor = BulkExecutor(single, options=self.options, pool=self._executor.pool, policy=self._executor.policy)
         return await executor.start(self.mode, self.table, records, self.options, self.progress)
 
     async def continued(self, probe: BulkResult, rest: Records, total: int | None) -> BulkResult:

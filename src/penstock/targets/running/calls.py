@@ -12,6 +12,7 @@ from penstock.targets.model import ErrorKind, TargetError, Verdict
 from penstock.targets.pool import Pool, PoolExhausted
 from penstock.targets.request_count import RequestCounter
 from penstock.targets.rules.batch_size import BatchSize
+from penstock.targets.rules.retry import RetryPolicy
 from penstock.targets.running.batch import CallSpec, PendingBatch, SendMode
 from penstock.targets.running.waiters import CallQueue, Priority
 from penstock.targets.target import Answer, Target
@@ -33,8 +34,8 @@ class CallPostponed(Exception):
 class SlotCaller:
     """Makes the calls of one bulk call."""
 
-    def __init__(self, target: Target, pool: Pool, queue: CallQueue) -> None:
-        self._target, self.pool, self.queue = target, pool, queue
+    def __init__(self, target: Target, pool: Pool, queue: CallQueue, policy: RetryPolicy) -> None:
+        self._target, self.pool, self.queue, self.policy = target, pool, queue, policy
         self._counter = RequestCounter()
         self._calls = 0
         pool.enter()
@@ -51,16 +52,16 @@ class SlotCaller:
     async def call(self, ask: Callable[[str], Awaitable[Told]], priority: Priority = Priority.NEW) -> Told:
         """Ask when there is a slot, on its source; whatever goes wrong is raised as a `TargetError`."""
         source = await self._slot(priority)
-        generation = self.pool.source_refresh.generation(source)
+        generation = self.pool.source_refresh.generation(self._target, source)
         self._calls += 1
         try:
             told = await self._asked(ask, source)
             self.pool.answered(source, told.width_hint if isinstance(told, Answer) else None)
             return told
         except TargetError as error:
-            self.pool.refused(source, error)
+            self.pool.refused(source, error, self.policy)
             if error.kind in (ErrorKind.TOKEN, ErrorKind.CONNECTION):
-                await self.pool.source_refresh.renew(source, generation, self._target.refresh)
+                await self.pool.source_refresh.renew(self._target, source, generation)
             raise
         finally:
             # Whoever waits for this slot runs only after the caller has acted on what was told.
@@ -91,7 +92,7 @@ class SlotCaller:
     async def _acquired(self, priority: Priority) -> str:
         for attempt in count():
             try:
-                return await self.pool.acquire(self.queue, priority)
+                return await self.pool.acquire(self.queue, priority, self.policy)
             except PoolExhausted as error:
                 pause_s = min(2.0**attempt, EXHAUSTED_WAIT_MAX_S)
                 log.warning("%s; trying again in %g s", error, pause_s)

@@ -51,7 +51,7 @@ class BatchLifecycle:
 
     def __init__(self, spec: CallSpec, callbacks: BatchCallbacks, caller: SlotCaller, size: BatchSize) -> None:
         self._spec, self._callbacks, self._size = spec, callbacks, size
-        self._pool, self._policy = caller.pool, caller.pool.policy
+        self._pool, self._policy = caller.pool, caller.policy
         self._sender = Sender(spec, caller, size, callbacks.is_held)
         self._budget = RetryBudget(self._policy.budget)
         self._numbers = count(1)
@@ -169,7 +169,7 @@ class BatchLifecycle:
                 error = verdicts[0].error
                 assert error is not None
                 if error.kind is ErrorKind.THROTTLED:
-                    self._pool.refused(work.source, error)
+                    self._pool.refused(work.source, error, self._policy)
                 is_again = self._refused(piece, error)
         if is_again and piece is not work:
             self._callbacks.launch(piece)
