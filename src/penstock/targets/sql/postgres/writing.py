@@ -89,9 +89,9 @@ async def ids_in_table(connection: Any, work: TableBatch, group: RowGroup) -> di
 
 
 def _verdicts(plan: Plan, work: TableBatch, group: RowGroup, told: Any) -> Sequence[Verdict]:
+    if told.get("written", len(group)) != len(group):
+        raise left_out(work)  # which of them, row by row will tell
     if work.mode is Mode.CREATE:
-        if work.table.has_insert_trigger and told["written"] != len(group):
-            raise left_out(work)  # which of them, row by row will tell
         ids = ids_of([told[f"k{n}"] for n in range(len(work.key))]) if "k0" in told else None
         return UniformVerdicts(CREATED, len(group), ids)
     if work.mode is Mode.UPSERT and plan.by_value:

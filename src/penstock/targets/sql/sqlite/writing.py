@@ -39,7 +39,7 @@ def _create(cursor: sqlite3.Cursor, work: TableBatch, group: RowGroup) -> WriteR
     def write(n: int) -> Verdict:
         made = cursor.execute(text, group.rows[n]).fetchone()
         if not made and (work.key or not cursor.rowcount):
-            return Verdict(Outcome.FAILED, error=left_out(work))
+            return _left_out(work)
         return Verdict(Outcome.CREATED, made[0] if len(made) == 1 else made) if made else CREATED
 
     return write
@@ -51,7 +51,7 @@ def _update(cursor: sqlite3.Cursor, work: TableBatch, group: RowGroup) -> WriteR
     def write(n: int) -> Verdict:
         if work.options.update_only_changed and find(n) == (0,):
             return UNCHANGED
-        return DONE[Mode.UPDATE] if update(n) else not_found(work, group, n)
+        return DONE[Mode.UPDATE] if update(n) else _unwritten(work, group, n, find)
 
     return write
 
@@ -63,24 +63,32 @@ def _upsert(cursor: sqlite3.Cursor, work: TableBatch, group: RowGroup) -> WriteR
     def write(n: int) -> Verdict:
         found = find(n)
         if found is None:
-            is_in = cursor.execute(insert, group.rows[n]).rowcount
-            return CREATED if is_in else Verdict(Outcome.FAILED, error=left_out(work))
+            return CREATED if cursor.execute(insert, group.rows[n]).rowcount else _left_out(work)
         if found == (0,) and (work.options.update_only_changed or not has_rest):
             return UNCHANGED
-        update(n)
-        return DONE[Mode.UPSERT]
+        return DONE[Mode.UPSERT] if update(n) else _left_out(work)
 
     return write
 
 
 def _delete(cursor: sqlite3.Cursor, work: TableBatch, group: RowGroup) -> WriteRow:
     text = f"DELETE FROM {work.table.quoted(ansi)} WHERE {_is_key(work)}"
-    keys = _picked(group, work.key)
+    keys, find = _picked(group, work.key), _finder(cursor, work, group)
 
     def write(n: int) -> Verdict:
-        return DONE[Mode.DELETE] if cursor.execute(text, keys(n)).rowcount else not_found(work, group, n)
+        is_done = cursor.execute(text, keys(n)).rowcount
+        return DONE[Mode.DELETE] if is_done else _unwritten(work, group, n, find)
 
     return write
+
+
+def _unwritten(work: TableBatch, group: RowGroup, n: int, find: Callable[[int], Any]) -> Verdict:
+    """The verdict on an update or delete that changed nothing."""
+    return not_found(work, group, n) if find(n) is None else _left_out(work)
+
+
+def _left_out(work: TableBatch) -> Verdict:
+    return Verdict(Outcome.FAILED, error=left_out(work))
 
 
 def _updater(cursor: sqlite3.Cursor, work: TableBatch, group: RowGroup) -> Callable[[int], int]:
