@@ -168,10 +168,11 @@ def with_ids(
     """The verdicts on an upsert with the ids of its records: their keys, or those `found` by the rows' places."""
     if not work.tells_ids:
         return verdicts
-    columns = [group.column(name) for name in work.key]
-    ids = columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
-    if found is not None:
-        ids = [found.get(n, key) for n, key in enumerate(ids)]
+    if found is None:
+        columns = [group.column(name) for name in work.key]
+        ids = columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
+    else:
+        ids = [found.get(n) for n in range(len(group))]
     if isinstance(verdicts, UniformVerdicts):
         return UniformVerdicts(verdicts.verdict, len(group), ids)
     return [Verdict(told.outcome, key, told.error) for told, key in zip(verdicts, ids, strict=True)]

@@ -79,12 +79,16 @@ async def _copy(connection: Any, work: TableBatch, group: RowGroup) -> tuple[str
 
 async def ids_in_table(connection: Any, work: TableBatch, group: RowGroup) -> dict[int, Any] | None:
     """The primary keys of an upsert's rows by their places in the group, where it went by another key."""
-    columns = [work.table.columns[name] for name in work.key]
-    if not work.foreign_ids or any(column.is_copied_as_text or column.is_array for column in columns):
+    if not work.foreign_ids:
         return None
-    plan = plan_for(connection, work, group)
+    plan, columns = plan_for(connection, work, group), [work.table.columns[name] for name in work.key]
     arrays = [group.column(name) for name in work.key]
-    rows = await driven(connection.fetch(plan.find_ids(from_arrays(columns), work.foreign_ids), *arrays))
+    if any(column.is_copied_as_text or column.is_array for column in columns):
+        keys = RowGroup(work.key, list(zip(*arrays, strict=True)), group.positions)
+        source, arrays = from_stage(await stage(connection, work, keys, is_numbered=True), columns), []
+    else:
+        source = from_arrays(columns)
+    rows = await driven(connection.fetch(plan.find_ids(source, work.foreign_ids), *arrays))
     return {row[0] - 1: row[1] if len(row) == 2 else tuple(row)[1:] for row in rows}
 
 
