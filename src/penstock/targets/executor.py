@@ -126,10 +126,15 @@ class BulkExecutor(BulkMethods):
         return self._policy or (self._own_pool.policy if self._own_pool else RetryPolicy())
 
     async def describe(self, mode: Mode, table: str, options: BulkOptions) -> Capabilities:
-        """How a table behaves, asked under the same limits and retries; raises what no retry could avoid."""
+        """How a table behaves, asked under the same limits and retries.
+
+        Raises what no retry could avoid, and `TimeoutError` at the deadline.
+        """
         self.target.check_options(options)
         spec = CallSpec(self.target, checked_table(table), mode, options, "")
-        return (await described(spec, SlotCaller(self.target, self.pool, CallQueue(None), self.policy))).capabilities
+        async with asyncio.timeout(options.deadline_s):
+            caller = SlotCaller(self.target, self.pool, CallQueue(None), self.policy)
+            return (await described(spec, caller)).capabilities
 
     def start(
         self,
