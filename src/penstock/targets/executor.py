@@ -55,7 +55,7 @@ class BulkCall:
     @property
     def progress(self) -> Progress:
         """How far it has come."""
-        return self._run.reporter.snapshot()
+        return self._run.tracker.snapshot()
 
     def stop(self) -> None:
         """Begin no more batches, and give those in flight a moment; whoever awaits the call gets its result."""

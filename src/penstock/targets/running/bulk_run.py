@@ -21,7 +21,7 @@ from penstock.targets.running.arguments import Records, faults_in, refuse_faults
 from penstock.targets.running.batch import CallSpec
 from penstock.targets.running.batcher import Batcher, InputReader
 from penstock.targets.running.calls import SlotCaller
-from penstock.targets.running.outcomes import ProgressReporter
+from penstock.targets.running.outcomes import Callback
 from penstock.targets.running.scheduler import BatchScheduler
 from penstock.targets.running.stop_signal import StopSignal
 from penstock.targets.running.waiters import CallQueue
@@ -85,7 +85,8 @@ class BulkRun:
         self._spec, self._pool = spec, pool
         self._reader = InputReader(records)
         self._caller = SlotCaller(spec.target, pool, CallQueue(spec.options.max_parallel_batches), policy)
-        self.reporter = ProgressReporter(ProgressTracker(self._reader.total, monotonic=pool.clock.monotonic), progress)
+        self.tracker = ProgressTracker(self._reader.total, monotonic=pool.clock.monotonic)
+        self._tell_progress = Callback(progress)
         self.stop_signal = StopSignal()
         self._scheduler: BatchScheduler | None = None
 
@@ -123,7 +124,12 @@ class BulkRun:
 
     def _gathered(self, spec: CallSpec) -> BatchScheduler:
         self._scheduler = BatchScheduler(
-            spec, self._reader, self._caller, reporter=self.reporter, stop_signal=self.stop_signal
+            spec,
+            self._reader,
+            self._caller,
+            tracker=self.tracker,
+            tell_progress=self._tell_progress,
+            stop_signal=self.stop_signal,
         )
         return self._scheduler
 
