@@ -15,6 +15,7 @@ from penstock.targets.http.error_mapping import Reply, refusal
 from penstock.targets.http.lookup import PagedLookup, ids_there
 from penstock.targets.http.request_body import ENCODER, content_type, encoded, filled, id_of
 from penstock.targets.model import BulkOptions, ErrorKind, Mode, Outcome, TargetError, Verdict
+from penstock.targets.recent_batches import RecentBatches
 from penstock.targets.rules.rate_limit import RateLimit
 from penstock.targets.target import Answer, Batch, Capabilities, Target
 
@@ -25,8 +26,6 @@ __all__ = ["HttpTarget"]
 
 TIMEOUT_S = 120.0
 CONFLICT = 409
-LOST_KEYS_MAX = 10_000
-"""Keys remembered: more are not in flight, so the oldest were given up by their caller."""
 
 
 class HttpTarget(Target):
@@ -63,7 +62,7 @@ class HttpTarget(Target):
         self.width, self.width_max, self.rate_limit = width, width_max, rate_limit
         self._auths = auths
         self._endpoints = endpoints
-        self._lost_keys: dict[str, None] = {}
+        self._lost_keys: RecentBatches[None] = RecentBatches()
         self._clock = clock or SystemClock()
         base = checked_base(base_url, has_credentials=auth is not None, allow_plain_http=allow_plain_http)
         self.quota = base
@@ -75,8 +74,6 @@ class HttpTarget(Target):
         except TargetError as error:
             if error.maybe_applied:
                 self._lost_keys[batch.key] = None
-                if len(self._lost_keys) > LOST_KEYS_MAX:
-                    del self._lost_keys[next(iter(self._lost_keys))]
             raise
         self._lost_keys.pop(batch.key, None)
         return answer
