@@ -102,6 +102,9 @@ class Limit(StrEnum):
     CONCURRENCY = "concurrency"  # too many calls at once: fewer workers help
 
 
+FACTS = ("message", "kind", "code", "retry_after_s", "limit", "maybe_applied", "suspects", "field", "details")
+
+
 class TargetError(PenstockError):
     """A remote refused a batch, or one record of it, or did not answer.
 
@@ -134,6 +137,10 @@ class TargetError(PenstockError):
         """Positions in the batch that the remote named as the guilty ones."""
         self.field = field
         self.details = details or {}
+
+    def but(self, **changes: Any) -> TargetError:
+        """The same error with some of its facts changed."""
+        return TargetError(**{name: getattr(self, name) for name in FACTS} | changes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,12 @@ an outcome out of the ordinary, so that a batch where all went alike is answered
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from zlib import crc32
 
 from penstock.targets.model import Mode
-from penstock.targets.sql.names import ansi
+from penstock.targets.sql.names import ansi, listed
 from penstock.targets.sql.table import Column, Table
 
 __all__ = ["EXACT", "ORDINAL", "ORDINAL_NAME", "Plan", "from_arrays", "from_stage", "stage_name", "stage_table"]
@@ -109,7 +109,7 @@ class Plan:
     def _create(self, source: str) -> str:
         # Keys are made before the insert, because RETURNING promises no order to find them by.
         made = "".join(f", {self.table.columns[k].default} AS {ansi(k)}" for k in self.generated)
-        columns = _listed((*self.columns, *self.generated))
+        columns = listed((*self.columns, *self.generated))
         told = " RETURNING 1" if self.table.has_insert_trigger else ""
         return (
             f"WITH given AS MATERIALIZED (SELECT g.*{made} FROM {source}), "
@@ -133,9 +133,9 @@ class Plan:
         is_new = "old IS NULL" if self.server >= 18 else "NULL::bool" if self.reads_before else "xmax = 0"
         return (
             f"WITH given AS (SELECT * FROM {source}), {before}"
-            f"written AS (INSERT INTO {self._name} AS t ({_listed(self.columns)}) OVERRIDING SYSTEM VALUE "
-            f"SELECT {_listed(self.columns)} FROM given "
-            f"ON CONFLICT ({_listed(self.key)}) DO {self._on_conflict()} "
+            f"written AS (INSERT INTO {self._name} AS t ({listed(self.columns)}) OVERRIDING SYSTEM VALUE "
+            f"SELECT {listed(self.columns)} FROM given "
+            f"ON CONFLICT ({listed(self.key)}) DO {self._on_conflict()} "
             f"RETURNING {', '.join(f't.{ansi(k)}' for k in self.key)}, {is_new} AS {IS_NEW})"
         )
 
@@ -170,9 +170,9 @@ class Plan:
         order = ", ".join(f"t.{ansi(k)}" for k in self.key)
         added, otherwise = "", "'missing'"
         if mode is Mode.UPSERT:
-            new = f"SELECT {_listed(self.columns)} FROM given g WHERE {ORDINAL} NOT IN (SELECT {ORDINAL} FROM locked)"
-            insert = f"INSERT INTO {self._name} ({_listed(self.columns)}) OVERRIDING SYSTEM VALUE {new}"
-            added = f"added AS ({insert} RETURNING {_listed(self.key)}), "
+            new = f"SELECT {listed(self.columns)} FROM given g WHERE {ORDINAL} NOT IN (SELECT {ORDINAL} FROM locked)"
+            insert = f"INSERT INTO {self._name} ({listed(self.columns)}) OVERRIDING SYSTEM VALUE {new}"
+            added = f"added AS ({insert} RETURNING {listed(self.key)}), "
             is_added = f"EXISTS (SELECT FROM added a WHERE {self._same_written_key('a')})"
             otherwise = f"CASE WHEN {is_added} THEN 'created' ELSE 'left out' END"
         return (
@@ -227,7 +227,7 @@ class Plan:
 def from_arrays(columns: Sequence[Column]) -> str:
     """Rows from one array parameter a column."""
     given = ", ".join(f"${n}::{column.type}[]" for n, column in enumerate(columns, 1))
-    return f"unnest({given}) WITH ORDINALITY AS g ({_listed(c.name for c in columns)}, {ORDINAL})"
+    return f"unnest({given}) WITH ORDINALITY AS g ({listed(c.name for c in columns)}, {ORDINAL})"
 
 
 def from_stage(name: str, columns: Sequence[Column], only: str | None = None) -> str:
@@ -255,7 +255,3 @@ def _staged_type(column: Column) -> str:
     if not column.is_copied_as_text:
         return column.type
     return "text[]" if column.is_array else "text"
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(map(ansi, names))

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.targets.model import Mode, Outcome, Verdict
+from penstock.targets.sql.keys import ids_of
 from penstock.targets.sql.postgres.error_mapping import driven
 from penstock.targets.sql.postgres.statements import (
     ORDINAL_NAME,
@@ -20,14 +21,13 @@ from penstock.targets.sql.postgres.statements import (
     stage_table,
 )
 from penstock.targets.sql.row_groups import RowGroup
-from penstock.targets.sql.target import DONE, TableBatch, left_out, not_found
+from penstock.targets.sql.target import CREATED, DONE, UNCHANGED, TableBatch, left_out, not_found
 from penstock.targets.target import UniformVerdicts
 
-__all__ = ["STAGE_FROM", "ids_in_table", "ids_of", "plan_for", "stage", "write_group"]
+__all__ = ["STAGE_FROM", "ids_in_table", "plan_for", "stage", "write_group"]
 
 STAGE_FROM = 2000
 """Rows from which a stage is quicker than arrays."""
-CREATED, UNCHANGED = Verdict(Outcome.CREATED), Verdict(Outcome.UNCHANGED)
 
 
 def plan_for(connection: Any, work: TableBatch, group: RowGroup) -> Plan:
@@ -119,8 +119,3 @@ def _by_value(work: TableBatch, group: RowGroup, created: list[list[Any] | None]
     new = set(ids_of([values or [] for values in created]))
     keys = ids_of([group.column(name) for name in work.key])
     return [CREATED if key in new else updated for key in keys]
-
-
-def ids_of(columns: Sequence[list[Any]]) -> list[Any]:
-    """Key columns as ids: the value itself, or a tuple when the key has several columns."""
-    return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))

@@ -7,14 +7,13 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from penstock.targets.model import Mode, Outcome, Verdict
-from penstock.targets.sql.names import ansi
+from penstock.targets.sql.names import ansi, listed
 from penstock.targets.sql.row_groups import RowGroup
-from penstock.targets.sql.target import DONE, TableBatch, left_out, not_found
+from penstock.targets.sql.target import CREATED, DONE, UNCHANGED, TableBatch, left_out, not_found
 
 __all__ = ["WriteRow", "ids_in_table", "row_writer"]
 
 WriteRow = Callable[[int], Verdict]
-CREATED, UNCHANGED = Verdict(Outcome.CREATED), Verdict(Outcome.UNCHANGED)
 
 
 def row_writer(cursor: sqlite3.Cursor, work: TableBatch, group: RowGroup) -> WriteRow:
@@ -27,14 +26,14 @@ def ids_in_table(cursor: sqlite3.Cursor, work: TableBatch, group: RowGroup) -> d
     """The primary keys of an upsert's rows by their places in the group, where it went by another key."""
     if not work.foreign_ids:
         return None
-    text = f"SELECT {_listed(work.foreign_ids)} FROM {work.table.quoted(ansi)} WHERE {_is_key(work)}"
+    text = f"SELECT {listed(work.foreign_ids)} FROM {work.table.quoted(ansi)} WHERE {_is_key(work)}"
     keys = _picked(group, work.key)
     found = {n: cursor.execute(text, keys(n)).fetchone() for n in range(len(group))}
     return {n: row[0] if len(row) == 1 else row for n, row in found.items() if row is not None}
 
 
 def _create(cursor: sqlite3.Cursor, work: TableBatch, group: RowGroup) -> WriteRow:
-    text = f"{_insert(work, group)} RETURNING {_listed(work.key)}" if work.key else _insert(work, group)
+    text = f"{_insert(work, group)} RETURNING {listed(work.key)}" if work.key else _insert(work, group)
 
     def write(n: int) -> Verdict:
         made = cursor.execute(text, group.rows[n]).fetchone()
@@ -110,7 +109,7 @@ def _finder(cursor: sqlite3.Cursor, work: TableBatch, group: RowGroup) -> Callab
 
 def _insert(work: TableBatch, group: RowGroup) -> str:
     marks = ", ".join("?" * len(group.columns))
-    return f"INSERT INTO {work.table.quoted(ansi)} ({_listed(group.columns)}) VALUES ({marks})"
+    return f"INSERT INTO {work.table.quoted(ansi)} ({listed(group.columns)}) VALUES ({marks})"
 
 
 def _is_key(work: TableBatch) -> str:
@@ -124,7 +123,3 @@ def _rest(work: TableBatch, group: RowGroup) -> tuple[str, ...]:
 def _picked(group: RowGroup, names: Iterable[str]) -> Callable[[int], tuple[Any, ...]]:
     places = [group.columns.index(name) for name in names]
     return lambda n: tuple([group.rows[n][place] for place in places])
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(map(ansi, names))
