@@ -12,7 +12,7 @@ import pytest
 from http_remote import Call, HttpRemote, Reply
 
 from penstock.clock import Entropy, ManualClock
-from penstock.targets import BulkExecutor, BulkOptions, ErrorKind, Mode, Outcome
+from penstock.targets import BulkExecutor, BulkOptions, ErrorKind, Mode, Outcome, Pool
 from penstock.targets.conformance import CHECKS, Check, Subject
 from penstock.targets.http import Body, ClientCredentials, Endpoint, HttpTarget, ItemResults, bearer
 from penstock.targets.model import Batch, Record, TargetError
@@ -88,7 +88,7 @@ def executor_of(target: HttpTarget) -> BulkExecutor:
         clock.advance(seconds)
         await asyncio.sleep(0)
 
-    return BulkExecutor(target, clock=clock, sleep=sleep, entropy=Entropy(jitter=Still()))
+    return BulkExecutor(target, pool=Pool.of(target, clock=clock, sleep=sleep, entropy=Entropy(jitter=Still())))
 
 
 def things(count: int) -> list[dict[str, Any]]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Callable, Generator
 from typing import Any
 
-from penstock.clock import Clock, Entropy, operation_id
+from penstock.clock import operation_id
 from penstock.errors import PenstockError
 from penstock.targets.bulk_methods import BulkMethods
 from penstock.targets.model import BulkOptions, Mode
@@ -105,15 +105,10 @@ class BulkExecutor(BulkMethods):
         options: BulkOptions | None = None,
         pool: Pool | None = None,
         policy: RetryPolicy | None = None,
-        clock: Clock | None = None,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        entropy: Entropy | None = None,
     ) -> None:
         self.target = target
         self.options = options or BulkOptions()
         self._policy, self._own_pool = policy, pool
-        if pool is None and (clock or entropy or sleep is not asyncio.sleep):
-            self._own_pool = Pool.of(target, policy=policy, clock=clock, sleep=sleep, entropy=entropy)
 
     @property
     def pool(self) -> Pool:

@@ -11,7 +11,7 @@ from penstock.errors import SettingsInvalid
 from penstock.targets.model import DONE as OUTCOMES
 from penstock.targets.model import BulkOptions, ErrorKind, Mode, Outcome, TargetError, Verdict
 from penstock.targets.sql.keys import identify, ids_of
-from penstock.targets.sql.options import DEFAULTS, SqlOptions
+from penstock.targets.sql.options import SqlOptions
 from penstock.targets.sql.row_groups import Layout, RowGroup, assemble, lay_out
 from penstock.targets.sql.table import Table, choose_key
 from penstock.targets.sql.values import Converters, convert
@@ -85,11 +85,6 @@ class SqlTarget(Target):
         self.forget(table)  # it may have changed since the last call
         found = await self.table(table)
         return self._capabilities(mode, options, choose_key(found, mode, options))
-
-    def identity(self, table: str, mode: Mode, record: Any) -> Hashable | None:
-        """The record's primary key; `identifier` knows the key of a call."""
-        found = self.identifier(table, mode, DEFAULTS)
-        return found(record) if found else None
 
     def identifier(self, table: str, mode: Mode, options: BulkOptions) -> Callable[[Any], Hashable | None] | None:
         """The record's key, as the table compares it. Two creates are never the same record."""
