@@ -126,6 +126,25 @@ async def test_targets_of_one_quota_renew_their_own_tokens():
     assert all(result.is_success for result in results)
 
 
+async def test_targets_of_one_quota_in_two_threads_do_not_share_slots():
+    class Plain(Target):
+        quota = "crm"
+
+        async def send(self, batch: Batch, source: str) -> Answer:
+            return Answer([Verdict(Outcome.CREATED)] * len(batch))
+
+    one, two = Plain(), Plain()
+    for target in (one, two):
+        await target.create_multiple("account", numbered(1))
+    assert one.slot_pool is two.slot_pool
+    await asyncio.to_thread(lambda: asyncio.run(_created(two)))
+    assert one.slot_pool is not two.slot_pool
+
+
+async def _created(target: Target) -> None:
+    await target.create_multiple("account", numbered(1))
+
+
 async def test_targets_that_declare_different_limits_keep_their_own():
     slow, fast = counted(Remote()), counted(Remote())
     slow.rate_limit = RateLimit(1)

@@ -122,13 +122,21 @@ class Pool:
         `policy` is for a pool that is made here.
         """
         pool = target.slot_pool or cls.of(target, policy=policy)
-        with suppress(RuntimeError):  # without a loop nobody calls yet
-            if target.quota is not None:
-                pools = POOLS.setdefault(asyncio.get_running_loop(), WeakValueDictionary())
-                limits = (target.width, target.width_max, target.rate_limit)
-                pool = pools.setdefault((target.quota, *target.sources, limits), pool)
+        loop = None
+        with suppress(RuntimeError):  # where no loop runs, nobody calls yet
+            loop = asyncio.get_running_loop()
+        if loop is not None and target.quota is not None:
+            if pool._is_used_by_another(loop):
+                pool = cls.of(target, policy=policy)
+            limits = (target.width, target.width_max, target.rate_limit)
+            pools = POOLS.setdefault(loop, WeakValueDictionary())
+            pool = pools.setdefault((target.quota, *target.sources, limits), pool)
         object.__setattr__(target, "slot_pool", pool)  # a target may be frozen
         return pool
+
+    def _is_used_by_another(self, loop: asyncio.AbstractEventLoop) -> bool:
+        """Whether a loop that still runs, in another thread, uses the pool."""
+        return self._loop not in (None, loop) and self._loop.is_running()
 
     def _breaker(self) -> Breaker:
         policy = self.policy
