@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from penstock.cli import main
-from penstock.targets import Progress, ProgressDisplay
+from penstock.targets import Progress, ProgressDisplay, open_target
 
 Load = Callable[..., tuple[int, str, str]]
 CUSTOMERS = (
@@ -88,6 +88,37 @@ def test_what_is_left_is_sent_again_from_the_same_file(load: Load):
     assert "customers: 1 failed" in out
 
 
+def test_creates_that_may_have_taken_effect_stay_in_the_retry_file_until_they_are_asked_for(load: Load):
+    Path("customers.csv").write_text("id,name\n1,Ann\n2,Bea\n3,Cid\n")
+    retry_file = Path("customers.csv.retry.json")
+    left = {"mode": "create", "total": 3, "failed": [0], "unknown": [2], "not_run": [], "ids": {}}
+    retry_file.write_text(json.dumps({"tables": {"customers": left}}))
+    again = ("--mode", "create", "--retry", retry_file.name)
+    code, out, _ = load(*again)
+    assert (code, held()) == (3, [(1, "Ann", None)])
+    assert "customers: 1 created, 1 unknown" in out
+    assert "1 record may have been created: look, and send them with --unknown." in out
+    code, out, _ = load("--json", *again)
+    assert (code, json.loads(out)["outcomes"], json.loads(out)["records"]) == (3, {"unknown": 1}, 1)
+    code, out, _ = load("--unknown", *again)
+    assert (code, out) == (0, "customers: 1 created\n")
+    assert held() == [(1, "Ann", None), (3, "Cid", None)]
+    assert not retry_file.exists()
+
+
+def test_the_command_to_try_next_repeats_the_load(load: Load):
+    _, out, _ = load("--key", "id", "--only-changed")
+    assert "--mode upsert --key id --only-changed --retry customers.csv.retry.json" in out
+
+
+def test_the_command_to_try_next_shows_no_password(monkeypatch: pytest.MonkeyPatch, load: Load):
+    shop = open_target("sqlite:///shop.db")
+    monkeypatch.setattr("penstock.targets.open_target", lambda url: shop)
+    _, out, _ = load("--into", "postgresql://me:s3cret@host/shop")
+    assert "postgresql://me:***@host/shop" in out
+    assert "s3cret" not in out
+
+
 def test_a_retry_file_of_another_file_is_refused(load: Load):
     load()
     Path("customers.csv").write_text(FILE + "5;Eve;20\n")
@@ -128,6 +159,7 @@ def test_json_files_are_loaded_as_well(load: Load):
 @pytest.mark.parametrize(
     "words, code, said",
     [
+        (("--unknown",), 2, "add --retry FILE"),
         (("--mode", "merge"), 2, "--mode is one of create, update, upsert, delete; found 'merge'"),
         (("--into", "oracle://host/name"), 2, "--into: the address of a target is postgresql"),
         (("--table", "clients"), 1, "there is no table 'clients'"),

@@ -14,7 +14,7 @@ from dataverse import Column, DataverseServer, Held, Lookup, Quota, Table
 from patience import HANG_S
 
 from penstock.clock import ManualClock
-from penstock.targets import BulkExecutor
+from penstock.targets import BulkExecutor, Pool
 from penstock.targets.dataverse import DataverseOptions, DataverseTarget
 from penstock.targets.model import BulkOptions, Mode, Verdict
 from penstock.targets.target import Answer, Batch
@@ -79,7 +79,7 @@ def executor(remote: Remote, **options: Any) -> BulkExecutor:
         clock.advance(seconds + 1e-6)  # a wait that ends just too early would be waited for again
         await asyncio.sleep(0)
 
-    return BulkExecutor(remote.target, clock=clock, sleep=pass_over, **options)
+    return BulkExecutor(remote.target, pool=Pool.of(remote.target, clock=clock, sleep=pass_over), **options)
 
 
 def outcomes(answer: Answer | Sequence[Verdict]) -> list[str]:

@@ -298,9 +298,7 @@ class Remote(Target):
 
 def executor(target: Target, *, policy: RetryPolicy | None = None, pool: Pool | None = None) -> BulkExecutor:
     """An executor on the loop's time; chance always says nought, so waits have their shortest length."""
-    return BulkExecutor(
-        target, pool=pool, policy=policy or RetryPolicy(jitter=0), clock=LoopClock(), entropy=Entropy(jitter=NoChance())
-    )
+    return BulkExecutor(target, pool=pool or pool_of(target, policy), policy=policy)
 
 
 def pool_of(target: Target, policy: RetryPolicy | None = None) -> Pool:

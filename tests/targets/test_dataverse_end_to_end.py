@@ -31,6 +31,7 @@ from penstock.targets import (
     ErrorKind,
     Mode,
     Outcome,
+    Pool,
     Progress,
 )
 from penstock.targets.dataverse import CustomLogicBypass, DataverseOptions, Lookup
@@ -306,7 +307,9 @@ async def test_calls_at_once_stay_within_the_widths_the_platform_recommends():
 async def test_a_throttled_user_is_left_alone_while_another_works():
     async with opened(("app-1", "app-2")) as remote:
         remote.server.faults.add(throttled("requests", retry_after_s=300), user="app-1", action="CreateMultiple")
-        result = await BulkExecutor(remote.target, clock=ManualClock()).create_multiple("contact", contacts(2000))
+        result = await BulkExecutor(remote.target, pool=Pool.of(remote.target, clock=ManualClock())).create_multiple(
+            "contact", contacts(2000)
+        )
         assert result.is_success
         refused = [call for call in remote.server.ledger.calls("CreateMultiple") if call.user == "app-1"]
         assert 1 <= len(refused) <= remote.target.width

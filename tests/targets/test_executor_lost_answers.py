@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 from scripted import Lose, Refuse, Remote, executor, in_virtual_time, numbered, trouble
 
-from penstock.targets import Batch, BulkOptions, Capabilities, ErrorKind, Outcome, RetryPolicy, Verdict
+from penstock.targets import Batch, BulkOptions, Capabilities, ErrorKind, Outcome, RateLimit, RetryPolicy, Verdict
 
 IDEMPOTENT = Capabilities(is_idempotent=True, id_field="n")
 RECONCILABLE = Capabilities(can_reconcile=True, id_field="n")
@@ -214,3 +214,34 @@ async def test_what_a_remote_says_when_asked_may_be_to_come_again():
     result = await executor(remote).create_multiple("account", numbered(10))
     assert result.is_success
     assert set(remote.applied.values()) == {1}
+
+
+ONE_BY_ONE = Capabilities(can_reconcile=True, id_field="n", asked_records_max=1)
+
+
+@pytest.mark.covers("BX-060")
+@in_virtual_time
+async def test_questions_about_single_records_keep_to_the_rate():
+    remote = Remote(capabilities=ONE_BY_ONE, script={1: Lose(applied=6)})
+    remote.rate_limit = RateLimit(2)
+    result = await executor(remote).create_multiple("account", numbered(10))
+    assert (result.is_success, set(remote.applied.values())) == (True, {1})
+    questions = [sent for sent in remote.log if sent.what == "ask"]
+    assert [sent.numbers for sent in questions] == [(n,) for n in range(10)]
+    assert questions[-1].at_s - questions[0].at_s == pytest.approx(9 / 2, abs=0.1)
+    assert remote.sizes == [10, 4]
+
+
+@in_virtual_time
+async def test_a_throttled_question_does_not_begin_with_the_first_record_again():
+    busy = trouble(ErrorKind.THROTTLED, retry_after_s=1)
+    remote = Remote(capabilities=ONE_BY_ONE, script={1: Lose()}, questions={5: busy, 9: busy})
+    result = await executor(remote).create_multiple("account", numbered(10))
+    assert (result.is_success, remote.asked) == (True, 12)
+
+
+@in_virtual_time
+async def test_questions_that_got_no_answer_are_counted_from_the_last_one_that_did():
+    lost = {number: trouble(ErrorKind.CONNECTION) for number in range(1, 20, 2)}
+    remote = Remote(capabilities=ONE_BY_ONE, script={1: Lose()}, questions=lost)
+    assert (await executor(remote).create_multiple("account", numbered(10))).is_success

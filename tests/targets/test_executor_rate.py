@@ -21,6 +21,7 @@ from penstock.targets import (
     ErrorKind,
     Limit,
     Outcome,
+    Pool,
     Target,
     TargetError,
     UniformVerdicts,
@@ -82,7 +83,7 @@ async def drive(target: Metered, seconds: float, during: Callable[[float], None]
             during(loop.time() - start_s)
             yield {"n": 1}
 
-    executor = BulkExecutor(target, clock=LoopClock(), entropy=Entropy(jitter=random.Random(1)))
+    executor = BulkExecutor(target, pool=Pool.of(target, clock=LoopClock(), entropy=Entropy(jitter=random.Random(1))))
     options = BulkOptions(batch_size=1, deadline_s=seconds, keep_ids=False)
     await executor.create_multiple("thing", endless(), options)
 
@@ -137,7 +138,7 @@ def test_in_the_first_minute_nearly_all_that_is_permitted_is_used(requests: int,
 @pytest.mark.covers("BX-057")
 async def test_a_short_load_ends_as_soon_as_the_window_permits():
     target = Metered(1, Quota(requests=50, window_s=5))
-    executor = BulkExecutor(target, clock=LoopClock(), entropy=Entropy(jitter=random.Random(1)))
+    executor = BulkExecutor(target, pool=Pool.of(target, clock=LoopClock(), entropy=Entropy(jitter=random.Random(1))))
     result = await executor.create_multiple("thing", numbered(400), BulkOptions(batch_size=1))
     assert result.duration_s <= 35 / 0.95  # 400 calls, 50 of them in every 5 s, the first at once
     assert len(target.refused) <= 2

@@ -142,7 +142,7 @@ async def test_a_source_throttled_between_the_grant_and_the_call_is_swapped_for_
     async def ask(source: str) -> None:
         used.append(source)
 
-    waiting = asyncio.ensure_future(SlotCaller(Remote(), pool, mine).call(ask))
+    waiting = asyncio.ensure_future(SlotCaller(Remote(), pool, mine, pool.policy).call(ask))
     await asyncio.sleep(1)
     first, second = taken
     pool.release(other, first)

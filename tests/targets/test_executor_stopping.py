@@ -267,6 +267,32 @@ async def test_batches_in_flight_when_an_error_stops_the_call_are_waited_for_how
     assert settled(result) == {"created": 100, "failed": 100, "not run": 800}
 
 
+@pytest.mark.parametrize("way", ["deadline", "cancel"])
+@in_virtual_time
+async def test_a_caller_need_not_wait_for_a_call_that_is_ending_for_another_reason(way: str):
+    remote = Remote(width=2, script={2: never}, bad=lambda n: trouble(ErrorKind.DATA) if n == 0 else None)
+    deadline_s = 10 if way == "deadline" else None
+    options = BulkOptions(continue_on_error=False, isolate=False, deadline_s=deadline_s)
+    call = executor(remote).start(Mode.CREATE, "account", numbered(1000), options)
+    await asyncio.sleep(10)
+    result = await (call.cancel() if way == "cancel" else call)
+    assert settled(result) == {"failed": 100, "unknown": 100, "not run": 800}
+    assert (result.stopped_reason, result.duration_s) == ("stopped on error", pytest.approx(15))
+
+
+@in_virtual_time
+async def test_a_question_in_flight_is_answered_before_a_stopped_call_ends():
+    class Slow(Remote):
+        async def reconcile(self, batch: Batch, source: str) -> Any:
+            await asyncio.sleep(3)
+            return await super().reconcile(batch, source)
+
+    remote = Slow(capabilities=Capabilities(can_reconcile=True), script={1: Lose()})
+    call = executor(remote).start(Mode.CREATE, "account", numbered(10))
+    await asyncio.sleep(1)
+    assert settled(await call.cancel()) == {"created": 10}
+
+
 # Inputs that fail
 
 

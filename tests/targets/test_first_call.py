@@ -11,7 +11,7 @@ import pytest
 from sql_places import Place
 
 from penstock import targets
-from penstock.targets import BulkExecutor, BulkOptions, Mode, SqliteTarget, SqlOptions, open_target
+from penstock.targets import BulkExecutor, BulkOptions, Mode, RetryPolicy, SqliteTarget, SqlOptions, open_target
 from penstock.targets.model import BadInput
 
 ROWS = [{"id": n, "name": f"n{n}", "price": n} for n in range(3)]
@@ -98,6 +98,12 @@ async def test_tables_get_batches_of_thousands(place: Place):
 def test_executors_of_one_target_share_its_slots():
     target = SqliteTarget(":memory:")
     assert BulkExecutor(target).pool is BulkExecutor(target, options=BulkOptions(batch_size=7)).pool
+    assert BulkExecutor(target).pool is BulkExecutor(target, policy=RetryPolicy(retries_max=1)).pool
+
+
+def test_a_policy_is_for_the_executor_it_was_given_to():
+    target, policy = SqliteTarget(":memory:"), RetryPolicy(retries_max=1)
+    assert (BulkExecutor(target, policy=policy).policy, BulkExecutor(target).policy) == (policy, RetryPolicy())
 
 
 TYPED = {

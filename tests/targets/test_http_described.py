@@ -150,6 +150,36 @@ async def test_a_list_that_is_none_leaves_the_question_open(remote: HttpRemote):
             await target.reconcile(batch({"id": "a"}), "default")
 
 
+async def test_records_are_looked_up_by_the_field_that_identifies_them(remote: HttpRemote):
+    remote.routes["/customers"] = lambda call: Reply(200, [{"id": 7, "email": "ann@x.org"}])
+    endpoint = Endpoint(url="/x", id_field="email", lookup=PagedLookup(url="/{table}?emails={ids}"))
+    async with HttpTarget(remote.url, {Mode.CREATE: endpoint}) as target:
+        told = await target.reconcile(batch({"email": "ann@x.org"}, {"email": "bea@x.org"}), "default")
+    assert [one and one.outcome for one in told] == [Outcome.CREATED, None]
+
+
+@pytest.mark.parametrize(
+    "record, found, match",
+    [({"name": "Ann"}, [], "without an id"), ({"id": "a"}, [{"name": "Ann"}], "records without 'id'")],
+    ids=["in the record", "in the answer"],
+)
+async def test_a_look_up_without_ids_leaves_the_question_open(
+    remote: HttpRemote, record: dict[str, Any], found: list[Any], match: str
+):
+    remote.routes["/customers"] = lambda call: Reply(200, found)
+    endpoint = Endpoint(url="/x", id_field="id", lookup=PagedLookup(url="/{table}?ids={ids}"))
+    async with HttpTarget(remote.url, {Mode.CREATE: endpoint}) as target:
+        with pytest.raises(TargetError, match=match):
+            await target.reconcile(batch(record), "default")
+
+
+@pytest.mark.parametrize("key", ["create", ("customers", "create")])
+@pytest.mark.parametrize("lookup", ["/{table}/{id}", PagedLookup(url="/{table}?ids={ids}")], ids=["one", "many"])
+def test_a_look_up_of_created_records_needs_the_field_that_identifies_them(key: Any, lookup: Any):
+    with pytest.raises(SettingsInvalid, match="by which id_field"):
+        HttpTarget("https://x.example", {key: Endpoint(url="/x", lookup=lookup)})
+
+
 def test_a_look_up_must_say_where_the_ids_go():
     with pytest.raises(SettingsInvalid, match=r"must say where the ids go"):
         PagedLookup(url="/customers")

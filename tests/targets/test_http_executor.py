@@ -9,13 +9,13 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import pytest
-from http_remote import HttpRemote, Reply
+from http_remote import Call, HttpRemote, Reply
 
 from penstock.clock import Entropy, ManualClock
-from penstock.targets import BulkExecutor, BulkOptions, ErrorKind, Mode, Outcome
+from penstock.targets import BulkExecutor, BulkOptions, ErrorKind, Mode, Outcome, Pool
 from penstock.targets.conformance import CHECKS, Check, Subject
 from penstock.targets.http import Body, ClientCredentials, Endpoint, HttpTarget, ItemResults, bearer
-from penstock.targets.model import Record
+from penstock.targets.model import Batch, Record, TargetError
 
 BY_INDEX = ItemResults(path="results", index="index", status="status")
 IN_ORDER = ItemResults(status="status")
@@ -88,7 +88,7 @@ def executor_of(target: HttpTarget) -> BulkExecutor:
         clock.advance(seconds)
         await asyncio.sleep(0)
 
-    return BulkExecutor(target, clock=clock, sleep=sleep, entropy=Entropy(jitter=Still()))
+    return BulkExecutor(target, pool=Pool.of(target, clock=clock, sleep=sleep, entropy=Entropy(jitter=Still())))
 
 
 def things(count: int) -> list[dict[str, Any]]:
@@ -191,6 +191,19 @@ async def test_a_lost_create_is_looked_up_before_anything_is_sent_again(remote: 
     assert [call.method for call in remote.calls] == ["POST"] + ["GET"] * 10
 
 
+async def test_a_throttled_look_up_goes_on_where_it_was(remote: HttpRemote):
+    replies = [Reply(429, None, {"Retry-After": "1"}), Reply(200)]
+    remote.routes["/look/row-7"] = lambda call: replies.pop(0)
+    endpoint = Endpoint(url="/atomic/{table}", id_field="id", is_atomic=True, lookup="/look/{id}")
+    for n in set(range(10)) - {7}:
+        remote.routes[f"/look/row-{n}"] = lambda call: Reply(200)
+    remote.faults += ["reset-after"]
+    async with closing(HttpTarget(remote.url, {Mode.CREATE: endpoint})) as target:
+        result = await executor_of(target).create_multiple("thing", things(10))
+    assert result.is_success
+    assert [call.path for call in remote.calls[1:]] == [f"/look/row-{n}" for n in (*range(8), *range(7, 10))]
+
+
 async def test_a_lost_create_that_cannot_be_looked_up_is_unknown(remote: HttpRemote):
     remote.faults += ["reset-after"]
     async with closing(HttpTarget(remote.url, LOOSE)) as target:
@@ -231,6 +244,30 @@ async def test_a_create_that_took_effect_after_it_was_looked_for_counts_as_creat
         result = await executor_of(target).create_multiple("thing", records)
     assert [error.index for error in result.errors] == ([] if is_atomic else [10])
     assert (result.success_count, len(remote.ledger)) == (10, 10)
+
+
+@pytest.mark.parametrize("lookup", [None, "/rows/{table}/{id}"], ids=["unknown", "looked up"])
+async def test_records_before_the_one_that_was_refused_are_not_applied_twice(remote: HttpRemote, lookup: str | None):
+    def apply_until_bad(call: Call) -> Reply:
+        for record in call.json:
+            if record.get("bad"):
+                return Reply(422, {"message": "the field 'bad' is wrong"})
+            remote.rows["thing"][record["id"]] = record
+            remote.ledger.append(("write", record["id"]))
+        return Reply(201)
+
+    remote.rows["thing"] = {}
+    remote.routes["/until-bad"] = apply_until_bad
+    endpoint = Endpoint(url="/until-bad", id_field="id", lookup=lookup)
+    records = things(10)
+    records[6]["bad"] = True
+    async with closing(HttpTarget(remote.url, {Mode.CREATE: endpoint})) as target:
+        result = await executor_of(target).create_multiple("thing", records)
+    assert max(Counter(remote.ledger).values()) == 1
+    if lookup is None:
+        assert result.unknown_count == 10
+    else:
+        assert ([error.index for error in result.errors], result.success_count) == ([6], 9)
 
 
 @pytest.mark.covers("BX-019")
@@ -314,6 +351,32 @@ async def test_a_page_for_people_is_no_success(remote: HttpRemote):
     async with closing(HttpTarget(remote.url, {Mode.CREATE: Endpoint(url="/bulk/{table}")})) as target:
         result = await executor_of(target).create_multiple("thing", things(100))
     assert (result.success_count, result.unknown_count, remote.ledger) == (0, 100, [])
+
+
+PAGE = Reply(200, b"<html>log in</html>", {"Content-Type": "Text/HTML; charset=utf-8"})
+
+
+@pytest.mark.parametrize("mode", [Mode.CREATE, Mode.DELETE])
+async def test_a_page_for_people_does_not_tell_what_became_of_a_lost_call(remote: HttpRemote, mode: Mode):
+    remote.routes["/look/row-0"] = lambda call: PAGE
+    remote.faults += ["reset-before"]
+    endpoint = Endpoint(url="/bulk/{table}", id_field="id", lookup="/look/{id}")
+    async with closing(HttpTarget(remote.url, {mode: endpoint})) as target:
+        records = ["row-0"] if mode is Mode.DELETE else things(1)
+        result = await executor_of(target).start(mode, "thing", records)
+    assert (list(result.outcomes), remote.ledger) == ([Outcome.UNKNOWN], [])
+
+
+@pytest.mark.parametrize("reply", [PAGE, IN_USE, Reply(400)], ids=["page", "in use", "refused"])
+async def test_no_error_shows_the_query_of_a_call(remote: HttpRemote, reply: Reply):
+    endpoint = Endpoint(url="/bulk/{table}?key=s3cret", is_atomic=True, idempotency_header="Idempotency-Key")
+    remote.faults += ["reset-before", *[reply] * 20]
+    async with closing(HttpTarget(remote.url, {Mode.CREATE: endpoint})) as target:
+        batch = Batch("thing", Mode.CREATE, things(1), BulkOptions(), "k")
+        for _ in range(2):
+            with pytest.raises(TargetError) as caught:
+                await target.send(batch, "default")
+            assert "s3cret" not in str(caught.value)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), [{"deep": float("nan")}]])

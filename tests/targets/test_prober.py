@@ -119,6 +119,19 @@ async def test_metadata_that_object_spare_the_probe():
     assert (remote.calls, len(singles.sent), result.is_success) == ([], 5, True)
 
 
+@in_virtual_time
+async def test_the_deadline_of_a_probe_holds_while_its_table_is_described():
+    class Silent(Remote):
+        async def describe(self, *given: Any) -> Capabilities:
+            await asyncio.Event().wait()
+            raise AssertionError("never")
+
+    began_s = asyncio.get_running_loop().time()
+    result = await probed(Prober(executor(Silent())), 5, options=BulkOptions(deadline_s=20))
+    assert (result.stopped_reason, result.not_run_count) == ("deadline", 5)
+    assert asyncio.get_running_loop().time() - began_s == pytest.approx(20, abs=0.1)
+
+
 @pytest.mark.parametrize("kind", [ErrorKind.DATA, ErrorKind.BUSINESS])
 @in_virtual_time
 async def test_a_first_record_that_is_merely_wrong_does_not_condemn_its_table(kind: ErrorKind):

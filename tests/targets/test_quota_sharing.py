@@ -10,7 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripted import Refuse, Remote, executor, in_virtual_time, numbered, trouble
 
-from penstock.targets import BulkOptions, ErrorKind, RateLimit
+from penstock.targets import (
+    Answer,
+    Batch,
+    BulkExecutor,
+    BulkOptions,
+    ErrorKind,
+    Outcome,
+    RateLimit,
+    RetryPolicy,
+    Target,
+    Verdict,
+)
 from penstock.targets.quotas import use_quotas
 from penstock.targets.rules.share import Share
 
@@ -71,6 +82,73 @@ async def test_a_throttle_of_one_process_is_kept_by_the_other():
     await asyncio.gather(run(one, Board(2, 0, heard), 20), run(two, Board(2, 1, heard), 40))
     paused = [call.at_s for call in two.calls if 15 < call.at_s - two.calls[0].at_s < 55]
     assert paused == []
+
+
+@pytest.mark.parametrize("policy", [None, RetryPolicy(retries_max=1)], ids=["", "with a policy"])
+async def test_targets_of_one_quota_in_one_process_take_its_share_once(policy: RetryPolicy | None):
+    in_flight = most = 0
+
+    class Counting(Target):
+        quota, width = "crm", 2
+
+        async def send(self, batch: Batch, source: str) -> Answer:
+            nonlocal in_flight, most
+            in_flight += 1
+            most = max(most, in_flight)
+            for _ in range(5):
+                await asyncio.sleep(0)
+            in_flight -= 1
+            return Answer([Verdict(Outcome.CREATED)] * len(batch))
+
+    one, two = Counting(), Counting()
+    executors = [BulkExecutor(one), BulkExecutor(two, policy=policy)]
+    options = BulkOptions(batch_size=1)
+    await asyncio.gather(*(used.create_multiple("account", numbered(20), options) for used in executors))
+    assert most == 2
+
+
+async def test_targets_of_one_quota_renew_their_own_tokens():
+    class Renewing(Target):
+        quota, width = "crm", 1
+        is_stale = True
+
+        async def send(self, batch: Batch, source: str) -> Answer:
+            if self.is_stale:
+                raise trouble(ErrorKind.TOKEN)
+            return Answer([Verdict(Outcome.CREATED)] * len(batch))
+
+        async def refresh(self, source: str) -> None:
+            self.is_stale = False
+
+    policy = RetryPolicy(wait_first_s=0, retries_max=1)
+    executors = [BulkExecutor(Renewing(), policy=policy) for _ in range(2)]
+    results = await asyncio.gather(*(used.create_multiple("account", numbered(1)) for used in executors))
+    assert all(result.is_success for result in results)
+
+
+async def test_targets_of_one_quota_in_two_threads_do_not_share_slots():
+    class Plain(Target):
+        quota = "crm"
+
+        async def send(self, batch: Batch, source: str) -> Answer:
+            return Answer([Verdict(Outcome.CREATED)] * len(batch))
+
+    one, two = Plain(), Plain()
+    for target in (one, two):
+        await target.create_multiple("account", numbered(1))
+    assert one.slot_pool is two.slot_pool
+    await asyncio.to_thread(lambda: asyncio.run(_created(two)))
+    assert one.slot_pool is not two.slot_pool
+
+
+async def _created(target: Target) -> None:
+    await target.create_multiple("account", numbered(1))
+
+
+async def test_targets_that_declare_different_limits_keep_their_own():
+    slow, fast = counted(Remote()), counted(Remote())
+    slow.rate_limit = RateLimit(1)
+    assert BulkExecutor(slow).pool is not BulkExecutor(fast).pool
 
 
 @in_virtual_time

@@ -284,32 +284,6 @@ async def test_a_number_that_the_database_does_not_have_fails_its_record(place: 
     assert await place.rows("SELECT * FROM measured") == [(1, 1.5)]
 
 
-TRIGGERS = {
-    "postgresql": (
-        """CREATE OR REPLACE FUNCTION leave_out() RETURNS trigger LANGUAGE plpgsql AS
-        $$ BEGIN IF NEW.n = 3 THEN RETURN NULL; END IF; RETURN NEW; END $$""",
-        "CREATE TRIGGER first BEFORE INSERT ON picky FOR EACH ROW EXECUTE FUNCTION leave_out()",
-    ),
-    "sqlite": ("CREATE TRIGGER first BEFORE INSERT ON picky WHEN NEW.n = 3 BEGIN SELECT RAISE(IGNORE); END",),
-}
-
-
-@pytest.mark.databases("postgresql", "sqlite")
-@pytest.mark.parametrize("mode", [Mode.CREATE, Mode.UPSERT])
-@pytest.mark.parametrize("key", ["integer PRIMARY KEY", "bigserial PRIMARY KEY"])
-async def test_a_row_that_a_trigger_leaves_out_is_not_created(place: Place, mode: Mode, key: str):
-    key = key if place.kind == "postgresql" else "integer PRIMARY KEY"
-    await place.make("picky", f"CREATE TABLE picky (id {key}, n integer)")
-    for statement in TRIGGERS[place.kind]:
-        await place.run(statement)
-    is_made = mode is Mode.CREATE and "serial" in key
-    records = [{"n": n} if is_made else {"id": n + 1, "n": n} for n in range(20)]
-    result = await BulkExecutor(place.target).start(mode, "picky", records)
-    assert [(error.index, error.code) for error in result.errors] == [(3, "LEFT_OUT")]
-    assert result.success_count == 19
-    assert await place.rows("SELECT count(*) FROM picky") == [(19,)]
-
-
 ALIKE = {
     "postgresql": {
         "uuid": ["7C0E8F00-0000-4000-8000-000000000001", "7c0e8f00-0000-4000-8000-000000000001"],

@@ -16,7 +16,7 @@ from sql_places import Place
 import penstock
 from penstock import Context, Pipeline, failpoints, operation, step
 from penstock.settings import Settings
-from penstock.targets import BulkExecutor, Capabilities, ErrorKind, Limit, RetryPolicy, TargetStep
+from penstock.targets import BulkExecutor, Capabilities, ErrorKind, Limit, Pool, RetryPolicy, TargetStep
 from penstock.targets.sql import SqlOptions
 from penstock.testing import Engine, engine
 
@@ -138,7 +138,7 @@ async def test_operations_share_a_throttle_and_say_so(tmp_path: Path, caplog: py
         await asyncio.sleep(0)
 
     clock = _Clock()
-    load = TargetStep(BulkExecutor(remote, sleep=sleep, clock=clock), "things", map=record)
+    load = TargetStep(BulkExecutor(remote, pool=Pool.of(remote, sleep=sleep, clock=clock)), "things", map=record)
     kind = pipeline(load)
     async with engine([kind], tmp_path=tmp_path, settings=SMALL) as e:
         made = [await e.create(kind, products(10)) for _ in range(2)]
@@ -166,7 +166,7 @@ def _quick(remote: Remote, *, retries: int = 3) -> BulkExecutor:
     async def sleep(seconds: float) -> None:
         await asyncio.sleep(0)
 
-    return BulkExecutor(remote, sleep=sleep, policy=RetryPolicy(retries_max=retries))
+    return BulkExecutor(remote, pool=Pool.of(remote, sleep=sleep, policy=RetryPolicy(retries_max=retries)))
 
 
 async def test_a_second_run_in_the_same_process_does_not_meet_the_connections_of_the_first(

@@ -16,6 +16,7 @@ from penstock.targets import (
     Batch,
     BulkCancelled,
     BulkOptions,
+    Capabilities,
     ErrorKind,
     Mode,
     Outcome,
@@ -36,6 +37,42 @@ async def test_parents_are_created_before_their_children():
     assert result.is_success
     assert list(result.created_ids or ()) == [3, 2, 1, 4]
     assert remote.log == [("create", "node", (1, 4)), ("create", "node", (2,)), ("create", "node", (3,))]
+
+
+class OnlyCreates(Kin):
+    """A remote without updates."""
+
+    async def describe(self, table: str, mode: Mode, options: BulkOptions, source: str) -> Capabilities:
+        if mode is not Mode.CREATE:
+            raise trouble(ErrorKind.UNSUPPORTED)
+        return await super().describe(table, mode, options, source)
+
+
+@in_virtual_time
+async def test_a_target_that_only_creates_takes_waves():
+    result = await in_waves(executor(OnlyCreates()), "node", [{"id": 2, "up": 1}, {"id": 1}])
+    assert list(result.outcomes) == [CREATED, CREATED]
+
+
+@in_virtual_time
+async def test_a_table_that_cannot_be_described_stops_the_waves():
+    result = await in_waves(executor(OnlyCreates()), "node", [{"id": 1}], mode=Mode.UPSERT)
+    assert list(result.outcomes) == [NOT_RUN]
+    assert result.stopped_reason == "systemic"
+    assert isinstance(result.stopped_error, TargetError)
+    assert result.stopped_error.kind is ErrorKind.UNSUPPORTED
+
+
+@in_virtual_time
+async def test_the_deadline_of_waves_holds_while_tables_are_described():
+    class Silent(Kin):
+        async def describe(self, *given: Any) -> Capabilities:
+            await asyncio.Event().wait()
+            raise AssertionError("never")
+
+    result = await in_waves(executor(Silent()), "node", [{"id": 1}], options=BulkOptions(deadline_s=20))
+    assert (result.stopped_reason, result.duration_s) == ("deadline", pytest.approx(20))
+    assert list(result.outcomes) == [NOT_RUN]
 
 
 @in_virtual_time

@@ -60,6 +60,10 @@ def load(
         str | None,
         typer.Option("--retry", metavar="FILE", help="Send only what an earlier load left: its retry file."),
     ] = None,
+    unknown: Annotated[
+        bool,
+        typer.Option("--unknown", help="With --retry: send also records that the earlier load may have created."),
+    ] = False,
     batch_size: Annotated[
         int | None, typer.Option("--batch-size", metavar="N", min=1, help="Records in one transaction. Default: 5000.")
     ] = None,
@@ -75,11 +79,12 @@ def load(
     """Load the records of a file into a table of a database, and print what became of them.
 
     Texts are read as the column's type; empty cells of a CSV file are null. What was not loaded stands in a retry file
-    beside the file, FILE.retry.json, and is sent again with --retry. No Penstock database is needed.
+    beside the file, FILE.retry.json, and is sent again with --retry. Records that may have been created stay in it, and
+    are sent only with --unknown. No Penstock database is needed.
     """
     from penstock.cli.screen import Screen
 
-    request = _request(file, into, table, mode, retry)
+    request = _request(file, into, table, mode, retry, sends_unknown=unknown)
     options = {
         "key": key or None,
         "batch_size": batch_size,
@@ -89,7 +94,9 @@ def load(
     given = {name: value for name, value in options.items() if value is not None and value is not False}
     loaded = asyncio.run(_work(request, given, shows=not no_progress))
     left = _leave_behind(request, loaded, errors)
-    Screen(as_json=as_json).answer(lambda: _document(request, loaded, left), lambda: _people(request, loaded, left))
+    Screen(as_json=as_json).answer(
+        lambda: _document(request, loaded, left), lambda: _people(request, given, loaded, left)
+    )
     raise typer.Exit(_exit_code(loaded))
 
 
@@ -103,6 +110,7 @@ class _Request:
     table: str
     mode: Mode
     retry: Path | None
+    sends_unknown: bool
 
     @property
     def retry_file(self) -> Path:
@@ -122,11 +130,13 @@ class _Loaded:
         return len(self.source.unreadable)
 
 
-def _request(file: str, into: str, table: str, mode: str, retry: str | None) -> _Request:
+def _request(file: str, into: str, table: str, mode: str, retry: str | None, *, sends_unknown: bool) -> _Request:
     """Everything that can be refused before a database is asked."""
     from penstock.targets import Mode, open_target
     from penstock.targets.sql.target import SqlTarget
 
+    if sends_unknown and retry is None:
+        raise WrongUsage("--unknown says what to do with the records of a retry file: add --retry FILE")
     if mode not in MODES:
         raise WrongUsage(f"--mode is one of {', '.join(MODES)}; found {mode!r}")
     try:
@@ -134,7 +144,8 @@ def _request(file: str, into: str, table: str, mode: str, retry: str | None) -> 
     except PenstockError as error:
         raise WrongUsage(f"--into: {error}") from error
     assert isinstance(target, SqlTarget)
-    return _Request(existing_file(file), target, into, table, Mode(mode), existing_file(retry) if retry else None)
+    left = existing_file(retry) if retry else None
+    return _Request(existing_file(file), target, into, table, Mode(mode), left, sends_unknown)
 
 
 async def _work(request: _Request, options: dict[str, Any], *, shows: bool) -> _Loaded:
@@ -149,7 +160,8 @@ async def _work(request: _Request, options: dict[str, Any], *, shows: bool) -> _
             ProgressDisplay(request.table, is_quiet=not shows) as display,
             stop_on_signals("finishing running batches") as stop,
         ):
-            source = LoadFile(stream, request.file.name, tuple(found.columns), retry=request.retry)
+            columns, sends_unknown = tuple(found.columns), request.sends_unknown
+            source = LoadFile(stream, request.file.name, columns, retry=request.retry, sends_unknown=sends_unknown)
             records = source.ids(key) if request.mode == "delete" else source.records()
             call = target.start(request.mode, request.table, records, None, display, **options)
             stopping = asyncio.ensure_future(stop.wait())
@@ -161,7 +173,7 @@ async def _work(request: _Request, options: dict[str, Any], *, shows: bool) -> _
             if result.input_error is not None and not result.success_count:
                 raise result.input_error
             source.read_on()
-            if not result.outcomes and not source.unreadable:
+            if not result.outcomes and not source.unreadable and not source.left_out:
                 raise FileRejected(f"{request.file} has no rows", code="no_rows")
             return _Loaded(result, source, stop.is_set())
 
@@ -172,7 +184,8 @@ def _exit_code(loaded: _Loaded) -> int:
         return INTERRUPTED
     if result.stopped_reason is not None:
         return FAILED
-    return OK if result.is_success and not loaded.unreadable else WITH_ERRORS
+    is_all = result.is_success and not loaded.unreadable and not loaded.source.left_out
+    return OK if is_all else WITH_ERRORS
 
 
 def _leave_behind(request: _Request, loaded: _Loaded, errors: str | None) -> Path | None:
@@ -195,6 +208,7 @@ def _counts(loaded: _Loaded) -> dict[str, int]:
     names = ("created", "updated", "upserted", "unchanged", "deleted", "failed", "unknown", "not run", "skipped")
     counts = {name: outcomes.count(name) for name in names}
     counts["not run"] += loaded.source.unread
+    counts["unknown"] += len(loaded.source.left_out)
     return {name: count for name, count in counts.items() if count}
 
 
@@ -203,7 +217,7 @@ def _document(request: _Request, loaded: _Loaded, left: Path | None) -> dict[str
     return {
         "table": request.table,
         "mode": request.mode,
-        "records": len(result.outcomes) + loaded.source.unread,
+        "records": len(result.outcomes) + loaded.source.unread + len(loaded.source.left_out),
         "outcomes": _counts(loaded),
         "unreadableRows": loaded.unreadable,
         "stoppedReason": result.stopped_reason,
@@ -213,7 +227,7 @@ def _document(request: _Request, loaded: _Loaded, left: Path | None) -> dict[str
     }
 
 
-def _people(request: _Request, loaded: _Loaded, left: Path | None) -> Iterator[RenderableType]:
+def _people(request: _Request, options: dict[str, Any], loaded: _Loaded, left: Path | None) -> Iterator[RenderableType]:
     from rich.text import Text
 
     from penstock.cli import views
@@ -228,8 +242,20 @@ def _people(request: _Request, loaded: _Loaded, left: Path | None) -> Iterator[R
     for row, message in loaded.source.told(result, ERRORS_SHOWN):
         yield Text(f"  row {row}: {message}")
     if left is not None:
-        words = ["load", str(request.file), "--into", request.into, "--table", request.table, "--mode", request.mode]
-        yield from views.try_next([Place().command(*words, "--retry", str(left))])
+        again = Place().command(*_words(request, options), "--retry", str(left))
+        maybe_created = _counts(loaded).get("unknown", 0) if request.mode == "create" else 0
+        if maybe_created:
+            yield Text(f"{counted(maybe_created, 'record')} may have been created: look, and send them with --unknown.")
+        yield from views.try_next([again, f"{again} --unknown"] if maybe_created else [again])
+
+
+def _words(request: _Request, options: dict[str, Any]) -> list[str]:
+    """The same load as a command; a password in its address is hidden."""
+    from penstock.settings import masked
+
+    words = ["load", str(request.file), "--into", masked(request.into), "--table", request.table]
+    words += ["--mode", request.mode, *(word for column in options.get("key", ()) for word in ("--key", column))]
+    return [*words, "--only-changed"] if options.get("update_only_changed") else words
 
 
 def _why(result: BulkResult) -> str:

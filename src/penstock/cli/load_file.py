@@ -28,7 +28,15 @@ OURS = (ROW, ERROR)
 class LoadFile:
     """The records of one file. It is read once for the load, and once more if the failed records are wanted."""
 
-    def __init__(self, stream: BinaryIO, name: str, columns: Sequence[str], *, retry: Path | None = None) -> None:
+    def __init__(
+        self,
+        stream: BinaryIO,
+        name: str,
+        columns: Sequence[str],
+        *,
+        retry: Path | None = None,
+        sends_unknown: bool = False,
+    ) -> None:
         self._name, self._columns = name, columns
         self._reader = self._opened(stream)
         self._rows = array("q")
@@ -37,8 +45,14 @@ class LoadFile:
         """Its place among all records of the file, which differs when only some are loaded again."""
         self._unread = array("q")
         self._count = 0
-        found = enumerate(self._read(self._reader))
-        self._chosen = RetryManifest.load(retry).select(found) if retry else found
+        self._chosen: Iterator[tuple[int, tuple[int, dict[str, Any]]]] = enumerate(self._read(self._reader))
+        self.left_out: Sequence[int] = ()
+        """Places of records that are not sent again, because an earlier load may have created them."""
+        if retry is not None:
+            manifest, unknown = RetryManifest.load(retry), True if sends_unknown else None
+            left = manifest.of_table()
+            self.left_out = sorted({*left.unknown} - {*left.indexes(unknown=unknown)})
+            self._chosen = manifest.select(self._chosen, unknown=unknown)
         self.unreadable: dict[int, str] = {}
         """What is wrong with rows that are no records, by their number."""
 
@@ -76,7 +90,7 @@ class LoadFile:
             left,
             total=self._count,
             failed=[places[index] for index in left.failed],
-            unknown=[places[index] for index in left.unknown],
+            unknown=sorted([*(places[index] for index in left.unknown), *self.left_out]),
             not_run=[*(places[index] for index in left.not_run), *self._unread],
             ids={places[index]: identifier for index, identifier in left.ids.items()},
         )

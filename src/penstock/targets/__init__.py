@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from penstock.targets.blocking import create, delete, update, upsert
-    from penstock.targets.composite.ordering import plan_records, plan_tables
+    from penstock.targets.composite.ordering import plan_records
     from penstock.targets.composite.prober import Prober
     from penstock.targets.composite.waves import WavesCancelled, in_waves, tables_in_waves
     from penstock.targets.dataverse import CustomLogicBypass, DataverseOptions, DataverseTarget
-    from penstock.targets.diagnostics import Cause, Diagnostic, analyze_batch_failure, foresee_batch_failure
+    from penstock.targets.diagnostics import Cause, Diagnostic, analyze_batch_failure
     from penstock.targets.executor import BulkCall, BulkCancelled, BulkExecutor
     from penstock.targets.from_url import open_target
     from penstock.targets.http import (
@@ -92,11 +92,9 @@ __all__ = [
     "count_request",
     "create",
     "delete",
-    "foresee_batch_failure",
     "in_waves",
     "open_target",
     "plan_records",
-    "plan_tables",
     "tables_in_waves",
     "update",
     "upsert",
@@ -105,11 +103,11 @@ __all__ = [
 # Imported when first asked for: a target's driver is loaded only by those who use it.
 _HOMES = {
     "blocking": ("create", "delete", "update", "upsert"),
-    "composite.ordering": ("plan_records", "plan_tables"),
+    "composite.ordering": ("plan_records",),
     "composite.prober": ("Prober",),
     "composite.waves": ("WavesCancelled", "in_waves", "tables_in_waves"),
     "dataverse": ("CustomLogicBypass", "DataverseOptions", "DataverseTarget"),
-    "diagnostics": ("Cause", "Diagnostic", "analyze_batch_failure", "foresee_batch_failure"),
+    "diagnostics": ("Cause", "Diagnostic", "analyze_batch_failure"),
     "executor": ("BulkCall", "BulkCancelled", "BulkExecutor"),
     "from_url": ("open_target",),
     "http": (

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Generator
-from functools import partial
+from collections.abc import Callable, Generator
 from typing import Any
 
-from penstock.clock import Clock, Entropy, operation_id
+from penstock.clock import operation_id
 from penstock.errors import PenstockError
 from penstock.targets.bulk_methods import BulkMethods
 from penstock.targets.model import BulkOptions, Mode
@@ -56,7 +55,7 @@ class BulkCall:
     @property
     def progress(self) -> Progress:
         """How far it has come."""
-        return self._run.reporter.snapshot()
+        return self._run.tracker.snapshot()
 
     def stop(self) -> None:
         """Begin no more batches, and give those in flight a moment; whoever awaits the call gets its result."""
@@ -94,8 +93,9 @@ class BulkCall:
 class BulkExecutor(BulkMethods):
     """Runs bulk calls against one target.
 
-    Executors of one target share its slots. With a `pool`, its clock, sleep, chance and policy are used; share one pool
-    between targets of one remote to share limits.
+    Executors of one target share its slots, and so do targets of one quota that name the same sources and limits. With
+    a `pool`, its clock, sleep and chance are used, and its policy unless one is given; share one pool between other
+    targets of one remote to share limits.
     """
 
     def __init__(
@@ -105,21 +105,31 @@ class BulkExecutor(BulkMethods):
         options: BulkOptions | None = None,
         pool: Pool | None = None,
         policy: RetryPolicy | None = None,
-        clock: Clock | None = None,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        entropy: Entropy | None = None,
     ) -> None:
         self.target = target
         self.options = options or BulkOptions()
-        is_plain = sleep is asyncio.sleep and not (policy or clock or entropy)
-        made = Pool.shared if is_plain else partial(Pool.of, policy=policy, clock=clock, sleep=sleep, entropy=entropy)
-        self.pool = pool or made(target)
+        self._policy, self._own_pool = policy, pool
+
+    @property
+    def pool(self) -> Pool:
+        """The slots of its calls."""
+        return self._own_pool or Pool.shared(self.target, self._policy)
+
+    @property
+    def policy(self) -> RetryPolicy:
+        """How patient its calls are."""
+        return self._policy or (self._own_pool.policy if self._own_pool else RetryPolicy())
 
     async def describe(self, mode: Mode, table: str, options: BulkOptions) -> Capabilities:
-        """How a table behaves, asked under the same limits and retries; raises what no retry could avoid."""
+        """How a table behaves, asked under the same limits and retries.
+
+        Raises what no retry could avoid, and `TimeoutError` at the deadline.
+        """
         self.target.check_options(options)
         spec = CallSpec(self.target, checked_table(table), mode, options, "")
-        return (await described(spec, SlotCaller(self.target, self.pool, CallQueue(None)))).capabilities
+        async with asyncio.timeout(options.deadline_s):
+            caller = SlotCaller(self.target, self.pool, CallQueue(None), self.policy)
+            return (await described(spec, caller)).capabilities
 
     def start(
         self,
@@ -136,9 +146,10 @@ class BulkExecutor(BulkMethods):
         """
         mode = Mode(mode)
         chosen = checked_options(self.chosen(options, **changes), self.target.batch_size)
-        call_id = operation_id(self.pool.clock, self.pool.entropy)
+        pool = self.pool
+        call_id = operation_id(pool.clock, pool.entropy)
         spec = CallSpec(self.target, checked_table(table), mode, chosen, call_id)
-        return BulkCall(BulkRun(spec, checked_records(mode, records), self.pool, progress))
+        return BulkCall(BulkRun(spec, checked_records(mode, records), pool, self.policy, progress))
 
     def chosen(self, options: BulkOptions | None, **changes: Any) -> BulkOptions:
         """The options of a call: what it gives, laid over the executor's."""

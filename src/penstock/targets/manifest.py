@@ -69,7 +69,7 @@ class RetryManifest:
 
     def select(self, records: Iterable[R], *, table: str | None = None, unknown: bool | None = None) -> Iterator[R]:
         """The records to send again, from the input of the first run; it must have as many records as then."""
-        retry = self._retry(table)
+        retry = self.of_table(table)
         if isinstance(records, Sequence):
             _check_total(len(records), retry.total)
             return (records[index] for index in retry.indexes(unknown=unknown))
@@ -87,7 +87,8 @@ class RetryManifest:
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise BadInput(f"{path} is no retry manifest: {error}") from error
 
-    def _retry(self, table: str | None) -> TableRetry:
+    def of_table(self, table: str | None = None) -> TableRetry:
+        """What is left of a table; of the only one when none is named."""
         if table is None and len(self.tables) == 1:
             return next(iter(self.tables.values()))
         if table is None or table not in self.tables:

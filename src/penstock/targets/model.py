@@ -102,6 +102,9 @@ class Limit(StrEnum):
     CONCURRENCY = "concurrency"  # too many calls at once: fewer workers help
 
 
+FACTS = ("message", "kind", "code", "retry_after_s", "limit", "maybe_applied", "suspects", "field", "details")
+
+
 class TargetError(PenstockError):
     """A remote refused a batch, or one record of it, or did not answer.
 
@@ -134,6 +137,10 @@ class TargetError(PenstockError):
         """Positions in the batch that the remote named as the guilty ones."""
         self.field = field
         self.details = details or {}
+
+    def but(self, **changes: Any) -> TargetError:
+        """The same error with some of its facts changed."""
+        return TargetError(**{name: getattr(self, name) for name in FACTS} | changes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +270,9 @@ class Capabilities:
     """Sending a batch again after a lost answer leaves the remote as one sending would, and answers the same."""
     can_reconcile: bool = False
     """`reconcile` can say what became of a batch whose answer was lost."""
+    asked_records_max: int | None = None
+    """Records that `reconcile` is given at once; None is the whole batch. Each call of it takes a slot and counts for
+    the rate, so a target that makes a request for each record says 1."""
     records_max: int | None = None
     bytes_max: int | None = None
     id_field: str | None = None

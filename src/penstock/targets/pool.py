@@ -7,7 +7,8 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Self
+from typing import Any, Self
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from penstock.clock import Clock, Entropy, SystemClock
 from penstock.errors import Unavailable
@@ -27,6 +28,10 @@ log = logging.getLogger("penstock.targets")
 
 WAKE_JITTER = 0.02
 WAKE_JITTER_MAX_S = 1.0
+
+
+POOLS: WeakKeyDictionary[asyncio.AbstractEventLoop, WeakValueDictionary[tuple[Any, ...], Pool]] = WeakKeyDictionary()
+"""The pools of quotas; those of another loop may be in use in another thread."""
 
 
 class PoolExhausted(Unavailable):
@@ -111,12 +116,27 @@ class Pool:
         )
 
     @classmethod
-    def shared(cls, target: Target) -> Pool:
-        """The pool of a target, the same for all who use it."""
-        pool = target.slot_pool or cls.of(target)
-        with suppress(AttributeError):  # a target may be frozen; then each executor has its own
-            target.slot_pool = pool
+    def shared(cls, target: Target, policy: RetryPolicy | None = None) -> Pool:
+        """The pool of a target, the same for all who use it, and for targets in the same loop that use its quota alike.
+
+        `policy` is for a pool that is made here.
+        """
+        pool = target.slot_pool or cls.of(target, policy=policy)
+        loop = None
+        with suppress(RuntimeError):  # where no loop runs, nobody calls yet
+            loop = asyncio.get_running_loop()
+        if loop is not None and target.quota is not None:
+            if pool._is_used_by_another(loop):
+                pool = cls.of(target, policy=policy)
+            limits = (target.width, target.width_max, target.rate_limit)
+            pools = POOLS.setdefault(loop, WeakValueDictionary())
+            pool = pools.setdefault((target.quota, *target.sources, limits), pool)
+        object.__setattr__(target, "slot_pool", pool)  # a target may be frozen
         return pool
+
+    def _is_used_by_another(self, loop: asyncio.AbstractEventLoop) -> bool:
+        """Whether a loop that still runs, in another thread, uses the pool."""
+        return self._loop not in (None, loop) and self._loop.is_running()
 
     def _breaker(self) -> Breaker:
         policy = self.policy
@@ -166,14 +186,16 @@ class Pool:
         self._serve()
         self._set_alarm()
 
-    async def acquire(self, queue: CallQueue, priority: Priority = Priority.NEW) -> str:
+    async def acquire(
+        self, queue: CallQueue, priority: Priority = Priority.NEW, policy: RetryPolicy | None = None
+    ) -> str:
         """Wait for a slot and say on which source; `PoolExhausted` when all stayed taken for too long."""
         if not self._turns and not queue.is_full:
             source = self._pick()
             if source is not None:
                 self._take(queue, source)
                 return source.name
-        return await self._wait(queue, priority)
+        return await self._wait(queue, priority, (policy or self.policy).acquire_timeout_s)
 
     def release(self, queue: CallQueue, source: str) -> None:
         """Give a slot back."""
@@ -193,8 +215,8 @@ class Pool:
             known.width.answered()
         self._serve()
 
-    def refused(self, source: str, error: TargetError) -> None:
-        """A call failed: the source is slowed, or left alone, as the cause demands."""
+    def refused(self, source: str, error: TargetError, policy: RetryPolicy | None = None) -> None:
+        """A call failed: the source is slowed, or left alone, as the cause and the caller's policy demand."""
         known = self._sources[source]
         now = self.clock.monotonic()
         if error.kind in (ErrorKind.CONNECTION, ErrorKind.TOKEN):
@@ -206,15 +228,14 @@ class Pool:
         elif self._silent_since_s is None:
             self._silent_since_s = now
         if error.kind is ErrorKind.THROTTLED:
-            self._throttle(known, error, now)
+            self._throttle(known, error, now, (policy or self.policy).throttle_s(error.retry_after_s))
         elif error.kind is ErrorKind.DEADLOCK:
             known.width.collided()
         self._set_alarm()
 
-    def _throttle(self, source: Source, error: TargetError, now: float) -> None:
+    def _throttle(self, source: Source, error: TargetError, now: float, seconds: float) -> None:
         self.throttle_count += 1
         source.pace.refused()
-        seconds = self.policy.throttle_s(error.retry_after_s)
         # Calls under way when the throttle began report it too; one throttle lowers the width once.
         if self._throttles.until_s(source.name, now) is None:
             source.width.throttled(error.limit)
@@ -226,7 +247,7 @@ class Pool:
         jitter = min(WAKE_JITTER * seconds, WAKE_JITTER_MAX_S) * self.entropy.jitter.random()
         self._throttles.record(source.name, now + seconds + jitter, now)
 
-    async def _wait(self, queue: CallQueue, priority: Priority) -> str:
+    async def _wait(self, queue: CallQueue, priority: Priority, timeout_s: float) -> str:
         future = queue.line_up(priority)
         if queue not in self._turns:
             self._turns.append(queue)
@@ -235,10 +256,10 @@ class Pool:
             self._serve()
             self._set_alarm()
             while not future.done():
-                await asyncio.wait((future,), timeout=self.policy.acquire_timeout_s)
+                await asyncio.wait((future,), timeout=timeout_s)
                 # Who waits for slots of its own, or for a throttle to end, does not want for slots.
                 if not future.done() and not queue.in_flight and self._is_usable():
-                    raise PoolExhausted(f"no slot was free in {self.policy.acquire_timeout_s:g} s")
+                    raise PoolExhausted(f"no slot was free in {timeout_s:g} s")
             return future.result().name
         except BaseException:
             if future.done() and not future.cancelled():

@@ -108,7 +108,10 @@ class Target(BulkMethods):
         return None
 
     def identifier(self, table: str, mode: Mode, options: BulkOptions) -> Callable[[Any], Hashable | None] | None:
-        """`identity` for the records of one call, asked after `describe`; None when nothing identifies them."""
+        """`identity` for the records of one call, asked after `describe`; None when nothing identifies them.
+
+        A target whose options say what identifies a record has this instead of `identity`.
+        """
         if type(self).identity is Target.identity:
             return None
         return lambda record: self.identity(table, mode, record)

@@ -55,6 +55,15 @@ async def test_a_request_carries_the_headers_the_web_api_wants():
     assert (request.headers["accept"], request.headers["if-none-match"]) == ("application/json", "null")
 
 
+@pytest.mark.parametrize("method, is_doubtful", [("POST", True), ("PATCH", True), ("GET", False)])
+async def test_a_page_for_people_is_no_answer(method: str, is_doubtful: bool):
+    page = {"Content-Type": "text/html; charset=utf-8"}
+    api = wire(lambda request: httpx.Response(200, headers=page, content=b"<html>log in</html>"))
+    with pytest.raises(TargetError, match="a page for people") as caught:
+        await api.call("app", method, "orders")
+    assert (caught.value.kind, caught.value.maybe_applied) == (ErrorKind.CONNECTION, is_doubtful)
+
+
 async def test_cookies_are_never_sent_back():
     cookies: list[str | None] = []
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.targets.diagnostics.analysis import Diagnostic, analyze_batch_failure, foresee_batch_failure
+from penstock.targets.diagnostics.analysis import Diagnostic, analyze_batch_failure
 from penstock.targets.diagnostics.causes import SUGGESTIONS, Cause, cause_of
 from penstock.targets.diagnostics.error_parsing import named_field
 from penstock.targets.model import BulkOptions, ErrorKind, Mode, TargetError
@@ -258,25 +258,6 @@ def test_words_that_mean_nothing_here_are_not_interpreted(message: str):
 
 def test_code_wins_over_words():
     assert cause_of(refused("value too long, and this already exists", "22001")) is Cause.TOO_LONG
-
-
-def test_trouble_can_be_foreseen_before_anything_is_sent():
-    batch = batch_of(
-        {"contactid": ANN, "parent": ANN},
-        {"contactid": BOB, "parent": ANN},
-        {"contactid": BOB, "parent": LOST},
-        parent="contact",
-    )
-    assert found(foresee_batch_failure(batch)) == [
-        ("SELF_REFERENCE", 0, "parent"),
-        ("SAME_BATCH_REFERENCE", 1, "parent"),
-        ("DUPLICATE_IN_BATCH", 2, None),
-    ]
-
-
-def test_records_that_exist_may_refer_to_themselves():
-    batch = batch_of({"contactid": ANN, "parent": ANN}, mode=Mode.UPDATE, parent="contact")
-    assert foresee_batch_failure(batch) == []
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,10 @@ LOOSE = Endpoint(url="/bulk/{table}")
 ONE = Endpoint(url="/rows/{table}/{id}", method="PUT", body=Body.SINGLE)
 
 
-def refused(status: int, headers: dict[str, str] | None = None, body: Any = None, endpoint: Endpoint = ATOMIC):
-    return refusal(Reply(status, headers or {}, body), endpoint, call="POST /bulk/t", now=NOW)
+def refused(
+    status: int, headers: dict[str, str] | None = None, body: Any = None, endpoint: Endpoint = ATOMIC, records: int = 2
+):
+    return refusal(Reply(status, headers or {}, body), endpoint, call="POST /bulk/t", now=NOW, records=records)
 
 
 @pytest.mark.parametrize(
@@ -91,9 +93,17 @@ def test_a_crash_leaves_open_what_was_applied_unless_calls_are_atomic():
     assert not refused(500, endpoint=ATOMIC).maybe_applied
 
 
-@pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 413, 422, 429, 501])
-def test_a_clear_refusal_applied_nothing(status: int):
+@pytest.mark.parametrize("status", [401, 403, 404, 413, 429, 501])
+def test_a_refusal_of_the_call_itself_applied_nothing(status: int):
     assert not refused(status, endpoint=LOOSE).maybe_applied
+
+
+@pytest.mark.parametrize("status", [302, 400, 409, 422])
+def test_a_refusal_for_some_record_leaves_open_what_was_applied_of_the_others(status: int):
+    assert refused(status, endpoint=LOOSE).maybe_applied
+    assert not refused(status, endpoint=LOOSE, records=1).maybe_applied
+    assert not refused(status, endpoint=ATOMIC).maybe_applied
+    assert not refused(status, endpoint=Endpoint(url="/bulk/{table}", is_idempotent=True)).maybe_applied
 
 
 @pytest.mark.parametrize(

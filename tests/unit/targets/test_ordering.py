@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.targets.composite.ordering import RecordPlan, plan_records, plan_tables
+from penstock.targets.composite.ordering import RecordPlan, plan_records
 from penstock.targets.model import Record
 from penstock.targets.target import Reference
 
@@ -79,30 +78,6 @@ def test_records_of_several_tables_are_ordered_together():
 def test_a_chain_of_many_thousand_records_needs_no_recursion():
     plan = planned(*({"id": n, "up": n - 1} for n in range(20_000)))
     assert len(plan.waves) == 20_000
-
-
-def test_tables_stand_after_the_tables_they_refer_to():
-    plan = plan_tables({"line": {"order": "order", "item": "item"}, "order": {"customer": "account"}, "item": {}})
-    assert plan.tiers == (("account", "item"), ("order",), ("line",))
-    assert plan.deferred == {}
-
-
-def test_a_table_in_a_circle_and_in_reference_to_itself_stands_in_one_tier_only():
-    plan = plan_tables({"account": {"parent": "account", "primary": "contact"}, "contact": {"firm": "account"}})
-    assert plan.tiers == (("account", "contact"),)
-    assert plan.deferred == {"account": {"parent", "primary"}, "contact": {"firm"}}
-
-
-@pytest.mark.parametrize("targets", ["account|contact", ("account", "contact")])
-def test_a_field_that_may_refer_to_several_tables_is_deferred_if_one_of_them_closes_a_circle(targets: str):
-    plan = plan_tables({"account": {"owner": "contact"}, "contact": {"customer": targets}})
-    assert plan.deferred == {"account": {"owner"}, "contact": {"customer"}}
-
-
-def test_fields_that_leave_a_circle_are_not_deferred():
-    plan = plan_tables({"a": {"b": "b", "out": "c"}, "b": {"a": "a"}})
-    assert plan.tiers == (("c",), ("a", "b"))
-    assert plan.deferred == {"a": {"b"}, "b": {"a"}}
 
 
 graphs = st.integers(1, 12).flatmap(

@@ -10,18 +10,10 @@ from typing import Any, TypeAlias
 from penstock.targets.diagnostics.error_parsing import spelled
 from penstock.targets.model import Record, Reference
 
-__all__ = ["Place", "RecordPlan", "TablePlan", "plan_records", "plan_tables"]
+__all__ = ["Place", "RecordPlan", "plan_records"]
 
 Place: TypeAlias = tuple[str, int]
 """A record by its table and its position in that table's input."""
-
-
-@dataclass(frozen=True)
-class TablePlan:
-    """Tables in tiers, and the fields that must be left out at first because they close a circle."""
-
-    tiers: tuple[tuple[str, ...], ...]
-    deferred: Mapping[str, frozenset[str]]
 
 
 @dataclass(frozen=True)
@@ -34,37 +26,6 @@ class RecordPlan:
     """Fields of a record that refer to records of an earlier wave, and to which."""
     deferred: Mapping[Place, Mapping[str, Place]] = field(default_factory=dict)
     """Fields to set in a second pass, and the record each of them refers to."""
-
-
-def plan_tables(references: Mapping[str, Mapping[str, str | Sequence[str]]]) -> TablePlan:
-    """Order tables by the fields that refer to other tables; `"a|b"` or a list is a field that refers to either.
-
-    Every field that stays within a circle of tables is deferred, so that the tables of a tier need no order.
-    """
-    names = sorted(
-        {*references, *(name for fields in references.values() for t in fields.values() for name in _all(t))}
-    )
-    number = {name: position for position, name in enumerate(names)}
-    edges = [
-        sorted({number[other] for targets in references.get(name, {}).values() for other in _all(targets)})
-        for name in names
-    ]
-    level, circle = _layered(edges)
-    deferred = {
-        name: frozenset(
-            column
-            for column, targets in fields.items()
-            if any(circle[number[other]] == circle[number[name]] for other in _all(targets))
-        )
-        for name, fields in references.items()
-    }
-    tiers: dict[int, list[str]] = defaultdict(list)
-    for name in names:
-        tiers[level[number[name]]].append(name)
-    return TablePlan(
-        tuple(tuple(tiers[tier]) for tier in sorted(tiers)),
-        {name: fields for name, fields in deferred.items() if fields},
-    )
 
 
 def plan_records(
@@ -111,10 +72,6 @@ def _owners(
 
 def _owner(owners: Mapping[tuple[str | None, Any], int], reference: Reference) -> int | None:
     return owners.get((reference.table, spelled(reference.id)))
-
-
-def _all(targets: str | Sequence[str]) -> Sequence[str]:
-    return targets.split("|") if isinstance(targets, str) else targets
 
 
 def _layered(edges: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:

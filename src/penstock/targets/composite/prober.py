@@ -65,8 +65,12 @@ class Prober:
         """
         call = _Call(self._executor, Mode(mode), checked_table(table), self._executor.chosen(options), progress)
         checked_records(mode, records)
-        if self.is_supported(table, mode) is None and not await self._is_described(call, records):
-            self.mark(table, mode, is_supported=False)
+        if self.is_supported(table, mode) is None:
+            clock = self._executor.pool.clock
+            started_s = clock.monotonic()
+            if not await self._is_described(call, records):
+                self.mark(table, mode, is_supported=False)
+            call.options = with_time_left(call.options, clock.monotonic() - started_s)
         match self.is_supported(table, mode):
             case False:
                 return await call.singly(records, fallback)
@@ -82,6 +86,8 @@ class Prober:
         except TargetError as error:
             if error.kind is ErrorKind.UNSUPPORTED:
                 return False
+        except TimeoutError:
+            pass  # the call itself will end at the deadline
         if isinstance(records, Sequence):
             refuse_faults(faults_in(call.mode, id_field, records))
         return True
@@ -170,7 +176,7 @@ class _Call:
     async def singly(self, records: Records, fallback: Fallback) -> BulkResult:
         """Run records through the fallback, in the same pool."""
         single = SingleTarget(self._executor.target, fallback)
-        executor = BulkExecutor(single, options=self.options, pool=self._executor.pool)
+        executor = BulkExecutor(single, options=self.options, pool=self._executor.pool, policy=self._executor.policy)
         return await executor.start(self.mode, self.table, records, self.options, self.progress)
 
     async def continued(self, probe: BulkResult, rest: Records, total: int | None) -> BulkResult:

@@ -63,7 +63,9 @@ class MergedResult:
     def stop(self, error: Exception) -> None:
         """A call could not be made; what it would have sent is not run."""
         if self._stopped[0] is None:
-            self._stopped = ("error in input" if isinstance(error, BadInput) else "systemic", error)
+            kinds: dict[type[Exception], StoppedReason] = {BadInput: "error in input", TimeoutError: "deadline"}
+            reasons = (reason for kind, reason in kinds.items() if isinstance(error, kind))
+            self._stopped = (next(reasons, "systemic"), error)
 
     def mark(self, error: BulkError) -> None:
         """Say what became of one record, and why; `index` is its place in the whole input."""

@@ -41,9 +41,6 @@ class SingleTarget(Target):
     async def refresh(self, source: str) -> None:
         await self._target.refresh(source)
 
-    def identity(self, table: str, mode: Mode, record: Any) -> Hashable | None:
-        return self._target.identity(table, mode, record)
-
     def identifier(self, table: str, mode: Mode, options: BulkOptions) -> Callable[[Any], Hashable | None] | None:
         return self._target.identifier(table, mode, options)
 

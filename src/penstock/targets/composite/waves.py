@@ -16,7 +16,7 @@ from penstock.targets.composite.ordering import Place
 from penstock.targets.composite.reference_graph import PRESENT, ReferenceGraph
 from penstock.targets.composite.result_merge import MergedProgress, MergedResult, with_positions, with_time_left
 from penstock.targets.executor import BulkCancelled, BulkExecutor
-from penstock.targets.model import BadInput, BulkOptions, Mode, Outcome, Record
+from penstock.targets.model import BadInput, BulkOptions, Mode, Outcome, Record, TargetError
 from penstock.targets.progress import Progress
 from penstock.targets.results import BulkResult
 from penstock.targets.target import Reference
@@ -122,11 +122,12 @@ class _Waves:
     async def run(self) -> None:
         """Plan, send wave by wave, then close the circles."""
         id_fields = {table: await self._id_field(table) for table in self._tables}
-        graph = ReferenceGraph(self._tables, id_fields, self._references)
-        for wave in graph.plan.waves:
-            if not self._is_stopped:
-                await _at_once({table: self._send(graph, table, indexes) for table, indexes in wave.items()})
-        await self._close_circles(graph)
+        if not self._is_stopped:
+            graph = ReferenceGraph(self._tables, id_fields, self._references)
+            for wave in graph.plan.waves:
+                if not self._is_stopped:
+                    await _at_once({table: self._send(graph, table, indexes) for table, indexes in wave.items()})
+            await self._close_circles(graph)
         self._progress.finish(self.results().values())
 
     @property
@@ -141,7 +142,16 @@ class _Waves:
         return self._merged[table].outcome(index)
 
     async def _id_field(self, table: str) -> str:
-        return (await self._executor.describe(Mode.UPDATE, table, self._options[table])).id_field or "id"
+        """What identifies records of a table; a table that cannot be described stops the run."""
+        try:
+            described = await self._executor.describe(self._mode, table, self._in_time(self._options[table]))
+        except (TargetError, TimeoutError) as error:
+            self._merged[table].stop(error)
+            return "id"
+        return described.id_field or "id"
+
+    def _in_time(self, options: BulkOptions) -> BulkOptions:
+        return with_time_left(options, self._clock.monotonic() - self._started_s)
 
     async def _send(self, graph: ReferenceGraph, table: str, indexes: Sequence[int]) -> None:
         ready = []
@@ -184,9 +194,8 @@ class _Waves:
     async def _made(self, call: _Call, merged: MergedResult, options: BulkOptions, report: Report | None) -> None:
         if not call.records:
             return
-        options = with_time_left(options, self._clock.monotonic() - self._started_s)
         try:
-            result = await self._executor.start(call.mode, call.table, call.records, options, report)
+            result = await self._executor.start(call.mode, call.table, call.records, self._in_time(options), report)
         except asyncio.CancelledError as cancelled:
             partial = BulkCancelled.found_in(cancelled)
             if partial is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 from penstock.errors import SettingsInvalid
 from penstock.targets.conformance.subject import Nonconformity, Subject, check, expect, outcomes
@@ -17,10 +16,7 @@ CANCELLED_AFTER_TURNS = (0, 1, 2, 3, 5, 8, 13, 21, 34)
 @check(Mode.UPDATE)
 async def records_of_one_key_have_one_identity(subject: Subject) -> None:
     await subject.capabilities(Mode.UPDATE)
-
-    def identity(record: Any) -> Any:
-        return subject.target.identity(subject.table, Mode.UPDATE, record)
-
+    identity = subject.target.identifier(subject.table, Mode.UPDATE, BulkOptions()) or (lambda record: None)
     first, second = subject.make_record(1), subject.make_record(2)
     own = identity(first)
     hash(own)

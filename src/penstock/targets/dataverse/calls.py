@@ -145,5 +145,4 @@ class Call:
             return error
         if BYPASS_PRIVILEGE in error.message:
             return error
-        message = f"{error.message} (bypass_custom_logic needs the privilege {BYPASS_PRIVILEGE})"
-        return TargetError(message, kind=error.kind, code=error.code, details=error.details)
+        return error.but(message=f"{error.message} (bypass_custom_logic needs the privilege {BYPASS_PRIVILEGE})")

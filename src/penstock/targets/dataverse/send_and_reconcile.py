@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass, replace
 
 from penstock.targets.dataverse.calls import Call
@@ -12,11 +11,10 @@ from penstock.targets.dataverse.requests import send_action, send_singles
 from penstock.targets.dataverse.table_metadata import Table, TableMetadata
 from penstock.targets.dataverse.web_api import WebApi
 from penstock.targets.model import ErrorKind, Mode, Outcome, TargetError, Verdict
+from penstock.targets.recent_batches import RecentBatches
 from penstock.targets.target import Answer
 
-__all__ = ["LostBatch", "LostBatches", "Sender", "goes_as_single_requests"]
-
-KEPT_MAX = 1000  # far more than can be in flight
+__all__ = ["LostBatch", "Sender", "goes_as_single_requests"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,28 +26,11 @@ class LostBatch:
     present: Found | None = None
     """Which of an upsert's records were there before it was first sent."""
 
-
-class LostBatches:
-    """Doubtful batches by their key; the oldest are forgotten when there are too many."""
-
-    def __init__(self) -> None:
-        self._kept: OrderedDict[str, LostBatch] = OrderedDict()
-
-    def get(self, batch_key: str) -> LostBatch | None:
-        return self._kept.get(batch_key)
-
-    def add(self, batch_key: str, lost: LostBatch) -> None:
-        """Remember a batch; of several lost tries the first knows best what was there before."""
-        earlier = self._kept.get(batch_key)
-        if earlier is not None:
-            lost = LostBatch(earlier.is_atomic and lost.is_atomic, earlier.present or lost.present)
-        self._kept[batch_key] = lost
-        if len(self._kept) > KEPT_MAX:
-            self._kept.popitem(last=False)
-
-    def settle(self, batch_key: str) -> None:
-        """The batch was answered for."""
-        self._kept.pop(batch_key, None)
+    def after(self, earlier: LostBatch | None) -> LostBatch:
+        """What is known after several lost tries; the first knows best what was there before."""
+        if earlier is None:
+            return self
+        return LostBatch(earlier.is_atomic and self.is_atomic, earlier.present or self.present)
 
 
 def goes_as_single_requests(table: Table, mode: Mode, options: DataverseOptions) -> bool:
@@ -65,7 +46,7 @@ class Sender:
     def __init__(self, api: WebApi, metadata: TableMetadata) -> None:
         self._api = api
         self._metadata = metadata
-        self._lost_batches = LostBatches()
+        self._lost_batches: RecentBatches[LostBatch] = RecentBatches()
 
     async def deliver(self, call: Call, source: str) -> Answer:
         """Send a call the way its table and its options ask for."""
@@ -81,7 +62,7 @@ class Sender:
         except TargetError as error:
             self._note(call, error, LostBatch(is_atomic=False))
             raise
-        self._lost_batches.settle(call.batch.key)
+        self._lost_batches.pop(call.batch.key, None)
         if lost is not None and call.mode is Mode.UPSERT:  # what the lost try created now says updated
             return replace(answer, counts_exact=False)
         return answer
@@ -98,7 +79,7 @@ class Sender:
                 self._metadata.correct(call.table, is_elastic=False)
                 return await self.singly(call, source, continue_on_error=call.options.continue_on_error)
             raise
-        self._lost_batches.settle(call.batch.key)
+        self._lost_batches.pop(call.batch.key, None)
         if not call.table.is_elastic and any(verdict.outcome is Outcome.FAILED for verdict in answer.verdicts):
             self._metadata.correct(call.table, is_elastic=True)  # only elastic tables fail row by row
         return answer
@@ -115,7 +96,7 @@ class Sender:
 
     def _note(self, call: Call, error: TargetError, lost: LostBatch) -> None:
         if error.maybe_applied:
-            self._lost_batches.add(call.batch.key, lost)
+            self._lost_batches[call.batch.key] = lost.after(self._lost_batches.get(call.batch.key))
 
     async def _before(self, call: Call, source: str, lost: LostBatch | None) -> Found | None:
         """Which records of an upsert are there before its first try."""

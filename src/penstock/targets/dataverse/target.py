@@ -96,10 +96,6 @@ class DataverseTarget(Target):
     async def refresh(self, source: str) -> None:
         """Do nothing: a token was dropped the moment it was refused, and a broken connection is never used again."""
 
-    def identity(self, table: str, mode: Mode, record: Any) -> Hashable | None:
-        known = self._metadata.recall_table(table)
-        return None if known is None else identity(known, mode, record, None)
-
     def identifier(self, table: str, mode: Mode, options: BulkOptions) -> Callable[[Any], Hashable | None] | None:
         known, alternate_key = self._metadata.recall_table(table), platform_options(options).alternate_key
         return None if known is None else lambda record: identity(known, mode, record, alternate_key)

@@ -11,6 +11,7 @@ from penstock.clock import Clock, from_micros
 from penstock.errors import SettingsInvalid
 from penstock.targets.dataverse.error_mapping import WebApiReply, refusal
 from penstock.targets.dataverse.tokens import Tokens
+from penstock.targets.http.error_mapping import refuse_page
 from penstock.targets.model import ErrorKind, TargetError
 from penstock.targets.per_loop import PerLoop
 from penstock.targets.request_count import count_request
@@ -122,6 +123,7 @@ class WebApi:
             raise TargetError(f"the request could not be sent: {error}") from error
         except (httpx.TransportError, httpx.DecodingError, TimeoutError) as error:
             raise _unanswered("gave no answer", error, maybe_applied=method != "GET") from error
+        refuse_page("Dataverse", response.status_code, response.headers, maybe_applied=method != "GET")
         return WebApiReply(response.status_code, dict(response.headers), response.content)
 
 

@@ -11,7 +11,7 @@ from penstock.targets.diagnostics.causes import KINDS, SUGGESTIONS, Cause, cause
 from penstock.targets.diagnostics.error_parsing import ParsedError, spelled
 from penstock.targets.model import Batch, Mode, RecordId, Reference
 
-__all__ = ["Diagnostic", "analyze_batch_failure", "foresee_batch_failure", "references_in"]
+__all__ = ["Diagnostic", "analyze_batch_failure", "references_in"]
 
 References: TypeAlias = Callable[[Any], Iterable[Reference]]
 Identity: TypeAlias = Callable[[Any], Hashable | None]
@@ -58,22 +58,6 @@ def analyze_batch_failure(
     return found
 
 
-def foresee_batch_failure(
-    batch: Batch,
-    *,
-    references: References | None = None,
-    identity: Identity | None = None,
-    id_field: str | None = None,
-) -> list[Diagnostic]:
-    """What can be told before sending: references to records that are only being created, and repeated keys."""
-    case = _Case(batch, ParsedError(None, "", "", None, ()), references or references_in(batch), identity, id_field)
-    found = [*case.repeated()]
-    if batch.mode is Mode.CREATE:
-        found += [case.about(cause, index, ref) for cause, index, ref in case.referring() if cause in AHEAD]
-    return sorted(found, key=lambda diagnostic: diagnostic.index or 0)
-
-
-AHEAD = frozenset({Cause.SELF_REFERENCE, Cause.SAME_BATCH_REFERENCE})
 BIND = "@odata.bind"
 BOUND = re.compile(r"^/?(?P<table>\w+)\((?P<id>[^()=]+)\)$")
 

@@ -12,7 +12,7 @@ from penstock.clock import Clock
 from penstock.errors import SettingsInvalid
 from penstock.targets.http.answers import decoded
 from penstock.targets.http.auth import LOCAL, Auth
-from penstock.targets.http.error_mapping import Reply
+from penstock.targets.http.error_mapping import Reply, refuse_page
 from penstock.targets.model import ErrorKind, TargetError
 from penstock.targets.per_loop import PerLoop
 from penstock.targets.request_count import count_request
@@ -85,6 +85,7 @@ class HttpClient:
         except (httpx.HTTPError, TimeoutError) as error:
             raise _lost(request, error, maybe_applied=True) from error
         named = {name.lower(): value for name, value in response.headers.items()}
+        refuse_page(_shown(request), response.status_code, named, maybe_applied=method != "GET")
         return Reply(response.status_code, named, decoded(response.content))
 
     def address(self, path: str) -> str:

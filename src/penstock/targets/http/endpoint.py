@@ -130,6 +130,13 @@ class Endpoint:
         """Whether a call that may have taken effect can be made again."""
         return self.is_idempotent or self.idempotency_header is not None
 
+    @property
+    def asked_records_max(self) -> int | None:
+        """Records that one request can look up; None where the batch is sent again."""
+        if self.lookup is None or self.idempotency_header is not None:
+            return None
+        return 1 if isinstance(self.lookup, str) else self.lookup.ids_max
+
     def can_reconcile(self, mode: Mode) -> bool:
         """Whether the remote can tell what became of a batch; a GET of its records cannot tell an update from none."""
         can_look_up = self.lookup is not None and mode in (Mode.CREATE, Mode.DELETE)

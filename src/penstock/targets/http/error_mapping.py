@@ -11,7 +11,7 @@ from penstock.targets.http.endpoint import Endpoint
 from penstock.targets.http.rate_limits import is_exhausted, limit_hit, retry_after_s
 from penstock.targets.model import ErrorKind, TargetError
 
-__all__ = ["Reply", "item_error", "refusal", "said"]
+__all__ = ["Reply", "item_error", "refusal", "refuse_page", "said"]
 
 STATUS_KINDS = {
     401: ErrorKind.TOKEN,
@@ -30,6 +30,7 @@ STATUS_KINDS = {
 DATA = frozenset({400, 404, 406, 409, 410, 411, 412, 417, 422, 423, 424, 428, 431})
 LOST = frozenset({408, 502, 503, 504})
 """Answers of something in between, which does not know what the remote did."""
+ABOUT_RECORDS = frozenset({ErrorKind.DATA, ErrorKind.BUSINESS, ErrorKind.OTHER})
 MESSAGE_MAX = 500
 MESSAGE_MEMBERS = ("message", "detail", "error_description", "title", "error", "reason", "description")
 CODE_MEMBERS = ("code", "error_code", "errorCode", "type")
@@ -44,8 +45,8 @@ class Reply(NamedTuple):
     body: Any
 
 
-def refusal(reply: Reply, endpoint: Endpoint, *, call: str, now: datetime) -> TargetError:
-    """The error for a call that was answered with something else than success."""
+def refusal(reply: Reply, endpoint: Endpoint, *, call: str, now: datetime, records: int = 1) -> TargetError:
+    """The error for a call with so many records that was answered with something else than success."""
     status, headers, body = reply
     kind = endpoint.error_kinds.get(status) or _kind(status, headers, is_single=endpoint.is_single)
     if kind is ErrorKind.OTHER and status >= 500 and endpoint.is_repeatable:
@@ -59,10 +60,21 @@ def refusal(reply: Reply, endpoint: Endpoint, *, call: str, now: datetime) -> Ta
         code=code or str(status),
         retry_after_s=retry_after_s(headers, now) if is_throttle else None,
         limit=limit_hit(headers) if is_throttle else None,
-        maybe_applied=not is_throttle and _may_have_been_applied(status, endpoint),
+        maybe_applied=not is_throttle and _may_have_been_applied(status, kind, endpoint, records),
         field=named_field(message),
         details={"status": status},
     )
+
+
+def refuse_page(call: str, status: int, headers: Mapping[str, str], *, maybe_applied: bool) -> None:
+    """Refuse an answer that claims success with a page for people: something in between gave it, perhaps to log in."""
+    if 200 <= status < 300 and "html" in headers.get("content-type", "").partition(";")[0].lower():
+        raise TargetError(
+            f"{call} answered {status} with a page for people, perhaps to log in",
+            kind=ErrorKind.CONNECTION,
+            code="NotAnAnswer",
+            maybe_applied=maybe_applied,
+        )
 
 
 def item_error(status: int | None, error: Any, endpoint: Endpoint, *, code: Any, field: Any) -> TargetError:
@@ -110,8 +122,13 @@ def _kind(status: int, headers: Mapping[str, str], *, is_single: bool) -> ErrorK
     return ErrorKind.DATA if status in DATA else ErrorKind.OTHER
 
 
-def _may_have_been_applied(status: int, endpoint: Endpoint) -> bool:
-    return status in LOST or (status >= 500 and status != 501 and not endpoint.is_atomic)
+def _may_have_been_applied(status: int, kind: ErrorKind, endpoint: Endpoint, records: int) -> bool:
+    if status in LOST or endpoint.is_atomic:
+        return status in LOST
+    if status >= 500:
+        return status != 501
+    # The remote may have applied the records that stand before the one it refused.
+    return kind in ABOUT_RECORDS and records > 1 and not endpoint.is_idempotent
 
 
 def _whither(status: int, headers: Mapping[str, str]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import quote, urljoin
 
@@ -31,7 +31,8 @@ class PagedLookup:
     url: str
     items: str = ""
     """Where the list of records stands; empty when the answer is the list."""
-    id: str = "id"
+    id: str | None = None
+    """Where the id of a record stands in it; None is the endpoint's `id_field`."""
     next: str | None = None
     cursor_parameter: str = "cursor"
     ids_max: int = 100
@@ -43,10 +44,13 @@ class PagedLookup:
 
 
 async def ids_there(
-    lookup: PagedLookup, path: str, ids: Sequence[Any], get: Callable[[str], Awaitable[Reply]]
+    lookup: PagedLookup, path: str, ids: Sequence[Any], get: Callable[[str], Awaitable[Reply]], *, id_field: str
 ) -> set[str]:
     """Those of the ids that the remote has; `path` is the look-up's with the table filled in."""
+    if None in ids:
+        raise TargetError("a record without an id cannot be looked up", kind=ErrorKind.DATA, code="MissingId")
     found: set[str] = set()
+    lookup = replace(lookup, id=lookup.id or id_field)
     for start in range(0, len(ids), lookup.ids_max):
         part = ",".join(quote(str(one), safe="") for one in ids[start : start + lookup.ids_max])
         found |= await _all_pages(lookup, path.replace("{ids}", part), get)
@@ -62,7 +66,10 @@ async def _all_pages(lookup: PagedLookup, first: str, get: Callable[[str], Await
         items = at_path(reply.body, lookup.items)
         if not isinstance(items, list):
             raise TargetError("the question which records exist was answered without a list", kind=ErrorKind.CONNECTION)
-        found |= {str(at_path(item, lookup.id)) for item in items}
+        told = [at_path(item, lookup.id) for item in items]
+        if None in told:
+            raise TargetError(f"the question which records exist was answered with records without {lookup.id!r}")
+        found |= set(map(str, told))
         path = _next_page(lookup, first, path, reply)
         if path is None:
             return found

@@ -15,6 +15,7 @@ from penstock.targets.http.error_mapping import Reply, refusal
 from penstock.targets.http.lookup import PagedLookup, ids_there
 from penstock.targets.http.request_body import ENCODER, content_type, encoded, filled, id_of
 from penstock.targets.model import BulkOptions, ErrorKind, Mode, Outcome, TargetError, Verdict
+from penstock.targets.recent_batches import RecentBatches
 from penstock.targets.rules.rate_limit import RateLimit
 from penstock.targets.target import Answer, Batch, Capabilities, Target
 
@@ -25,8 +26,6 @@ __all__ = ["HttpTarget"]
 
 TIMEOUT_S = 120.0
 CONFLICT = 409
-LOST_KEYS_MAX = 10_000
-"""Keys remembered: more are not in flight, so the oldest were given up by their caller."""
 
 
 class HttpTarget(Target):
@@ -55,12 +54,15 @@ class HttpTarget(Target):
         auths = auth if isinstance(auth, Mapping) else {"default": auth or NoAuth()}
         if not auths or not endpoints:
             raise SettingsInvalid("an HTTP target needs at least one endpoint and, if it names sources, one of them")
+        for key, endpoint in endpoints.items():
+            if endpoint.lookup and not endpoint.id_field and (key[1] if isinstance(key, tuple) else key) == Mode.CREATE:
+                raise SettingsInvalid(f"{endpoint.url!r} must say by which id_field created records are looked up")
         self.name = name
         self.sources = tuple(auths)
         self.width, self.width_max, self.rate_limit = width, width_max, rate_limit
         self._auths = auths
         self._endpoints = endpoints
-        self._lost_keys: dict[str, None] = {}
+        self._lost_keys: RecentBatches[None] = RecentBatches()
         self._clock = clock or SystemClock()
         base = checked_base(base_url, has_credentials=auth is not None, allow_plain_http=allow_plain_http)
         self.quota = base
@@ -72,8 +74,6 @@ class HttpTarget(Target):
         except TargetError as error:
             if error.maybe_applied:
                 self._lost_keys[batch.key] = None
-                if len(self._lost_keys) > LOST_KEYS_MAX:
-                    del self._lost_keys[next(iter(self._lost_keys))]
             raise
         self._lost_keys.pop(batch.key, None)
         return answer
@@ -84,6 +84,7 @@ class HttpTarget(Target):
             is_atomic=endpoint.is_atomic,
             is_idempotent=endpoint.is_idempotent,
             can_reconcile=endpoint.can_reconcile(mode),
+            asked_records_max=endpoint.asked_records_max,
             records_max=1 if endpoint.is_single else endpoint.records_max,
             bytes_max=endpoint.bytes_max,
             id_field=endpoint.id_field,
@@ -125,7 +126,8 @@ class HttpTarget(Target):
     async def _send(self, batch: Batch, source: str) -> Answer:
         endpoint = self._endpoint(batch.table, batch.mode)
         if endpoint.is_single and len(batch) > 1:
-            raise TargetError(f"{endpoint.url} takes one record a call, not {len(batch)}", kind=ErrorKind.TOO_BIG)
+            call = _shown(endpoint.method, endpoint.url)
+            raise TargetError(f"{call} takes one record a call, not {len(batch)}", kind=ErrorKind.TOO_BIG)
         path = filled(endpoint.url, batch.table, id_of(batch.records[0], batch.mode, endpoint))
         content = encoded(batch, endpoint)
         headers = {"Accept": "application/json", **endpoint.headers}
@@ -134,24 +136,18 @@ class HttpTarget(Target):
         if endpoint.idempotency_header:
             headers[endpoint.idempotency_header] = batch.key
         reply = await self._http.call(source, endpoint.method, path, content=content, headers=headers)
+        call = _shown(endpoint.method, path)
         if self._is_gone(reply, batch, endpoint):
             return Answer([Verdict(Outcome.DELETED)])
         if reply.status == CONFLICT and batch.key in self._lost_keys and endpoint.idempotency_header:
             raise TargetError(
-                f"{endpoint.method} {path} answered {CONFLICT}: it still works on the first call with this key",
+                f"{call} answered {CONFLICT}: it still works on the first call with this key",
                 kind=ErrorKind.CONNECTION,
                 code=str(CONFLICT),
                 maybe_applied=True,
             )
         if reply.status not in endpoint.success:
-            raise self._refused(reply, endpoint, f"{endpoint.method} {path}")
-        if reply.headers.get("content-type", "").startswith("text/html"):
-            raise TargetError(
-                f"{endpoint.method} {path} answered {reply.status} with a page for people, perhaps to log in",
-                kind=ErrorKind.CONNECTION,
-                code="NotAnAnswer",
-                maybe_applied=True,
-            )
+            raise self._refused(reply, endpoint, call, len(batch))
         return read_answer(batch, endpoint, reply.status, reply.body, _width(reply, endpoint))
 
     async def _repeated(self, batch: Batch, source: str, *, is_atomic: bool) -> Sequence[Verdict | None]:
@@ -169,7 +165,8 @@ class HttpTarget(Target):
         """What a list of the records that exist proves: created ones are in it, deleted ones are not."""
         ids = [id_of(record, batch.mode, endpoint) for record in batch.records]
         path = self._http.address(filled(lookup.url, batch.table))
-        there = await ids_there(lookup, path, ids, lambda page: self._got(page, endpoint, source))
+        id_field = endpoint.id_field or "id"
+        there = await ids_there(lookup, path, ids, lambda page: self._got(page, endpoint, source), id_field=id_field)
         if batch.mode is Mode.CREATE:
             return [Verdict(Outcome.CREATED, one) if str(one) in there else None for one in ids]
         return [None if str(one) in there else Verdict(Outcome.DELETED, one) for one in ids]
@@ -190,16 +187,20 @@ class HttpTarget(Target):
         """What a GET was answered, if with success or one of `also`."""
         reply = await self._http.call(source, "GET", path, headers={"Accept": "application/json", **endpoint.headers})
         if not 200 <= reply.status < 300 and reply.status not in also:
-            raise self._refused(reply, endpoint, f"GET {path}")
+            raise self._refused(reply, endpoint, _shown("GET", path))
         return reply
 
-    def _refused(self, reply: Reply, endpoint: Endpoint, call: str) -> TargetError:
-        # A query may hold a key.
-        return refusal(reply, endpoint, call=call.partition("?")[0], now=from_micros(self._clock.now_us()))
+    def _refused(self, reply: Reply, endpoint: Endpoint, call: str, records: int = 1) -> TargetError:
+        return refusal(reply, endpoint, call=call, now=from_micros(self._clock.now_us()), records=records)
 
     def _is_gone(self, reply: Reply, batch: Batch, endpoint: Endpoint) -> bool:
         is_delete = batch.mode is Mode.DELETE and endpoint.is_single
         return is_delete and endpoint.gone_is_deleted and reply.status in GONE
+
+
+def _shown(method: str, path: str) -> str:
+    """A call without its query, which may hold a key."""
+    return f"{method} {path.partition('?')[0]}"
 
 
 def _width(reply: Reply, endpoint: Endpoint) -> int | None:

@@ -148,13 +148,4 @@ def _few_times(refusals: int, policy: RetryPolicy, otherwise: Act) -> Move:
 
 def not_applied(error: TargetError) -> TargetError:
     """The same refusal, now that the remote has said that it took no effect."""
-    return TargetError(
-        error.message,
-        kind=error.kind,
-        code=error.code,
-        retry_after_s=error.retry_after_s,
-        limit=error.limit,
-        suspects=error.suspects,
-        field=error.field,
-        details=error.details,
-    )
+    return error.but(maybe_applied=False)

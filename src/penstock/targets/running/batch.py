@@ -87,6 +87,8 @@ class PendingBatch:
     """What the remote said to a later call; believed once it was asked what became of the lost one."""
     verdicts: Sequence[Verdict] | None = None
     """The same, where it spoke of each record."""
+    answers: list[Verdict | None] = field(default_factory=list)
+    """What it said so far to the question what became of the first records."""
     isolation: Isolation | None = None
     source: str = ""
     """The source of the last call."""

@@ -16,12 +16,12 @@ from penstock.targets.quotas import RENEW_S, current_quotas, keep_share
 from penstock.targets.results import BulkResult
 from penstock.targets.rules.batch_size import BatchSize
 from penstock.targets.rules.duplicates import DuplicateKeys, find_duplicates
-from penstock.targets.rules.retry import Act, after_lost_question
+from penstock.targets.rules.retry import Act, RetryPolicy, after_lost_question
 from penstock.targets.running.arguments import Records, faults_in, refuse_faults
 from penstock.targets.running.batch import CallSpec
 from penstock.targets.running.batcher import Batcher, InputReader
 from penstock.targets.running.calls import SlotCaller
-from penstock.targets.running.outcomes import ProgressReporter
+from penstock.targets.running.outcomes import Callback
 from penstock.targets.running.scheduler import BatchScheduler
 from penstock.targets.running.stop_signal import StopSignal
 from penstock.targets.running.waiters import CallQueue
@@ -31,7 +31,7 @@ __all__ = ["BulkRun", "batcher_for", "described"]
 
 async def described(spec: CallSpec, caller: SlotCaller) -> CallSpec:
     """The spec with the capabilities of its table; raises the `TargetError` that no retry could avoid."""
-    pool = caller.pool
+    pool, policy = caller.pool, caller.policy
     tries: Counter[ErrorKind] = Counter()
     while True:
         try:
@@ -39,13 +39,13 @@ async def described(spec: CallSpec, caller: SlotCaller) -> CallSpec:
             return replace(spec, capabilities=capabilities)
         except TargetError as error:
             tries[error.kind] += 1
-            move = after_lost_question(error, tries, pool.policy)
+            move = after_lost_question(error, tries, policy)
             if move.act is Act.AGAIN and move.retry:
-                await pool.sleep(pool.policy.wait_s(move.retry, pool.entropy.jitter))
+                await pool.sleep(policy.wait_s(move.retry, pool.entropy.jitter))
             elif move.act is not Act.AGAIN:
-                if error.kind is not ErrorKind.CONNECTION or not 0 < pool.silent_s < pool.policy.outage_s:
+                if error.kind is not ErrorKind.CONNECTION or not 0 < pool.silent_s < policy.outage_s:
                     raise
-                await pool.sleep(pool.policy.outage_wait_s(pool.silent_s))
+                await pool.sleep(policy.outage_wait_s(pool.silent_s))
 
 
 def batcher_for(spec: CallSpec, reader: InputReader) -> Batcher:
@@ -75,12 +75,18 @@ class BulkRun:
     """Opens, works and closes; `stop` ends it early, `abandon` at once."""
 
     def __init__(
-        self, spec: CallSpec, records: Records, pool: Pool, progress: Callable[[Progress], None] | None = None
+        self,
+        spec: CallSpec,
+        records: Records,
+        pool: Pool,
+        policy: RetryPolicy,
+        progress: Callable[[Progress], None] | None = None,
     ) -> None:
         self._spec, self._pool = spec, pool
         self._reader = InputReader(records)
-        self._caller = SlotCaller(spec.target, pool, CallQueue(spec.options.max_parallel_batches))
-        self.reporter = ProgressReporter(ProgressTracker(self._reader.total, monotonic=pool.clock.monotonic), progress)
+        self._caller = SlotCaller(spec.target, pool, CallQueue(spec.options.max_parallel_batches), policy)
+        self.tracker = ProgressTracker(self._reader.total, monotonic=pool.clock.monotonic)
+        self._tell_progress = Callback(progress)
         self.stop_signal = StopSignal()
         self._scheduler: BatchScheduler | None = None
 
@@ -98,7 +104,7 @@ class BulkRun:
             async with self._watched():
                 scheduler = await self._work()
         finally:
-            await self._reader.aclose(self._pool.policy.grace_s)
+            await self._reader.aclose(self._caller.policy.grace_s)
         return scheduler.result(self._pool.clock.monotonic() - started_s)
 
     async def _work(self) -> BatchScheduler:
@@ -118,7 +124,12 @@ class BulkRun:
 
     def _gathered(self, spec: CallSpec) -> BatchScheduler:
         self._scheduler = BatchScheduler(
-            spec, self._reader, self._caller, reporter=self.reporter, stop_signal=self.stop_signal
+            spec,
+            self._reader,
+            self._caller,
+            tracker=self.tracker,
+            tell_progress=self._tell_progress,
+            stop_signal=self.stop_signal,
         )
         return self._scheduler
 
@@ -152,7 +163,6 @@ class BulkRun:
             self.stop_signal.stop("deadline")
 
     async def _end_of_grace(self) -> None:
-        await self.stop_signal.wait()
-        if self.stop_signal.is_by_caller:
-            await self._pool.sleep(self._pool.policy.grace_s)
-            self.abandon()
+        await self.stop_signal.wait_for_caller()
+        await self._pool.sleep(self._caller.policy.grace_s)
+        self.abandon()

@@ -12,6 +12,7 @@ from penstock.targets.model import ErrorKind, TargetError, Verdict
 from penstock.targets.pool import Pool, PoolExhausted
 from penstock.targets.request_count import RequestCounter
 from penstock.targets.rules.batch_size import BatchSize
+from penstock.targets.rules.retry import RetryPolicy
 from penstock.targets.running.batch import CallSpec, PendingBatch, SendMode
 from penstock.targets.running.waiters import CallQueue, Priority
 from penstock.targets.target import Answer, Target
@@ -33,8 +34,8 @@ class CallPostponed(Exception):
 class SlotCaller:
     """Makes the calls of one bulk call."""
 
-    def __init__(self, target: Target, pool: Pool, queue: CallQueue) -> None:
-        self._target, self.pool, self.queue = target, pool, queue
+    def __init__(self, target: Target, pool: Pool, queue: CallQueue, policy: RetryPolicy) -> None:
+        self._target, self.pool, self.queue, self.policy = target, pool, queue, policy
         self._counter = RequestCounter()
         self._calls = 0
         pool.enter()
@@ -51,16 +52,16 @@ class SlotCaller:
     async def call(self, ask: Callable[[str], Awaitable[Told]], priority: Priority = Priority.NEW) -> Told:
         """Ask when there is a slot, on its source; whatever goes wrong is raised as a `TargetError`."""
         source = await self._slot(priority)
-        generation = self.pool.source_refresh.generation(source)
+        generation = self.pool.source_refresh.generation(self._target, source)
         self._calls += 1
         try:
             told = await self._asked(ask, source)
             self.pool.answered(source, told.width_hint if isinstance(told, Answer) else None)
             return told
         except TargetError as error:
-            self.pool.refused(source, error)
+            self.pool.refused(source, error, self.policy)
             if error.kind in (ErrorKind.TOKEN, ErrorKind.CONNECTION):
-                await self.pool.source_refresh.renew(source, generation, self._target.refresh)
+                await self.pool.source_refresh.renew(self._target, source, generation)
             raise
         finally:
             # Whoever waits for this slot runs only after the caller has acted on what was told.
@@ -91,7 +92,7 @@ class SlotCaller:
     async def _acquired(self, priority: Priority) -> str:
         for attempt in count():
             try:
-                return await self.pool.acquire(self.queue, priority)
+                return await self.pool.acquire(self.queue, priority, self.policy)
             except PoolExhausted as error:
                 pause_s = min(2.0**attempt, EXHAUSTED_WAIT_MAX_S)
                 log.warning("%s; trying again in %g s", error, pause_s)
@@ -115,7 +116,7 @@ class Sender:
         return await self._caller.call(lambda source: self._send(work, source), work.priority)
 
     async def ask(self, work: PendingBatch) -> Sequence[Verdict | None]:
-        """Ask what became of the work."""
+        """Ask what became of the next records of the work, those that it has no answers for."""
         return await self._caller.call(lambda source: self._question(work, source), work.priority)
 
     async def _send(self, work: PendingBatch, source: str) -> Answer:
@@ -137,7 +138,7 @@ class Sender:
         finally:
             self.in_flight.discard(work)
         if len(answer.verdicts) != len(work):
-            raise _wrong_count(answer.verdicts, work, maybe_applied=True)
+            raise _wrong_count(answer.verdicts, len(work), maybe_applied=True)
         if work.send_mode is SendMode.SEND:
             self._size.answered(len(work), self._clock.monotonic() - began_s)
         return answer
@@ -145,9 +146,16 @@ class Sender:
     async def _question(self, work: PendingBatch, source: str) -> Sequence[Verdict | None]:
         work.source = source
         self.calls += 1
-        known = await self._spec.target.reconcile(self._spec.batch(work.records, work.key, work.indexes), source)
-        if len(known) != len(work):
-            raise _wrong_count(known, work, maybe_applied=False)
+        self.in_flight.add(work)
+        first, asked_max = len(work.answers), self._spec.capabilities.asked_records_max or len(work)
+        asked = slice(first, first + asked_max)
+        batch = self._spec.batch(work.records[asked], work.key, work.indexes[asked])
+        try:
+            known = await self._spec.target.reconcile(batch, source)
+        finally:
+            self.in_flight.discard(work)
+        if len(known) != len(batch):
+            raise _wrong_count(known, len(batch), maybe_applied=False)
         return known
 
 
@@ -160,6 +168,6 @@ def _lost_call(error: BaseException) -> TargetError | None:
     return TargetError(f"{type(error).__name__}: {error}", maybe_applied=True)
 
 
-def _wrong_count(verdicts: Sequence[object], work: PendingBatch, *, maybe_applied: bool) -> TargetError:
-    message = f"{len(verdicts)} verdicts came for {len(work)} records"
+def _wrong_count(verdicts: Sequence[object], records: int, *, maybe_applied: bool) -> TargetError:
+    message = f"{len(verdicts)} verdicts came for {records} records"
     return TargetError(message, code="BadAnswer", maybe_applied=maybe_applied)

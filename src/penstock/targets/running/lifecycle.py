@@ -51,7 +51,7 @@ class BatchLifecycle:
 
     def __init__(self, spec: CallSpec, callbacks: BatchCallbacks, caller: SlotCaller, size: BatchSize) -> None:
         self._spec, self._callbacks, self._size = spec, callbacks, size
-        self._pool, self._policy = caller.pool, caller.pool.policy
+        self._pool, self._policy = caller.pool, caller.policy
         self._sender = Sender(spec, caller, size, callbacks.is_held)
         self._budget = RetryBudget(self._policy.budget)
         self._numbers = count(1)
@@ -79,7 +79,9 @@ class BatchLifecycle:
         """Make one call for the work; False when it is settled or in pieces, True when it needs another."""
         try:
             if work.send_mode is SendMode.ASK:
-                return self._reconciled(work, await self._sender.ask(work))
+                work.answers += await self._sender.ask(work)
+                work.lost_questions.clear()
+                return len(work.answers) < len(work) or self._reconciled(work, work.answers)
             answer = await self._sender.send(work)
         except TargetError as error:
             return self._refused(work, error)
@@ -167,7 +169,7 @@ class BatchLifecycle:
                 error = verdicts[0].error
                 assert error is not None
                 if error.kind is ErrorKind.THROTTLED:
-                    self._pool.refused(work.source, error)
+                    self._pool.refused(work.source, error, self._policy)
                 is_again = self._refused(piece, error)
         if is_again and piece is not work:
             self._callbacks.launch(piece)
@@ -183,6 +185,7 @@ class BatchLifecycle:
     def _ask(self, work: PendingBatch) -> bool:
         work.send_mode, work.priority, work.is_asked = SendMode.ASK, Priority.RETRY, False
         work.lost_questions.clear()
+        work.answers = []
         return True
 
     def _refused(self, work: PendingBatch, error: TargetError) -> bool:

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from functools import partial
 
 from penstock.targets.model import Outcome, TargetError, Verdict
+from penstock.targets.progress import Phase, ProgressTracker
 from penstock.targets.results import BulkResult, Statistics
 from penstock.targets.rules.batch_size import BatchSize
 from penstock.targets.running.batch import BatchCallbacks, CallSpec, PendingBatch
 from penstock.targets.running.batcher import Batcher, InputReader, NextBatch
 from penstock.targets.running.calls import SlotCaller
 from penstock.targets.running.lifecycle import BatchLifecycle
-from penstock.targets.running.outcomes import Counts, OutcomeRecorder, ProgressReporter
+from penstock.targets.running.outcomes import Callback, Counts, OutcomeRecorder
 from penstock.targets.running.stop_signal import StopSignal
 from penstock.targets.target import UniformVerdicts
 
@@ -32,12 +33,13 @@ class BatchScheduler:
         reader: InputReader,
         caller: SlotCaller,
         *,
-        reporter: ProgressReporter,
+        tracker: ProgressTracker,
+        tell_progress: Callback,
         stop_signal: StopSignal,
     ) -> None:
         self._spec, self._reader = spec, reader
         self._caller, self._pool, self._queue = caller, caller.pool, caller.queue
-        self._reporter, self._stop_signal = reporter, stop_signal
+        self._tracker, self._tell_progress, self._stop_signal = tracker, tell_progress, stop_signal
         self._recorder = OutcomeRecorder(spec.mode, spec.options, spec.own_id)
         self._size = BatchSize(spec.options, spec.capabilities)
         self._sizes: tuple[int, int] | None = None
@@ -150,7 +152,7 @@ class BatchScheduler:
         counts = self._recorder.settle(work.indexes, work.records, verdicts, diagnose)
         if self._batcher is not None:
             self._batcher.release(work.identities)
-        self._reporter.settled(counts)
+        self._tracker.record(succeeded=counts.succeeded, failed=counts.failed, unknown=counts.unknown)
         self._tell(work, verdicts)
         if counts.has_errors:
             self._stop_on_errors(counts)
@@ -172,19 +174,22 @@ class BatchScheduler:
                 self._stop_signal.stop("error in on_outcomes", error)
 
     def _report(self) -> None:
-        if not self._reporter.is_heard:
+        if not self._tell_progress.is_given:
             return
-        is_over = self._reader.is_over
+        is_over, is_stopped = self._reader.is_over, self._stop_signal.is_set
         read = self._reader.read_count if is_over else self._reader.total
-        self._reporter.report(
+        throttled_until_s = None if is_stopped else self._pool.throttled_until_s
+        going = Phase.DRAINING if is_over or is_stopped else Phase.RUNNING
+        self._tracker.state(
+            phase=going if throttled_until_s is None else Phase.THROTTLED,
+            throttled_until_s=throttled_until_s,
             total=None if read is None else read - self._recorder.skipped,
-            throttled_until_s=None if self._stop_signal.is_set else self._pool.throttled_until_s,
-            is_draining=is_over or self._stop_signal.is_set,
             in_flight=self._queue.in_flight,
             retries=self._lifecycle.retries.total(),
             batch_size=self._size.now,
             width=self._width,
         )
+        self._tell_progress(self._tracker.snapshot())
 
     def result(self, duration_s: float) -> BulkResult:
         """What became of every record; what was left behind is settled first."""
@@ -205,7 +210,10 @@ class BatchScheduler:
             statistics=self._statistics(),
             ids=self._recorder.ids,
         )
-        self._reporter.finish(total=len(result.outcomes) - result.skipped_count, not_run=result.not_run_count)
+        self._tracker.record(not_run=result.not_run_count)
+        self._tracker.state(total=len(result.outcomes) - result.skipped_count)
+        self._tracker.finish()
+        self._tell_progress(self._tracker.snapshot())
         return result
 
     def _leave(self, work: PendingBatch) -> None:

@@ -21,7 +21,7 @@ class StopSignal:
     def __init__(self) -> None:
         self.reason: StoppedReason | None = None
         self.error: BaseException | None = None
-        self._told = asyncio.Event()
+        self._told_by_caller = asyncio.Event()
         self._hooks: list[Callable[[], None]] = []
 
     @property
@@ -29,16 +29,12 @@ class StopSignal:
         """Whether the call must end."""
         return self.reason is not None
 
-    @property
-    def is_by_caller(self) -> bool:
-        """Whether nobody waits for what is in flight longer than the grace."""
-        return self.reason in BY_CALLER
-
     def stop(self, reason: StoppedReason, error: BaseException | None = None) -> None:
-        """End the call; does nothing when it is already ending."""
+        """End the call. When it is already ending, a caller's reason still limits the wait for what is in flight."""
+        if reason in BY_CALLER:
+            self._told_by_caller.set()
         if self.reason is None:
             self.reason, self.error = reason, error
-            self._told.set()
             for hook in self._hooks:
                 hook()
 
@@ -46,9 +42,9 @@ class StopSignal:
         """Call `hook` when the call must end."""
         self._hooks.append(hook)
 
-    async def wait(self) -> None:
-        """Return when the call must end."""
-        await self._told.wait()
+    async def wait_for_caller(self) -> None:
+        """Return when the caller wants the call to end: from then on what is in flight has only the grace."""
+        await self._told_by_caller.wait()
 
     async def guard(self, work: Coroutine[Any, Any, Told]) -> Told | None:
         """Do something unless the call must end before it is done; then it is cancelled, and None."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, defaultdict, deque
-from collections.abc import Awaitable, Callable
 from enum import Enum, auto
 
 from penstock.targets.rules.breaker import Breaker
@@ -13,6 +12,7 @@ from penstock.targets.rules.pace import Pace
 from penstock.targets.rules.rate_limit import TokenBucket
 from penstock.targets.rules.share import WHOLE, Share
 from penstock.targets.rules.width import Width
+from penstock.targets.target import Target
 
 __all__ = ["CallQueue", "Priority", "Source", "SourceRefresh", "TableGate"]
 
@@ -150,23 +150,24 @@ log = logging.getLogger("penstock.targets")
 
 
 class SourceRefresh:
-    """One renewal at a time for each source; a call that started before the last one asks for none."""
+    """One renewal at a time for each source of a target; a call that started before the last one asks for none."""
 
     def __init__(self) -> None:
-        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self._done: Counter[str] = Counter()
+        self._locks: defaultdict[tuple[int, str], asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._done: Counter[tuple[int, str]] = Counter()
 
-    def generation(self, source: str) -> int:
+    def generation(self, target: Target, source: str) -> int:
         """How often the source was renewed; a call remembers it when it starts."""
-        return self._done[source]
+        return self._done[id(target), source]
 
-    async def renew(self, source: str, generation: int, refresh: Callable[[str], Awaitable[None]]) -> None:
+    async def renew(self, target: Target, source: str, generation: int) -> None:
         """Renew unless that was done since; a renewal that fails is logged, and the next call will tell."""
-        async with self._locks[source]:
-            if self._done[source] != generation:
+        key = id(target), source
+        async with self._locks[key]:
+            if self._done[key] != generation:
                 return
             try:
-                await refresh(source)
+                await target.refresh(source)
             except Exception as error:
                 log.warning("source %r could not be renewed: %r", source, error)
-            self._done[source] += 1
+            self._done[key] += 1

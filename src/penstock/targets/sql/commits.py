@@ -11,12 +11,10 @@ from penstock.targets.model import Verdict
 from penstock.targets.sql.row_groups import RowGroup
 from penstock.targets.sql.target import TableBatch
 
-__all__ = ["CANCEL_S", "CommitLog", "Pending", "committed"]
+__all__ = ["CANCEL_S", "Pending", "committed"]
 
 CANCEL_S = 2.0
 """How long a cancelled call still waits for a commit or a rollback."""
-BATCHES_MAX = 1000
-"""Batches remembered: more are not in flight, so the oldest were given up by their caller."""
 
 
 async def committed(commit: Coroutine[Any, Any, Any]) -> None:
@@ -44,30 +42,3 @@ class Pending:
     verdicts: Sequence[Sequence[Verdict]]
     transaction_id: str = ""
     """What the server calls the transaction, where it can be asked about it."""
-
-
-class CommitLog:
-    """The transactions that were asked to commit, by batch, until the answer is known."""
-
-    def __init__(self) -> None:
-        self._pending: dict[str, list[Pending]] = {}
-
-    def note(self, batch_key: str, pending: Pending) -> None:
-        """A commit is about to be sent."""
-        self._pending.setdefault(batch_key, []).append(pending)
-        while len(self._pending) > BATCHES_MAX:
-            del self._pending[next(iter(self._pending))]
-
-    def forget(self, batch_key: str) -> None:
-        """The batch was answered, or is sent anew."""
-        self._pending.pop(batch_key, None)
-
-    def get(self, batch_key: str) -> Sequence[Pending]:
-        """What may have been committed of this batch."""
-        return self._pending.get(batch_key, ())
-
-    def drop_last(self, batch_key: str) -> None:
-        """The server refused the last commit."""
-        self._pending[batch_key].pop()
-        if not self._pending[batch_key]:
-            self.forget(batch_key)

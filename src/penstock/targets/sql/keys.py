@@ -19,6 +19,7 @@ __all__ = [
     "fault",
     "folded",
     "identify",
+    "ids_of",
     "is_ascending",
     "is_whole",
     "key_of_id",
@@ -83,6 +84,11 @@ def key_of_id(given: Any, key: tuple[str, ...]) -> Row:
     elif isinstance(given, tuple | list) and len(given) == len(key):
         return tuple(given)
     raise missing_key(key)
+
+
+def ids_of(columns: Sequence[list[Any]]) -> list[Any]:
+    """Key columns as ids: the value itself, or a tuple when the key has several columns."""
+    return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
 
 
 def picker(columns: tuple[str, ...]) -> Callable[[Record], Row]:

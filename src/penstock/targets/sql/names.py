@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from penstock.targets.model import BadInput
 
-__all__ = ["Quote", "ansi", "backticks", "split_name"]
+__all__ = ["Quote", "ansi", "backticks", "listed", "split_name"]
 
 Quote = Callable[[str], str]
 PART = re.compile(r'"((?:[^"]|"")+)"|([^".]+)')
@@ -35,3 +35,8 @@ def ansi(name: str) -> str:
 def backticks(name: str) -> str:
     """A name for MariaDB, in a statement whose values are put in with `%s`."""
     return "`" + name.replace("`", "``").replace("%", "%%") + "`"
+
+
+def listed(names: Iterable[str], quote: Quote = ansi) -> str:
+    """Names with commas between."""
+    return ", ".join(map(quote, names))

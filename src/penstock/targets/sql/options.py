@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from penstock.targets.model import BulkOptions
 
-__all__ = ["DEFAULTS", "SqlOptions"]
+__all__ = ["SqlOptions"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,7 @@ from penstock.targets.sql.keys import (
     by_key,
     fault,
     folded,
+    ids_of,
     is_ascending,
     is_whole,
     key_of_id,
@@ -179,8 +180,7 @@ def _in_waves(
 
 def _keys(group: RowGroup, table: Table, key: tuple[str, ...]) -> list[Any]:
     """One comparable value a row: the key's, or a tuple of them."""
-    columns = [_comparable(group.column(name), table.columns[name].fold) for name in key]
-    return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
+    return ids_of([_comparable(group.column(name), table.columns[name].fold) for name in key])
 
 
 def _wrong_keys(group: RowGroup, keys: list[Any], table: Table, key: tuple[str, ...]) -> dict[int, TargetError]:

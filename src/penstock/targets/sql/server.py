@@ -8,7 +8,8 @@ from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from penstock.targets.model import BulkOptions, ErrorKind, Mode, TargetError, Verdict
-from penstock.targets.sql.commits import CommitLog, Pending, committed
+from penstock.targets.recent_batches import RecentBatches
+from penstock.targets.sql.commits import Pending, committed
 from penstock.targets.sql.connections import ConnectionPool
 from penstock.targets.sql.row_groups import RowGroup
 from penstock.targets.sql.target import SqlTarget, TableBatch
@@ -26,7 +27,8 @@ class ServerTarget(SqlTarget):
 
     def __init__(self, name: str, connections: int) -> None:
         super().__init__(name, connections)
-        self._commits = CommitLog()
+        self._commits: RecentBatches[list[Pending]] = RecentBatches()
+        """The transactions of a batch that were asked to commit, until the answer is known."""
 
     async def refresh(self, source: str) -> None:
         """Open new connections from now on, and look tables up again."""
@@ -41,7 +43,7 @@ class ServerTarget(SqlTarget):
         """Ask which transactions of the batch were committed; None for a record that none of them wrote."""
         verdicts: list[Verdict | None] = [None] * len(batch)
         caught: tuple[type[BaseException], ...] = (TargetError, *self._driver_errors)
-        for pending in self._commits.get(batch.key):
+        for pending in self._commits.get(batch.key, ()):
             async with self._pool.take() as connection:
                 try:
                     is_committed = await self._is_committed(connection, pending)
@@ -52,7 +54,7 @@ class ServerTarget(SqlTarget):
                 for group, told in zip(pending.groups, pending.verdicts, strict=True):
                     for position, verdict in zip(group.positions, told, strict=True):
                         verdicts[position] = verdict
-        self._commits.forget(batch.key)
+        self._commits.pop(batch.key, None)
         return verdicts
 
     def _capabilities(self, mode: Mode, options: BulkOptions, key: tuple[str, ...]) -> Capabilities:
@@ -61,7 +63,7 @@ class ServerTarget(SqlTarget):
     async def _commit(self, connection: Any, commit: Coroutine[Any, Any, Any], pending: Pending) -> None:
         """Commit what is pending. When this raises, it was refused; or nobody knows, and `reconcile` asks."""
         key = pending.work.batch.key
-        self._commits.note(key, pending)
+        self._commits[key] = [*self._commits.get(key, ()), pending]
         try:
             await committed(commit)
         except asyncio.CancelledError:
@@ -72,7 +74,7 @@ class ServerTarget(SqlTarget):
             if refused.kind is ErrorKind.CONNECTION:
                 self._pool.discard(connection)
                 raise _maybe_applied(refused) from error
-            self._commits.drop_last(key)
+            self._commits[key].pop()
             raise refused from error
 
     def _refusal(

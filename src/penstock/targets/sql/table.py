@@ -63,6 +63,8 @@ class Table:
     has_row_security: bool = False
     has_insert_trigger: bool = False
     """A trigger runs before each insert, and may leave the row out."""
+    has_update_trigger: bool = False
+    """The same of updates."""
     key_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """The columns of every unique index, where errors name the index."""
 

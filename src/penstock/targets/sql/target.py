@@ -10,16 +10,17 @@ from typing import Any
 from penstock.errors import SettingsInvalid
 from penstock.targets.model import DONE as OUTCOMES
 from penstock.targets.model import BulkOptions, ErrorKind, Mode, Outcome, TargetError, Verdict
-from penstock.targets.sql.keys import identify
-from penstock.targets.sql.options import DEFAULTS, SqlOptions
+from penstock.targets.sql.keys import identify, ids_of
+from penstock.targets.sql.options import SqlOptions
 from penstock.targets.sql.row_groups import Layout, RowGroup, assemble, lay_out
 from penstock.targets.sql.table import Table, choose_key
 from penstock.targets.sql.values import Converters, convert
 from penstock.targets.target import Answer, Batch, Capabilities, Target, UniformVerdicts
 
-__all__ = ["DONE", "SqlTarget", "TableBatch", "Written", "left_out", "not_found", "with_ids"]
+__all__ = ["CREATED", "DONE", "UNCHANGED", "SqlTarget", "TableBatch", "Written", "left_out", "not_found", "with_ids"]
 
 DONE = {mode: Verdict(outcome) for mode, outcome in OUTCOMES.items()} | {Mode.UPSERT: Verdict(Outcome.UPDATED)}
+CREATED, UNCHANGED = Verdict(Outcome.CREATED), Verdict(Outcome.UNCHANGED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +83,8 @@ class SqlTarget(Target):
     async def describe(self, table: str, mode: Mode, options: BulkOptions, source: str) -> Capabilities:
         """Look the table up and settle which columns identify its records."""
         self.forget(table)  # it may have changed since the last call
-        found = await self._table(table)
+        found = await self.table(table)
         return self._capabilities(mode, options, choose_key(found, mode, options))
-
-    def identity(self, table: str, mode: Mode, record: Any) -> Hashable | None:
-        """The record's primary key; `identifier` knows the key of a call."""
-        found = self.identifier(table, mode, DEFAULTS)
-        return found(record) if found else None
 
     def identifier(self, table: str, mode: Mode, options: BulkOptions) -> Callable[[Any], Hashable | None] | None:
         """The record's key, as the table compares it. Two creates are never the same record."""
@@ -102,7 +98,11 @@ class SqlTarget(Target):
 
     async def table(self, name: str) -> Table:
         """What the database says of a table; raises `TargetError` when there is none."""
-        return await self._table(name)
+        if name not in self._tables or name in self._changed:
+            found = await self._read_table(name)
+            self._changed.discard(name)
+            self._tables[name] = found
+        return self._tables[name]
 
     async def send(self, batch: Batch, source: str) -> Answer:
         """Write the batch in one transaction."""
@@ -124,7 +124,7 @@ class SqlTarget(Target):
         return Answer(assemble(len(batch), work.layout, written.verdicts), counts_exact=written.counts_exact)
 
     async def _work(self, batch: Batch) -> TableBatch:
-        table = await self._table(batch.table)
+        table = await self.table(batch.table)
         key = choose_key(table, batch.mode, batch.options)
         layout = lay_out(batch.records, batch.mode, table, key)
         if self._converters is not None:
@@ -133,13 +133,6 @@ class SqlTarget(Target):
         if layout.faults and not batch.options.isolate:
             raise _as_one(layout)
         return TableBatch(batch, table, key, layout)
-
-    async def _table(self, name: str) -> Table:
-        if name not in self._tables or name in self._changed:
-            found = await self._read_table(name)
-            self._changed.discard(name)
-            self._tables[name] = found
-        return self._tables[name]
 
     def _as_texts(self, table: Table, layout: Layout) -> tuple[Table, Layout]:
         """The same, with columns marked for which texts are given that the server must read."""
@@ -168,10 +161,10 @@ def with_ids(
     """The verdicts on an upsert with the ids of its records: their keys, or those `found` by the rows' places."""
     if not work.tells_ids:
         return verdicts
-    columns = [group.column(name) for name in work.key]
-    ids = columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
-    if found is not None:
-        ids = [found.get(n, key) for n, key in enumerate(ids)]
+    if found is None:
+        ids = ids_of([group.column(name) for name in work.key])
+    else:
+        ids = [found.get(n) for n in range(len(group))]
     if isinstance(verdicts, UniformVerdicts):
         return UniformVerdicts(verdicts.verdict, len(group), ids)
     return [Verdict(told.outcome, key, told.error) for told, key in zip(verdicts, ids, strict=True)]
@@ -190,7 +183,4 @@ def not_found(work: TableBatch, group: RowGroup, index: int) -> Verdict:
 
 
 def _as_one(layout: Layout) -> TargetError:
-    first = layout.faults[min(layout.faults)]
-    return TargetError(
-        first.message, kind=first.kind, code=first.code, field=first.field, suspects=tuple(sorted(layout.faults))
-    )
+    return layout.faults[min(layout.faults)].but(suspects=tuple(sorted(layout.faults)))

@@ -20,7 +20,7 @@ TABLE = (
     f"WHERE e.engine = t.engine) FROM information_schema.tables t {WHERE}"
 )
 COLUMNS = (
-    "SELECT column_name, data_type, column_type, column_default, extra, generation_expression, "
+    "SELECT column_name, data_type, column_type, extra, generation_expression, "
     "character_set_name, collation_name, is_nullable "
     f"FROM information_schema.columns {WHERE} ORDER BY ordinal_position"
 )
@@ -77,12 +77,11 @@ async def read_table(cursor: Any, name: str) -> Table:
 
 
 def _column(found: tuple[Any, ...]) -> Column:
-    name, kind, full, default, extra, generation, charset, collation, nullable = found
+    name, kind, full, extra, generation, charset, collation, nullable = found
     return Column(
         name,
         kind,
         full,
-        default=default,
         takes_null=nullable == "YES",
         is_generated=bool(generation) or "GENERATED" in extra.upper(),
         # MariaDB would take any text as the number 0, and so find the wrong row.

@@ -6,12 +6,12 @@ one statement less, but it changes whichever row is in the way of any unique ind
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
 from penstock.targets.sql.keys import Row
-from penstock.targets.sql.names import backticks
+from penstock.targets.sql.names import backticks, listed
 from penstock.targets.sql.table import Table
 
 __all__ = ["Statement", "delete", "find", "find_ids", "insert", "update", "update_one"]
@@ -52,8 +52,9 @@ def find_ids(
 
 def insert(table: Table, columns: Sequence[str], rows: Sequence[Row], returning: Sequence[str] = ()) -> Statement:
     """New rows; `returning` are told in the order of the rows."""
-    text = f"INSERT INTO {table.quoted(backticks)} ({_listed(columns)}) VALUES {_marks(len(columns), len(rows))}"
-    told = f" RETURNING {_listed(returning)}" if returning else ""
+    values = _marks(len(columns), len(rows))
+    text = f"INSERT INTO {table.quoted(backticks)} ({listed(columns, backticks)}) VALUES {values}"
+    told = f" RETURNING {listed(returning, backticks)}" if returning else ""
     return text + told, list(chain.from_iterable(rows))
 
 
@@ -86,7 +87,7 @@ def delete(table: Table, key: tuple[str, ...], columns: Sequence[str], rows: Seq
 
 def _given(columns: Sequence[str], rows: Sequence[Row]) -> str:
     values = _marks(len(columns), len(rows))
-    return f"(WITH g ({_listed(columns)}) AS (VALUES {values}) SELECT * FROM g) g"
+    return f"(WITH g ({listed(columns, backticks)}) AS (VALUES {values}) SELECT * FROM g) g"
 
 
 def _same_key(table: Table, key: tuple[str, ...]) -> str:
@@ -106,7 +107,3 @@ def _as(table: Table, name: str, *, is_exact: bool = False) -> str:
 
 def _marks(columns: int, rows: int) -> str:
     return ", ".join([f"({', '.join(['%s'] * columns)})"] * rows)
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(map(backticks, names))

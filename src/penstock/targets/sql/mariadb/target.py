@@ -116,7 +116,7 @@ class MariaDbTarget(ServerTarget):
 
     async def _transact(self, work: TableBatch, write: WriteGroup) -> Written:
         """Write the groups in one transaction. When this ends in any way, the transaction has ended or soon will."""
-        self._commits.forget(work.batch.key)
+        self._commits.pop(work.batch.key, None)
         groups = work.layout.groups
         async with self._pool.take() as connection:
             try:
@@ -130,7 +130,7 @@ class MariaDbTarget(ServerTarget):
                 await self._undo(connection)
                 raise self._refusal(error, work) from error
             await self._commit(connection, connection.commit(), Pending(work, groups, verdicts))
-        self._commits.forget(work.batch.key)
+        self._commits.pop(work.batch.key, None)
         return Written(verdicts)
 
     def _mapped(self, error: BaseException, work: TableBatch | None, groups: Sequence[RowGroup]) -> TargetError:

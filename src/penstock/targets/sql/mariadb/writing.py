@@ -12,13 +12,12 @@ from penstock.targets.sql.keys import Row
 from penstock.targets.sql.mariadb.error_codes import refusal, suspects
 from penstock.targets.sql.mariadb.statements import Statement, delete, find, find_ids, insert, update, update_one
 from penstock.targets.sql.row_groups import RowGroup
-from penstock.targets.sql.target import DONE, TableBatch, not_found
+from penstock.targets.sql.target import CREATED, DONE, UNCHANGED, TableBatch, not_found
 
 __all__ = ["DRIVER_ERRORS", "found_in", "ids_in_table", "parts", "told", "write_each", "write_group"]
 
 ROWS_MAX = 1000
 """Rows in one statement; a batch may have more of them."""
-CREATED, UNCHANGED = Verdict(Outcome.CREATED), Verdict(Outcome.UNCHANGED)
 DRIVER_ERRORS = (MySQLError, OSError, EOFError, TypeError, ValueError, OverflowError)
 
 

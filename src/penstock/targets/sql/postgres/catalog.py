@@ -56,8 +56,8 @@ WITH RECURSIVE bases (attnum, oid, typmod) AS (
     SELECT b.attnum, t.typbasetype, t.typtypmod FROM bases b JOIN pg_type t ON t.oid = b.oid WHERE t.typtype = 'd'
 )
 SELECT c.relkind::text, n.nspname AS schema, c.relname AS name, c.relrowsecurity AS has_row_security,
-  EXISTS (SELECT FROM pg_trigger g WHERE g.tgrelid = c.oid AND NOT g.tgisinternal AND g.tgtype & 7 = 7)
-    AS has_insert_trigger,
+  coalesce(triggers.of_inserts, false) AS has_insert_trigger,
+  coalesce(triggers.of_updates, false) AS has_update_trigger,
   (SELECT json_agg(json_build_object(
       'name', a.attname,
       'type', format_type(t.oid, -1),
@@ -87,7 +87,11 @@ SELECT c.relkind::text, n.nspname AS schema, c.relname AS name, c.relrowsecurity
     FROM pg_index i
     WHERE i.indrelid = c.oid AND i.indisunique AND i.indimmediate AND i.indisvalid
       AND i.indpred IS NULL AND i.indexprs IS NULL) AS keys
-FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace,
+LATERAL (SELECT bool_or(g.tgtype & 7 = 7) AS of_inserts, bool_or(g.tgtype & 19 = 19) AS of_updates
+  FROM pg_trigger g
+  WHERE NOT g.tgisinternal AND (g.tgrelid = c.oid OR g.tgrelid IN (SELECT relid FROM pg_partition_tree(c.oid)))
+) AS triggers
 WHERE c.oid = to_regclass($1)
 """
 
@@ -111,6 +115,7 @@ async def read_table(connection: Any, name: str) -> Table:
         is_partitioned=found["relkind"] == "p",
         has_row_security=found["has_row_security"],
         has_insert_trigger=found["has_insert_trigger"],
+        has_update_trigger=found["has_update_trigger"],
     )
 
 

@@ -6,12 +6,12 @@ an outcome out of the ordinary, so that a batch where all went alike is answered
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from zlib import crc32
 
 from penstock.targets.model import Mode
-from penstock.targets.sql.names import ansi
+from penstock.targets.sql.names import ansi, listed
 from penstock.targets.sql.table import Column, Table
 
 __all__ = ["EXACT", "ORDINAL", "ORDINAL_NAME", "Plan", "from_arrays", "from_stage", "stage_name", "stage_table"]
@@ -19,6 +19,7 @@ __all__ = ["EXACT", "ORDINAL", "ORDINAL_NAME", "Plan", "from_arrays", "from_stag
 ORDINAL_NAME = "penstock ordinal"
 ORDINAL = ansi(ORDINAL_NAME)
 IS_NEW = ansi("penstock is new")
+IS_DUE = ansi("penstock is due")
 XID = "pg_current_xact_id()::text AS xid"
 EXACT = frozenset({"smallint", "integer", "bigint", "text"})
 """Types whose values come back equal to what was sent, so that they can be told apart by value."""
@@ -77,7 +78,7 @@ class Plan:
             return f"{self._create(source)} SELECT {XID}{self._written_count()}{self._created_keys()}"
         if mode is Mode.UPSERT and self.by_value:
             keys = ", ".join(f"array_agg({ansi(k)}) FILTER (WHERE {IS_NEW}) AS k{n}" for n, k in enumerate(self.key))
-            return f"{self._upsert(source)} SELECT {XID}, {keys} FROM written"
+            return f"{self._upsert(source)} SELECT {XID}, count(*) AS written, {keys} FROM written"
         return f"{self.told(mode, source)} {TALLY}"
 
     def find_ids(self, source: str, ids: Sequence[str]) -> str:
@@ -108,7 +109,7 @@ class Plan:
     def _create(self, source: str) -> str:
         # Keys are made before the insert, because RETURNING promises no order to find them by.
         made = "".join(f", {self.table.columns[k].default} AS {ansi(k)}" for k in self.generated)
-        columns = _listed((*self.columns, *self.generated))
+        columns = listed((*self.columns, *self.generated))
         told = " RETURNING 1" if self.table.has_insert_trigger else ""
         return (
             f"WITH given AS MATERIALIZED (SELECT g.*{made} FROM {source}), "
@@ -132,9 +133,9 @@ class Plan:
         is_new = "old IS NULL" if self.server >= 18 else "NULL::bool" if self.reads_before else "xmax = 0"
         return (
             f"WITH given AS (SELECT * FROM {source}), {before}"
-            f"written AS (INSERT INTO {self._name} AS t ({_listed(self.columns)}) OVERRIDING SYSTEM VALUE "
-            f"SELECT {_listed(self.columns)} FROM given "
-            f"ON CONFLICT ({_listed(self.key)}) DO {self._on_conflict()} "
+            f"written AS (INSERT INTO {self._name} AS t ({listed(self.columns)}) OVERRIDING SYSTEM VALUE "
+            f"SELECT {listed(self.columns)} FROM given "
+            f"ON CONFLICT ({listed(self.key)}) DO {self._on_conflict()} "
             f"RETURNING {', '.join(f't.{ansi(k)}' for k in self.key)}, {is_new} AS {IS_NEW})"
         )
 
@@ -145,63 +146,88 @@ class Plan:
         return f"UPDATE SET {changes}" + (f" WHERE {self._differs('excluded')}" if self.only_changed else "")
 
     def _told_of_upsert(self) -> str:
-        types = {k: self.table.columns[k].full_type for k in self.key}
-        same = " AND ".join(f"w.{ansi(k)} = g.{ansi(k)}::{types[k]}" for k in self.key)
         # Every row is written, unless it holds the same already or a trigger objects.
-        absent = "unchanged" if self.only_changed or not self._rest else "left out"
+        absent = "'unchanged'" if self.only_changed or not self._rest else "'left out'"
+        if self.table.has_insert_trigger or self.table.has_update_trigger:
+            absent = f"CASE WHEN {self._holds_the_same()} THEN 'unchanged' ELSE 'left out' END"
         was_there = f"EXISTS (SELECT FROM before b WHERE b.{ORDINAL} = g.{ORDINAL})"
         is_new = f"NOT {was_there}" if self.reads_before else f"w.{IS_NEW}"
         return (
-            f"SELECT g.{ORDINAL}, CASE WHEN w.{ansi(self.key[0])} IS NULL THEN '{absent}' "
-            f"WHEN {is_new} THEN 'created' ELSE 'updated' END AS outcome FROM given g LEFT JOIN written w ON {same}"
+            f"SELECT g.{ORDINAL}, CASE WHEN w.{ansi(self.key[0])} IS NULL THEN {absent} "
+            f"WHEN {is_new} THEN 'created' ELSE 'updated' END AS outcome FROM given g "
+            f"LEFT JOIN written w ON {self._same_written_key('w')}"
         )
+
+    def _holds_the_same(self) -> str:
+        """Whether the table has a row of this key that an upsert leaves as it is."""
+        if self._rest and not self.only_changed:
+            return "false"
+        differs = f" AND NOT ({self._differs('g', is_cast=True)})" if self._rest else ""
+        return f"EXISTS (SELECT FROM {self._name} t WHERE {self._same_key()}{differs})"
 
     def _change(self, mode: Mode, source: str) -> str:
         """Rows that are there, locked in key order and then written; an upsert adds the others."""
         order = ", ".join(f"t.{ansi(k)}" for k in self.key)
-        added, otherwise = "", "missing"
+        added, otherwise = "", "'missing'"
         if mode is Mode.UPSERT:
-            new = f"SELECT {_listed(self.columns)} FROM given g WHERE {ORDINAL} NOT IN (SELECT {ORDINAL} FROM locked)"
-            added = f"added AS (INSERT INTO {self._name} ({_listed(self.columns)}) OVERRIDING SYSTEM VALUE {new}), "
-            otherwise = "created"
+            new = f"SELECT {listed(self.columns)} FROM given g WHERE {ORDINAL} NOT IN (SELECT {ORDINAL} FROM locked)"
+            insert = f"INSERT INTO {self._name} ({listed(self.columns)}) OVERRIDING SYSTEM VALUE {new}"
+            added = f"added AS ({insert} RETURNING {listed(self.key)}), "
+            is_added = f"EXISTS (SELECT FROM added a WHERE {self._same_written_key('a')})"
+            otherwise = f"CASE WHEN {is_added} THEN 'created' ELSE 'left out' END"
         return (
             f"WITH given AS (SELECT * FROM {source}), "
-            f"locked AS MATERIALIZED (SELECT g.{ORDINAL} FROM given g JOIN {self._name} t ON {self._same_key()} "
-            f"ORDER BY {order} FOR UPDATE OF t), "
+            f"locked AS MATERIALIZED (SELECT g.{ORDINAL}, {self._is_due(mode)} AS {IS_DUE} "
+            f"FROM given g JOIN {self._name} t ON {self._same_key()} ORDER BY {order} FOR UPDATE OF t), "
             f"written AS ({self._verb(mode)}), {added}"
             f"told AS (SELECT g.{ORDINAL}, CASE WHEN w.{ORDINAL} IS NOT NULL THEN 'done' "
-            f"WHEN l.{ORDINAL} IS NOT NULL THEN 'unchanged' ELSE '{otherwise}' END AS outcome FROM given g "
+            f"WHEN l.{IS_DUE} THEN 'left out' WHEN l.{ORDINAL} IS NOT NULL THEN 'unchanged' "
+            f"ELSE {otherwise} END AS outcome FROM given g "
             f"LEFT JOIN locked l USING ({ORDINAL}) LEFT JOIN written w USING ({ORDINAL}))"
         )
 
+    def _is_due(self, mode: Mode) -> str:
+        """Whether a row that is there has to be written."""
+        if mode is Mode.DELETE:
+            return "true"
+        return self._differs("g") if self.only_changed and self._rest else str(bool(self._rest)).lower()
+
     def _verb(self, mode: Mode) -> str:
-        ours = f"{self._same_key()} AND l.{ORDINAL} = g.{ORDINAL}"
+        ours = f"{self._same_key()} AND l.{ORDINAL} = g.{ORDINAL} AND l.{IS_DUE}"
         if mode is Mode.DELETE:
             return f"DELETE FROM {self._name} t USING given g, locked l WHERE {ours} RETURNING g.{ORDINAL}"
         if not self._rest:
             return f"SELECT {ORDINAL} FROM locked WHERE false"
         changes = ", ".join(f"{ansi(c)} = g.{ansi(c)}" for c in self._rest)
-        differs = f" AND ({self._differs('g')})" if self.only_changed else ""
-        return f"UPDATE {self._name} t SET {changes} FROM given g, locked l WHERE {ours}{differs} RETURNING g.{ORDINAL}"
+        return f"UPDATE {self._name} t SET {changes} FROM given g, locked l WHERE {ours} RETURNING g.{ORDINAL}"
 
     def _same_key(self) -> str:
         return " AND ".join(f"t.{ansi(k)} = g.{ansi(k)}" for k in self.key)
 
-    def _differs(self, other: str) -> str:
-        pairs = ((self._exactly("t", c), self._exactly(other, c)) for c in self._rest)
+    def _same_written_key(self, written: str) -> str:
+        """That a row that was written has the key of a row that was given."""
+        types = {k: self.table.columns[k].full_type for k in self.key}
+        return " AND ".join(f"{written}.{ansi(k)} = g.{ansi(k)}::{types[k]}" for k in self.key)
+
+    def _differs(self, other: str, *, is_cast: bool = False) -> str:
+        pairs = ((self._exactly("t", c), self._exactly(other, c, is_cast=is_cast)) for c in self._rest)
         return " OR ".join(f"{mine} IS DISTINCT FROM {given}" for mine, given in pairs)
 
-    def _exactly(self, of: str, name: str) -> str:
-        """A value of which only the same is equal: not every collation tells `A` from `a`, not every type has `=`."""
+    def _exactly(self, of: str, name: str, *, is_cast: bool = False) -> str:
+        """A value of which only the same is equal: not every collation tells `A` from `a`, not every type has `=`.
+
+        `is_cast` gives it the length and precision that the column would.
+        """
         column = self.table.columns[name]
+        value = f"{of}.{ansi(name)}" + (f"::{column.full_type}" if is_cast else "")
         is_odd = column.is_text or column.type.removesuffix("[]") in ODD
-        return f'{of}.{ansi(name)}::text COLLATE "C"' if is_odd else f"{of}.{ansi(name)}"
+        return f'{value}::text COLLATE "C"' if is_odd else value
 
 
 def from_arrays(columns: Sequence[Column]) -> str:
     """Rows from one array parameter a column."""
     given = ", ".join(f"${n}::{column.type}[]" for n, column in enumerate(columns, 1))
-    return f"unnest({given}) WITH ORDINALITY AS g ({_listed(c.name for c in columns)}, {ORDINAL})"
+    return f"unnest({given}) WITH ORDINALITY AS g ({listed(c.name for c in columns)}, {ORDINAL})"
 
 
 def from_stage(name: str, columns: Sequence[Column], only: str | None = None) -> str:
@@ -229,7 +255,3 @@ def _staged_type(column: Column) -> str:
     if not column.is_copied_as_text:
         return column.type
     return "text[]" if column.is_array else "text"
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(map(ansi, names))

@@ -74,19 +74,19 @@ class PostgresTarget(ServerTarget):
                 raise refusal(error) from error
 
     async def _write(self, work: TableBatch) -> Written:
-        self._commits.forget(work.batch.key)
+        self._commits.pop(work.batch.key, None)
         async with self._pool.take() as connection:
             verdicts = await self._transact(connection, work, work.layout.groups, write_group)
-        self._commits.forget(work.batch.key)
+        self._commits.pop(work.batch.key, None)
         return Written(verdicts, counts_exact=_is_exact(connection, work))
 
     async def _write_each(self, work: TableBatch) -> Written:
-        self._commits.forget(work.batch.key)
+        self._commits.pop(work.batch.key, None)
         told, fitting = without_wrong_types(work)
         async with self._pool.take() as connection:
             for portion in portions(fitting):
                 told.update(await self._portion(connection, work, portion))
-        self._commits.forget(work.batch.key)
+        self._commits.pop(work.batch.key, None)
         verdicts = [[told[position] for position in group.positions] for group in work.layout.groups]
         return Written(verdicts, counts_exact=_is_exact(connection, work))
 

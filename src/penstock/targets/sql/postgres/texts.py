@@ -45,8 +45,7 @@ def quoted_texts(group: RowGroup, table: Table, error: TargetError) -> list[tupl
 
 def in_column(error: TargetError, name: str) -> TargetError:
     """The same error, with the column named."""
-    message = f"column {name!r}: {error.message}"
-    return TargetError(message, kind=ErrorKind.DATA, code=error.code, field=name, details=error.details)
+    return error.but(message=f"column {name!r}: {error.message}", kind=ErrorKind.DATA, field=name)
 
 
 def _columns_with_texts(group: RowGroup, table: Table) -> list[str]:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.targets.model import Mode, Outcome, Verdict
+from penstock.targets.sql.keys import ids_of
 from penstock.targets.sql.postgres.error_mapping import driven
 from penstock.targets.sql.postgres.statements import (
     ORDINAL_NAME,
@@ -20,14 +21,13 @@ from penstock.targets.sql.postgres.statements import (
     stage_table,
 )
 from penstock.targets.sql.row_groups import RowGroup
-from penstock.targets.sql.target import DONE, TableBatch, left_out, not_found
+from penstock.targets.sql.target import CREATED, DONE, UNCHANGED, TableBatch, left_out, not_found
 from penstock.targets.target import UniformVerdicts
 
-__all__ = ["STAGE_FROM", "ids_in_table", "ids_of", "plan_for", "stage", "write_group"]
+__all__ = ["STAGE_FROM", "ids_in_table", "plan_for", "stage", "write_group"]
 
 STAGE_FROM = 2000
 """Rows from which a stage is quicker than arrays."""
-CREATED, UNCHANGED = Verdict(Outcome.CREATED), Verdict(Outcome.UNCHANGED)
 
 
 def plan_for(connection: Any, work: TableBatch, group: RowGroup) -> Plan:
@@ -79,19 +79,23 @@ async def _copy(connection: Any, work: TableBatch, group: RowGroup) -> tuple[str
 
 async def ids_in_table(connection: Any, work: TableBatch, group: RowGroup) -> dict[int, Any] | None:
     """The primary keys of an upsert's rows by their places in the group, where it went by another key."""
-    columns = [work.table.columns[name] for name in work.key]
-    if not work.foreign_ids or any(column.is_copied_as_text or column.is_array for column in columns):
+    if not work.foreign_ids:
         return None
-    plan = plan_for(connection, work, group)
+    plan, columns = plan_for(connection, work, group), [work.table.columns[name] for name in work.key]
     arrays = [group.column(name) for name in work.key]
-    rows = await driven(connection.fetch(plan.find_ids(from_arrays(columns), work.foreign_ids), *arrays))
+    if any(column.is_copied_as_text or column.is_array for column in columns):
+        keys = RowGroup(work.key, list(zip(*arrays, strict=True)), group.positions)
+        source, arrays = from_stage(await stage(connection, work, keys, is_numbered=True), columns), []
+    else:
+        source = from_arrays(columns)
+    rows = await driven(connection.fetch(plan.find_ids(source, work.foreign_ids), *arrays))
     return {row[0] - 1: row[1] if len(row) == 2 else tuple(row)[1:] for row in rows}
 
 
 def _verdicts(plan: Plan, work: TableBatch, group: RowGroup, told: Any) -> Sequence[Verdict]:
+    if told.get("written", len(group)) != len(group):
+        raise left_out(work)  # which of them, row by row will tell
     if work.mode is Mode.CREATE:
-        if work.table.has_insert_trigger and told["written"] != len(group):
-            raise left_out(work)  # which of them, row by row will tell
         ids = ids_of([told[f"k{n}"] for n in range(len(work.key))]) if "k0" in told else None
         return UniformVerdicts(CREATED, len(group), ids)
     if work.mode is Mode.UPSERT and plan.by_value:
@@ -115,8 +119,3 @@ def _by_value(work: TableBatch, group: RowGroup, created: list[list[Any] | None]
     new = set(ids_of([values or [] for values in created]))
     keys = ids_of([group.column(name) for name in work.key])
     return [CREATED if key in new else updated for key in keys]
-
-
-def ids_of(columns: Sequence[list[Any]]) -> list[Any]:
-    """Key columns as ids: the value itself, or a tuple when the key has several columns."""
-    return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))

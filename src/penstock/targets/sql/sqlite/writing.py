@@ -7,14 +7,13 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from penstock.targets.model import Mode, Outcome, Verdict
-from penstock.targets.sql.names import ansi
+from penstock.targets.sql.names import ansi, listed
 from penstock.targets.sql.row_groups import RowGroup
-from penstock.targets.sql.target import DONE, TableBatch, left_out, not_found
+from penstock.targets.sql.target import CREATED, DONE, UNCHANGED, TableBatch, left_out, not_found
 
 __all__ = ["WriteRow", "ids_in_table", "row_writer"]
 
 WriteRow = Callable[[int], Verdict]
-CREATED, UNCHANGED = Verdict(Outcome.CREATED), Verdict(Outcome.UNCHANGED)
 
 
 def row_writer(cursor: sqlite3.Cursor, work: TableBatch, group: RowGroup) -> WriteRow:
@@ -27,19 +26,19 @@ def ids_in_table(cursor: sqlite3.Cursor, work: TableBatch, group: RowGroup) -> d
     """The primary keys of an upsert's rows by their places in the group, where it went by another key."""
     if not work.foreign_ids:
         return None
-    text = f"SELECT {_listed(work.foreign_ids)} FROM {work.table.quoted(ansi)} WHERE {_is_key(work)}"
+    text = f"SELECT {listed(work.foreign_ids)} FROM {work.table.quoted(ansi)} WHERE {_is_key(work)}"
     keys = _picked(group, work.key)
     found = {n: cursor.execute(text, keys(n)).fetchone() for n in range(len(group))}
     return {n: row[0] if len(row) == 1 else row for n, row in found.items() if row is not None}
 
 
 def _create(cursor: sqlite3.Cursor, work: TableBatch, group: RowGroup) -> WriteRow:
-    text = f"{_insert(work, group)} RETURNING {_listed(work.key)}" if work.key else _insert(work, group)
+    text = f"{_insert(work, group)} RETURNING {listed(work.key)}" if work.key else _insert(work, group)
 
     def write(n: int) -> Verdict:
         made = cursor.execute(text, group.rows[n]).fetchone()
         if not made and (work.key or not cursor.rowcount):
-            return Verdict(Outcome.FAILED, error=left_out(work))
+            return _left_out(work)
         return Verdict(Outcome.CREATED, made[0] if len(made) == 1 else made) if made else CREATED
 
     return write
@@ -51,7 +50,7 @@ def _update(cursor: sqlite3.Cursor, work: TableBatch, group: RowGroup) -> WriteR
     def write(n: int) -> Verdict:
         if work.options.update_only_changed and find(n) == (0,):
             return UNCHANGED
-        return DONE[Mode.UPDATE] if update(n) else not_found(work, group, n)
+        return DONE[Mode.UPDATE] if update(n) else _unwritten(work, group, n, find)
 
     return write
 
@@ -63,24 +62,32 @@ def _upsert(cursor: sqlite3.Cursor, work: TableBatch, group: RowGroup) -> WriteR
     def write(n: int) -> Verdict:
         found = find(n)
         if found is None:
-            is_in = cursor.execute(insert, group.rows[n]).rowcount
-            return CREATED if is_in else Verdict(Outcome.FAILED, error=left_out(work))
+            return CREATED if cursor.execute(insert, group.rows[n]).rowcount else _left_out(work)
         if found == (0,) and (work.options.update_only_changed or not has_rest):
             return UNCHANGED
-        update(n)
-        return DONE[Mode.UPSERT]
+        return DONE[Mode.UPSERT] if update(n) else _left_out(work)
 
     return write
 
 
 def _delete(cursor: sqlite3.Cursor, work: TableBatch, group: RowGroup) -> WriteRow:
     text = f"DELETE FROM {work.table.quoted(ansi)} WHERE {_is_key(work)}"
-    keys = _picked(group, work.key)
+    keys, find = _picked(group, work.key), _finder(cursor, work, group)
 
     def write(n: int) -> Verdict:
-        return DONE[Mode.DELETE] if cursor.execute(text, keys(n)).rowcount else not_found(work, group, n)
+        is_done = cursor.execute(text, keys(n)).rowcount
+        return DONE[Mode.DELETE] if is_done else _unwritten(work, group, n, find)
 
     return write
+
+
+def _unwritten(work: TableBatch, group: RowGroup, n: int, find: Callable[[int], Any]) -> Verdict:
+    """The verdict on an update or delete that changed nothing."""
+    return not_found(work, group, n) if find(n) is None else _left_out(work)
+
+
+def _left_out(work: TableBatch) -> Verdict:
+    return Verdict(Outcome.FAILED, error=left_out(work))
 
 
 def _updater(cursor: sqlite3.Cursor, work: TableBatch, group: RowGroup) -> Callable[[int], int]:
@@ -102,7 +109,7 @@ def _finder(cursor: sqlite3.Cursor, work: TableBatch, group: RowGroup) -> Callab
 
 def _insert(work: TableBatch, group: RowGroup) -> str:
     marks = ", ".join("?" * len(group.columns))
-    return f"INSERT INTO {work.table.quoted(ansi)} ({_listed(group.columns)}) VALUES ({marks})"
+    return f"INSERT INTO {work.table.quoted(ansi)} ({listed(group.columns)}) VALUES ({marks})"
 
 
 def _is_key(work: TableBatch) -> str:
@@ -116,7 +123,3 @@ def _rest(work: TableBatch, group: RowGroup) -> tuple[str, ...]:
 def _picked(group: RowGroup, names: Iterable[str]) -> Callable[[int], tuple[Any, ...]]:
     places = [group.columns.index(name) for name in names]
     return lambda n: tuple([group.rows[n][place] for place in places])
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(map(ansi, names))
