@@ -12,10 +12,11 @@ from penstock.operations.counts import Counts
 from penstock.operations.messages import cut, in_doubt
 from penstock.operations.states import ROW_STEP
 
-__all__ = ["ChunkWrite", "OwnedChunk", "RowPlaces", "cancel_unfinished", "interrupt", "no_key", "recover"]
+__all__ = ["GIVEN_UP", "ChunkWrite", "OwnedChunk", "RowPlaces", "cancel_unfinished", "interrupt", "no_key", "recover"]
 
 # A row that was lost with its worker runs in a small group, then alone; lost twice while alone, it is poison.
 POISON_LOST = 4
+GIVEN_UP = "nobody"  # the owner of a chunk that its worker could not go on with; no worker has this id
 CHECKS_NOTED_MAX = 100  # of one wait; later ones are only counted, whatever they raise
 
 
@@ -76,6 +77,7 @@ class OwnedChunk:
     message_count: int
     ledger: Ledger
     data: bytes | None
+    was_given_up: bool = False  # by a worker that lives on: see `GIVEN_UP`
     has_trouble: bool = False  # somebody could not go on with the operation
     columns: tuple[str, ...] | None = None  # of a candidate: what the cells of its rows are called
     unstored: Mapping[str, bytes | None] | None = None  # the rows, to be stored with our next write
@@ -179,6 +181,7 @@ class OwnedChunk:
 def recover(owned: OwnedChunk, now: int) -> None:
     """Reset rows found in flight, lost with their worker: they run again, or are in doubt if they must not.
 
+    A worker that lives on did not die of them: a database that is away again and again does not make a row poison.
     Only the owner may do this; it is written with its next intent, flush or drain.
     """
     ledger = owned.ledger
@@ -186,7 +189,8 @@ def recover(owned: OwnedChunk, now: int) -> None:
         if not ledger.in_flight[i]:
             continue
         ledger.in_flight[i] = 0
-        ledger.lost[i] = min(255, ledger.lost[i] + 1)
+        if not owned.was_given_up:
+            ledger.lost[i] = min(255, ledger.lost[i] + 1)
         place = ledger.next_place(i)
         is_waiting = ledger.tracks[place].state[i] == WAITING
         if place > 0 and not is_waiting and owned.option(place, "delivery") == "at_most_once":

@@ -28,7 +28,7 @@ from sqlalchemy import (
 from penstock.db.connection import Connection
 from penstock.db.database import Database
 from penstock.operations.chunk.ledger import Ledger
-from penstock.operations.chunk.owned import ChunkWrite, OwnedChunk
+from penstock.operations.chunk.owned import GIVEN_UP, ChunkWrite, OwnedChunk
 from penstock.operations.chunk.records import StepRecord
 from penstock.operations.moves import end_chunk, end_raw_chunk, end_validation, finish_if_over, state_of
 from penstock.operations.tables import chunk_rows, chunks, history, operations, row_records, workers
@@ -195,6 +195,7 @@ def _owned(row: Mapping[str, Any]) -> OwnedChunk:
         message_count=row["message_count"],
         ledger=Ledger.decode(row["ledger"], rows=row["row_count"], steps=steps, base=0),
         data=row["data"],
+        was_given_up=row["owner"] == GIVEN_UP,
         has_trouble=row.get("trouble") is not None,
         columns=tuple(row["columns"]) if row.get("columns") else None,
     )

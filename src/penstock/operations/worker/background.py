@@ -17,6 +17,7 @@ from sqlalchemy import select, update
 
 from penstock.db.connection import Connection
 from penstock.errors import Unavailable
+from penstock.operations.chunk.owned import GIVEN_UP
 from penstock.operations.inbox import settling
 from penstock.operations.moves import touch
 from penstock.operations.pruning.applying import Retention
@@ -35,7 +36,6 @@ log = logging.getLogger("penstock.worker")
 
 SWEEP_S = 5.0
 LONG_DEAD_S = 3600.0  # after so long a dead worker's record is removed, whatever its host
-NOBODY = "nobody"  # no worker has this id
 
 
 class BackgroundDuties:
@@ -126,7 +126,7 @@ class BackgroundDuties:
 
         async def give_up(tx: Connection) -> None:
             mine = (chunks.c.id == chunk, chunks.c.fence == fence, chunks.c.owner == self._worker.lease.id)
-            await tx.execute(update(chunks).where(*mine).values(owner=NOBODY, version=chunks.c.version + 1))
+            await tx.execute(update(chunks).where(*mine).values(owner=GIVEN_UP, version=chunks.c.version + 1))
 
         await self._db.transaction(give_up, "give_up")
 
