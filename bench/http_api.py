@@ -41,6 +41,7 @@ CONNECTIONS = 16
 ROUNDS = 5
 PAGE = 100
 VIEWERS = 200
+VIEWS_EACH = 50  # of one person
 WATCHED_ROWS = 300_000
 MIB = 2**20
 
@@ -265,11 +266,12 @@ async def watch(database: str, url: str, folder: Path) -> None:
     rows = b"name\n" + b"\n".join(b"p%d" % number for number in range(WATCHED_ROWS))
     taken: dict[int, list[float]] = {0: [], VIEWERS: []}
     async with Penstock.open(operations=[Parcels, Plain], settings=_settings(url, str(folder))) as penstock:
-        _, key = await penstock.keys.create("watcher", role="read")
+        people = range(VIEWERS // VIEWS_EACH)
+        keys = [(await penstock.keys.create(f"watcher {number}", role="read"))[1] for number in people]
         with server("ours", url, folder) as (port, _):
             for viewers in (0, VIEWERS) * 4:
                 made = await penstock.operations.create(Plain, file=rows, file_name="p.csv")
-                async with _watching(port, made.id, key, viewers):
+                async with _watching(port, made.id, keys, viewers):
                     began = time.perf_counter()
                     command = [sys.executable, "-m", "bench.http_api", "--serve", "worker", "--url", url]
                     worker = await asyncio.create_subprocess_exec(
@@ -287,17 +289,17 @@ async def watch(database: str, url: str, folder: Path) -> None:
 
 
 @asynccontextmanager
-async def _watching(port: int, id: str, key: str, viewers: int) -> AsyncIterator[None]:
+async def _watching(port: int, id: str, keys: Sequence[str], viewers: int) -> AsyncIterator[None]:
     """Streams of progress that are read all the time."""
 
-    async def view() -> None:
+    async def view(key: str) -> None:
         reader, writer = await connect(port)
         writer.write(get(f"/api/bulks/{id}/stream", f"Authorization: Bearer {key}\r\n")())
         while await reader.read(65536):
             pass
         writer.close()
 
-    tasks = [asyncio.create_task(view()) for _ in range(viewers)]
+    tasks = [asyncio.create_task(view(keys[number % len(keys)])) for number in range(viewers)]
     await asyncio.sleep(1 if viewers else 0)
     try:
         yield
