@@ -18,6 +18,7 @@ from penstock.access.sessions import Sessions
 from penstock.access.tables import audit_chains, audit_entries
 from penstock.api import Trusted, create_app
 from penstock.errors import Conflict, NoSuchWait
+from penstock.outbox.sender import Sender
 from penstock.secret_keys import SecretKeys, new_key
 from penstock.testing import engine
 
@@ -248,7 +249,11 @@ async def test_an_end_is_looked_for_in_the_tenants_own_log(e, acme):
     assert await nobodys.end("globex") == await e.penstock.audit.end("")
 
 
-async def test_a_test_of_a_webhook_and_a_forgotten_idempotency_key_stand_in_the_log(e, acme):
+async def test_a_test_of_a_webhook_and_a_forgotten_idempotency_key_stand_in_the_log(e, acme, monkeypatch):
+    async def sent_by_nobody(sender, delivery):
+        """No process here can send mails, and to wait for one takes long."""
+
+    monkeypatch.setattr(Sender, "send_one", sent_by_nobody)
     hook = await acme.webhooks.add("mailto:ops@example.com")
     await acme.webhooks.test(hook.subscription.id)
     transport = httpx.ASGITransport(create_app(e.penstock, access=Trusted(ANA)))

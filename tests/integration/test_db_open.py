@@ -205,10 +205,10 @@ async def test_a_manual_clock_is_the_only_clock(manual_database, clock):
         assert await tx.scalar(select(manual_database.now())) == clock.now_us()
 
 
-async def test_more_transactions_than_connections_wait_their_turn(database_url):
+async def test_more_transactions_than_connections_wait_their_turn(database_url, monkeypatch):
+    monkeypatch.setattr("penstock.db.database.POOL_WAIT_S", 0.01)
     database = await Database.open(database_url, clock=SystemClock(), pool_size=1)
     async with database.read():
-        database._engine.sync_engine.pool._timeout = 0.01
         with pytest.raises(Unavailable, match="no connection became free"):
             async with database.read():
                 raise AssertionError("there was one connection only")
