@@ -78,6 +78,19 @@ async def test_indexes_are_rebuilt_and_everything_is_found_as_before(lifecycles:
     assert await lifecycles.verify() == (1, [])
 
 
+@pytest.mark.databases("postgresql")
+async def test_indexes_are_rebuilt_though_somebody_reads_for_long(penstock: Penstock, clock: ManualClock):
+    """PostgreSQL waits for all who began to read before: here for longer than our transactions wait for locks."""
+    await busy(penstock.lifecycles, clock)
+    async with penstock.db.connection() as reader:
+        await reader.exec_driver_sql("BEGIN ISOLATION LEVEL REPEATABLE READ")
+        await reader.exec_driver_sql("SELECT COUNT(*) FROM penstock_lifecycle_instance")
+        rebuilding = asyncio.create_task(penstock.lifecycles.rebuild_indexes())
+        await asyncio.wait({rebuilding}, timeout=2)
+        await reader.exec_driver_sql("ROLLBACK")
+    await rebuilding
+
+
 async def test_a_purge_in_slices_counts_every_entry(lifecycles: Lifecycles, clock: ManualClock):
     started = await lifecycles.start_many("order", (f"A-{n}" for n in range(1200)))
     clock.advance(10)

@@ -96,7 +96,7 @@ FAULTS: list[tuple[Executable, str, str]] = [
     (
         update(signals).where(OF_ROW_1).values(consumed_step=0),
         "consumed_signals_ended_their_wait",
-        "was taken at step 0, which waits for none",
+        "was taken at step 0, but there is no record of it",
     ),
     (
         update(signals).where(OF_ROW_1).values(consumed_generation=3),

@@ -76,6 +76,8 @@ class Dialect(ABC):
 
     # Rebuilds the indexes of a table, outside any transaction.
     rebuild_indexes: ClassVar[str]
+    # What lets a connection wait for the locks of others as long as that takes.
+    waits_for_locks: ClassVar[tuple[str, ...]] = ()
 
     # One query whose row holds the version and the settings, and what they must be.
     facts: ClassVar[str]
@@ -241,6 +243,7 @@ class Postgresql(Dialect):
     ring = "SELECT pg_notify('penstock', '')"
     hears = True
     rebuild_indexes = "REINDEX TABLE CONCURRENTLY {table}"
+    waits_for_locks = ("SET statement_timeout = 0", "SET lock_timeout = 0")
     facts = (
         "SELECT current_setting('server_version') AS version, current_setting('fsync') AS fsync,"
         " current_setting('synchronous_commit') AS synchronous_commit,"
@@ -358,6 +361,7 @@ class Mariadb(Dialect):
     # Its default is a day, and whole seconds are all it knows.
     before_change = (f"SET SESSION lock_wait_timeout = {round(CHANGE_WAIT_S)}",)
     rebuild_indexes = "OPTIMIZE TABLE {table}"  # InnoDB makes the table and its indexes anew, beside those who use it
+    waits_for_locks = ("SET lock_wait_timeout = 86400",)
     facts = (
         "SELECT VERSION() AS version, @@innodb_flush_log_at_trx_commit AS innodb_flush_log_at_trx_commit,"
         " @@innodb_doublewrite AS innodb_doublewrite, IF(@@log_bin, @@sync_binlog, 1) AS sync_binlog"

@@ -33,10 +33,17 @@ async def purge(scope: Scope, before_us: int) -> int:
 
 
 async def rebuild_indexes(scope: Scope) -> None:
-    """Rebuild the indexes of every table of lifecycles, one after the other."""
+    """Rebuild the indexes of every table of lifecycles, one after the other; others may use them meanwhile."""
+    dialect, names = scope.db.dialect, sorted(name for name in metadata.tables if name.startswith(PREFIX))
     async with scope.db.connection() as connection:
-        for name in sorted(name for name in metadata.tables if name.startswith(PREFIX)):
-            await connection.exec_driver_sql(scope.db.dialect.rebuild_indexes.format(table=name))
+        try:
+            for statement in (
+                *dialect.waits_for_locks,
+                *(dialect.rebuild_indexes.format(table=name) for name in names),
+            ):
+                await connection.exec_driver_sql(statement)
+        finally:
+            await connection.invalidate()  # nobody else is to wait for locks as long
 
 
 async def count_purgeable(scope: Scope, before_us: int) -> int:
