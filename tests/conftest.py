@@ -24,7 +24,9 @@ from penstock.db.upgrade import upgrade
 DATABASES = ("sqlite", "postgresql", "mariadb")
 
 # An example takes as long as it takes: the machine may be slow.
-settings.register_profile("penstock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# The same examples at each run; `pytest --hypothesis-profile=search` looks for others.
+settings.register_profile("search", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("penstock", settings.get_profile("search"), derandomize=True)
 settings.load_profile("penstock")
 
 

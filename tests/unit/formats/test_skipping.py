@@ -81,8 +81,11 @@ def test_rows_are_passed_over_to_where_parsing_them_ends(format: str, data: st.D
     assert end == rows[before + count - 1][0]
     assert parsed(opened(content, format, block_bytes=1), end)[0] == rows[before + count :]
     if is_whole:
-        follow, _ = parsed(reader, end, size=3)
-        assert [row[1:] for row in follow] == [row[1:] for row in rows[before + count :]]
+        follow, is_followed = parsed(reader, end, size=3)
+        rest = [row[1:] for row in rows[before + count :]]
+        # A record that is longer than a whole batch may be ends the reading.
+        assert [row[1:] for row in follow] == (rest if is_followed else rest[: len(follow)])
+        assert is_followed or len(content) > batch_bytes_max
 
 
 @pytest.mark.parametrize("format", ["csv", "jsonl"])
