@@ -345,7 +345,6 @@ async def test_an_operation_that_cannot_be_pruned_holds_up_no_other(e, monkeypat
     retention = Retention(e.penstock.db, e.penstock.files, e.clock, keep={})
     for _ in range(5):
         await retention.tick()
-    assert [await e.operations.rows(each.id, data=True) for each in made]
     left = [[row.data is None for row in (await e.operations.rows(each.id, data=True)).items] for each in made[1:]]
     assert left == [[True] * 5] * 2
 

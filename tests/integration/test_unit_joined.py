@@ -115,14 +115,10 @@ async def test_what_is_refused_without_a_transaction_is_refused_in_one(shop: Eng
     assert refused.value.is_over
 
 
-async def test_a_signal_counts_from_the_commit_so_that_a_retry_meanwhile_does_not_make_it_stale(shop: Engine):
+async def test_a_signal_counts_as_accepted_from_the_commit_on(shop: Engine):
     made = await shop.create(Approvals, [{"id": 1}])
     await shop.work_until_idle()
     signals = shop.penstock.signals
-    await signals.fail(made.id, "item-1", "no")
-    await shop.work_until_idle()
-    await shop.operations.retry(made.id)
-    await shop.work_until_idle()
     async with shop.penstock.transaction() as tx:
         await signals.complete(made.id, "item-1", tx=tx)
         shop.clock.advance(5)

@@ -24,7 +24,7 @@ from penstock.db.unit import unit_of
 from penstock.errors import Conflict, InvalidInput
 from penstock.listing import Page, parse_number_cursor
 
-__all__ = ["Act", "Audit", "erase_details", "record"]
+__all__ = ["Act", "Audit", "erase_details", "note", "record"]
 
 READ_AT_ONCE = 1000
 
@@ -50,6 +50,11 @@ async def record(db: Database, tx: Connection, *acts: Act) -> None:
         unit.before_commit(lambda last: _record(db, last, acts))
     else:
         await _record(db, tx, acts)
+
+
+async def note(db: Database, act: Act) -> None:
+    """Add an entry for an act that has no transaction of its own in this database."""
+    await db.transaction(lambda tx: record(db, tx, act), "audit")
 
 
 async def _record(db: Database, tx: Connection, acts: Sequence[Act]) -> None:
@@ -142,7 +147,7 @@ class Audit:
 
     async def note(self, act: Act) -> None:
         """Add an entry for an act that has no transaction of its own in this database."""
-        await self._db.transaction(lambda tx: record(self._db, tx, act), "audit")
+        await note(self._db, act)
 
     async def faults(self) -> AsyncIterator[str]:
         """Everything that is wrong with the chains."""

@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import Select, Update, bindparam, insert, select, update
 
 from penstock.access import key_text
-from penstock.access.audit import Act, record
+from penstock.access.audit import Act, note, record
 from penstock.access.model import ApiKey, Principal, require_grant
 from penstock.access.tables import api_keys
 from penstock.clock import Clock, Entropy, from_micros
@@ -156,8 +156,7 @@ class ApiKeys:
 
     async def note_login(self, id: str, principal: Principal) -> None:
         """Note in the audit log that somebody has logged in with the key of this id."""
-        act = Act(principal.tenant, principal.name, "session.open", id)
-        await self._db.transaction(lambda tx: record(self._db, tx, act), "audit")
+        await note(self._db, Act(principal.tenant, principal.name, "session.open", id))
 
     def is_at_hand(self, text: str) -> bool:
         """Whether this key was accepted a moment ago, so that nobody has to be asked about it."""
