@@ -76,6 +76,24 @@ async def test_a_bulk_call_mixes_events_guards_versions_and_request_keys(lifecyc
     assert (await lifecycles.verify())[1] == []
 
 
+async def test_each_entry_of_a_bulk_call_says_what_happened_to_its_instance(lifecycles: Lifecycles):
+    guids = [each.guid for each in await lifecycles.start_many("order", (f"A-{n}" for n in range(8)))]
+    await lifecycles.trigger_many(guids[4:], "pay")
+    pay = [Trigger(guids[0], "pay"), Trigger(guids[1], "pay"), Trigger(guids[2], "pay", request_key="r-2")]
+    mixed = [*pay, Trigger(guids[3], "pay", metadata={"paid": "cash"}), *(Trigger(guid, "hold") for guid in guids[4:])]
+    assert all(outcome.applied for outcome in await lifecycles.trigger_many(mixed, actor="ann", cause="audit"))
+    last = [(await lifecycles.log(guid)).items[-1] for guid in guids]
+    assert [(entry.sequence, entry.source, entry.event) for entry in last] == [
+        *[(2, "New", "pay")] * 4,
+        *[(3, "Paid", "hold")] * 4,
+    ]
+    assert [(entry.request_key, entry.metadata) for entry in last[:4]] == [
+        (None, None), (None, None), ("r-2", None), (None, {"paid": "cash"})
+    ]  # fmt: skip
+    assert {(entry.actor, entry.cause) for entry in last} == {("ann", "audit")}
+    assert await lifecycles.verify() == (8, [])
+
+
 async def test_what_cannot_be_a_guid_is_not_found_and_the_others_move(lifecycles: Lifecycles):
     guid = (await lifecycles.start("order")).guid
     wrong = ["x" * 37, "a\0b", "\ud800", "größer"]

@@ -116,7 +116,8 @@ def _unexplained(evidence: Evidence, row: RowView, parcel: Parcel, step: StepVie
         case "Cancelled", _:
             is_explained = evidence.had("cancel_requested", "broke")
         case "Invalid", "Poison":
-            is_explained = "validator" in message  # its readers were killed again and again at this very row
+            # Its readers were killed again and again at this very row.
+            is_explained = "validator" in message or evidence.lost.get(row.number, 0) >= POISON_LOST
         case "Failed", "StepFailure" if "stubborn" in message:
             is_explained = row.generation < fails_until(evidence.operation.name, parcel)
         case "Failed", "StepFailure":

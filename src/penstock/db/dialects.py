@@ -14,8 +14,21 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, ClassVar, Literal
 
-from sqlalchemy import URL, BigInteger, ColumnElement, Integer, Table, func, literal, literal_column, select, tuple_
+from sqlalchemy import (
+    URL,
+    BigInteger,
+    ColumnElement,
+    Integer,
+    Table,
+    bindparam,
+    func,
+    literal,
+    literal_column,
+    select,
+    tuple_,
+)
 from sqlalchemy.dialects.mysql import insert as mariadb_insert
+from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.dialects.sqlite.base import SQLiteTypeCompiler
@@ -139,6 +152,10 @@ class Dialect(ABC):
     def least(self, *values: ColumnElement[int]) -> ColumnElement[int]:
         """The smallest of several numbers, none of them null."""
         return func.least(*values)
+
+    def among(self, column: ColumnElement[Any], name: str) -> ColumnElement[bool]:
+        """Whether a column has one of the values that are sent as a list of this name."""
+        return column.in_(bindparam(name, expanding=True, type_=column.type))
 
 
 class _StrictTypes(SQLiteTypeCompiler):
@@ -335,6 +352,11 @@ class Postgresql(Dialect):
         if not update:
             return insert.on_conflict_do_nothing(index_elements=key)
         return insert.on_conflict_do_update(index_elements=key, set_={name: insert.excluded[name] for name in update})
+
+    def among(self, column: ColumnElement[Any], name: str) -> ColumnElement[bool]:
+        # One parameter, however many values, so the statement is written once. A join and not `= ANY`: while there are
+        # no statistics, an index on a column with few values looks as good, and each of its rows is compared with all.
+        return column.in_(select(func.unnest(bindparam(name, type_=ARRAY(column.type)))))
 
 
 class Mariadb(Dialect):

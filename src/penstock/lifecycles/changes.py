@@ -149,10 +149,29 @@ async def write_many(tx: Connection, scope: Scope, changes: Sequence[Change]) ->
             raise RuntimeError(f"{done.rowcount} of {len(ids)} locked instances were changed")
     if mine:
         now = (await tx.execute(select(scope.db.now()))).scalar_one()
-        await tx.send(_ENTRIES, [{**entry_columns(scope, change), "at": now} for change in mine])
+        await _log_many(tx, scope, mine, now)
         await _set_timers(tx, scope, mine, now)
         await _tell(tx, scope, mine, now)
     return {change.record.id for change in mine}
+
+
+async def _log_many(tx: Connection, scope: Scope, changes: Sequence[Change], now: int) -> None:
+    """The entries of changes that were made: in one statement where they differ in nothing but the instance."""
+    groups: dict[tuple[Any, ...], list[Change]] = {}
+    for change in changes:
+        made = change.record.state, change.event, change.kind, change.state.id, change.flags, change.version
+        groups.setdefault((*made, id(change.stamp)), []).append(change)
+    single: list[Mapping[str, Any]] = []
+    for group in groups.values():
+        entry = {**entry_columns(scope, group[0]), "at": now}
+        if len(group) == 1:
+            single.append(entry)
+        else:
+            values = {f"the_{name}": value for name, value in entry.items() if name not in _FROM_INSTANCE}
+            values |= {"of_tenant": scope.tenant, "ids": [change.record.id for change in group]}
+            await tx.execute(scope.db.prepared(_alike_entries), values)
+    if single:
+        await tx.send(_ENTRIES, single)
 
 
 def message_id(guid: str, sequence: int, consumer: str) -> str:
@@ -334,18 +353,18 @@ def _changed_many(db: Database, enters: bool) -> Update:
         update(instances)
         .where(
             instances.c.tenant == bindparam("of_tenant", type_=instances.c.tenant.type),
-            instances.c.id.in_(bindparam("ids", expanding=True, type_=instances.c.id.type)),
+            db.dialect.among(instances.c.id, "ids"),
         )
         .values(revision=instances.c.revision + 1, **times, **values)
     )
 
 
-def _locked(_: Database) -> Any:
+def _locked(db: Database) -> Any:
     return (
         select(instances.c.id, instances.c.revision)
         .where(
             instances.c.tenant == bindparam("of_tenant", type_=instances.c.tenant.type),
-            instances.c.id.in_(bindparam("ids", expanding=True, type_=instances.c.id.type)),
+            db.dialect.among(instances.c.id, "ids"),
         )
         .order_by(instances.c.id)  # all who lock several take them in one order
         .with_for_update()
@@ -357,6 +376,20 @@ def _entry(db: Database) -> Insert:
 
 
 _ENTRIES = insert(logs)
+
+_FROM_INSTANCE = {"tenant": instances.c.tenant, "instance": instances.c.id, "sequence": instances.c.revision}
+
+
+def _alike_entries(db: Database) -> Insert:
+    """The same entry for each of some instances that were changed."""
+    values = [
+        _FROM_INSTANCE.get(column.name, bindparam(f"the_{column.name}", type_=column.type)) for column in logs.columns
+    ]
+    changed = select(*values).where(
+        instances.c.tenant == bindparam("of_tenant", type_=instances.c.tenant.type),
+        db.dialect.among(instances.c.id, "ids"),
+    )
+    return insert(logs).from_select([column.name for column in logs.columns], changed)
 
 
 def _cancelled(_: Database) -> Delete:

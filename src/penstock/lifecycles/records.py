@@ -106,10 +106,9 @@ async def records_of(tx: Connection, scope: Scope, guids: Sequence[str]) -> dict
 
 async def prior_requests(tx: Connection, scope: Scope, wanted: Mapping[int, str]) -> dict[int, int]:
     """Which entry each instance's request has made already. Read after the instances, see `find_record`."""
-    query = select(logs.c.instance, logs.c.request_key, logs.c.sequence).where(
-        logs.c.tenant == scope.tenant, logs.c.instance.in_(list(wanted)), logs.c.request_key.in_(set(wanted.values()))
-    )
-    return {row.instance: row.sequence for row in await tx.execute(query) if wanted[row.instance] == row.request_key}
+    asked = {"of_tenant": scope.tenant, "ids": list(wanted), "keys": list(set(wanted.values()))}
+    found = await tx.execute(scope.db.prepared(_prior), asked)
+    return {row.instance: row.sequence for row in found if wanted[row.instance] == row.request_key}
 
 
 async def instance_of(tx: Connection, scope: Scope, record: Record) -> Instance:
@@ -165,16 +164,24 @@ def _one(_: Database, by: str, is_keyed: bool) -> Select[Any]:
     )
 
 
-def _many(_: Database) -> Select[Any]:
+def _many(db: Database) -> Select[Any]:
     return select_records().where(
         instances.c.tenant == bindparam("of_tenant", type_=instances.c.tenant.type),
-        instances.c.guid.in_(bindparam("wanted", expanding=True, type_=instances.c.guid.type)),
+        db.dialect.among(instances.c.guid, "wanted"),
+    )
+
+
+def _prior(db: Database) -> Select[Any]:
+    return select(logs.c.instance, logs.c.request_key, logs.c.sequence).where(
+        logs.c.tenant == bindparam("of_tenant", type_=logs.c.tenant.type),
+        db.dialect.among(logs.c.instance, "ids"),
+        db.dialect.among(logs.c.request_key, "keys"),
     )
 
 
 def from_row(row: Sequence[Any]) -> Record:
     """A row of `select_records`."""
-    *columns, heard, prior = row
-    values = dict(zip(_COLUMNS, columns, strict=True))
-    values |= {"flags": InstanceFlag(values["flags"]), "data": values["data"] or {}}
-    return Record(**values, has_consumers=bool(heard), prior=prior)
+    id, guid, version, state, event, flags, reference, revision, data, *times, heard, prior = row
+    created, modified, entered = times
+    known = InstanceFlag(flags), reference, revision, data or {}, created, modified, entered, bool(heard), prior
+    return Record(id, guid, version, state, event, *known)

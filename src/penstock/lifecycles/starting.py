@@ -7,9 +7,10 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from sqlalchemy import insert, select
+from sqlalchemy import Select, bindparam, insert, select
 
 from penstock.db.connection import Connection
+from penstock.db.database import Database
 from penstock.errors import Conflict, InvalidInput
 from penstock.lifecycles.changes import Stamp, arm_started, checked_data, tell_started
 from penstock.lifecycles.model import Start, Started
@@ -77,18 +78,24 @@ async def _stored(
     tx: Connection, scope: Scope, graph: Graph, rows: Sequence[dict[str, Any]]
 ) -> dict[str, tuple[int, str]]:
     """What is stored now: by reference, or by guid where there is none."""
-    columns = instances.c.id, instances.c.guid, instances.c.reference
-    mine = instances.c.tenant == scope.tenant, instances.c.version == graph.version.id
     references = [row["reference"] for row in rows if row["reference"] is not None]
     guids = [row["guid"] for row in rows if row["reference"] is None]
     found: dict[str, tuple[int, str]] = {}
-    if references:
-        for row in await tx.execute(select(*columns).where(*mine, instances.c.reference.in_(references))):
-            found[row.reference] = (row.id, row.guid)
-    if guids:
-        for row in await tx.execute(select(*columns).where(*mine, instances.c.guid.in_(guids))):
-            found[row.guid] = (row.id, row.guid)
+    for name, wanted in (("reference", references), ("guid", guids)):
+        if wanted:
+            of = {"of_tenant": scope.tenant, "wanted": wanted}
+            for key, id, guid, version in await tx.execute(scope.db.prepared(_by, name), of):
+                if version == graph.version.id:
+                    found[key] = (id, guid)
     return found
+
+
+def _by(db: Database, name: str) -> Select[Any]:
+    """Instances by reference or guid; of any version, since an index on tenant and version would be the wrong one."""
+    return select(instances.c[name], instances.c.id, instances.c.guid, instances.c.version).where(
+        instances.c.tenant == bindparam("of_tenant", type_=instances.c.tenant.type),
+        db.dialect.among(instances.c[name], "wanted"),
+    )
 
 
 def _rows(scope: Scope, graph: Graph, wanted: Sequence[Start]) -> list[dict[str, Any]]:

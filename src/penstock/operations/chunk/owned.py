@@ -209,7 +209,8 @@ def _poison(owned: OwnedChunk, i: int, place: int, now: int, state: str) -> None
     owned.ledger.tracks[place].state[i] = INVALID if owned.is_raw else FAILED
     record = owned.record(i, place, ROW_STEP.after(state, "poisoned"), now)
     record.due_at = record.deadline = None
-    record.set_error("Poison", f"its worker died {POISON_LOST} times while running it, twice with nothing else running")
+    doing = "validating" if place == 0 else "running"
+    record.set_error("Poison", f"its worker died {POISON_LOST} times while {doing} it, twice with nothing else running")
 
 
 def cancel_unfinished(owned: OwnedChunk, now: int) -> None:
