@@ -24,6 +24,7 @@ __all__ = [
     "TRIGGER",
     "TRIGGER_MANY",
     "TWO_WORKERS",
+    "UPSERT",
 ]
 
 ONE_PROCESS = Goal("one process: at least 0.40 of the floor", 0.40)
@@ -48,3 +49,4 @@ REFUSED = Goal("less than one call in a hundred refused", 0.01, is_minimum=False
 STREAM = Goal("a stream of records to a remote: at most 2 bytes of memory for each", 2, is_minimum=False)
 STREAM_IDS = Goal("and at most 24 when ids are kept", 24, is_minimum=False)
 BULK = Goal("bulk actions at least twice as fast as batch requests", 2)
+UPSERT = Goal("upserts into a table: at least 0.9 of the best way by hand", 0.9)

@@ -32,8 +32,6 @@ __all__ = ["bulk", "in_parts", "singly", "stream", "throttled"]
 STOP_S = 10
 TABLE, PLURAL = "account", "accounts"
 AT_ONCE = 5
-PACE = ("--call-ms", "4", "--row-ms", "0.4", "--single-ms", "2")
-"""What work costs the remote: a row of a bulk action is cheaper than an operation of its own."""
 
 
 @contextmanager
@@ -122,7 +120,7 @@ def in_parts(file: str, rows: int) -> dict[str, Any]:
 
 
 async def _sent(send: Any, rows: int) -> dict[str, Any]:
-    with remote(1, *PACE) as url:
+    with remote(1) as url:
         async with watched(url) as target:
             target.send = send.__get__(target)  # type: ignore[method-assign]
             began_s = time.monotonic()
@@ -138,7 +136,7 @@ def singly(file: str, rows: int) -> dict[str, Any]:
 
 
 async def _singly(rows: int) -> dict[str, Any]:
-    with remote(1, *PACE) as url:
+    with remote(1) as url:
         token = await asyncio.to_thread(EndpointCredential(url, "app-1").get_token, f"{url}/.default")
         headers = {"Authorization": f"Bearer {token.token}", "OData-Version": "4.0"}
         left = records(rows)

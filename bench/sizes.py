@@ -43,6 +43,7 @@ class Sizes:
     sent_singly: int
     moves: int
     moves_singly: int
+    upserted: int
 
     def repeated(self, times: int) -> Sizes:
         """The same, measured so often."""
@@ -83,6 +84,7 @@ DEFAULT = Sizes(
     sent_singly=2_000,
     moves=20_000,
     moves_singly=2_000,
+    upserted=200_000,
 )
 QUICK = dataclasses.replace(DEFAULT.scaled(100_000), repeat=1, again=1, queries=50, starts=3, throttled_s=20)
 FULL = dataclasses.replace(

@@ -10,6 +10,7 @@ from bench.sections.signals import signals
 from bench.sections.sleeping import sleeping
 from bench.sections.startup import startup
 from bench.sections.targets import bulk, streaming, throttled
+from bench.sections.upserts import upserts
 
 __all__ = ["SECTIONS"]
 
@@ -31,4 +32,5 @@ SECTIONS = {
     "throttled": throttled,
     "streaming": streaming,
     "bulk": bulk,
+    "upserts": upserts,
 }
