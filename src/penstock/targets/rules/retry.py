@@ -98,7 +98,9 @@ class Act(Enum):
     AGAIN = auto()  # send it again, after the wait
     ASK = auto()  # find out first what became of it
     SPLIT = auto()  # as two halves
-    ISOLATE = auto()  # look for the guilty records
+    ISOLATE = auto()  # look for the guilty records: one of SPLIT, EJECT, EACH, FAIL and STOP
+    EJECT = auto()  # the records the remote named on their own, the rest together
+    EACH = auto()  # record by record, in one call
     FAIL = auto()  # its records fail with the cause
     LEAVE_UNKNOWN = auto()  # nobody can say
     STOP = auto()  # its records fail, and no other could do better

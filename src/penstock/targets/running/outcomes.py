@@ -1,20 +1,26 @@
-"""What became of every record so far, and how the caller hears of it."""
+"""What became of every record so far, what is wrong with those that failed, and how the caller hears of it."""
 
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from operator import attrgetter
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
-from penstock.targets.diagnostics.analysis import Diagnostic
+from penstock.targets.diagnostics.analysis import Diagnostic, analyze_batch_failure
+from penstock.targets.diagnostics.causes import cause_of
 from penstock.targets.ids import PackedIds
-from penstock.targets.model import SUCCESSES, BulkOptions, ErrorKind, Mode, Outcome, RecordId, TargetError, Verdict
+from penstock.targets.model import SUCCESSES, Mode, Outcome, TargetError, Verdict
 from penstock.targets.progress import Progress
 from penstock.targets.results import CODES, BulkError, Outcomes
-from penstock.targets.target import UniformVerdicts
+from penstock.targets.running.calls import CallSpec, PendingBatch
+from penstock.targets.target import Target, UniformVerdicts
 
-__all__ = ["Callback", "Counts", "OutcomeRecorder", "encoded"]
+__all__ = ["Callback", "Counts", "Diagnoser", "OutcomeRecorder"]
+
+log = logging.getLogger("penstock.targets")
 
 # Enum members hash in Python code, their identities in C; this runs once for every record.
 _CODE_BY_IDENTITY = {id(outcome): code for outcome, code in CODES.items()}
@@ -25,43 +31,69 @@ NOT_RUN, FAILED, UNKNOWN = CODES[Outcome.NOT_RUN], CODES[Outcome.FAILED], CODES[
 Diagnostics: TypeAlias = Mapping[int, Sequence[Diagnostic]]
 
 
-def encoded(verdicts: Sequence[Verdict]) -> bytes:
-    """The outcomes of verdicts, a byte each."""
-    if isinstance(verdicts, UniformVerdicts):
-        return bytes((CODES[verdicts.verdict.outcome],)) * len(verdicts)
-    return bytes(map(_CODE_BY_IDENTITY.__getitem__, map(id, map(_OUTCOME, verdicts))))
+class Diagnoser:
+    """Diagnostics by position in the input. What a whole batch showed is kept for the records found in it."""
+
+    def __init__(self, spec: CallSpec) -> None:
+        self._spec = spec
+
+    def of_batch(self, work: PendingBatch, error: TargetError) -> Diagnostics:
+        """What the failure of a batch says about its records; what it says about the whole goes to each of them."""
+        found: defaultdict[int, list[Diagnostic]] = defaultdict(list)
+        for diagnostic in self._analyzed(work.records, error, work.key):
+            places = range(len(work)) if diagnostic.index is None else (diagnostic.index,)
+            for place in places:
+                found[work.indexes[place]].append(replace(diagnostic, index=work.indexes[place]))
+        return found
+
+    def of_verdicts(self, work: PendingBatch, verdicts: Sequence[Verdict]) -> Diagnostics:
+        """What is known of the records that failed in the end."""
+        batch = work.isolation
+        found = {}
+        for index, record, verdict in zip(work.indexes, work.records, verdicts, strict=True):
+            if verdict.outcome is Outcome.FAILED and verdict.error is not None:
+                is_same = batch is not None and batch.cause == cause_of(verdict.error)
+                known = batch.diagnostics.get(index) if batch is not None and is_same else None
+                alone = known or self._analyzed([record], verdict.error, work.key)
+                found[index] = [replace(diagnostic, index=index) for diagnostic in alone]
+        return found
+
+    def _analyzed(self, records: Sequence[Any], error: TargetError, key: str) -> list[Diagnostic]:
+        spec = self._spec
+        has_references = type(spec.target).references is not Target.references
+        try:
+            return analyze_batch_failure(
+                spec.batch(records, key),
+                error,
+                references=(lambda record: spec.target.references(spec.table, record, spec.options))
+                if has_references
+                else None,
+                identity=spec.identity,
+                id_field=spec.capabilities.id_field,
+            )
+        except Exception:
+            log.exception("the failure of a batch could not be analysed; its records are reported without diagnostics")
+            return []
 
 
-class Counts:
+class Counts(NamedTuple):
     """How many records of a batch succeeded, failed and are unknown."""
 
-    __slots__ = ("failed", "succeeded", "unknown")
-
-    def __init__(self, codes: bytes) -> None:
-        self.succeeded = sum(map(codes.count, _SUCCESSES))
-        self.failed = codes.count(FAILED)
-        self.unknown = codes.count(UNKNOWN)
-
-    @property
-    def has_errors(self) -> bool:
-        """Whether any record did not simply succeed."""
-        return bool(self.failed or self.unknown)
+    succeeded: int
+    failed: int
+    unknown: int
 
 
 class OutcomeRecorder:
     """Takes verdicts as they come and knows, at any moment, what became of every record."""
 
-    def __init__(self, mode: Mode, options: BulkOptions, own_id: Callable[[Any], RecordId]) -> None:
-        self._own_id = own_id
+    def __init__(self, spec: CallSpec, diagnoser: Diagnoser) -> None:
+        self._spec, self._diagnoser = spec, diagnoser
         self._codes = bytearray()
         self._errors: list[BulkError] = []
-        self.ids = PackedIds() if options.keep_ids and mode in (Mode.CREATE, Mode.UPSERT) else None
+        has_ids = spec.options.keep_ids and spec.mode in (Mode.CREATE, Mode.UPSERT)
+        self.ids = PackedIds() if has_ids else None
         self.skipped = 0
-
-    @property
-    def length(self) -> int:
-        """Records known so far."""
-        return len(self._codes)
 
     @property
     def outcomes(self) -> Outcomes:
@@ -83,59 +115,47 @@ class OutcomeRecorder:
         for position in positions:
             self._codes[position] = CODES[Outcome.SKIPPED]
 
-    def settle(
-        self,
-        positions: Sequence[int],
-        records: Sequence[Any],
-        verdicts: Sequence[Verdict],
-        diagnose: Callable[[], Diagnostics],
-    ) -> Counts:
-        """Write down what became of records; `diagnose` is asked only when some of them failed."""
-        codes = encoded(verdicts)
+    def settle(self, work: PendingBatch, verdicts: Sequence[Verdict]) -> Counts:
+        """Write down what became of the records of a batch."""
+        positions, codes = work.indexes, _encoded(verdicts)
         if isinstance(positions, range):
             self._codes[positions.start : positions.stop] = codes
         else:
             for position, code in zip(positions, codes, strict=True):
                 self._codes[position] = code
-        counts = Counts(codes)
-        if counts.has_errors:
-            self._keep_errors(positions, records, verdicts, diagnose())
+        counts = Counts(sum(map(codes.count, _SUCCESSES)), codes.count(FAILED), codes.count(UNKNOWN))
+        if counts.failed or counts.unknown:
+            self._keep_errors(work, verdicts)
         if self.ids is not None and counts.succeeded:
-            self._keep_ids(self.ids, positions, verdicts)
+            ids = verdicts.ids if isinstance(verdicts, UniformVerdicts) else list(map(_ID, verdicts))
+            if ids is not None and any(identifier is not None for identifier in ids):
+                self.ids.put(positions, ids)
         return counts
 
-    def _keep_ids(self, ids: PackedIds, positions: Sequence[int], verdicts: Sequence[Verdict]) -> None:
-        if isinstance(verdicts, UniformVerdicts):
-            if verdicts.ids is not None:
-                ids.put(positions, verdicts.ids)
-            return
-        found = list(map(_ID, verdicts))
-        if any(identifier is not None for identifier in found):
-            ids.put(positions, found)
-
-    def _keep_errors(
-        self, positions: Sequence[int], records: Sequence[Any], verdicts: Sequence[Verdict], diagnostics: Diagnostics
-    ) -> None:
-        for position, record, verdict in zip(positions, records, verdicts, strict=True):
+    def _keep_errors(self, work: PendingBatch, verdicts: Sequence[Verdict]) -> None:
+        diagnostics = self._diagnoser.of_verdicts(work, verdicts)
+        for position, record, verdict in zip(work.indexes, work.records, verdicts, strict=True):
             if verdict.outcome in (Outcome.FAILED, Outcome.UNKNOWN):
-                told = tuple(diagnostics.get(position, ()))
-                self._errors.append(self._error(position, record, verdict, told))
-
-    def _error(self, position: int, record: Any, verdict: Verdict, told: tuple[Diagnostic, ...]) -> BulkError:
-        cause = verdict.error or TargetError("the remote gave no reason", kind=ErrorKind.OTHER)
-        return BulkError(
-            index=position,
-            message=cause.message,
-            kind=cause.kind,
-            code=cause.code,
-            id=verdict.id if verdict.id is not None else self._own_id(record),
-            field=cause.field,
-            outcome=verdict.outcome,
-            diagnostics=told,
-        )
+                cause = verdict.error or TargetError("the remote gave no reason")
+                self._errors.append(
+                    BulkError(
+                        index=position,
+                        message=cause.message,
+                        kind=cause.kind,
+                        code=cause.code,
+                        id=verdict.id if verdict.id is not None else self._spec.own_id(record),
+                        field=cause.field,
+                        outcome=verdict.outcome,
+                        diagnostics=tuple(diagnostics.get(position, ())),
+                    )
+                )
 
 
-log = logging.getLogger("penstock.targets")
+def _encoded(verdicts: Sequence[Verdict]) -> bytes:
+    """The outcomes of verdicts, a byte each."""
+    if isinstance(verdicts, UniformVerdicts):
+        return bytes((CODES[verdicts.verdict.outcome],)) * len(verdicts)
+    return bytes(map(_CODE_BY_IDENTITY.__getitem__, map(id, map(_OUTCOME, verdicts))))
 
 
 class Callback:
