@@ -8,13 +8,11 @@ from typing import Any
 
 from penstock.targets.from_url import open_target
 from penstock.targets.model import BadInput
-from penstock.targets.progress import Progress
+from penstock.targets.progress import Report
 from penstock.targets.results import BulkResult
 from penstock.targets.target import Target
 
 __all__ = ["create", "delete", "update", "upsert"]
-
-Report = Callable[[Progress], None] | None
 
 
 def create(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from typing import Any
 
 from penstock.clock import operation_id
@@ -11,7 +11,7 @@ from penstock.errors import PenstockError
 from penstock.targets.bulk_methods import BulkMethods
 from penstock.targets.model import BulkOptions, Mode
 from penstock.targets.pool import Pool
-from penstock.targets.progress import Progress
+from penstock.targets.progress import Progress, Report
 from penstock.targets.results import BulkResult
 from penstock.targets.rules.retry import RetryPolicy
 from penstock.targets.running.arguments import Records, checked_options, checked_records, checked_table, named_options
@@ -134,7 +134,7 @@ class BulkExecutor(BulkMethods):
         table: str,
         records: Records,
         options: BulkOptions | None = None,
-        progress: Callable[[Progress], None] | None = None,
+        progress: Report = None,
         **changes: Any,
     ) -> BulkCall:
         """Start a bulk call and return at once; wrong arguments are refused here, before anything is sent.

@@ -6,11 +6,11 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from penstock.targets.model import BadInput
 
-__all__ = ["Phase", "Progress", "ProgressTracker"]
+__all__ = ["Phase", "Progress", "ProgressTracker", "Report"]
 
 WINDOW_S = 30.0
 SAMPLES_MAX = 1000
@@ -66,6 +66,10 @@ class Progress:
         if self.total == 0:
             return 100.0 if self.phase is Phase.DONE else 0.0
         return min(100.0, 100.0 * self.processed / self.total)
+
+
+Report: TypeAlias = Callable[[Progress], None] | None
+"""A caller's progress callback, if there is one."""
 
 
 class _Sample(NamedTuple):

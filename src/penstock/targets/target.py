@@ -21,7 +21,7 @@ from penstock.targets.model import (
 if TYPE_CHECKING:
     from penstock.targets.executor import BulkCall
     from penstock.targets.pool import Pool
-    from penstock.targets.progress import Progress
+    from penstock.targets.progress import Report
     from penstock.targets.rules.rate_limit import RateLimit
     from penstock.targets.running.arguments import Records
 
@@ -59,7 +59,7 @@ class Target(BulkMethods):
         table: str,
         records: Records,
         options: BulkOptions | None = None,
-        progress: Callable[[Progress], None] | None = None,
+        progress: Report = None,
         **changes: Any,
     ) -> BulkCall:
         """Start a bulk call; see `BulkExecutor.start`."""

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Iterator, Sequence
 from itertools import chain
-from typing import Any, TypeAlias
+from typing import Any
 
 from penstock.targets.composite.result_merge import MergedProgress, MergedResult, with_positions, with_time_left
 from penstock.targets.composite.single_records import Fallback, SingleTarget
 from penstock.targets.executor import BulkCancelled, BulkExecutor
 from penstock.targets.model import BulkOptions, ErrorKind, Mode, TargetError
-from penstock.targets.progress import Progress
+from penstock.targets.progress import Report
 from penstock.targets.results import BulkResult
 from penstock.targets.running.arguments import Records, checked_records, checked_table, faults_in, refuse_faults
 
 __all__ = ["Prober"]
 
-Report: TypeAlias = Callable[[Progress], None]
 AFTER_FIRST = range(1, sys.maxsize)
 INCONCLUSIVE = frozenset(
     {ErrorKind.THROTTLED, ErrorKind.TOKEN, ErrorKind.PERMISSION, ErrorKind.CONNECTION, ErrorKind.SERVER, ErrorKind.RACE}
@@ -56,7 +55,7 @@ class Prober:
         mode: Mode,
         fallback: Fallback,
         options: BulkOptions | None = None,
-        progress: Report | None = None,
+        progress: Report = None,
     ) -> BulkResult:
         """Run a bulk call, or the fallback for every record where the table takes none.
 
@@ -163,13 +162,11 @@ async def _chained(first: Sequence[Any], rest: AsyncIterable[Any]) -> AsyncItera
 class _Call:
     """One call of the prober, in bulk or one by one."""
 
-    def __init__(
-        self, executor: BulkExecutor, mode: Mode, table: str, options: BulkOptions, progress: Report | None
-    ) -> None:
+    def __init__(self, executor: BulkExecutor, mode: Mode, table: str, options: BulkOptions, progress: Report) -> None:
         self._executor = executor
         self.mode, self.table, self.options, self.progress = mode, table, options, progress
 
-    async def in_bulk(self, records: Records, progress: Report | None) -> BulkResult:
+    async def in_bulk(self, records: Records, progress: Report) -> BulkResult:
         """Run records through the executor."""
         return await self._executor.start(self.mode, self.table, records, self.options, progress)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from penstock.targets.ids import PackedIds
 from penstock.targets.model import BadInput, BulkOptions, ErrorKind, Mode, Outcome
-from penstock.targets.progress import Phase, Progress, ProgressTracker
+from penstock.targets.progress import Phase, Progress, ProgressTracker, Report
 from penstock.targets.results import CODES, BulkError, BulkResult, Outcomes, Statistics, StoppedReason
 from penstock.targets.running.outcomes import Callback
 
@@ -134,9 +134,7 @@ def with_time_left(options: BulkOptions, spent_s: float) -> BulkOptions:
 class MergedProgress:
     """One progress over several calls; each call gets a callback of its own from `part`."""
 
-    def __init__(
-        self, total: int | None, progress: Callable[[Progress], None] | None, *, monotonic: Callable[[], float]
-    ) -> None:
+    def __init__(self, total: int | None, progress: Report, *, monotonic: Callable[[], float]) -> None:
         self._tracker = ProgressTracker(total, monotonic=monotonic)
         self._callback = Callback(progress)
 

@@ -7,9 +7,9 @@ out when the record is sent and set by an update when all are there.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 from penstock.errors import PenstockError
 from penstock.targets.composite.ordering import Place
@@ -17,7 +17,7 @@ from penstock.targets.composite.reference_graph import PRESENT, ReferenceGraph
 from penstock.targets.composite.result_merge import MergedProgress, MergedResult, with_positions, with_time_left
 from penstock.targets.executor import BulkCancelled, BulkExecutor
 from penstock.targets.model import BadInput, BulkOptions, Mode, Outcome, Record, TargetError
-from penstock.targets.progress import Progress
+from penstock.targets.progress import Report
 from penstock.targets.results import BulkResult
 from penstock.targets.target import Reference
 
@@ -25,8 +25,6 @@ __all__ = ["WavesCancelled", "in_waves", "tables_in_waves"]
 
 TABLES_MAX = 4
 """Tables of a wave that are sent at the same time."""
-
-Report: TypeAlias = Callable[[Progress], None]
 
 
 class WavesCancelled(PenstockError):
@@ -44,7 +42,7 @@ async def in_waves(
     *,
     mode: Mode = Mode.CREATE,
     options: BulkOptions | None = None,
-    progress: Report | None = None,
+    progress: Report = None,
 ) -> BulkResult:
     """Create or upsert records of one table that may refer to each other."""
     try:
@@ -62,7 +60,7 @@ async def tables_in_waves(
     *,
     mode: Mode = Mode.CREATE,
     options: BulkOptions | Mapping[str, BulkOptions] | None = None,
-    progress: Report | None = None,
+    progress: Report = None,
 ) -> dict[str, BulkResult]:
     """Create or upsert records of several tables that may refer to each other; a result for each table.
 
@@ -103,7 +101,7 @@ class _Waves:
         tables: Mapping[str, Sequence[Record]],
         mode: Mode,
         options: BulkOptions | Mapping[str, BulkOptions] | None,
-        progress: Report | None,
+        progress: Report,
     ) -> None:
         self._executor, self._tables, self._mode = executor, tables, mode
         given = options if isinstance(options, Mapping) else dict.fromkeys(tables, options)
@@ -191,7 +189,7 @@ class _Waves:
         options = replace(self._options[table], on_outcomes=None)
         await self._made(_Call(Mode.UPDATE, table, list(updates), list(updates.values())), closed, options, None)
 
-    async def _made(self, call: _Call, merged: MergedResult, options: BulkOptions, report: Report | None) -> None:
+    async def _made(self, call: _Call, merged: MergedResult, options: BulkOptions, report: Report) -> None:
         if not call.records:
             return
         try:

@@ -4,13 +4,13 @@ settled as they are through."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 
 from penstock.targets.model import Outcome, TargetError, Verdict
 from penstock.targets.pool import Pool
-from penstock.targets.progress import Phase, Progress, ProgressTracker
+from penstock.targets.progress import Phase, ProgressTracker, Report
 from penstock.targets.quotas import RENEW_S, keep_share
 from penstock.targets.results import BulkResult, Statistics, StoppedReason
 from penstock.targets.rules.duplicates import DuplicateKeys, find_duplicates
@@ -38,7 +38,7 @@ class BulkRun:
         records: Records,
         pool: Pool,
         policy: RetryPolicy,
-        progress: Callable[[Progress], None] | None = None,
+        progress: Report = None,
     ) -> None:
         self._spec, self._pool = spec, pool
         self._reader = InputReader(records)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeAlias
@@ -13,7 +13,7 @@ from penstock.targets.diagnostics.analysis import Diagnostic, analyze_batch_fail
 from penstock.targets.diagnostics.causes import cause_of
 from penstock.targets.ids import PackedIds
 from penstock.targets.model import SUCCESSES, Mode, Outcome, TargetError, Verdict
-from penstock.targets.progress import Progress
+from penstock.targets.progress import Progress, Report
 from penstock.targets.results import CODES, BulkError, Outcomes
 from penstock.targets.running.calls import CallSpec, PendingBatch
 from penstock.targets.target import Target, UniformVerdicts
@@ -161,7 +161,7 @@ def _encoded(verdicts: Sequence[Verdict]) -> bytes:
 class Callback:
     """A caller's progress callback; what it raises is logged once and does no harm."""
 
-    def __init__(self, progress: Callable[[Progress], None] | None) -> None:
+    def __init__(self, progress: Report) -> None:
         self._progress = progress
         self._has_complained = False
 
