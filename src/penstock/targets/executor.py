@@ -8,7 +8,6 @@ from typing import Any
 
 from penstock.clock import operation_id
 from penstock.errors import PenstockError
-from penstock.targets.bulk_methods import BulkMethods
 from penstock.targets.model import BulkOptions, Mode
 from penstock.targets.pool import Pool
 from penstock.targets.progress import Progress, Report
@@ -17,7 +16,7 @@ from penstock.targets.rules.retry import RetryPolicy
 from penstock.targets.running.arguments import Records, checked_options, checked_records, checked_table, named_options
 from penstock.targets.running.bulk_run import BulkRun
 from penstock.targets.running.calls import Caller, CallSpec
-from penstock.targets.target import Capabilities, Target
+from penstock.targets.target import BulkMethods, Capabilities, Target
 
 __all__ = ["BulkCall", "BulkCancelled", "BulkExecutor"]
 

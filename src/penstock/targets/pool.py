@@ -13,13 +13,10 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 from penstock.clock import Clock, Entropy, SystemClock
 from penstock.errors import Unavailable
 from penstock.targets.model import ErrorKind, TargetError
-from penstock.targets.rules.breaker import Breaker
+from penstock.targets.rules.limits import Breaker, Share, Source, Throttles, Width
 from penstock.targets.rules.rate_limit import RateLimit, TokenBucket
 from penstock.targets.rules.retry import RetryPolicy
-from penstock.targets.rules.share import Share
-from penstock.targets.rules.throttle import Throttles
-from penstock.targets.rules.width import Width
-from penstock.targets.running.waiters import CallQueue, Priority, Source, SourceRefresh, TableGate
+from penstock.targets.running.waiters import CallQueue, Priority, SourceRefresh, TableGate
 from penstock.targets.target import Target
 
 __all__ = ["Pool", "PoolExhausted"]

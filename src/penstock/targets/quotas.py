@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from typing import Protocol
 
 from penstock.targets.pool import Pool
-from penstock.targets.rules.share import Share
+from penstock.targets.rules.limits import Share
 
 __all__ = ["RENEW_S", "Quotas", "current_quotas", "keep_share", "use_quotas"]
 

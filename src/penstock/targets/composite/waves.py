@@ -9,11 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from penstock.errors import PenstockError
-from penstock.targets.composite.ordering import Place
-from penstock.targets.composite.reference_graph import PRESENT, ReferenceGraph
+from penstock.targets.composite.ordering import PRESENT, Place, ReferenceGraph
 from penstock.targets.composite.result_merge import MergedProgress, MergedResult, with_positions, with_time_left
 from penstock.targets.executor import BulkCancelled, BulkExecutor
 from penstock.targets.model import BadInput, BulkOptions, Mode, Outcome, Record, TargetError
@@ -83,15 +82,6 @@ async def tables_in_waves(
     return results
 
 
-class _Call(NamedTuple):
-    """Records of one table and their positions in its input."""
-
-    mode: Mode
-    table: str
-    positions: Sequence[int]
-    records: Sequence[Record]
-
-
 class _Waves:
     """One run."""
 
@@ -152,15 +142,18 @@ class _Waves:
         return with_time_left(options, self._clock.monotonic() - self._started_s)
 
     async def _send(self, graph: ReferenceGraph, table: str, indexes: Sequence[int]) -> None:
-        ready = []
+        ready: dict[int, Record] = {}
         for index in indexes:
             parent_error = graph.parent_error((table, index), self._outcome)
             if parent_error is None:
-                ready.append(index)
+                ready[index] = graph.without_cycle((table, index))
             else:
                 self._merged[table].mark(parent_error)
-        call = _Call(self._mode, table, ready, [graph.without_cycle((table, index)) for index in ready])
-        await self._made(call, self._merged[table], with_positions(self._options[table], ready), self._progress.part())
+        options = self._in_time(with_positions(self._options[table], list(ready)))
+        start, records = self._executor.start, list(ready.values())
+        await self._merged[table].add_call(
+            list(ready), lambda: start(self._mode, table, records, options, self._progress.part())
+        )
 
     async def _close_circles(self, graph: ReferenceGraph) -> None:
         """Set the references that were left out, of records that are there, to records that are there."""
@@ -186,23 +179,9 @@ class _Waves:
             fields = [field for field in graph.plan.deferred[place] if field not in lost[place]]
             if fields:
                 updates[place[1]] = graph.cycle_update(place, fields, self._merged[table].id_of(place[1]))
-        options = replace(self._options[table], on_outcomes=None)
-        await self._made(_Call(Mode.UPDATE, table, list(updates), list(updates.values())), closed, options, None)
-
-    async def _made(self, call: _Call, merged: MergedResult, options: BulkOptions, report: Report) -> None:
-        if not call.records:
-            return
-        try:
-            result = await self._executor.start(call.mode, call.table, call.records, self._in_time(options), report)
-        except asyncio.CancelledError as cancelled:
-            partial = BulkCancelled.found_in(cancelled)
-            if partial is not None:
-                merged.add(call.positions, partial)
-            raise
-        except Exception as error:
-            merged.stop(error)
-            return
-        merged.add(call.positions, result)
+        options = self._in_time(replace(self._options[table], on_outcomes=None))
+        start, records = self._executor.start, list(updates.values())
+        await closed.add_call(list(updates), lambda: start(Mode.UPDATE, table, records, options))
 
 
 async def _at_once(work: Mapping[str, Coroutine[Any, Any, None]]) -> None:

@@ -19,7 +19,6 @@ __all__ = [
     "RetryPolicy",
     "after_lost_question",
     "after_refusal",
-    "not_applied",
 ]
 
 FINITE = frozenset({ErrorKind.TOKEN, ErrorKind.CONNECTION, ErrorKind.SERVER, ErrorKind.DEADLOCK, ErrorKind.RACE})
@@ -146,8 +145,3 @@ def after_lost_question(error: TargetError, tries: Mapping[ErrorKind, int], poli
 
 def _few_times(refusals: int, policy: RetryPolicy, otherwise: Act) -> Move:
     return Move(Act.AGAIN, refusals) if refusals <= policy.retries_max else Move(otherwise)
-
-
-def not_applied(error: TargetError) -> TargetError:
-    """The same refusal, now that the remote has said that it took no effect."""
-    return error.but(maybe_applied=False)

@@ -25,7 +25,6 @@ from penstock.targets.rules.retry import (
     RetryBudget,
     after_lost_question,
     after_refusal,
-    not_applied,
 )
 from penstock.targets.running.calls import Caller, CallPostponed, CallSpec, PendingBatch, SendMode
 from penstock.targets.running.outcomes import Diagnoser
@@ -122,7 +121,7 @@ class BatchLifecycle:
         known, refusal, verdicts = work.answers, work.refusal, work.verdicts
         if refusal is None and verdicts is None:
             work.is_asked = True
-            return self._sort_verdicts(work, known, not_applied(work.lost))
+            return self._sort_verdicts(work, known, work.lost.but(maybe_applied=False))
         work.believe()
         told = known if verdicts is None else [one or said for one, said in zip(known, verdicts, strict=True)]
         return self._sort_verdicts(work, told, refusal)

@@ -7,54 +7,10 @@ import logging
 from collections import Counter, defaultdict, deque
 from enum import Enum, auto
 
-from penstock.targets.rules.breaker import Breaker
-from penstock.targets.rules.pace import Pace
-from penstock.targets.rules.rate_limit import TokenBucket
-from penstock.targets.rules.share import WHOLE, Share
-from penstock.targets.rules.width import Width
+from penstock.targets.rules.limits import Source
 from penstock.targets.target import Target
 
-__all__ = ["CallQueue", "Priority", "Source", "SourceRefresh", "TableGate"]
-
-
-class Source:
-    """One owner of a quota."""
-
-    __slots__ = ("breaker", "bucket", "in_flight", "name", "pace", "share", "width")
-
-    def __init__(self, name: str, width: Width, breaker: Breaker, bucket: TokenBucket | None = None) -> None:
-        self.name, self.width, self.breaker, self.bucket = name, width, breaker, bucket
-        self.share = WHOLE
-        self.pace = Pace()
-        self.in_flight = 0
-
-    def paced_until_s(self, now_s: float) -> float | None:
-        """When the next call may begin, by what the user declared and by what was learned; None when it may now."""
-        ends = (self.pace.until_s(now_s), self.bucket.until_s(now_s) if self.bucket else None)
-        return max((end for end in ends if end is not None), default=None)
-
-    def began(self, now_s: float) -> None:
-        """A call begins."""
-        self.in_flight += 1
-        self.pace.began(now_s)
-        if self.bucket:
-            self.bucket.began(now_s)
-
-    @property
-    def load(self) -> float:
-        """The share of its width that is taken."""
-        return self.in_flight / self.width_now
-
-    @property
-    def width_now(self) -> int:
-        """Calls at once that are ours at the moment."""
-        return self.share.of(self.width.now)
-
-    def set_share(self, share: Share) -> None:
-        """Use no more than this of the quota."""
-        self.share = share
-        if self.bucket:
-            self.bucket.share(share.members)
+__all__ = ["CallQueue", "Priority", "SourceRefresh", "TableGate"]
 
 
 class Priority(Enum):
