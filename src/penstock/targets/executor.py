@@ -13,9 +13,9 @@ from penstock.targets.pool import Pool
 from penstock.targets.progress import Progress, Report
 from penstock.targets.results import BulkResult
 from penstock.targets.rules.retry import RetryPolicy
-from penstock.targets.running.arguments import Records, checked_options, checked_records, checked_table, named_options
 from penstock.targets.running.bulk_run import BulkRun
 from penstock.targets.running.calls import Caller, CallSpec
+from penstock.targets.running.input import Records, checked_options, checked_records, checked_table, named_options
 from penstock.targets.target import BulkMethods, Capabilities, Target
 
 __all__ = ["BulkCall", "BulkCancelled", "BulkExecutor"]
@@ -71,7 +71,9 @@ class BulkCall:
                 raise
             self._run.stop("cancelled")
             await self._ended()
-            raise cancelled from self._cause()
+            if self._task.cancelled():
+                raise
+            raise cancelled from self._task.exception() or BulkCancelled(self._task.result())
 
     async def _ended(self) -> None:
         """Wait until the call has stopped; who cancels again does not want to wait for what is in flight."""
@@ -80,11 +82,6 @@ class BulkCall:
                 await asyncio.wait((self._task,))
             except asyncio.CancelledError:
                 self._run.abandon()
-
-    def _cause(self) -> BaseException | None:
-        if self._task.cancelled():
-            return None
-        return self._task.exception() or BulkCancelled(self._task.result())
 
 
 class BulkExecutor(BulkMethods):

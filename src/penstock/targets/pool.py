@@ -13,8 +13,8 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 from penstock.clock import Clock, Entropy, SystemClock
 from penstock.errors import Unavailable
 from penstock.targets.model import ErrorKind, TargetError
-from penstock.targets.rules.limits import Breaker, Share, Source, Throttles, Width
-from penstock.targets.rules.rate_limit import RateLimit, TokenBucket
+from penstock.targets.rules.limits import Share, Source, Throttles, Width
+from penstock.targets.rules.rate_limit import RateLimit
 from penstock.targets.rules.retry import RetryPolicy
 from penstock.targets.running.waiters import CallQueue, Priority, SourceRefresh, TableGate
 from penstock.targets.target import Target
@@ -56,12 +56,7 @@ class Pool:
     ) -> None:
         self.policy = policy or RetryPolicy()
         self.clock, self.sleep, self.entropy = clock or SystemClock(), sleep, entropy or Entropy()
-        self._sources = {
-            name: Source(
-                name, Width(width, width_max), self._breaker(), TokenBucket(rate_limit) if rate_limit else None
-            )
-            for name in sources
-        }
+        self._sources = {name: Source(name, Width(width, width_max), self.policy, rate_limit) for name in sources}
         if not self._sources:
             raise ValueError("a pool needs at least one source")
         self._throttles = Throttles(self._sources)
@@ -123,21 +118,13 @@ class Pool:
         with suppress(RuntimeError):  # where no loop runs, nobody calls yet
             loop = asyncio.get_running_loop()
         if loop is not None and target.quota is not None:
-            if pool._is_used_by_another(loop):
+            if pool._loop not in (None, loop) and pool._loop.is_running():  # in another thread
                 pool = cls.of(target, policy=policy)
             limits = (target.width, target.width_max, target.rate_limit)
             pools = POOLS.setdefault(loop, WeakValueDictionary())
             pool = pools.setdefault((target.quota, *target.sources, limits), pool)
         object.__setattr__(target, "slot_pool", pool)  # a target may be frozen
         return pool
-
-    def _is_used_by_another(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Whether a loop that still runs, in another thread, uses the pool."""
-        return self._loop not in (None, loop) and self._loop.is_running()
-
-    def _breaker(self) -> Breaker:
-        policy = self.policy
-        return Breaker(failures=policy.breaker_failures, first_s=policy.breaker_first_s, max_s=policy.breaker_max_s)
 
     @property
     def width(self) -> int:

@@ -6,16 +6,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from penstock.errors import SettingsInvalid
-from penstock.targets.model import (
-    Answer,
-    Batch,
-    BulkOptions,
-    Capabilities,
-    Mode,
-    Reference,
-    UniformVerdicts,
-    Verdict,
-)
+from penstock.targets.model import Answer, Batch, BulkOptions, Capabilities, Mode, Reference, UniformVerdicts, Verdict
 
 if TYPE_CHECKING:
     from penstock.targets.executor import BulkCall
@@ -23,7 +14,7 @@ if TYPE_CHECKING:
     from penstock.targets.progress import Report
     from penstock.targets.results import BulkResult
     from penstock.targets.rules.rate_limit import RateLimit
-    from penstock.targets.running.arguments import Records
+    from penstock.targets.running.input import Records
 
 __all__ = ["Answer", "Batch", "BulkMethods", "Capabilities", "Reference", "Target", "UniformVerdicts"]
 

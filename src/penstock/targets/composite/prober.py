@@ -15,7 +15,7 @@ from penstock.targets.executor import BulkCancelled, BulkExecutor
 from penstock.targets.model import DONE, BulkOptions, ErrorKind, Mode, TargetError, Verdict
 from penstock.targets.progress import Report
 from penstock.targets.results import BulkResult
-from penstock.targets.running.arguments import Records, checked_records, checked_table, faults_in, refuse_faults
+from penstock.targets.running.input import Records, checked_records, checked_table, faults_in, refuse_faults
 from penstock.targets.target import Answer, Batch, Capabilities, Reference, Target
 
 __all__ = ["Prober"]

@@ -7,7 +7,7 @@ out when the record is sent and set by an update when all are there.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,6 @@ from penstock.targets.executor import BulkCancelled, BulkExecutor
 from penstock.targets.model import BadInput, BulkOptions, Mode, Outcome, Record, TargetError
 from penstock.targets.progress import Report
 from penstock.targets.results import BulkResult
-from penstock.targets.target import Reference
 
 __all__ = ["WavesCancelled", "in_waves", "tables_in_waves"]
 
@@ -111,7 +110,10 @@ class _Waves:
         """Plan, send wave by wave, then close the circles."""
         id_fields = {table: await self._id_field(table) for table in self._tables}
         if not self._is_stopped:
-            graph = ReferenceGraph(self._tables, id_fields, self._references)
+            references = self._executor.target.references
+            graph = ReferenceGraph(
+                self._tables, id_fields, lambda table, record: references(table, record, self._options[table])
+            )
             for wave in graph.plan.waves:
                 if not self._is_stopped:
                     await _at_once({table: self._send(graph, table, indexes) for table, indexes in wave.items()})
@@ -121,9 +123,6 @@ class _Waves:
     @property
     def _is_stopped(self) -> bool:
         return any(merged.stopped_reason is not None for merged in self._merged.values())
-
-    def _references(self, table: str, record: Record) -> Iterable[Reference]:
-        return self._executor.target.references(table, record, self._options[table])
 
     def _outcome(self, place: Place) -> Outcome:
         table, index = place

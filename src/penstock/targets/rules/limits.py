@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from penstock.targets.model import Limit
 from penstock.targets.rules.pace import Pace
-from penstock.targets.rules.rate_limit import TokenBucket
+from penstock.targets.rules.rate_limit import RateLimit, TokenBucket
+from penstock.targets.rules.retry import RetryPolicy
 
 __all__ = ["WHOLE", "Breaker", "Share", "Source", "Throttles", "Width"]
 
@@ -165,8 +166,12 @@ class Source:
 
     __slots__ = ("breaker", "bucket", "in_flight", "name", "pace", "share", "width")
 
-    def __init__(self, name: str, width: Width, breaker: Breaker, bucket: TokenBucket | None = None) -> None:
-        self.name, self.width, self.breaker, self.bucket = name, width, breaker, bucket
+    def __init__(self, name: str, width: Width, policy: RetryPolicy, rate_limit: RateLimit | None) -> None:
+        self.name, self.width = name, width
+        self.breaker = Breaker(
+            failures=policy.breaker_failures, first_s=policy.breaker_first_s, max_s=policy.breaker_max_s
+        )
+        self.bucket = TokenBucket(rate_limit) if rate_limit else None
         self.share = WHOLE
         self.pace = Pace()
         self.in_flight = 0

@@ -10,16 +10,7 @@ from random import Random
 
 from penstock.targets.model import Capabilities, ErrorKind, TargetError
 
-__all__ = [
-    "FINITE",
-    "RETRYABLE",
-    "Act",
-    "Move",
-    "RetryBudget",
-    "RetryPolicy",
-    "after_lost_question",
-    "after_refusal",
-]
+__all__ = ["FINITE", "RETRYABLE", "Act", "Move", "RetryBudget", "RetryPolicy", "after_lost_question", "after_refusal"]
 
 FINITE = frozenset({ErrorKind.TOKEN, ErrorKind.CONNECTION, ErrorKind.SERVER, ErrorKind.DEADLOCK, ErrorKind.RACE})
 """Worth a few tries, counted for each class on its own."""

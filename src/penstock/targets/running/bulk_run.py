@@ -15,11 +15,10 @@ from penstock.targets.quotas import RENEW_S, keep_share
 from penstock.targets.results import BulkResult, Statistics, StoppedReason
 from penstock.targets.rules.duplicates import DuplicateKeys, find_duplicates
 from penstock.targets.rules.retry import RetryPolicy
-from penstock.targets.running.arguments import Records, faults_in, refuse_faults
-from penstock.targets.running.batcher import Batcher, InputReader, NextBatch
 from penstock.targets.running.calls import Caller, CallSpec, PendingBatch
+from penstock.targets.running.input import Batcher, InputReader, NextBatch, Records, faults_in, refuse_faults
 from penstock.targets.running.lifecycle import BatchLifecycle
-from penstock.targets.running.outcomes import Callback, Counts, Diagnoser, OutcomeRecorder
+from penstock.targets.running.outcomes import Callback, Counts, OutcomeRecorder
 from penstock.targets.target import UniformVerdicts
 
 __all__ = ["BulkRun"]
@@ -33,20 +32,14 @@ class BulkRun:
     """Owns the tasks of one bulk call, and its account; `stop` ends it early, `abandon` at once."""
 
     def __init__(
-        self,
-        spec: CallSpec,
-        records: Records,
-        pool: Pool,
-        policy: RetryPolicy,
-        progress: Report = None,
+        self, spec: CallSpec, records: Records, pool: Pool, policy: RetryPolicy, progress: Report = None
     ) -> None:
         self._spec, self._pool = spec, pool
         self._reader = InputReader(records)
         self._caller = Caller(spec, pool, policy, self._is_held)
         self._queue = self._caller.queue
-        diagnoser = Diagnoser(spec)
-        self._recorder = OutcomeRecorder(spec, diagnoser)
-        self._lifecycle = BatchLifecycle(spec, self._caller, diagnoser, settle=self._settle, stop=self.stop)
+        self._recorder = OutcomeRecorder(spec)
+        self._lifecycle = BatchLifecycle(spec, self._caller, settle=self._settle, stop=self.stop)
         self.tracker = ProgressTracker(self._reader.total, monotonic=pool.clock.monotonic)
         self._tell_progress = Callback(progress)
         self._stopped: tuple[StoppedReason | None, BaseException | None] = (None, None)

@@ -18,16 +18,9 @@ from penstock.targets.diagnostics.causes import cause_of
 from penstock.targets.model import ErrorKind, Mode, Outcome, TargetError, Verdict
 from penstock.targets.results import StoppedReason
 from penstock.targets.rules.isolation import Isolation, Search, halves, next_act, suspects_and_rest
-from penstock.targets.rules.retry import (
-    RETRYABLE,
-    Act,
-    Move,
-    RetryBudget,
-    after_lost_question,
-    after_refusal,
-)
+from penstock.targets.rules.retry import RETRYABLE, Act, Move, RetryBudget, after_lost_question, after_refusal
 from penstock.targets.running.calls import Caller, CallPostponed, CallSpec, PendingBatch, SendMode
-from penstock.targets.running.outcomes import Diagnoser
+from penstock.targets.running.outcomes import batch_diagnostics
 from penstock.targets.running.waiters import Priority
 from penstock.targets.target import Answer, UniformVerdicts
 
@@ -57,12 +50,11 @@ class BatchLifecycle:
         self,
         spec: CallSpec,
         caller: Caller,
-        diagnoser: Diagnoser,
         *,
         settle: Callable[[PendingBatch, Sequence[Verdict]], None],
         stop: Callable[[StoppedReason, BaseException], None],
     ) -> None:
-        self._spec, self._caller, self._diagnoser, self._settle, self._stop = spec, caller, diagnoser, settle, stop
+        self._spec, self._caller, self._settle, self._stop = spec, caller, settle, stop
         self._pool, self._policy = caller.pool, caller.policy
         self._budget = RetryBudget(self._policy.budget)
         self._search = Search()
@@ -272,7 +264,7 @@ class BatchLifecycle:
         self._search.sent += 1
         self._search.failed += 1
         if work.isolation is None:
-            work.isolation = Isolation(cause_of(error), self._diagnoser.of_batch(work, error))
+            work.isolation = Isolation(cause_of(error), batch_diagnostics(self._spec, work, error))
         if not self._spec.options.isolate:
             self._fail(work, error)
             return []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeAlias
@@ -16,9 +16,9 @@ from penstock.targets.model import SUCCESSES, Mode, Outcome, TargetError, Verdic
 from penstock.targets.progress import Progress, Report
 from penstock.targets.results import CODES, BulkError, Outcomes
 from penstock.targets.running.calls import CallSpec, PendingBatch
-from penstock.targets.target import Target, UniformVerdicts
+from penstock.targets.target import Reference, Target, UniformVerdicts
 
-__all__ = ["Callback", "Counts", "Diagnoser", "OutcomeRecorder"]
+__all__ = ["Callback", "Counts", "OutcomeRecorder", "batch_diagnostics"]
 
 log = logging.getLogger("penstock.targets")
 
@@ -31,49 +31,43 @@ NOT_RUN, FAILED, UNKNOWN = CODES[Outcome.NOT_RUN], CODES[Outcome.FAILED], CODES[
 Diagnostics: TypeAlias = Mapping[int, Sequence[Diagnostic]]
 
 
-class Diagnoser:
-    """Diagnostics by position in the input. What a whole batch showed is kept for the records found in it."""
+def batch_diagnostics(spec: CallSpec, work: PendingBatch, error: TargetError) -> Diagnostics:
+    """What the failure of a batch says about its records; what it says about the whole goes to each of them."""
+    found: defaultdict[int, list[Diagnostic]] = defaultdict(list)
+    for diagnostic in _analyzed(spec, work.records, error, work.key):
+        places = range(len(work)) if diagnostic.index is None else (diagnostic.index,)
+        for place in places:
+            found[work.indexes[place]].append(replace(diagnostic, index=work.indexes[place]))
+    return found
 
-    def __init__(self, spec: CallSpec) -> None:
-        self._spec = spec
 
-    def of_batch(self, work: PendingBatch, error: TargetError) -> Diagnostics:
-        """What the failure of a batch says about its records; what it says about the whole goes to each of them."""
-        found: defaultdict[int, list[Diagnostic]] = defaultdict(list)
-        for diagnostic in self._analyzed(work.records, error, work.key):
-            places = range(len(work)) if diagnostic.index is None else (diagnostic.index,)
-            for place in places:
-                found[work.indexes[place]].append(replace(diagnostic, index=work.indexes[place]))
-        return found
+def _diagnostics_of(
+    spec: CallSpec, work: PendingBatch, index: int, record: Any, verdict: Verdict
+) -> Sequence[Diagnostic]:
+    """What is known of a record that failed in the end; what its batch showed counts when the cause is the same."""
+    if verdict.outcome is not Outcome.FAILED or verdict.error is None:
+        return ()
+    batch = work.isolation
+    is_same = batch is not None and batch.cause == cause_of(verdict.error)
+    known = batch.diagnostics.get(index) if batch is not None and is_same else None
+    return known or _analyzed(spec, [record], verdict.error, work.key)
 
-    def of_verdicts(self, work: PendingBatch, verdicts: Sequence[Verdict]) -> Diagnostics:
-        """What is known of the records that failed in the end."""
-        batch = work.isolation
-        found = {}
-        for index, record, verdict in zip(work.indexes, work.records, verdicts, strict=True):
-            if verdict.outcome is Outcome.FAILED and verdict.error is not None:
-                is_same = batch is not None and batch.cause == cause_of(verdict.error)
-                known = batch.diagnostics.get(index) if batch is not None and is_same else None
-                alone = known or self._analyzed([record], verdict.error, work.key)
-                found[index] = [replace(diagnostic, index=index) for diagnostic in alone]
-        return found
 
-    def _analyzed(self, records: Sequence[Any], error: TargetError, key: str) -> list[Diagnostic]:
-        spec = self._spec
-        has_references = type(spec.target).references is not Target.references
-        try:
-            return analyze_batch_failure(
-                spec.batch(records, key),
-                error,
-                references=(lambda record: spec.target.references(spec.table, record, spec.options))
-                if has_references
-                else None,
-                identity=spec.identity,
-                id_field=spec.capabilities.id_field,
-            )
-        except Exception:
-            log.exception("the failure of a batch could not be analysed; its records are reported without diagnostics")
-            return []
+def _analyzed(spec: CallSpec, records: Sequence[Any], error: TargetError, key: str) -> list[Diagnostic]:
+    def references(record: Any) -> Iterable[Reference]:
+        return spec.target.references(spec.table, record, spec.options)
+
+    try:
+        return analyze_batch_failure(
+            spec.batch(records, key),
+            error,
+            references=references if type(spec.target).references is not Target.references else None,
+            identity=spec.identity,
+            id_field=spec.capabilities.id_field,
+        )
+    except Exception:
+        log.exception("the failure of a batch could not be analysed; its records are reported without diagnostics")
+        return []
 
 
 class Counts(NamedTuple):
@@ -87,8 +81,8 @@ class Counts(NamedTuple):
 class OutcomeRecorder:
     """Takes verdicts as they come and knows, at any moment, what became of every record."""
 
-    def __init__(self, spec: CallSpec, diagnoser: Diagnoser) -> None:
-        self._spec, self._diagnoser = spec, diagnoser
+    def __init__(self, spec: CallSpec) -> None:
+        self._spec = spec
         self._codes = bytearray()
         self._errors: list[BulkError] = []
         has_ids = spec.options.keep_ids and spec.mode in (Mode.CREATE, Mode.UPSERT)
@@ -133,10 +127,10 @@ class OutcomeRecorder:
         return counts
 
     def _keep_errors(self, work: PendingBatch, verdicts: Sequence[Verdict]) -> None:
-        diagnostics = self._diagnoser.of_verdicts(work, verdicts)
         for position, record, verdict in zip(work.indexes, work.records, verdicts, strict=True):
             if verdict.outcome in (Outcome.FAILED, Outcome.UNKNOWN):
                 cause = verdict.error or TargetError("the remote gave no reason")
+                found = _diagnostics_of(self._spec, work, position, record, verdict)
                 self._errors.append(
                     BulkError(
                         index=position,
@@ -146,7 +140,7 @@ class OutcomeRecorder:
                         id=verdict.id if verdict.id is not None else self._spec.own_id(record),
                         field=cause.field,
                         outcome=verdict.outcome,
-                        diagnostics=tuple(diagnostics.get(position, ())),
+                        diagnostics=tuple(replace(diagnostic, index=position) for diagnostic in found),
                     )
                 )
 

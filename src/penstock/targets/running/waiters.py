@@ -12,6 +12,8 @@ from penstock.targets.target import Target
 
 __all__ = ["CallQueue", "Priority", "SourceRefresh", "TableGate"]
 
+log = logging.getLogger("penstock.targets")
+
 
 class Priority(Enum):
     """Where in the line of its bulk call a batch waits."""
@@ -73,36 +75,32 @@ class TableGate:
     """Tables on which a batch met a race: whoever met it first tries alone until it is through or gives up."""
 
     def __init__(self) -> None:
-        self._tries: dict[str, tuple[object, asyncio.Event]] = {}
+        self._holders: dict[str, object] = {}
+        self._freed = asyncio.Event()
 
     def begin(self, table: str, who: object) -> None:
         """`who` met a race; it holds the table unless someone already does."""
-        self._tries.setdefault(table, (who, asyncio.Event()))
+        self._holders.setdefault(table, who)
 
     def end(self, table: str, who: object) -> None:
         """`who` is through or has given up; does nothing unless it held the table."""
-        held = self._tries.get(table)
-        if held is not None and held[0] is who:
-            del self._tries[table]
-            held[1].set()
+        if self.is_held_by(table, who):
+            del self._holders[table]
+            self._freed.set()
 
     def is_held_by(self, table: str, who: object) -> bool:
         """Whether `who` itself holds the table."""
-        held = self._tries.get(table)
-        return held is not None and held[0] is who
+        return self._holders.get(table) is who
 
     def is_held(self, table: str, who: object) -> bool:
         """Whether someone else holds the table."""
-        held = self._tries.get(table)
-        return held is not None and held[0] is not who
+        return table in self._holders and not self.is_held_by(table, who)
 
     async def wait_until_free(self, table: str, who: object) -> None:
         """Wait until nobody else holds the table."""
-        while (held := self._tries.get(table)) is not None and held[0] is not who:
-            await held[1].wait()
-
-
-log = logging.getLogger("penstock.targets")
+        while self.is_held(table, who):
+            self._freed.clear()
+            await self._freed.wait()
 
 
 class SourceRefresh:
