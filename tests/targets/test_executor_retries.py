@@ -24,8 +24,8 @@ from penstock.targets import (
     TargetError,
     Verdict,
 )
+from penstock.targets.pool import CallQueue
 from penstock.targets.running.calls import Caller, CallSpec
-from penstock.targets.running.waiters import CallQueue
 
 IMPATIENT = RetryPolicy(jitter=0, outage_s=0)
 FINITE = (ErrorKind.TOKEN, ErrorKind.CONNECTION, ErrorKind.DEADLOCK, ErrorKind.RACE)

@@ -24,7 +24,7 @@ DEADLINE_MIN_S = 0.001
 class MergedResult:
     """A result in the making. What no call has answered for is not run."""
 
-    def __init__(self, mode: Mode, length: int = 0) -> None:
+    def __init__(self, mode: Mode, length: int) -> None:
         self._mode = mode
         self._codes = bytearray([CODES[Outcome.NOT_RUN]]) * length
         self._errors: dict[int, BulkError] = {}

@@ -49,9 +49,9 @@ class Isolation:
     has_passed: bool = False
     causes: set[tuple[ErrorKind, str]] = field(default_factory=set)
 
-    def note(self, error: TargetError, pieces: int = 1) -> None:
-        """A piece of it failed, or so many records on their own."""
-        self.failed += pieces
+    def note(self, error: TargetError) -> None:
+        """A piece of it failed, or a record on its own."""
+        self.failed += 1
         self.causes.add((error.kind, error.code or error.message))
 
     @property

@@ -47,7 +47,7 @@ class BulkRun:
         self._sizes: tuple[int, int] | None = None
         self._errors = 0
         self._batcher: Batcher | None = None
-        self._group: asyncio.TaskGroup | None = None
+        self._group = asyncio.TaskGroup()
         self._feeding: asyncio.Task[None] | None = None
         self._open: dict[PendingBatch, asyncio.Task[None] | None] = {}
         self._room = asyncio.Event()
@@ -114,7 +114,7 @@ class BulkRun:
     async def _work(self) -> None:
         """Take the input to its end, or until the call must stop."""
         try:
-            async with asyncio.TaskGroup() as self._group:
+            async with self._group:
                 if not self.is_stopped:
                     self._feeding = self._group.create_task(self._feed())
         except BaseExceptionGroup as group:
@@ -188,13 +188,13 @@ class BulkRun:
         return min(self._pool.width, self._queue.width_max or self._pool.width)
 
     async def _change(self) -> None:
-        """Wait until a batch is through, in pieces or tried again."""
+        """Wait until a batch is through or in pieces."""
         self._room.clear()
         await self._room.wait()
 
     def _launch(self, work: PendingBatch) -> None:
         self._open[work] = None
-        if self._group is not None and not self.is_stopped:
+        if not self.is_stopped:
             self._open[work] = self._group.create_task(self._carry(work))
 
     async def _carry(self, work: PendingBatch) -> None:

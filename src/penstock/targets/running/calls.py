@@ -14,15 +14,14 @@ from itertools import count
 from typing import Any, TypeVar
 
 from penstock.targets.model import BulkOptions, ErrorKind, Mode, RecordId, TargetError, Verdict
-from penstock.targets.pool import Pool, PoolExhausted
+from penstock.targets.pool import CallQueue, Pool, PoolExhausted, Priority
 from penstock.targets.request_count import RequestCounter
 from penstock.targets.rules.batch_size import BatchSize
 from penstock.targets.rules.isolation import Isolation
 from penstock.targets.rules.retry import Act, RetryPolicy, after_lost_question
-from penstock.targets.running.waiters import CallQueue, Priority
 from penstock.targets.target import Answer, Batch, Capabilities, Target
 
-__all__ = ["SWAPS_MAX", "CallPostponed", "CallSpec", "Caller", "PendingBatch", "SendMode"]
+__all__ = ["CallPostponed", "CallSpec", "Caller", "PendingBatch", "SendMode"]
 
 log = logging.getLogger("penstock.targets")
 

@@ -39,7 +39,6 @@ log = logging.getLogger("penstock.targets")
 Records: TypeAlias = Iterable[Any] | AsyncIterable[Any]
 Options = TypeVar("Options", bound=BulkOptions)
 
-BATCH_SIZE = 100
 NAMED_MAX = 20
 HELD_MAX = 1000
 """Records that wait for others of their key before reading pauses."""
@@ -76,7 +75,7 @@ def named_options(target: Target, given: Mapping[str, Any]) -> BulkOptions:
     return target.options_type(**given)
 
 
-def checked_options(options: Options, batch_size: int = BATCH_SIZE) -> Options:
+def checked_options(options: Options, batch_size: int) -> Options:
     """Options that can be followed; a batch size below one becomes the target's, with a warning."""
     for name in ("batch_size", "batch_size_max", "max_parallel_batches"):
         value = getattr(options, name)

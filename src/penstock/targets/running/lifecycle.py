@@ -16,12 +16,12 @@ from operator import attrgetter
 
 from penstock.targets.diagnostics.causes import cause_of
 from penstock.targets.model import ErrorKind, Mode, Outcome, TargetError, Verdict
+from penstock.targets.pool import Priority
 from penstock.targets.results import StoppedReason
 from penstock.targets.rules.isolation import Isolation, Search, halves, next_act, suspects_and_rest
 from penstock.targets.rules.retry import RETRYABLE, Act, Move, RetryBudget, after_lost_question, after_refusal
 from penstock.targets.running.calls import Caller, CallPostponed, CallSpec, PendingBatch, SendMode
 from penstock.targets.running.outcomes import batch_diagnostics
-from penstock.targets.running.waiters import Priority
 from penstock.targets.target import Answer, UniformVerdicts
 
 __all__ = ["BatchLifecycle"]
