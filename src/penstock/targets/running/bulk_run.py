@@ -119,6 +119,8 @@ class BulkRun:
                     self._feeding = self._group.create_task(self._feed())
         except BaseExceptionGroup as group:
             raise group.exceptions[0] from None
+        if self._feeding is not None and self._feeding.cancelled() and not self.is_stopped:
+            raise asyncio.CancelledError  # the target raised it when it was asked to describe the table
 
     async def _feed(self) -> None:
         if await self._reader.is_empty():

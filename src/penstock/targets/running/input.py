@@ -149,7 +149,7 @@ class InputReader:
         self._unread: list[Any] = []
         self.taken_count = 0
         self.is_over = False
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
 
     @property
     def read_count(self) -> int:
@@ -179,6 +179,11 @@ class InputReader:
                 self._unread.extend(islice(self._iterator, wanted))  # what came before an error stays
         except StopAsyncIteration:
             pass
+        except asyncio.CancelledError as cancelled:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            self.error = cancelled  # something that the input waited for was cancelled, not the call
         except Exception as error:
             self.error = error
         self.is_over = len(self._unread) < size
