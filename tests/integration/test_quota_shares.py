@@ -8,7 +8,7 @@ from penstock.clock import ManualClock
 from penstock.db.database import Database
 from penstock.engine import Penstock
 from penstock.targets.quotas import current_quotas
-from penstock.targets.rules.share import Share
+from penstock.targets.rules.limits import Share
 from penstock.targets.sql_quotas import LEASE_S, SqlQuotas
 
 URL = "https://org.crm.dynamics.com"

@@ -307,3 +307,17 @@ async def test_batches_have_keys_of_their_own():
     await runner.start(Mode.CREATE, "account", numbered(100, 1000))
     keys = [sent.key for sent in remote.calls]
     assert len(set(keys)) == len(keys)
+
+
+@pytest.mark.parametrize("before", [0, 3, 150])
+@in_virtual_time
+async def test_an_input_that_waits_for_something_cancelled_ends_with_that_error(before: int):
+    async def records() -> AsyncIterator[dict[str, Any]]:
+        for record in numbered(before):
+            yield record
+        raise asyncio.CancelledError("what the input waited for")
+
+    result = await executor(Remote()).create_multiple("account", records())
+    assert result.stopped_reason == "error in input"
+    assert isinstance(result.input_error, asyncio.CancelledError)
+    assert result.success_count == before

@@ -17,14 +17,15 @@ from penstock.targets import (
     BulkOptions,
     Capabilities,
     ErrorKind,
+    Mode,
     Outcome,
     RetryManifest,
     RetryPolicy,
     TargetError,
     Verdict,
 )
-from penstock.targets.running.calls import SlotCaller
-from penstock.targets.running.waiters import CallQueue
+from penstock.targets.pool import CallQueue
+from penstock.targets.running.calls import Caller, CallSpec
 
 IMPATIENT = RetryPolicy(jitter=0, outage_s=0)
 FINITE = (ErrorKind.TOKEN, ErrorKind.CONNECTION, ErrorKind.DEADLOCK, ErrorKind.RACE)
@@ -135,14 +136,15 @@ async def test_after_ten_swaps_a_batch_is_sent_on_a_throttled_source_with_a_warn
 @in_virtual_time
 async def test_a_source_throttled_between_the_grant_and_the_call_is_swapped_for_another():
     pool = pool_of(Remote(sources=("ana", "ben"), width=1))
-    other, mine = CallQueue(None), CallQueue(None)
+    other = CallQueue(None)
     taken = [await pool.acquire(other), await pool.acquire(other)]
     used: list[str] = []
 
     async def ask(source: str) -> None:
         used.append(source)
 
-    waiting = asyncio.ensure_future(SlotCaller(Remote(), pool, mine, pool.policy).call(ask))
+    caller = Caller(CallSpec(Remote(), "account", Mode.CREATE, BulkOptions()), pool, pool.policy)
+    waiting = asyncio.ensure_future(caller.call(ask))
     await asyncio.sleep(1)
     first, second = taken
     pool.release(other, first)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from scripted import Lose, Refuse, Remote, executor, in_virtual_time, numbered, trouble, virtually
 
 from penstock.targets import (
+    BadInput,
     BulkCancelled,
     BulkOptions,
     Capabilities,
@@ -64,6 +65,14 @@ async def test_the_first_record_goes_alone_and_the_others_in_bulk():
     assert remote.sizes == [1, 100, 100, 49]
     assert result.is_success
     assert list(result.created_ids) == [f"id-{n}" for n in range(250)]
+
+
+@in_virtual_time
+async def test_options_that_cannot_be_followed_are_refused_before_the_remote_is_asked():
+    remote = Remote()
+    with pytest.raises(BadInput, match="max_parallel_batches"):
+        await probed(Prober(executor(remote)), options=BulkOptions(max_parallel_batches=0))
+    assert remote.described == 0
 
 
 @pytest.mark.covers("BX-089")

@@ -23,7 +23,7 @@ from penstock.targets import (
     Verdict,
 )
 from penstock.targets.quotas import use_quotas
-from penstock.targets.rules.share import Share
+from penstock.targets.rules.limits import Share
 
 
 class Board:

@@ -4,14 +4,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock.targets.blocking import create, delete, update, upsert
+    from penstock.targets.blocking import create, delete, open_target, update, upsert
     from penstock.targets.composite.ordering import plan_records
     from penstock.targets.composite.prober import Prober
     from penstock.targets.composite.waves import WavesCancelled, in_waves, tables_in_waves
     from penstock.targets.dataverse import CustomLogicBypass, DataverseOptions, DataverseTarget
     from penstock.targets.diagnostics import Cause, Diagnostic, analyze_batch_failure
     from penstock.targets.executor import BulkCall, BulkCancelled, BulkExecutor
-    from penstock.targets.from_url import open_target
     from penstock.targets.http import (
         Body,
         ClientCredentials,
@@ -102,14 +101,13 @@ __all__ = [
 
 # Imported when first asked for: a target's driver is loaded only by those who use it.
 _HOMES = {
-    "blocking": ("create", "delete", "update", "upsert"),
+    "blocking": ("create", "delete", "open_target", "update", "upsert"),
     "composite.ordering": ("plan_records",),
     "composite.prober": ("Prober",),
     "composite.waves": ("WavesCancelled", "in_waves", "tables_in_waves"),
     "dataverse": ("CustomLogicBypass", "DataverseOptions", "DataverseTarget"),
     "diagnostics": ("Cause", "Diagnostic", "analyze_batch_failure"),
     "executor": ("BulkCall", "BulkCancelled", "BulkExecutor"),
-    "from_url": ("open_target",),
     "http": (
         "Body",
         "ClientCredentials",

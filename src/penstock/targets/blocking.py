@@ -1,20 +1,39 @@
-"""Bulk calls for scripts that know no event loop: one call, and its result."""
+"""Bulk calls for scripts that know no event loop, and targets by their address alone."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
+from importlib import import_module
 from typing import Any
+from urllib.parse import urlsplit
 
-from penstock.targets.from_url import open_target
 from penstock.targets.model import BadInput
-from penstock.targets.progress import Progress
+from penstock.targets.progress import Report
 from penstock.targets.results import BulkResult
 from penstock.targets.target import Target
 
-__all__ = ["create", "delete", "update", "upsert"]
+__all__ = ["create", "delete", "open_target", "update", "upsert"]
 
-Report = Callable[[Progress], None] | None
+CLASSES = {
+    "postgresql": "PostgresTarget",
+    "postgres": "PostgresTarget",
+    "mariadb": "MariaDbTarget",
+    "mysql": "MariaDbTarget",
+    "sqlite": "SqliteTarget",
+}
+ADDRESSES = "postgresql://user:password@host/name, mariadb://user:password@host/name or sqlite:///shop.db"
+
+
+def open_target(url: str, **settings: Any) -> Target:
+    """The database at an address as a target; `settings` are those of its class. Close it, or use `async with`."""
+    scheme = urlsplit(url).scheme.partition("+")[0]
+    if scheme in ("http", "https"):
+        raise BadInput(f"{scheme} does not say how records are sent there: make a DataverseTarget or an HttpTarget")
+    if scheme not in CLASSES:
+        raise BadInput(f"the address of a target is {ADDRESSES}")
+    made: Target = getattr(import_module("penstock.targets.sql"), CLASSES[scheme])(url, **settings)
+    return made
 
 
 def create(

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from typing import Any
 
 from penstock.clock import operation_id
 from penstock.errors import PenstockError
-from penstock.targets.bulk_methods import BulkMethods
 from penstock.targets.model import BulkOptions, Mode
 from penstock.targets.pool import Pool
-from penstock.targets.progress import Progress
+from penstock.targets.progress import Progress, Report
 from penstock.targets.results import BulkResult
 from penstock.targets.rules.retry import RetryPolicy
-from penstock.targets.running.arguments import Records, checked_options, checked_records, checked_table, named_options
-from penstock.targets.running.batch import CallSpec
-from penstock.targets.running.bulk_run import BulkRun, described
-from penstock.targets.running.calls import SlotCaller
-from penstock.targets.running.waiters import CallQueue
-from penstock.targets.target import Capabilities, Target
+from penstock.targets.running.bulk_run import BulkRun
+from penstock.targets.running.calls import Caller, CallSpec
+from penstock.targets.running.input import Records, checked_options, checked_records, checked_table, named_options
+from penstock.targets.target import BulkMethods, Capabilities, Target
 
 __all__ = ["BulkCall", "BulkCancelled", "BulkExecutor"]
 
@@ -59,7 +56,7 @@ class BulkCall:
 
     def stop(self) -> None:
         """Begin no more batches, and give those in flight a moment; whoever awaits the call gets its result."""
-        self._run.stop_signal.stop("cancelled")
+        self._run.stop("cancelled")
 
     async def cancel(self) -> BulkResult:
         """Stop, and return what was done."""
@@ -72,9 +69,11 @@ class BulkCall:
         except asyncio.CancelledError as cancelled:
             if self._task.cancelled():
                 raise
-            self._run.stop_signal.stop("cancelled")
+            self._run.stop("cancelled")
             await self._ended()
-            raise cancelled from self._cause()
+            if self._task.cancelled():
+                raise
+            raise cancelled from self._task.exception() or BulkCancelled(self._task.result())
 
     async def _ended(self) -> None:
         """Wait until the call has stopped; who cancels again does not want to wait for what is in flight."""
@@ -83,11 +82,6 @@ class BulkCall:
                 await asyncio.wait((self._task,))
             except asyncio.CancelledError:
                 self._run.abandon()
-
-    def _cause(self) -> BaseException | None:
-        if self._task.cancelled():
-            return None
-        return self._task.exception() or BulkCancelled(self._task.result())
 
 
 class BulkExecutor(BulkMethods):
@@ -125,11 +119,10 @@ class BulkExecutor(BulkMethods):
 
         Raises what no retry could avoid, and `TimeoutError` at the deadline.
         """
-        self.target.check_options(options)
-        spec = CallSpec(self.target, checked_table(table), mode, options, "")
+        spec = CallSpec(self.target, checked_table(table), mode, self.chosen(options))
         async with asyncio.timeout(options.deadline_s):
-            caller = SlotCaller(self.target, self.pool, CallQueue(None), self.policy)
-            return (await described(spec, caller)).capabilities
+            await Caller(spec, self.pool, self.policy).describe()
+            return spec.capabilities
 
     def start(
         self,
@@ -137,7 +130,7 @@ class BulkExecutor(BulkMethods):
         table: str,
         records: Records,
         options: BulkOptions | None = None,
-        progress: Callable[[Progress], None] | None = None,
+        progress: Report = None,
         **changes: Any,
     ) -> BulkCall:
         """Start a bulk call and return at once; wrong arguments are refused here, before anything is sent.
@@ -145,18 +138,18 @@ class BulkExecutor(BulkMethods):
         `options`, and over them `changes`, single options by name, are laid over the executor's.
         """
         mode = Mode(mode)
-        chosen = checked_options(self.chosen(options, **changes), self.target.batch_size)
+        chosen = self.chosen(options, **changes)
         pool = self.pool
         call_id = operation_id(pool.clock, pool.entropy)
         spec = CallSpec(self.target, checked_table(table), mode, chosen, call_id)
         return BulkCall(BulkRun(spec, checked_records(mode, records), pool, self.policy, progress))
 
     def chosen(self, options: BulkOptions | None, **changes: Any) -> BulkOptions:
-        """The options of a call: what it gives, laid over the executor's."""
+        """The options of a call: what it gives, laid over the executor's, and checked."""
         chosen = self.options
         for given in (options, named_options(self.target, changes) if changes else None):
             if given is not None:
                 self.target.check_options(given)
                 chosen = given.laid_over(chosen)
         self.target.check_options(chosen)
-        return chosen
+        return checked_options(chosen, self.target.batch_size)

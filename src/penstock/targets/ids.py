@@ -45,18 +45,6 @@ def _pack_uuids(ids: Sequence[Any]) -> bytes | None:
     return b"".join([one.bytes for one in ids])
 
 
-def _text(packed: bytes) -> str:
-    return str(UUID(bytes=packed))
-
-
-def _number(packed: bytes) -> int:
-    return array("q", packed)[0]
-
-
-def _uuid(packed: bytes) -> UUID:
-    return UUID(bytes=packed)
-
-
 @dataclass(slots=True)
 class _Column:
     """Values of one kind, each `width` bytes long; zeros stand for absent, so the value packed as zeros is not held."""
@@ -88,9 +76,9 @@ class PackedIds:
 
     def __init__(self) -> None:
         self._columns = (
-            _Column(16, EMPTY_GUID, _pack_text, _text),
-            _Column(8, 0, _pack_numbers, _number),
-            _Column(16, UUID(int=0), _pack_uuids, _uuid),
+            _Column(16, EMPTY_GUID, _pack_text, lambda packed: str(UUID(bytes=packed))),
+            _Column(8, 0, _pack_numbers, lambda packed: array("q", packed)[0]),
+            _Column(16, UUID(int=0), _pack_uuids, lambda packed: UUID(bytes=packed)),
         )
         self._others: dict[int, RecordId] = {}
 

@@ -32,16 +32,13 @@ class TableRetry:
     @classmethod
     def of(cls, result: BulkResult) -> TableRetry:
         """What a result leaves to do."""
-        left = {
-            outcome: list(result.outcomes.positions(outcome))
-            for outcome in (Outcome.FAILED, Outcome.UNKNOWN, Outcome.NOT_RUN)
-        }
+        positions = result.outcomes.positions
         return cls(
             mode=result.mode,
             total=len(result.outcomes),
-            failed=left[Outcome.FAILED],
-            unknown=left[Outcome.UNKNOWN],
-            not_run=left[Outcome.NOT_RUN],
+            failed=list(positions(Outcome.FAILED)),
+            unknown=list(positions(Outcome.UNKNOWN)),
+            not_run=list(positions(Outcome.NOT_RUN)),
             ids={error.index: error.id for error in result.errors if error.id is not None},
         )
 

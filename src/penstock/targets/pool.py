@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from enum import Enum, auto
 from typing import Any, Self
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from penstock.clock import Clock, Entropy, SystemClock
 from penstock.errors import Unavailable
 from penstock.targets.model import ErrorKind, TargetError
-from penstock.targets.rules.breaker import Breaker
-from penstock.targets.rules.rate_limit import RateLimit, TokenBucket
+from penstock.targets.rules.limits import Share, Source, Throttles, Width
+from penstock.targets.rules.rate_limit import RateLimit
 from penstock.targets.rules.retry import RetryPolicy
-from penstock.targets.rules.share import Share
-from penstock.targets.rules.throttle import Throttles
-from penstock.targets.rules.width import Width
-from penstock.targets.running.waiters import CallQueue, Priority, Source, SourceRefresh, TableGate
 from penstock.targets.target import Target
 
-__all__ = ["Pool", "PoolExhausted"]
+__all__ = ["CallQueue", "Pool", "PoolExhausted", "Priority"]
 
 log = logging.getLogger("penstock.targets")
 
@@ -32,6 +29,118 @@ WAKE_JITTER_MAX_S = 1.0
 
 POOLS: WeakKeyDictionary[asyncio.AbstractEventLoop, WeakValueDictionary[tuple[Any, ...], Pool]] = WeakKeyDictionary()
 """The pools of quotas; those of another loop may be in use in another thread."""
+
+
+class Priority(Enum):
+    """Where in the line of its bulk call a batch waits."""
+
+    NEW = auto()  # behind what was begun
+    PIECE = auto()  # of a batch that was split: behind other pieces
+    RETRY = auto()  # first: a remote in trouble is tried by one batch, not by all of them in turn
+
+
+class CallQueue:
+    """One bulk call in the pool: how much it may take, what it has, and who of it waits."""
+
+    def __init__(self, width_max: int | None) -> None:
+        self.width_max = width_max
+        self.in_flight = 0
+        self.in_flight_max = 0
+        self.waited_s = 0.0
+        self._counted_s = 0.0
+        self._begun: deque[asyncio.Future[Source]] = deque()
+        self._fresh: deque[asyncio.Future[Source]] = deque()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the call has all the slots it wanted."""
+        return self.width_max is not None and self.in_flight >= self.width_max
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether anyone of the call waits for a slot."""
+        while self._begun and self._begun[0].done():
+            self._begun.popleft()
+        while self._fresh and self._fresh[0].done():
+            self._fresh.popleft()
+        return bool(self._begun or self._fresh)
+
+    def line_up(self, priority: Priority) -> asyncio.Future[Source]:
+        """Take a place in the line."""
+        future: asyncio.Future[Source] = asyncio.get_running_loop().create_future()
+        match priority:
+            case Priority.NEW:
+                self._fresh.append(future)
+            case Priority.PIECE:
+                self._begun.append(future)
+            case Priority.RETRY:
+                self._begun.appendleft(future)
+        return future
+
+    def next(self) -> asyncio.Future[Source]:
+        """The first in the line."""
+        return (self._begun or self._fresh).popleft()
+
+    def count_wait(self, held_before_s: float, held_s: float) -> None:
+        """Add time in which every source was throttled; what several waited for together counts once."""
+        self.waited_s += max(0.0, held_s - max(held_before_s, self._counted_s))
+        self._counted_s = max(held_s, self._counted_s)
+
+
+class TableGate:
+    """Tables on which a batch met a race: whoever met it first tries alone until it is through or gives up."""
+
+    def __init__(self) -> None:
+        self._holders: dict[str, object] = {}
+        self._freed = asyncio.Event()
+
+    def begin(self, table: str, who: object) -> None:
+        """`who` met a race; it holds the table unless someone already does."""
+        self._holders.setdefault(table, who)
+
+    def end(self, table: str, who: object) -> None:
+        """`who` is through or has given up; does nothing unless it held the table."""
+        if self.is_held_by(table, who):
+            del self._holders[table]
+            self._freed.set()
+
+    def is_held_by(self, table: str, who: object) -> bool:
+        """Whether `who` itself holds the table."""
+        return self._holders.get(table) is who
+
+    def is_held(self, table: str, who: object) -> bool:
+        """Whether someone else holds the table."""
+        return table in self._holders and not self.is_held_by(table, who)
+
+    async def wait_until_free(self, table: str, who: object) -> None:
+        """Wait until nobody else holds the table."""
+        while self.is_held(table, who):
+            self._freed.clear()
+            await self._freed.wait()
+
+
+class SourceRefresh:
+    """One renewal at a time for each source of a target; a call that started before the last one asks for none."""
+
+    def __init__(self) -> None:
+        self._locks: defaultdict[tuple[int, str], asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._done: Counter[tuple[int, str]] = Counter()
+
+    def generation(self, target: Target, source: str) -> int:
+        """How often the source was renewed; a call remembers it when it starts."""
+        return self._done[id(target), source]
+
+    async def renew(self, target: Target, source: str, generation: int) -> None:
+        """Renew unless that was done since; a renewal that fails is logged, and the next call will tell."""
+        key = id(target), source
+        async with self._locks[key]:
+            if self._done[key] != generation:
+                return
+            try:
+                await target.refresh(source)
+            except Exception as error:
+                log.warning("source %r could not be renewed: %r", source, error)
+            self._done[key] += 1
 
 
 class PoolExhausted(Unavailable):
@@ -59,12 +168,7 @@ class Pool:
     ) -> None:
         self.policy = policy or RetryPolicy()
         self.clock, self.sleep, self.entropy = clock or SystemClock(), sleep, entropy or Entropy()
-        self._sources = {
-            name: Source(
-                name, Width(width, width_max), self._breaker(), TokenBucket(rate_limit) if rate_limit else None
-            )
-            for name in sources
-        }
+        self._sources = {name: Source(name, Width(width, width_max), self.policy, rate_limit) for name in sources}
         if not self._sources:
             raise ValueError("a pool needs at least one source")
         self._throttles = Throttles(self._sources)
@@ -126,21 +230,13 @@ class Pool:
         with suppress(RuntimeError):  # where no loop runs, nobody calls yet
             loop = asyncio.get_running_loop()
         if loop is not None and target.quota is not None:
-            if pool._is_used_by_another(loop):
+            if pool._loop not in (None, loop) and pool._loop.is_running():  # in another thread
                 pool = cls.of(target, policy=policy)
             limits = (target.width, target.width_max, target.rate_limit)
             pools = POOLS.setdefault(loop, WeakValueDictionary())
             pool = pools.setdefault((target.quota, *target.sources, limits), pool)
         object.__setattr__(target, "slot_pool", pool)  # a target may be frozen
         return pool
-
-    def _is_used_by_another(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Whether a loop that still runs, in another thread, uses the pool."""
-        return self._loop not in (None, loop) and self._loop.is_running()
-
-    def _breaker(self) -> Breaker:
-        policy = self.policy
-        return Breaker(failures=policy.breaker_failures, first_s=policy.breaker_first_s, max_s=policy.breaker_max_s)
 
     @property
     def width(self) -> int:
@@ -323,9 +419,8 @@ class Pool:
         return min(free, key=lambda source: source.load, default=None)
 
     def _is_free(self, source: Source, now: float) -> bool:
-        if source.in_flight >= source.width_now or self._throttles.until_s(source.name, now) is not None:
-            return False
-        return source.paced_until_s(now) is None and source.breaker.admits(now, source.in_flight)
+        is_full = source.in_flight >= source.width_now or not source.breaker.admits(now, source.in_flight)
+        return not is_full and self._blocked_until_s(source, now) is None
 
     def _take(self, queue: CallQueue, source: Source) -> None:
         source.began(self.clock.monotonic())

@@ -6,11 +6,11 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from penstock.targets.model import BadInput
 
-__all__ = ["Phase", "Progress", "ProgressTracker"]
+__all__ = ["Phase", "Progress", "ProgressTracker", "Report"]
 
 WINDOW_S = 30.0
 SAMPLES_MAX = 1000
@@ -68,6 +68,10 @@ class Progress:
         return min(100.0, 100.0 * self.processed / self.total)
 
 
+Report: TypeAlias = Callable[[Progress], None] | None
+"""A caller's progress callback, if there is one."""
+
+
 class _Sample(NamedTuple):
     at_s: float
     active_s: float
@@ -100,15 +104,9 @@ class ProgressTracker:
 
     def record(self, *, succeeded: int = 0, failed: int = 0, unknown: int = 0, not_run: int = 0) -> None:
         """Add the outcomes of a batch; counts only ever grow."""
-        _refuse_negative(succeeded=succeeded, failed=failed, unknown=unknown, not_run=not_run)
-        now = self._now
-        self._now = replace(
-            now,
-            succeeded=now.succeeded + succeeded,
-            failed=now.failed + failed,
-            unknown=now.unknown + unknown,
-            not_run=now.not_run + not_run,
-        )
+        added = {"succeeded": succeeded, "failed": failed, "unknown": unknown, "not_run": not_run}
+        _refuse_negative(**added)
+        self._now = replace(self._now, **{name: getattr(self._now, name) + count for name, count in added.items()})
         self._sample()
 
     def state(
@@ -171,10 +169,8 @@ class ProgressTracker:
         left = max(0, now.total - now.processed - now.not_run)
         if left and rate <= RATE_MIN_PER_S:
             return None
-        throttle = (
-            max(0.0, now.throttled_until_s - elapsed) if now.phase is Phase.THROTTLED and now.throttled_until_s else 0.0
-        )
-        seconds = throttle + left / rate if left else 0.0
+        throttled_until_s = (now.throttled_until_s if now.phase is Phase.THROTTLED else None) or elapsed
+        seconds = max(0.0, throttled_until_s - elapsed) + left / rate if left else 0.0
         return seconds if seconds <= REMAINING_MAX_S else None
 
     def _enter(self, phase: Phase) -> None:

@@ -49,7 +49,8 @@ class ProgressDisplay:
             self._live.update(_drawn(self._label, progress))
         elif progress.phase is Phase.DONE or progress.elapsed_s >= self._next_s:
             self._next_s = progress.elapsed_s + self._every_s
-            self._console.print(Text(_labelled(self._label, sentence(progress))), soft_wrap=True)
+            label = f"{self._label}: " if self._label else ""
+            self._console.print(Text(label + sentence(progress)), soft_wrap=True)
 
 
 def sentence(progress: Progress) -> str:
@@ -89,10 +90,6 @@ def duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60} s"
     return f"{whole // 3600} h {whole % 3600 // 60} min"
-
-
-def _labelled(label: str, text: str) -> str:
-    return f"{label}: {text}" if label else text
 
 
 def _drawn(label: str, progress: Progress) -> Table:

@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from typing import Protocol
 
 from penstock.targets.pool import Pool
-from penstock.targets.rules.share import Share
+from penstock.targets.rules.limits import Share
 
 __all__ = ["RENEW_S", "Quotas", "current_quotas", "keep_share", "use_quotas"]
 
@@ -42,15 +42,21 @@ def current_quotas() -> Quotas | None:
     return _current.get()
 
 
-async def keep_share(pool: Pool, remote: str, quotas: Quotas) -> None:
-    """Renew our share unless that was done a moment ago; while that cannot be done, the last one holds."""
+async def keep_share(pool: Pool, remote: str | None) -> bool:
+    """Renew our share unless that was done a moment ago; False when nothing is shared here.
+
+    While a share cannot be renewed, the last one holds.
+    """
+    quotas = current_quotas()
+    if remote is None or quotas is None:
+        return False
     now_s = pool.clock.monotonic()
-    if now_s < pool.shared_until_s:
-        return
-    pool.shared_until_s = now_s + 0.9 * RENEW_S
-    try:
-        async with asyncio.timeout(RENEW_S):
-            shares = await quotas.renew(remote, pool.throttled_s())
-        pool.set_shares(shares)
-    except Exception as error:
-        log.warning("the quotas of %s cannot be shared at the moment: %s", remote, error)
+    if now_s >= pool.shared_until_s:
+        pool.shared_until_s = now_s + 0.9 * RENEW_S
+        try:
+            async with asyncio.timeout(RENEW_S):
+                shares = await quotas.renew(remote, pool.throttled_s())
+            pool.set_shares(shares)
+        except Exception as error:
+            log.warning("the quotas of %s cannot be shared at the moment: %s", remote, error)
+    return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import eq
 from typing import Any, Literal, TypeAlias, overload
 
 from penstock.targets.diagnostics.analysis import Diagnostic
@@ -43,7 +44,7 @@ class Outcomes(Sequence[Outcome]):
         return map(BY_CODE.__getitem__, self._codes)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and len(self) == len(other) and all(map(_is_same, self, other))
+        return isinstance(other, Sequence) and len(self) == len(other) and all(map(eq, self, other))
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -59,10 +60,6 @@ class Outcomes(Sequence[Outcome]):
         """Where in the input the records of this outcome are."""
         wanted = CODES[outcome]
         return (position for position, code in enumerate(self._codes) if code == wanted)
-
-
-def _is_same(one: object, other: object) -> bool:
-    return one == other
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from sqlalchemy import delete, select
 from penstock.db.connection import Connection
 from penstock.db.database import CommitUnknown, Database
 from penstock.targets.quotas import RENEW_S
-from penstock.targets.rules.share import Share
+from penstock.targets.rules.limits import Share
 from penstock.targets.tables import quota_members as members
 
 __all__ = ["LEASE_S", "SqlQuotas"]

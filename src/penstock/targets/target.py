@@ -6,26 +6,51 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from penstock.errors import SettingsInvalid
-from penstock.targets.bulk_methods import BulkMethods
-from penstock.targets.model import (
-    Answer,
-    Batch,
-    BulkOptions,
-    Capabilities,
-    Mode,
-    Reference,
-    UniformVerdicts,
-    Verdict,
-)
+from penstock.targets.model import Answer, Batch, BulkOptions, Capabilities, Mode, Reference, UniformVerdicts, Verdict
 
 if TYPE_CHECKING:
     from penstock.targets.executor import BulkCall
     from penstock.targets.pool import Pool
-    from penstock.targets.progress import Progress
+    from penstock.targets.progress import Report
+    from penstock.targets.results import BulkResult
     from penstock.targets.rules.rate_limit import RateLimit
-    from penstock.targets.running.arguments import Records
+    from penstock.targets.running.input import Records
 
-__all__ = ["Answer", "Batch", "Capabilities", "Reference", "Target", "UniformVerdicts"]
+__all__ = ["Answer", "Batch", "BulkMethods", "Capabilities", "Reference", "Target", "UniformVerdicts"]
+
+
+class BulkMethods:
+    """Create, update, upsert and delete many records.
+
+    Options are laid over those of the executor: an options object, or single options by name, as `key="id"`.
+    """
+
+    start: Callable[..., BulkCall]
+    """Start a bulk call and return at once; see `BulkExecutor.start`."""
+
+    async def create_multiple(
+        self, table: str, records: Records, options: BulkOptions | None = None, progress: Report = None, **changes: Any
+    ) -> BulkResult:
+        """Create records; the result has their ids in the order of the input."""
+        return await self.start(Mode.CREATE, table, records, options, progress, **changes)
+
+    async def update_multiple(
+        self, table: str, records: Records, options: BulkOptions | None = None, progress: Report = None, **changes: Any
+    ) -> BulkResult:
+        """Change existing records; every record carries its id."""
+        return await self.start(Mode.UPDATE, table, records, options, progress, **changes)
+
+    async def upsert_multiple(
+        self, table: str, records: Records, options: BulkOptions | None = None, progress: Report = None, **changes: Any
+    ) -> BulkResult:
+        """Change the records that exist and create the others; the result counts both."""
+        return await self.start(Mode.UPSERT, table, records, options, progress, **changes)
+
+    async def delete_multiple(
+        self, table: str, ids: Records, options: BulkOptions | None = None, progress: Report = None, **changes: Any
+    ) -> BulkResult:
+        """Delete the records with these ids."""
+        return await self.start(Mode.DELETE, table, ids, options, progress, **changes)
 
 
 class Target(BulkMethods):
@@ -59,7 +84,7 @@ class Target(BulkMethods):
         table: str,
         records: Records,
         options: BulkOptions | None = None,
-        progress: Callable[[Progress], None] | None = None,
+        progress: Report = None,
         **changes: Any,
     ) -> BulkCall:
         """Start a bulk call; see `BulkExecutor.start`."""

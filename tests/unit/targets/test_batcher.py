@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.targets.model import TargetError
 from penstock.targets.rules.duplicates import DuplicateKeys
-from penstock.targets.running.batcher import Batcher, InputReader, NextBatch
+from penstock.targets.running.input import Batcher, InputReader, NextBatch
 
 
 def nothing_wrong(_: Sequence[Any]) -> dict[int, TargetError]:

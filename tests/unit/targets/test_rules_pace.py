@@ -8,9 +8,7 @@ from hypothesis import strategies as st
 
 from penstock.targets.model import BulkOptions, Limit
 from penstock.targets.rules.batch_size import BatchSize
-from penstock.targets.rules.breaker import Breaker
-from penstock.targets.rules.throttle import Throttles
-from penstock.targets.rules.width import Width
+from penstock.targets.rules.limits import Breaker, Throttles, Width
 from penstock.targets.target import Capabilities
 
 # Batch sizes

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.targets.model import ErrorKind, TargetError
-from penstock.targets.rules.isolation import Course, Isolation, Search, halves, next_course, suspects_and_rest
+from penstock.targets.rules.isolation import Isolation, Search, halves, next_act, suspects_and_rest
+from penstock.targets.rules.retry import Act
 
 
 def chosen(
@@ -17,11 +18,9 @@ def chosen(
     each: bool = False,
     search: Search | None = None,
     isolation: Isolation | None = None,
-) -> Course:
+) -> Act:
     error = TargetError("no", kind=ErrorKind.DATA, suspects=suspects)
-    return next_course(
-        size, error, isolation or Isolation(), search or Search(), can_send_each=each, extra_calls_max=100
-    )
+    return next_act(size, error, isolation or Isolation(), search or Search(), can_send_each=each, extra_calls_max=100)
 
 
 @given(st.integers(2, 5000))
@@ -39,40 +38,40 @@ def test_suspects_and_the_rest_are_the_whole_or_nobody_is_suspected(size: int, n
 
 
 def test_a_single_record_is_guilty():
-    assert chosen(1) is Course.FAIL
-    assert chosen(1, each=True, suspects=(0,)) is Course.FAIL
+    assert chosen(1) is Act.FAIL
+    assert chosen(1, each=True, suspects=(0,)) is Act.FAIL
 
 
 def test_named_records_are_taken_out_and_otherwise_the_batch_is_halved():
-    assert chosen(100, suspects=(3,)) is Course.EJECT
-    assert chosen(100) is Course.HALVE
-    assert chosen(2, suspects=(0, 1)) is Course.HALVE
+    assert chosen(100, suspects=(3,)) is Act.EJECT
+    assert chosen(100) is Act.SPLIT
+    assert chosen(2, suspects=(0, 1)) is Act.SPLIT
 
 
-@pytest.mark.parametrize("size, course", [(16, Course.EACH), (17, Course.HALVE)])
-def test_sixteen_records_or_fewer_are_sent_one_by_one(size: int, course: Course):
-    assert chosen(size, each=True) is course
-    assert chosen(size, each=False) is Course.HALVE
+@pytest.mark.parametrize("size, act", [(16, Act.EACH), (17, Act.SPLIT)])
+def test_sixteen_records_or_fewer_are_sent_one_by_one(size: int, act: Act):
+    assert chosen(size, each=True) is act
+    assert chosen(size, each=False) is Act.SPLIT
 
 
 @pytest.mark.parametrize(
-    "sent, failed, size, course",
+    "sent, failed, size, act",
     [
-        (8, 1, 128, Course.EACH),
-        (10, 1, 128, Course.HALVE),
-        (7, 7, 128, Course.HALVE),
-        (8, 8, 129, Course.HALVE),
+        (8, 1, 128, Act.EACH),
+        (10, 1, 128, Act.SPLIT),
+        (7, 7, 128, Act.SPLIT),
+        (8, 8, 129, Act.SPLIT),
     ],
 )
 def test_when_more_than_a_tenth_of_the_pieces_fail_larger_ones_are_sent_one_by_one(
-    sent: int, failed: int, size: int, course: Course
+    sent: int, failed: int, size: int, act: Act
 ):
-    assert chosen(size, each=True, search=Search(sent, failed)) is course
+    assert chosen(size, each=True, search=Search(sent, failed)) is act
 
 
 def test_a_spent_budget_fails_what_is_left():
-    assert chosen(100, isolation=Isolation(calls=99)) is Course.HALVE
-    assert chosen(100, isolation=Isolation(calls=100)) is Course.FAIL
+    assert chosen(100, isolation=Isolation(calls=99)) is Act.SPLIT
+    assert chosen(100, isolation=Isolation(calls=100)) is Act.FAIL
 
 
 def noted(kind: ErrorKind, *codes: str | None) -> Isolation:
@@ -104,4 +103,4 @@ def test_errors_without_a_code_are_told_apart_by_their_message():
 
 
 def test_what_is_systemic_stops_even_a_single_record():
-    assert chosen(1, isolation=noted(ErrorKind.OTHER, *["1"] * 7)) is Course.STOP
+    assert chosen(1, isolation=noted(ErrorKind.OTHER, *["1"] * 7)) is Act.STOP

@@ -17,7 +17,6 @@ from penstock.targets.rules.retry import (
     RetryPolicy,
     after_lost_question,
     after_refusal,
-    not_applied,
 )
 from penstock.targets.target import Capabilities
 
@@ -134,7 +133,7 @@ def test_a_refusal_known_to_have_had_no_effect_is_the_same_but_for_that():
     error = TargetError(
         "slow", kind=ErrorKind.TOO_BIG, code="504", maybe_applied=True, suspects=(1,), field="f", details={"a": 1}
     )
-    cleared = not_applied(error)
+    cleared = error.but(maybe_applied=False)
     assert not cleared.maybe_applied
     names = ("message", "kind", "code", "retry_after_s", "limit", "suspects", "field", "details")
     assert all(getattr(cleared, name) == getattr(error, name) for name in names)

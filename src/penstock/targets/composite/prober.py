@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Any, TypeAlias
 
 from penstock.targets.composite.result_merge import MergedProgress, MergedResult, with_positions, with_time_left
-from penstock.targets.composite.single_records import Fallback, SingleTarget
 from penstock.targets.executor import BulkCancelled, BulkExecutor
-from penstock.targets.model import BulkOptions, ErrorKind, Mode, TargetError
-from penstock.targets.progress import Progress
+from penstock.targets.model import DONE, BulkOptions, ErrorKind, Mode, TargetError, Verdict
+from penstock.targets.progress import Report
 from penstock.targets.results import BulkResult
-from penstock.targets.running.arguments import Records, checked_records, checked_table, faults_in, refuse_faults
+from penstock.targets.running.input import Records, checked_records, checked_table, faults_in, refuse_faults
+from penstock.targets.target import Answer, Batch, Capabilities, Reference, Target
 
 __all__ = ["Prober"]
 
-Report: TypeAlias = Callable[[Progress], None]
+Fallback: TypeAlias = Callable[[str, Any, str], Awaitable[Any]]
+"""Takes a table, a record (or an id to delete) and a source; returns a `Verdict`, or the record's id, or None."""
 AFTER_FIRST = range(1, sys.maxsize)
 INCONCLUSIVE = frozenset(
     {ErrorKind.THROTTLED, ErrorKind.TOKEN, ErrorKind.PERMISSION, ErrorKind.CONNECTION, ErrorKind.SERVER, ErrorKind.RACE}
@@ -56,7 +59,7 @@ class Prober:
         mode: Mode,
         fallback: Fallback,
         options: BulkOptions | None = None,
-        progress: Report | None = None,
+        progress: Report = None,
     ) -> BulkResult:
         """Run a bulk call, or the fallback for every record where the table takes none.
 
@@ -160,28 +163,29 @@ async def _chained(first: Sequence[Any], rest: AsyncIterable[Any]) -> AsyncItera
         yield record
 
 
+@dataclass
 class _Call:
     """One call of the prober, in bulk or one by one."""
 
-    def __init__(
-        self, executor: BulkExecutor, mode: Mode, table: str, options: BulkOptions, progress: Report | None
-    ) -> None:
-        self._executor = executor
-        self.mode, self.table, self.options, self.progress = mode, table, options, progress
+    executor: BulkExecutor
+    mode: Mode
+    table: str
+    options: BulkOptions
+    progress: Report
 
-    async def in_bulk(self, records: Records, progress: Report | None) -> BulkResult:
+    async def in_bulk(self, records: Records, progress: Report) -> BulkResult:
         """Run records through the executor."""
-        return await self._executor.start(self.mode, self.table, records, self.options, progress)
+        return await self.executor.start(self.mode, self.table, records, self.options, progress)
 
     async def singly(self, records: Records, fallback: Fallback) -> BulkResult:
         """Run records through the fallback, in the same pool."""
-        single = SingleTarget(self._executor.target, fallback)
-        executor = BulkExecutor(single, options=self.options, pool=self._executor.pool, policy=self._executor.policy)
+        single = SingleTarget(self.executor.target, fallback)
+        executor = BulkExecutor(single, options=self.options, pool=self.executor.pool, policy=self.executor.policy)
         return await executor.start(self.mode, self.table, records, self.options, self.progress)
 
     async def continued(self, probe: BulkResult, rest: Records, total: int | None) -> BulkResult:
         """Run the records after the first, and put both results together."""
-        clock = self._executor.pool.clock
+        clock = self.executor.pool.clock
         started_s = clock.monotonic() - probe.duration_s
         merged = MergedResult(self.mode, total or 1)
         merged.add(range(1), probe)
@@ -189,17 +193,47 @@ class _Call:
         progress.add(probe)
         if merged.stopped_reason is None:
             options = with_time_left(with_positions(self.options, AFTER_FIRST), clock.monotonic() - started_s)
+            call = partial(self.executor.start, self.mode, self.table, rest, options, progress.part())
             try:
-                call = self._executor.start(self.mode, self.table, rest, options, progress.part())
-                merged.add(AFTER_FIRST, await call)
-            except Exception as error:
-                merged.stop(error)
+                await merged.add_call(AFTER_FIRST, call)
             except asyncio.CancelledError as cancelled:
-                partial = BulkCancelled.found_in(cancelled)
-                if partial is None:
+                if BulkCancelled.found_in(cancelled) is None:
                     raise
-                merged.add(AFTER_FIRST, partial)
                 raise cancelled from BulkCancelled(merged.result(clock.monotonic() - started_s))
         result = merged.result(clock.monotonic() - started_s)
         progress.finish([result])
         return result
+
+
+class SingleTarget(Target):
+    """Sends every record by a function, in the name of another target's sources."""
+
+    def __init__(self, target: Target, send_one: Fallback) -> None:
+        self.name = f"{target.name}, one by one"
+        self.sources = target.sources
+        self.width, self.width_max = target.width, target.width_max
+        self.options_type, self.rate_limit, self.quota = target.options_type, target.rate_limit, target.quota
+        self._target, self._send_one = target, send_one
+
+    async def send(self, batch: Batch, source: str) -> Answer:
+        try:
+            told = await self._send_one(batch.table, batch.records[0], source)
+        except OSError as error:  # timeouts are among them
+            raise TargetError(
+                f"no answer: {type(error).__name__}", kind=ErrorKind.CONNECTION, maybe_applied=True
+            ) from error
+        is_told = isinstance(told, Verdict)
+        verdict = told if is_told else Verdict(DONE[batch.mode], told)
+        return Answer([verdict], counts_exact=is_told or batch.mode is not Mode.UPSERT)
+
+    async def describe(self, table: str, mode: Mode, options: BulkOptions, source: str) -> Capabilities:
+        return Capabilities(is_idempotent=mode in (Mode.UPDATE, Mode.UPSERT), records_max=1)
+
+    async def refresh(self, source: str) -> None:
+        await self._target.refresh(source)
+
+    def identifier(self, table: str, mode: Mode, options: BulkOptions) -> Callable[[Any], Hashable | None] | None:
+        return self._target.identifier(table, mode, options)
+
+    def references(self, table: str, record: Any, options: BulkOptions) -> Iterable[Reference]:
+        return self._target.references(table, record, options)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from penstock.targets.executor import BulkCall, BulkCancelled
 from penstock.targets.ids import PackedIds
 from penstock.targets.model import BadInput, BulkOptions, ErrorKind, Mode, Outcome
-from penstock.targets.progress import Phase, Progress, ProgressTracker
+from penstock.targets.progress import Phase, Progress, ProgressTracker, Report
 from penstock.targets.results import CODES, BulkError, BulkResult, Outcomes, Statistics, StoppedReason
 from penstock.targets.running.outcomes import Callback
 
@@ -22,7 +24,7 @@ DEADLINE_MIN_S = 0.001
 class MergedResult:
     """A result in the making. What no call has answered for is not run."""
 
-    def __init__(self, mode: Mode, length: int = 0) -> None:
+    def __init__(self, mode: Mode, length: int) -> None:
         self._mode = mode
         self._codes = bytearray([CODES[Outcome.NOT_RUN]]) * length
         self._errors: dict[int, BulkError] = {}
@@ -48,7 +50,7 @@ class MergedResult:
         """Put the outcomes of a call at the positions of its records; it may have read fewer."""
         answered = positions[: len(result.outcomes)]
         if answered:
-            self._reach(max(answered) + 1)
+            self._codes.extend(bytes([CODES[Outcome.NOT_RUN]]) * (max(answered) + 1 - len(self._codes)))
         for position, outcome in zip(answered, result.outcomes, strict=True):
             self._codes[position] = CODES[outcome]
         for error in result.errors:
@@ -60,12 +62,25 @@ class MergedResult:
             self._stopped = (result.stopped_reason, result.stopped_error)
         self._statistics = _summed(self._statistics, result.statistics)
 
+    async def add_call(self, positions: Sequence[int], start: Callable[[], BulkCall]) -> None:
+        """Make a call, if there are records, and add its result; also what a cancelled one had done by then."""
+        if not positions:
+            return
+        try:
+            self.add(positions, await start())
+        except asyncio.CancelledError as cancelled:
+            partial = BulkCancelled.found_in(cancelled)
+            if partial is not None:
+                self.add(positions, partial)
+            raise
+        except Exception as error:
+            self.stop(error)
+
     def stop(self, error: Exception) -> None:
         """A call could not be made; what it would have sent is not run."""
         if self._stopped[0] is None:
-            kinds: dict[type[Exception], StoppedReason] = {BadInput: "error in input", TimeoutError: "deadline"}
-            reasons = (reason for kind, reason in kinds.items() if isinstance(error, kind))
-            self._stopped = (next(reasons, "systemic"), error)
+            reason: StoppedReason = "error in input" if isinstance(error, BadInput) else "systemic"
+            self._stopped = ("deadline" if isinstance(error, TimeoutError) else reason, error)
 
     def mark(self, error: BulkError) -> None:
         """Say what became of one record, and why; `index` is its place in the whole input."""
@@ -86,9 +101,6 @@ class MergedResult:
             statistics=self._statistics,
             ids=self._ids,
         )
-
-    def _reach(self, length: int) -> None:
-        self._codes.extend(bytes([CODES[Outcome.NOT_RUN]]) * (length - len(self._codes)))
 
 
 def _moved(error: BulkError, positions: Sequence[int]) -> BulkError:
@@ -134,9 +146,7 @@ def with_time_left(options: BulkOptions, spent_s: float) -> BulkOptions:
 class MergedProgress:
     """One progress over several calls; each call gets a callback of its own from `part`."""
 
-    def __init__(
-        self, total: int | None, progress: Callable[[Progress], None] | None, *, monotonic: Callable[[], float]
-    ) -> None:
+    def __init__(self, total: int | None, progress: Report, *, monotonic: Callable[[], float]) -> None:
         self._tracker = ProgressTracker(total, monotonic=monotonic)
         self._callback = Callback(progress)
 

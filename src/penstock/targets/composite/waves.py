@@ -7,26 +7,22 @@ out when the record is sent and set by an update when all are there.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any
 
 from penstock.errors import PenstockError
-from penstock.targets.composite.ordering import Place
-from penstock.targets.composite.reference_graph import PRESENT, ReferenceGraph
+from penstock.targets.composite.ordering import PRESENT, Place, ReferenceGraph
 from penstock.targets.composite.result_merge import MergedProgress, MergedResult, with_positions, with_time_left
 from penstock.targets.executor import BulkCancelled, BulkExecutor
 from penstock.targets.model import BadInput, BulkOptions, Mode, Outcome, Record, TargetError
-from penstock.targets.progress import Progress
+from penstock.targets.progress import Report
 from penstock.targets.results import BulkResult
-from penstock.targets.target import Reference
 
 __all__ = ["WavesCancelled", "in_waves", "tables_in_waves"]
 
 TABLES_MAX = 4
 """Tables of a wave that are sent at the same time."""
-
-Report: TypeAlias = Callable[[Progress], None]
 
 
 class WavesCancelled(PenstockError):
@@ -44,7 +40,7 @@ async def in_waves(
     *,
     mode: Mode = Mode.CREATE,
     options: BulkOptions | None = None,
-    progress: Report | None = None,
+    progress: Report = None,
 ) -> BulkResult:
     """Create or upsert records of one table that may refer to each other."""
     try:
@@ -62,7 +58,7 @@ async def tables_in_waves(
     *,
     mode: Mode = Mode.CREATE,
     options: BulkOptions | Mapping[str, BulkOptions] | None = None,
-    progress: Report | None = None,
+    progress: Report = None,
 ) -> dict[str, BulkResult]:
     """Create or upsert records of several tables that may refer to each other; a result for each table.
 
@@ -85,15 +81,6 @@ async def tables_in_waves(
     return results
 
 
-class _Call(NamedTuple):
-    """Records of one table and their positions in its input."""
-
-    mode: Mode
-    table: str
-    positions: Sequence[int]
-    records: Sequence[Record]
-
-
 class _Waves:
     """One run."""
 
@@ -103,7 +90,7 @@ class _Waves:
         tables: Mapping[str, Sequence[Record]],
         mode: Mode,
         options: BulkOptions | Mapping[str, BulkOptions] | None,
-        progress: Report | None,
+        progress: Report,
     ) -> None:
         self._executor, self._tables, self._mode = executor, tables, mode
         given = options if isinstance(options, Mapping) else dict.fromkeys(tables, options)
@@ -123,7 +110,10 @@ class _Waves:
         """Plan, send wave by wave, then close the circles."""
         id_fields = {table: await self._id_field(table) for table in self._tables}
         if not self._is_stopped:
-            graph = ReferenceGraph(self._tables, id_fields, self._references)
+            references = self._executor.target.references
+            graph = ReferenceGraph(
+                self._tables, id_fields, lambda table, record: references(table, record, self._options[table])
+            )
             for wave in graph.plan.waves:
                 if not self._is_stopped:
                     await _at_once({table: self._send(graph, table, indexes) for table, indexes in wave.items()})
@@ -133,9 +123,6 @@ class _Waves:
     @property
     def _is_stopped(self) -> bool:
         return any(merged.stopped_reason is not None for merged in self._merged.values())
-
-    def _references(self, table: str, record: Record) -> Iterable[Reference]:
-        return self._executor.target.references(table, record, self._options[table])
 
     def _outcome(self, place: Place) -> Outcome:
         table, index = place
@@ -154,15 +141,18 @@ class _Waves:
         return with_time_left(options, self._clock.monotonic() - self._started_s)
 
     async def _send(self, graph: ReferenceGraph, table: str, indexes: Sequence[int]) -> None:
-        ready = []
+        ready: dict[int, Record] = {}
         for index in indexes:
             parent_error = graph.parent_error((table, index), self._outcome)
             if parent_error is None:
-                ready.append(index)
+                ready[index] = graph.without_cycle((table, index))
             else:
                 self._merged[table].mark(parent_error)
-        call = _Call(self._mode, table, ready, [graph.without_cycle((table, index)) for index in ready])
-        await self._made(call, self._merged[table], with_positions(self._options[table], ready), self._progress.part())
+        options = self._in_time(with_positions(self._options[table], list(ready)))
+        start, records = self._executor.start, list(ready.values())
+        await self._merged[table].add_call(
+            list(ready), lambda: start(self._mode, table, records, options, self._progress.part())
+        )
 
     async def _close_circles(self, graph: ReferenceGraph) -> None:
         """Set the references that were left out, of records that are there, to records that are there."""
@@ -188,23 +178,9 @@ class _Waves:
             fields = [field for field in graph.plan.deferred[place] if field not in lost[place]]
             if fields:
                 updates[place[1]] = graph.cycle_update(place, fields, self._merged[table].id_of(place[1]))
-        options = replace(self._options[table], on_outcomes=None)
-        await self._made(_Call(Mode.UPDATE, table, list(updates), list(updates.values())), closed, options, None)
-
-    async def _made(self, call: _Call, merged: MergedResult, options: BulkOptions, report: Report | None) -> None:
-        if not call.records:
-            return
-        try:
-            result = await self._executor.start(call.mode, call.table, call.records, self._in_time(options), report)
-        except asyncio.CancelledError as cancelled:
-            partial = BulkCancelled.found_in(cancelled)
-            if partial is not None:
-                merged.add(call.positions, partial)
-            raise
-        except Exception as error:
-            merged.stop(error)
-            return
-        merged.add(call.positions, result)
+        options = self._in_time(replace(self._options[table], on_outcomes=None))
+        start, records = self._executor.start, list(updates.values())
+        await closed.add_call(list(updates), lambda: start(Mode.UPDATE, table, records, options))
 
 
 async def _at_once(work: Mapping[str, Coroutine[Any, Any, None]]) -> None:

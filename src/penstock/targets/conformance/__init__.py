@@ -7,7 +7,7 @@
 `subject` is a fixture that gives a `Subject` with an empty table. A check that does not apply passes.
 """
 
-from penstock.targets.conformance import behaviour_checks, lost_answers, record_checks  # noqa: F401 - they register their checks
+from penstock.targets.conformance import checks  # noqa: F401 - it registers them
 from penstock.targets.conformance.subject import CHECKS, Check, Nonconformity, Subject
 
 __all__ = ["CHECKS", "Check", "Nonconformity", "Subject"]

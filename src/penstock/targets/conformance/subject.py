@@ -57,6 +57,11 @@ class Subject:
         expect(len(answer.verdicts) == len(records), f"{len(records)} records got {len(answer.verdicts)} verdicts")
         return answer
 
+    def lose_next(self, loss: Loss) -> None:
+        """Lose the answer to the next call that writes."""
+        assert self.lose is not None
+        self.lose(loss)
+
     def records(self, number: int) -> list[dict[str, Any]]:
         """Records not in key order."""
         return [self.make_record(n) for n in sorted(range(number), key=lambda n: (n * 7) % 10)]
@@ -71,16 +76,20 @@ class Subject:
             expect(not wrong, f"record {self.id_of(record)!r} was sent as {record} but the table holds {wrong}")
 
 
+Rule: TypeAlias = Callable[[Subject], Awaitable[None]]
+
+
 @dataclass(frozen=True)
 class Check:
     """One rule of the contract."""
 
     sentence: str
-    run: Callable[[Subject], Awaitable[None]]
+    run: Rule
     modes: frozenset[Mode]
+    needs_loss: bool = False
 
     async def __call__(self, subject: Subject) -> None:
-        if self.modes <= subject.modes:
+        if self.modes <= subject.modes and (subject.lose is not None or not self.needs_loss):
             await self.run(subject)
 
     def __str__(self) -> str:
@@ -91,11 +100,11 @@ CHECKS: list[Check] = []
 """All of them, in the order in which they are written."""
 
 
-def check(*modes: Mode) -> Callable[[Callable[[Subject], Awaitable[None]]], Callable[[Subject], Awaitable[None]]]:
-    """Register a check, named like its function, that needs a target with these modes."""
+def check(*modes: Mode, needs_loss: bool = False) -> Callable[[Rule], Rule]:
+    """Register a check, named like its function, that needs a target with these modes and perhaps lost answers."""
 
-    def register(run: Callable[[Subject], Awaitable[None]]) -> Callable[[Subject], Awaitable[None]]:
-        CHECKS.append(Check(run.__name__.strip("_").replace("_", " "), run, frozenset(modes)))
+    def register(run: Rule) -> Rule:
+        CHECKS.append(Check(run.__name__.replace("_", " "), run, frozenset(modes), needs_loss))
         return run
 
     return register

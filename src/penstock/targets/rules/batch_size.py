@@ -27,8 +27,7 @@ class BatchSize:
         self._target_s = options.batch_seconds_target
         size = options.batch_size or SIZE
         size_max = options.batch_size_max or MAX_TIMES * size
-        ceiling = capabilities.records_max or size_max
-        self._max = min(ceiling, size_max) if self._adapts else ceiling
+        self._max = min(capabilities.records_max or size_max, size_max)
         first = min(size, capabilities.records_max or size)
         self._size = float(min(first, self._max) if self._adapts else first)
         self._seconds_per_record: float | None = None

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum, auto
 
 from penstock.targets.diagnostics.analysis import Diagnostic
 from penstock.targets.diagnostics.causes import Cause
 from penstock.targets.model import ErrorKind, TargetError
+from penstock.targets.rules.retry import Act
 
-__all__ = ["Course", "Isolation", "Search", "halves", "next_course", "suspects_and_rest"]
+__all__ = ["Isolation", "Search", "halves", "next_act", "suspects_and_rest"]
 
 EACH_MAX = 16
 """A piece this small is cheaper record by record than halved again."""
@@ -21,16 +21,6 @@ SYSTEMIC_NODES = 7
 """A batch, its halves and its quarters: with one code and no exception, the records are not the cause."""
 BLAMELESS = frozenset({ErrorKind.OTHER, ErrorKind.PERMISSION, ErrorKind.SERVER})
 """Errors that may be about the table or the caller; bad data and business rules are about records by definition."""
-
-
-class Course(Enum):
-    """What is done next with a piece that failed."""
-
-    FAIL = auto()  # it is guilty, or the budget is spent
-    EACH = auto()  # record by record, in one call
-    EJECT = auto()  # the records the remote named on their own, the rest together
-    HALVE = auto()
-    STOP = auto()  # the records are not the cause
 
 
 @dataclass(slots=True)
@@ -59,9 +49,9 @@ class Isolation:
     has_passed: bool = False
     causes: set[tuple[ErrorKind, str]] = field(default_factory=set)
 
-    def note(self, error: TargetError, pieces: int = 1) -> None:
-        """A piece of it failed, or so many records on their own."""
-        self.failed += pieces
+    def note(self, error: TargetError) -> None:
+        """A piece of it failed, or a record on its own."""
+        self.failed += 1
         self.causes.add((error.kind, error.code or error.message))
 
     @property
@@ -71,17 +61,17 @@ class Isolation:
         return alike and not self.has_passed and self.failed >= SYSTEMIC_NODES
 
 
-def next_course(
+def next_act(
     size: int, error: TargetError, isolation: Isolation, search: Search, *, can_send_each: bool, extra_calls_max: int
-) -> Course:
+) -> Act:
     """What to do with a piece of `size` records that just failed; it has been noted already."""
     if isolation.is_systemic:
-        return Course.STOP
+        return Act.STOP
     if size == 1 or isolation.calls >= extra_calls_max:
-        return Course.FAIL
+        return Act.FAIL
     if can_send_each and (size <= EACH_MAX or (search.is_many and size <= EACH_MAX_WHEN_MANY_FAIL)):
-        return Course.EACH
-    return Course.EJECT if all(suspects_and_rest(size, error)) else Course.HALVE
+        return Act.EACH
+    return Act.EJECT if all(suspects_and_rest(size, error)) else Act.SPLIT
 
 
 def suspects_and_rest(size: int, error: TargetError) -> tuple[list[int], list[int]]:

@@ -10,17 +10,7 @@ from random import Random
 
 from penstock.targets.model import Capabilities, ErrorKind, TargetError
 
-__all__ = [
-    "FINITE",
-    "RETRYABLE",
-    "Act",
-    "Move",
-    "RetryBudget",
-    "RetryPolicy",
-    "after_lost_question",
-    "after_refusal",
-    "not_applied",
-]
+__all__ = ["FINITE", "RETRYABLE", "Act", "Move", "RetryBudget", "RetryPolicy", "after_lost_question", "after_refusal"]
 
 FINITE = frozenset({ErrorKind.TOKEN, ErrorKind.CONNECTION, ErrorKind.SERVER, ErrorKind.DEADLOCK, ErrorKind.RACE})
 """Worth a few tries, counted for each class on its own."""
@@ -98,7 +88,9 @@ class Act(Enum):
     AGAIN = auto()  # send it again, after the wait
     ASK = auto()  # find out first what became of it
     SPLIT = auto()  # as two halves
-    ISOLATE = auto()  # look for the guilty records
+    ISOLATE = auto()  # look for the guilty records: one of SPLIT, EJECT, EACH, FAIL and STOP
+    EJECT = auto()  # the records the remote named on their own, the rest together
+    EACH = auto()  # record by record, in one call
     FAIL = auto()  # its records fail with the cause
     LEAVE_UNKNOWN = auto()  # nobody can say
     STOP = auto()  # its records fail, and no other could do better
@@ -144,8 +136,3 @@ def after_lost_question(error: TargetError, tries: Mapping[ErrorKind, int], poli
 
 def _few_times(refusals: int, policy: RetryPolicy, otherwise: Act) -> Move:
     return Move(Act.AGAIN, refusals) if refusals <= policy.retries_max else Move(otherwise)
-
-
-def not_applied(error: TargetError) -> TargetError:
-    """The same refusal, now that the remote has said that it took no effect."""
-    return error.but(maybe_applied=False)

@@ -2,33 +2,26 @@
 
 `attempt` makes one call. Its result is an answer (`_answered`), a refusal (`_refused`) or news of what became of a lost
 call (`_reconciled`). `_sort_verdicts` settles the records that are through; the others go on as a batch that was
-refused. `rules.retry` decides what becomes of a refused batch, `_act` does it.
+refused. `rules.retry` decides what becomes of a refused batch, and `rules.isolation` how its guilty records are found;
+`_act` does it.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence
 from enum import Enum, auto
 from itertools import count
 from operator import attrgetter
 
-from penstock.targets.model import ErrorKind, Mode, TargetError, Verdict
-from penstock.targets.rules.batch_size import BatchSize
-from penstock.targets.rules.isolation import halves
-from penstock.targets.rules.retry import (
-    RETRYABLE,
-    Act,
-    Move,
-    RetryBudget,
-    after_lost_question,
-    after_refusal,
-    not_applied,
-)
-from penstock.targets.running.batch import BatchCallbacks, CallSpec, PendingBatch, SendMode
-from penstock.targets.running.calls import CallPostponed, Sender, SlotCaller
-from penstock.targets.running.isolator import Diagnoser, Isolator
-from penstock.targets.running.waiters import Priority
+from penstock.targets.diagnostics.causes import cause_of
+from penstock.targets.model import ErrorKind, Mode, Outcome, TargetError, Verdict
+from penstock.targets.pool import Priority
+from penstock.targets.results import StoppedReason
+from penstock.targets.rules.isolation import Isolation, Search, halves, next_act, suspects_and_rest
+from penstock.targets.rules.retry import RETRYABLE, Act, Move, RetryBudget, after_lost_question, after_refusal
+from penstock.targets.running.calls import Caller, CallPostponed, CallSpec, PendingBatch, SendMode
+from penstock.targets.running.outcomes import batch_diagnostics
 from penstock.targets.target import Answer, UniformVerdicts
 
 __all__ = ["BatchLifecycle"]
@@ -47,74 +40,87 @@ class _Next(Enum):
 
 
 class BatchLifecycle:
-    """Knows what to do with an answer and with a refusal; keeps what the batches of a call learn from each other."""
+    """Knows what to do with an answer and with a refusal; keeps what the batches of a call learn from each other.
 
-    def __init__(self, spec: CallSpec, callbacks: BatchCallbacks, caller: SlotCaller, size: BatchSize) -> None:
-        self._spec, self._callbacks, self._size = spec, callbacks, size
+    Whoever acts on a batch returns what is left to do of it: nothing when its records are settled, the batch itself
+    when it needs another call, or pieces of it.
+    """
+
+    def __init__(
+        self,
+        spec: CallSpec,
+        caller: Caller,
+        *,
+        settle: Callable[[PendingBatch, Sequence[Verdict]], None],
+        stop: Callable[[StoppedReason, BaseException], None],
+    ) -> None:
+        self._spec, self._caller, self._settle, self._stop = spec, caller, settle, stop
         self._pool, self._policy = caller.pool, caller.policy
-        self._sender = Sender(spec, caller, size, callbacks.is_held)
         self._budget = RetryBudget(self._policy.budget)
+        self._search = Search()
         self._numbers = count(1)
-        self.diagnoser = Diagnoser(spec)
-        self._isolator = Isolator(spec, callbacks, self._policy, self.diagnoser, self.new_key)
         self.retries: Counter[ErrorKind] = Counter()
         self.throttles = 0
         self.counts_exact = True
-
-    @property
-    def in_flight(self) -> Set[PendingBatch]:
-        """Work whose call is under way."""
-        return self._sender.in_flight
-
-    @property
-    def calls(self) -> int:
-        """Calls made so far."""
-        return self._sender.calls
 
     def new_key(self) -> str:
         """A key that no other batch has."""
         return f"{self._spec.call_id}-{next(self._numbers)}"
 
-    async def attempt(self, work: PendingBatch) -> bool:
-        """Make one call for the work; False when it is settled or in pieces, True when it needs another."""
+    async def attempt(self, work: PendingBatch) -> list[PendingBatch]:
+        """Make one call for the work, and act on what comes of it."""
         try:
             if work.send_mode is SendMode.ASK:
-                work.answers += await self._sender.ask(work)
+                work.answers += await self._caller.ask(work)
                 work.lost_questions.clear()
-                return len(work.answers) < len(work) or self._reconciled(work, work.answers)
-            answer = await self._sender.send(work)
+                return self._reconciled(work) if len(work.answers) == len(work) else [work]
+            answer = await self._caller.send(work)
         except TargetError as error:
             return self._refused(work, error)
         except CallPostponed:
-            return True
+            return [work]
         return self._answered(work, answer)
 
-    def _answered(self, work: PendingBatch, answer: Answer) -> bool:
+    def _answered(self, work: PendingBatch, answer: Answer) -> list[PendingBatch]:
         verdicts = answer.verdicts
         self._budget.earn()
         # After a lost answer, what that call created is updated by this one.
         self.counts_exact &= answer.counts_exact and (work.unresolved is None or self._spec.mode is not Mode.UPSERT)
         has_errors = verdicts.verdict.error if isinstance(verdicts, UniformVerdicts) else any(map(_ERROR, verdicts))
-        self._isolator.answered(work, verdicts)
+        self._learn(work, verdicts)
         if not has_errors:
-            self._callbacks.settle(work, verdicts)
-            return False
+            self._settle(work, verdicts)
+            return []
         return self._sort_verdicts(work, verdicts)
 
-    def _reconciled(self, work: PendingBatch, known: Sequence[Verdict | None]) -> bool:
+    def _learn(self, work: PendingBatch, verdicts: Sequence[Verdict]) -> None:
+        """What is said of a piece says something about the rest of the batch that failed."""
+        self._search.sent += 1
+        isolation = work.isolation
+        if isolation is None:
+            return
+        failures = [verdict.error for verdict in verdicts if verdict.outcome is Outcome.FAILED]
+        isolation.has_passed |= len(failures) < len(verdicts)
+        for error in failures:
+            if error is not None:
+                isolation.note(error)
+        if failures and failures[0] is not None and isolation.is_systemic:
+            self._stop("systemic", failures[0])
+
+    def _reconciled(self, work: PendingBatch) -> list[PendingBatch]:
         """What the remote knows counts; what it does not know was not applied, so what it said last holds."""
         assert work.lost is not None
-        refusal, verdicts = work.refusal, work.verdicts
+        known, refusal, verdicts = work.answers, work.refusal, work.verdicts
         if refusal is None and verdicts is None:
             work.is_asked = True
-            return self._sort_verdicts(work, known, not_applied(work.lost))
+            return self._sort_verdicts(work, known, work.lost.but(maybe_applied=False))
         work.believe()
         told = known if verdicts is None else [one or said for one, said in zip(known, verdicts, strict=True)]
         return self._sort_verdicts(work, told, refusal)
 
     def _sort_verdicts(
         self, work: PendingBatch, verdicts: Sequence[Verdict | None], absent: TargetError | None = None
-    ) -> bool:
+    ) -> list[PendingBatch]:
         """Settle the records that were judged; the others go on as if a batch of them had been refused.
 
         Those without a verdict, which the remote does not know, were refused with `absent`.
@@ -127,8 +133,7 @@ class BatchLifecycle:
             (what, work.part(group, self._key_for(what, work, group), send_mode), [verdicts[at] for at in group])
             for what, group in groups.items()
         ]
-        is_again = [self._go_on(work, what, piece, told, absent) for what, piece, told in pieces]
-        return any(is_again)
+        return [left for what, piece, told in pieces for left in self._go_on(what, piece, told, absent)]
 
     def _next(self, work: PendingBatch, verdict: Verdict | None) -> _Next | tuple[ErrorKind, bool]:
         if verdict is None:
@@ -147,34 +152,27 @@ class BatchLifecycle:
 
     def _go_on(
         self,
-        work: PendingBatch,
         what: _Next | tuple[ErrorKind, bool],
         piece: PendingBatch,
         told: Sequence[Verdict | None],
         absent: TargetError | None,
-    ) -> bool:
-        """Do the next thing with a piece of the work; True when the piece is all of it and needs another call."""
+    ) -> list[PendingBatch]:
         verdicts = [verdict for verdict in told if verdict is not None]
         match what:
             case _Next.SETTLE:
-                self._callbacks.settle(piece, verdicts)
-                return False
+                self._settle(piece, verdicts)
+                return []
             case _Next.ASK:
                 piece.verdicts = verdicts
-                is_again = self._ask(piece)
+                return self._ask(piece)
             case _Next.ABSENT:
                 assert absent is not None
-                is_again = self._decide(piece, absent)
-            case _:
-                error = verdicts[0].error
-                assert error is not None
-                if error.kind is ErrorKind.THROTTLED:
-                    self._pool.refused(work.source, error, self._policy)
-                is_again = self._refused(piece, error)
-        if is_again and piece is not work:
-            self._callbacks.launch(piece)
-            return False
-        return is_again
+                return self._decide(piece, absent)
+        error = verdicts[0].error
+        assert error is not None
+        if error.kind is ErrorKind.THROTTLED:
+            self._pool.refused(piece.source, error, self._policy)
+        return self._refused(piece, error)
 
     def _is_unproven(self, work: PendingBatch, error: TargetError) -> bool:
         """Whether a refusal may be about what an earlier, unanswered call of the same records has done by now."""
@@ -182,13 +180,13 @@ class BatchLifecycle:
         is_lost = work.lost is not None and work.send_mode is not SendMode.ASK
         return is_lost and capabilities.can_reconcile and not capabilities.is_idempotent and error.kind not in RETRYABLE
 
-    def _ask(self, work: PendingBatch) -> bool:
+    def _ask(self, work: PendingBatch) -> list[PendingBatch]:
         work.send_mode, work.priority, work.is_asked = SendMode.ASK, Priority.RETRY, False
         work.lost_questions.clear()
         work.answers = []
-        return True
+        return [work]
 
-    def _refused(self, work: PendingBatch, error: TargetError) -> bool:
+    def _refused(self, work: PendingBatch, error: TargetError) -> list[PendingBatch]:
         self._adapt(error)
         counts = work.lost_questions if work.send_mode is SendMode.ASK else work.tries
         counts[error.kind] = self._count(work, error, counts[error.kind])
@@ -220,37 +218,37 @@ class BatchLifecycle:
         match error.kind:
             case ErrorKind.THROTTLED:
                 self.throttles += 1
-                self._size.throttled(error.limit)
-                self._callbacks.report()
+                self._caller.size.throttled(error.limit)
             case ErrorKind.TOO_BIG | ErrorKind.DEADLOCK:
-                self._size.was_too_much()
+                self._caller.size.was_too_much()
 
-    def _decide(self, work: PendingBatch, error: TargetError) -> bool:
-        return self._act(
-            work, error, after_refusal(error, work.tries, self._spec.capabilities, len(work), self._policy)
-        )
+    def _decide(self, work: PendingBatch, error: TargetError) -> list[PendingBatch]:
+        move = after_refusal(error, work.tries, self._spec.capabilities, len(work), self._policy)
+        return self._act(work, error, move)
 
-    def _act(self, work: PendingBatch, error: TargetError, move: Move) -> bool:
+    def _act(self, work: PendingBatch, error: TargetError, move: Move) -> list[PendingBatch]:
         match move.act:
             case Act.AGAIN:
                 return self._again(work, error, move.retry)
             case Act.ASK:
                 return self._ask(work)
-            case Act.SPLIT:
-                self._isolator.split(work, halves(len(work)))
             case Act.ISOLATE:
-                return self._isolator.refused(work, error)
+                return self._isolate(work, error)
+            case Act.SPLIT:
+                return self._split(work, halves(len(work)))
+            case Act.EJECT:
+                return self._split(work, suspects_and_rest(len(work), error))
             case Act.STOP:
-                self._callbacks.fail(work, error)
-                self._callbacks.stop("systemic", error)
+                self._fail(work, error)
+                self._stop("systemic", error)
             case Act.FAIL | Act.LEAVE_UNKNOWN:
                 self._give_up(work, error)
-        return False
+        return []
 
-    def _again(self, work: PendingBatch, error: TargetError, retry: int) -> bool:
+    def _again(self, work: PendingBatch, error: TargetError, retry: int) -> list[PendingBatch]:
         if retry and not work.is_outage and not self._budget.spend():
             self._give_up(work, error)
-            return False
+            return []
         if retry:
             self.retries[error.kind] += 1
             work.wait_s = self._policy.wait_s(retry, self._pool.entropy.jitter)
@@ -259,11 +257,52 @@ class BatchLifecycle:
         if error.kind is ErrorKind.RACE:
             self._pool.table_gate.begin(self._spec.table, work)
         work.priority = Priority.RETRY
-        return True
+        return [work]
+
+    def _isolate(self, work: PendingBatch, error: TargetError) -> list[PendingBatch]:
+        """Take the next step with work that failed for its records."""
+        self._search.sent += 1
+        self._search.failed += 1
+        if work.isolation is None:
+            work.isolation = Isolation(cause_of(error), batch_diagnostics(self._spec, work, error))
+        if not self._spec.options.isolate:
+            self._fail(work, error)
+            return []
+        work.isolation.note(error)
+        act = next_act(
+            len(work),
+            error,
+            work.isolation,
+            self._search,
+            can_send_each=self._spec.target.can_send_each and work.send_mode is SendMode.SEND,
+            extra_calls_max=self._policy.extra_calls_max,
+        )
+        if act is Act.EACH:
+            work.isolation.calls += 1
+            work.send_mode, work.priority = SendMode.EACH, Priority.PIECE
+            return [work]
+        return self._act(work, error, Move(act))
+
+    def _split(self, work: PendingBatch, parts: Sequence[Sequence[int]]) -> list[PendingBatch]:
+        """Send the records at these positions on their own, with tries of their own."""
+        pieces = [work.part(positions, self.new_key()) for positions in parts]
+        for piece in pieces:
+            piece.tries.clear()
+            if piece.isolation is not None:
+                piece.isolation.calls += 1
+        return pieces
 
     def _give_up(self, work: PendingBatch, error: TargetError) -> None:
         """No more tries for this work; and for no other, when the remote does not answer at all."""
-        self._callbacks.fail(work, error)
+        self._fail(work, error)
         is_over = error.kind is ErrorKind.TOKEN or self._pool.silent_s >= self._policy.outage_s
         if error.kind in (ErrorKind.TOKEN, ErrorKind.CONNECTION) and is_over and self._pool.is_broken:
-            self._callbacks.stop("systemic", error)
+            self._stop("systemic", error)
+
+    def _fail(self, work: PendingBatch, error: TargetError) -> None:
+        """The records of the work fail; or nobody knows, when an earlier call for them may have taken effect."""
+        if work.unresolved is None:
+            verdict = Verdict(Outcome.FAILED, error=error)
+        else:
+            verdict = Verdict(Outcome.UNKNOWN, error=work.unresolved)
+        self._settle(work, UniformVerdicts(verdict, len(work)))

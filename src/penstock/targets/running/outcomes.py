@@ -1,20 +1,26 @@
-"""What became of every record so far, and how the caller hears of it."""
+"""What became of every record so far, what is wrong with those that failed, and how the caller hears of it."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from operator import attrgetter
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
-from penstock.targets.diagnostics.analysis import Diagnostic
+from penstock.targets.diagnostics.analysis import Diagnostic, analyze_batch_failure
+from penstock.targets.diagnostics.causes import cause_of
 from penstock.targets.ids import PackedIds
-from penstock.targets.model import SUCCESSES, BulkOptions, ErrorKind, Mode, Outcome, RecordId, TargetError, Verdict
-from penstock.targets.progress import Progress
+from penstock.targets.model import SUCCESSES, Mode, Outcome, TargetError, Verdict
+from penstock.targets.progress import Progress, Report
 from penstock.targets.results import CODES, BulkError, Outcomes
-from penstock.targets.target import UniformVerdicts
+from penstock.targets.running.calls import CallSpec, PendingBatch
+from penstock.targets.target import Reference, Target, UniformVerdicts
 
-__all__ = ["Callback", "Counts", "OutcomeRecorder", "encoded"]
+__all__ = ["Callback", "Counts", "OutcomeRecorder", "batch_diagnostics"]
+
+log = logging.getLogger("penstock.targets")
 
 # Enum members hash in Python code, their identities in C; this runs once for every record.
 _CODE_BY_IDENTITY = {id(outcome): code for outcome, code in CODES.items()}
@@ -25,43 +31,63 @@ NOT_RUN, FAILED, UNKNOWN = CODES[Outcome.NOT_RUN], CODES[Outcome.FAILED], CODES[
 Diagnostics: TypeAlias = Mapping[int, Sequence[Diagnostic]]
 
 
-def encoded(verdicts: Sequence[Verdict]) -> bytes:
-    """The outcomes of verdicts, a byte each."""
-    if isinstance(verdicts, UniformVerdicts):
-        return bytes((CODES[verdicts.verdict.outcome],)) * len(verdicts)
-    return bytes(map(_CODE_BY_IDENTITY.__getitem__, map(id, map(_OUTCOME, verdicts))))
+def batch_diagnostics(spec: CallSpec, work: PendingBatch, error: TargetError) -> Diagnostics:
+    """What the failure of a batch says about its records; what it says about the whole goes to each of them."""
+    found: defaultdict[int, list[Diagnostic]] = defaultdict(list)
+    for diagnostic in _analyzed(spec, work.records, error, work.key):
+        places = range(len(work)) if diagnostic.index is None else (diagnostic.index,)
+        for place in places:
+            found[work.indexes[place]].append(replace(diagnostic, index=work.indexes[place]))
+    return found
 
 
-class Counts:
+def _diagnostics_of(
+    spec: CallSpec, work: PendingBatch, index: int, record: Any, verdict: Verdict
+) -> Sequence[Diagnostic]:
+    """What is known of a record that failed in the end; what its batch showed counts when the cause is the same."""
+    if verdict.outcome is not Outcome.FAILED or verdict.error is None:
+        return ()
+    batch = work.isolation
+    is_same = batch is not None and batch.cause == cause_of(verdict.error)
+    known = batch.diagnostics.get(index) if batch is not None and is_same else None
+    return known or _analyzed(spec, [record], verdict.error, work.key)
+
+
+def _analyzed(spec: CallSpec, records: Sequence[Any], error: TargetError, key: str) -> list[Diagnostic]:
+    def references(record: Any) -> Iterable[Reference]:
+        return spec.target.references(spec.table, record, spec.options)
+
+    try:
+        return analyze_batch_failure(
+            spec.batch(records, key),
+            error,
+            references=references if type(spec.target).references is not Target.references else None,
+            identity=spec.identity,
+            id_field=spec.capabilities.id_field,
+        )
+    except Exception:
+        log.exception("the failure of a batch could not be analysed; its records are reported without diagnostics")
+        return []
+
+
+class Counts(NamedTuple):
     """How many records of a batch succeeded, failed and are unknown."""
 
-    __slots__ = ("failed", "succeeded", "unknown")
-
-    def __init__(self, codes: bytes) -> None:
-        self.succeeded = sum(map(codes.count, _SUCCESSES))
-        self.failed = codes.count(FAILED)
-        self.unknown = codes.count(UNKNOWN)
-
-    @property
-    def has_errors(self) -> bool:
-        """Whether any record did not simply succeed."""
-        return bool(self.failed or self.unknown)
+    succeeded: int
+    failed: int
+    unknown: int
 
 
 class OutcomeRecorder:
     """Takes verdicts as they come and knows, at any moment, what became of every record."""
 
-    def __init__(self, mode: Mode, options: BulkOptions, own_id: Callable[[Any], RecordId]) -> None:
-        self._own_id = own_id
+    def __init__(self, spec: CallSpec) -> None:
+        self._spec = spec
         self._codes = bytearray()
         self._errors: list[BulkError] = []
-        self.ids = PackedIds() if options.keep_ids and mode in (Mode.CREATE, Mode.UPSERT) else None
+        has_ids = spec.options.keep_ids and spec.mode in (Mode.CREATE, Mode.UPSERT)
+        self.ids = PackedIds() if has_ids else None
         self.skipped = 0
-
-    @property
-    def length(self) -> int:
-        """Records known so far."""
-        return len(self._codes)
 
     @property
     def outcomes(self) -> Outcomes:
@@ -83,65 +109,53 @@ class OutcomeRecorder:
         for position in positions:
             self._codes[position] = CODES[Outcome.SKIPPED]
 
-    def settle(
-        self,
-        positions: Sequence[int],
-        records: Sequence[Any],
-        verdicts: Sequence[Verdict],
-        diagnose: Callable[[], Diagnostics],
-    ) -> Counts:
-        """Write down what became of records; `diagnose` is asked only when some of them failed."""
-        codes = encoded(verdicts)
+    def settle(self, work: PendingBatch, verdicts: Sequence[Verdict]) -> Counts:
+        """Write down what became of the records of a batch."""
+        positions, codes = work.indexes, _encoded(verdicts)
         if isinstance(positions, range):
             self._codes[positions.start : positions.stop] = codes
         else:
             for position, code in zip(positions, codes, strict=True):
                 self._codes[position] = code
-        counts = Counts(codes)
-        if counts.has_errors:
-            self._keep_errors(positions, records, verdicts, diagnose())
+        counts = Counts(sum(map(codes.count, _SUCCESSES)), codes.count(FAILED), codes.count(UNKNOWN))
+        if counts.failed or counts.unknown:
+            self._keep_errors(work, verdicts)
         if self.ids is not None and counts.succeeded:
-            self._keep_ids(self.ids, positions, verdicts)
+            ids = verdicts.ids if isinstance(verdicts, UniformVerdicts) else list(map(_ID, verdicts))
+            if ids is not None and any(identifier is not None for identifier in ids):
+                self.ids.put(positions, ids)
         return counts
 
-    def _keep_ids(self, ids: PackedIds, positions: Sequence[int], verdicts: Sequence[Verdict]) -> None:
-        if isinstance(verdicts, UniformVerdicts):
-            if verdicts.ids is not None:
-                ids.put(positions, verdicts.ids)
-            return
-        found = list(map(_ID, verdicts))
-        if any(identifier is not None for identifier in found):
-            ids.put(positions, found)
-
-    def _keep_errors(
-        self, positions: Sequence[int], records: Sequence[Any], verdicts: Sequence[Verdict], diagnostics: Diagnostics
-    ) -> None:
-        for position, record, verdict in zip(positions, records, verdicts, strict=True):
+    def _keep_errors(self, work: PendingBatch, verdicts: Sequence[Verdict]) -> None:
+        for position, record, verdict in zip(work.indexes, work.records, verdicts, strict=True):
             if verdict.outcome in (Outcome.FAILED, Outcome.UNKNOWN):
-                told = tuple(diagnostics.get(position, ()))
-                self._errors.append(self._error(position, record, verdict, told))
+                cause = verdict.error or TargetError("the remote gave no reason")
+                found = _diagnostics_of(self._spec, work, position, record, verdict)
+                self._errors.append(
+                    BulkError(
+                        index=position,
+                        message=cause.message,
+                        kind=cause.kind,
+                        code=cause.code,
+                        id=verdict.id if verdict.id is not None else self._spec.own_id(record),
+                        field=cause.field,
+                        outcome=verdict.outcome,
+                        diagnostics=tuple(replace(diagnostic, index=position) for diagnostic in found),
+                    )
+                )
 
-    def _error(self, position: int, record: Any, verdict: Verdict, told: tuple[Diagnostic, ...]) -> BulkError:
-        cause = verdict.error or TargetError("the remote gave no reason", kind=ErrorKind.OTHER)
-        return BulkError(
-            index=position,
-            message=cause.message,
-            kind=cause.kind,
-            code=cause.code,
-            id=verdict.id if verdict.id is not None else self._own_id(record),
-            field=cause.field,
-            outcome=verdict.outcome,
-            diagnostics=told,
-        )
 
-
-log = logging.getLogger("penstock.targets")
+def _encoded(verdicts: Sequence[Verdict]) -> bytes:
+    """The outcomes of verdicts, a byte each."""
+    if isinstance(verdicts, UniformVerdicts):
+        return bytes((CODES[verdicts.verdict.outcome],)) * len(verdicts)
+    return bytes(map(_CODE_BY_IDENTITY.__getitem__, map(id, map(_OUTCOME, verdicts))))
 
 
 class Callback:
     """A caller's progress callback; what it raises is logged once and does no harm."""
 
-    def __init__(self, progress: Callable[[Progress], None] | None) -> None:
+    def __init__(self, progress: Report) -> None:
         self._progress = progress
         self._has_complained = False
 
