@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 from penstock.targets.model import BulkOptions, ErrorKind, Mode, TargetError
-from penstock.targets.sql.folds import Fold
 from penstock.targets.sql.names import Quote
 from penstock.targets.sql.options import SqlOptions
-from penstock.targets.sql.text_values import FromText
+from penstock.targets.sql.values import Step
 
 __all__ = ["Column", "Table", "choose_key", "no_such_table"]
 
-Classes: TypeAlias = tuple[type, ...]
+Classes = tuple[type, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +32,10 @@ class Column:
     is_array: bool = False
     is_copied_as_text: bool = False
     """The driver has no binary form of its values, so they are staged as text."""
-    fold: Fold | None = None
+    fold: Step | None = None
     """Values that this makes equal are equal to the table, as far as we can tell; None when only equal ones are."""
     is_text: bool = False
-    from_text: FromText | None = None
+    from_text: Step | None = None
     """Reads a text as a value of this type; None where texts are taken as they are."""
     is_read_by_server: bool = False
     """Texts are for the server to read: it knows more ways to write them than we do."""
@@ -95,10 +93,6 @@ def choose_key(table: Table, mode: Mode, options: BulkOptions) -> tuple[str, ...
 
 
 def _no_key(table: Table, problem: str) -> TargetError:
-    keys = [f"({', '.join(key)})" for key in _distinct((table.primary_key, *table.unique_keys)) if key]
+    keys = [f"({', '.join(key)})" for key in dict.fromkeys((table.primary_key, *table.unique_keys)) if key]
     known = f"its unique keys are: {', '.join(keys)}" if keys else "it has no unique key at all"
     return TargetError(f"table {table} {problem}; {known}", kind=ErrorKind.UNSUPPORTED, code="NO_SUCH_KEY")
-
-
-def _distinct(keys: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    return list(dict.fromkeys(keys))

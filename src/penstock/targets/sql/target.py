@@ -14,7 +14,7 @@ from penstock.targets.sql.keys import identify, ids_of
 from penstock.targets.sql.options import SqlOptions
 from penstock.targets.sql.row_groups import Layout, RowGroup, assemble, lay_out
 from penstock.targets.sql.table import Table, choose_key
-from penstock.targets.sql.values import Converters, convert
+from penstock.targets.sql.values import Converters
 from penstock.targets.target import Answer, Batch, Capabilities, Target, UniformVerdicts
 
 __all__ = ["CREATED", "DONE", "UNCHANGED", "SqlTarget", "TableBatch", "Written", "left_out", "not_found", "with_ids"]
@@ -126,9 +126,7 @@ class SqlTarget(Target):
     async def _work(self, batch: Batch) -> TableBatch:
         table = await self.table(batch.table)
         key = choose_key(table, batch.mode, batch.options)
-        layout = lay_out(batch.records, batch.mode, table, key)
-        if self._converters is not None:
-            layout = convert(layout, self._converters)
+        layout = lay_out(batch.records, batch.mode, table, key, self._converters)
         table, layout = self._as_texts(table, layout)
         if layout.faults and not batch.options.isolate:
             raise _as_one(layout)

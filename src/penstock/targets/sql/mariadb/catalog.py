@@ -7,10 +7,9 @@ from decimal import Decimal
 from typing import Any
 
 from penstock.targets.model import ErrorKind, TargetError
-from penstock.targets.sql.folds import Fold, as_uuid, caseless, lower, rounded, single, then, unpadded
 from penstock.targets.sql.names import split_name
 from penstock.targets.sql.table import Column, Table, no_such_table
-from penstock.targets.sql.text_values import decimal, if_possible, number, whole
+from penstock.targets.sql.values import Step, as_uuid, caseless, decimal, if_possible, lower, rounded, single, unpadded
 
 __all__ = ["read_table"]
 
@@ -32,12 +31,12 @@ KEYS = (
 
 NUMERIC = ("tinyint", "smallint", "mediumint", "int", "bigint", "decimal", "float", "double", "bit", "year")
 NUMBERS = (int, float, Decimal)
-FROM_TEXT = {kind: if_possible(whole) for kind in NUMERIC} | {
+FROM_TEXT = {kind: if_possible(int) for kind in NUMERIC} | {
     "decimal": if_possible(decimal),
-    "float": if_possible(number),
-    "double": if_possible(number),
+    "float": if_possible(float),
+    "double": if_possible(float),
 }
-FOLDS: dict[str, Fold] = {"uuid": as_uuid, "float": single}
+FOLDS: dict[str, Step] = {"uuid": as_uuid, "float": single}
 SCALE = re.compile(r",(\d+)\)")
 
 
@@ -93,14 +92,13 @@ def _column(found: tuple[Any, ...]) -> Column:
     )
 
 
-def _fold(kind: str, full: str, collation: str | None) -> Fold | None:
+def _fold(kind: str, full: str, collation: str | None) -> Step | None:
     """How the column compares, where Python compares otherwise."""
     if kind == "decimal" and (scale := SCALE.search(full)):
         return rounded(int(scale[1]))
     if collation is None:
         return FOLDS.get(kind)
-    is_caseless = "_ci" in collation
-    letters = (lower if "_as_" in collation else caseless) if is_caseless else None
+    letters = (lower if "_as_" in collation else caseless) if "_ci" in collation else None
     if "nopad" in collation:
         return letters
-    return then(letters, unpadded) if letters is not None else unpadded
+    return unpadded if letters is None else lambda value: unpadded(letters(value))
