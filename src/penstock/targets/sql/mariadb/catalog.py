@@ -40,11 +40,16 @@ FOLDS: dict[str, Step] = {"uuid": as_uuid, "float": single}
 SCALE = re.compile(r",(\d+)\)")
 
 
-async def read_table(cursor: Any, name: str) -> Table:
+async def read_table(connection: Any, name: str) -> Table:
     """The table of that name, in the connection's database or the named one."""
     given = split_name(name)
-    await cursor.execute(TABLE, given)
-    found = await cursor.fetchone()
+    async with connection.cursor() as cursor:
+        await cursor.execute(TABLE, given)
+        found = await cursor.fetchone()
+        await cursor.execute(COLUMNS, given)
+        columns = {row[0]: _column(row) for row in await cursor.fetchall()}
+        await cursor.execute(KEYS, given)
+        listed = await cursor.fetchall()
     if found is None:
         raise no_such_table(name)
     if found[2] != "BASE TABLE":
@@ -55,16 +60,11 @@ async def read_table(cursor: Any, name: str) -> Table:
             kind=ErrorKind.UNSUPPORTED,
             code="NO_TRANSACTIONS",
         )
-    await cursor.execute(COLUMNS, given)
-    columns = {row[0]: _column(row) for row in await cursor.fetchall()}
-    await cursor.execute(KEYS, given)
-    names: dict[str, list[str]] = {}
-    partial = set()
-    for index, column, prefix in await cursor.fetchall():
-        names.setdefault(index, []).append(column)
-        if prefix is not None:
-            partial.add(index)
-    keys = {index: tuple(parts) for index, parts in names.items() if index not in partial}
+    partial = {index for index, _, prefix in listed if prefix is not None}
+    keys: dict[str, tuple[str, ...]] = {}
+    for index, column, _ in listed:
+        if index not in partial:
+            keys[index] = (*keys.get(index, ()), column)
     return Table(
         schema=found[0],
         name=found[1],

@@ -11,13 +11,12 @@ import asyncpg  # type: ignore[import-untyped]
 
 from penstock.targets.model import ErrorKind, TargetError
 from penstock.targets.sql.postgres.error_mapping import DRIVER_ERRORS, refusal
+from penstock.targets.sql.server import UNDO_S
 
-__all__ = ["UNDO_S", "begin", "close", "connect_to", "drop", "is_committed", "undo"]
+__all__ = ["begin", "close", "connect_to", "drop", "is_committed"]
 
 ASKED_MAX = 50
 PAUSE_S = 0.2
-UNDO_S = 10.0
-"""How long a rollback, a commit or a farewell may take."""
 
 
 async def connect_to(dsn: str, settings: Mapping[str, Any]) -> Any:
@@ -55,15 +54,6 @@ def begin(statement_timeout_s: float, lock_timeout_s: float, idle_timeout_s: flo
     }
     local = "".join(f"; SET LOCAL {name} = {value}" for name, value in settings.items())
     return f"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE{local}"
-
-
-async def undo(connection: Any, patience_s: float = UNDO_S) -> None:
-    """Roll back; a connection that cannot even do that is dropped."""
-    try:
-        if not connection.is_closed():
-            await connection.execute("ROLLBACK", timeout=patience_s)
-    except DRIVER_ERRORS:
-        drop(connection)
 
 
 async def close(connection: Any) -> None:

@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from penstock.targets.model import BadInput, ErrorKind, Mode, Outcome, TargetError, Verdict
-from penstock.targets.sql.commits import CANCEL_S, Pending
 from penstock.targets.sql.connections import ConnectionPool
 from penstock.targets.sql.postgres.catalog import read_table
 from penstock.targets.sql.postgres.error_codes import STALE
 from penstock.targets.sql.postgres.error_mapping import DRIVER_ERRORS, refusal, refusal_of_rows
 from penstock.targets.sql.postgres.row_by_row import portions, without_wrong_types, write_rows
-from penstock.targets.sql.postgres.session import UNDO_S, begin, close, connect_to, drop, is_committed, undo
+from penstock.targets.sql.postgres.session import begin, close, connect_to, drop, is_committed
 from penstock.targets.sql.postgres.texts import as_texts
 from penstock.targets.sql.postgres.writing import ids_in_table, plan_for, write_group
 from penstock.targets.sql.row_groups import Layout, RowGroup
-from penstock.targets.sql.server import ServerTarget
+from penstock.targets.sql.server import CANCEL_S, UNDO_S, Pending, ServerTarget, WriteGroup
 from penstock.targets.sql.table import Table
-from penstock.targets.sql.target import TableBatch, Written, with_ids
+from penstock.targets.sql.target import TableBatch, Written
 
 __all__ = ["PostgresTarget"]
-
-WriteGroup: TypeAlias = Callable[[Any, TableBatch, RowGroup], Awaitable[tuple[str, Sequence[Verdict]]]]
 
 
 class PostgresTarget(ServerTarget):
@@ -36,6 +33,9 @@ class PostgresTarget(ServerTarget):
 
     _driver_errors = DRIVER_ERRORS
     _stale_codes = STALE
+    _describe = staticmethod(read_table)
+    _write_group = staticmethod(write_group)
+    _ids_in_table = staticmethod(ids_in_table)
 
     def __init__(
         self,
@@ -66,29 +66,13 @@ class PostgresTarget(ServerTarget):
             is_alive=lambda connection: not connection.is_closed(),
         )
 
-    async def _read_table(self, name: str) -> Table:
-        async with self._pool.take() as connection:
-            try:
-                return await read_table(connection, name)
-            except DRIVER_ERRORS as error:
-                raise refusal(error) from error
-
-    async def _write(self, work: TableBatch) -> Written:
-        self._commits.pop(work.batch.key, None)
-        async with self._pool.take() as connection:
-            verdicts = await self._transact(connection, work, work.layout.groups, write_group)
-        self._commits.pop(work.batch.key, None)
-        return Written(verdicts, counts_exact=_is_exact(connection, work))
-
     async def _write_each(self, work: TableBatch) -> Written:
-        self._commits.pop(work.batch.key, None)
         told, fitting = without_wrong_types(work)
-        async with self._pool.take() as connection:
+        async with self._attempt(work) as connection:
             for portion in portions(fitting):
                 told.update(await self._portion(connection, work, portion))
-        self._commits.pop(work.batch.key, None)
         verdicts = [[told[position] for position in group.positions] for group in work.layout.groups]
-        return Written(verdicts, counts_exact=_is_exact(connection, work))
+        return Written(verdicts, self._is_exact(connection, work))
 
     async def _portion(self, connection: Any, work: TableBatch, portion: Sequence[RowGroup]) -> dict[int, Verdict]:
         """A few rows in one transaction; if they cannot even be sent together, each in its own."""
@@ -111,33 +95,24 @@ class PostgresTarget(ServerTarget):
 
     async def _transact(
         self, connection: Any, work: TableBatch, groups: Sequence[RowGroup], write: WriteGroup
-    ) -> Sequence[Sequence[Verdict]]:
-        """Write groups in one transaction. When this ends in any way, the transaction has ended too."""
-        verdicts: list[Sequence[Verdict]] = []
-        xid = ""
+    ) -> list[Sequence[Verdict]]:
         try:
-            await connection.execute(self._begin)
-            for group in groups:
-                xid, told = await write(connection, work, group)
-                verdicts.append(with_ids(work, group, told, await ids_in_table(connection, work, group)))
-        except TargetError:
-            await undo(connection)
-            raise
-        except DRIVER_ERRORS as error:
-            await undo(connection)
-            raise self._refusal(error, work, groups[len(verdicts) :][:1]) from error
+            return await super()._transact(connection, work, groups, write)
         except asyncio.CancelledError:
-            await undo(connection, CANCEL_S)
+            await self._undo(connection, CANCEL_S)
             raise
-        pending = Pending(work, groups, verdicts, xid)
-        await self._commit(connection, connection.execute("COMMIT", timeout=UNDO_S), pending)
-        return verdicts
+
+    async def _execute(self, connection: Any, statement: str) -> None:
+        await connection.execute(statement, timeout=UNDO_S)
 
     def _as_texts(self, table: Table, layout: Layout) -> tuple[Table, Layout]:
         return as_texts(table, layout)
 
     def _mapped(self, error: BaseException, work: TableBatch | None, groups: Sequence[RowGroup]) -> TargetError:
         return refusal(error) if work is None else refusal_of_rows(error, groups, work.table)
+
+    def _is_exact(self, connection: Any, work: TableBatch) -> bool:
+        return work.mode is not Mode.UPSERT or not plan_for(connection, work, work.layout.groups[0]).reads_before
 
     async def _is_committed(self, connection: Any, pending: Pending) -> bool:
         return await is_committed(connection, pending.transaction_id)
@@ -150,8 +125,3 @@ def checked_address(url: str) -> str:
     if parts.scheme.partition("+")[0] not in ("postgresql", "postgres") or not has_place:
         raise BadInput("the address of a PostgreSQL database is postgresql://user:password@host:5432/name")
     return url.replace(parts.scheme, "postgresql", 1)
-
-
-def _is_exact(connection: Any, work: TableBatch) -> bool:
-    """Whether new rows were told from old ones by the server, not by a look before."""
-    return work.mode is not Mode.UPSERT or not plan_for(connection, work, work.layout.groups[0]).reads_before
