@@ -5,18 +5,16 @@ from __future__ import annotations
 import asyncio
 import inspect
 import re
-from collections import defaultdict
 from collections.abc import Awaitable, Mapping
 from typing import Any, Protocol
 
 from penstock.clock import Clock
+from penstock.targets.http.auth import RenewedToken
 from penstock.targets.model import ErrorKind, TargetError
-from penstock.targets.per_loop import PerLoop
 
 __all__ = ["AccessToken", "Credential", "Tokens"]
 
-EARLY_S = 300
-EARLY_SHARE = 0.1  # of a short life
+EARLY_S = 300.0
 UNREACHED = frozenset({"ServiceRequestError", "ServiceResponseError"})
 """What azure-core, which is not needed here, raises when nobody answers."""
 ENTRA_CODE = re.compile(r"\bAADSTS\d+\b")
@@ -44,32 +42,21 @@ class Tokens:
         self._credentials = credentials
         self._scope = scope
         self._clock = clock
-        self._held: dict[str, tuple[str, float]] = {}  # the token and when to renew it
-        self._turns: PerLoop[defaultdict[str, asyncio.Lock]] = PerLoop(lambda: defaultdict(asyncio.Lock))
+        self._held = {source: RenewedToken(early_s=EARLY_S) for source in credentials}
 
     async def get(self, source: str) -> str:
         """A token that is good for some minutes; whoever asks while it is fetched waits for the same one."""
-        async with self._turns.get()[source]:
-            held = self._held.get(source)
-            if held is None or self._now_s() >= held[1]:
-                held = self._held[source] = await self._fetch(source)
-            return held[0]
+        return await self._held[source].get(self._clock, lambda: self._fetch(source))
 
     def refuse(self, source: str, token: str) -> None:
         """The platform refused this token: drop it, unless another has replaced it since."""
-        held = self._held.get(source)
-        if held is not None and held[0] == token:
-            del self._held[source]
-
-    def _now_s(self) -> float:
-        return self._clock.now_us() / 1e6
+        self._held[source].refuse(token)
 
     async def _fetch(self, source: str) -> tuple[str, float]:
-        asked_at = self._now_s()
+        asked_at_s = self._clock.now_us() / 1e6
         try:
             given = await _ask(self._credentials[source], self._scope)
-            life_s = given.expires_on - asked_at
-            return given.token, given.expires_on - min(EARLY_S, life_s * EARLY_SHARE)
+            return given.token, given.expires_on - asked_at_s
         except Exception as error:
             # What a credential says may hold its secret, so only its kind and the identity platform's code are kept.
             code = ENTRA_CODE.search(str(error))

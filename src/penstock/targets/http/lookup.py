@@ -4,43 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 from urllib.parse import quote, urljoin
 
-from penstock.errors import SettingsInvalid
 from penstock.targets.http.answers import at_path
+from penstock.targets.http.endpoint import PagedLookup
 from penstock.targets.http.error_mapping import Reply
 from penstock.targets.model import ErrorKind, TargetError
 
-__all__ = ["PagedLookup", "ids_there"]
+__all__ = ["ids_there"]
 
 PAGES_MAX = 1000
 ADDRESS = re.compile(r"https?:|/|\?")
 NEXT_LINK = re.compile(r'<([^>]+)>\s*;[^,]*\brel="?next\b')
-
-
-@dataclass(frozen=True, kw_only=True)
-class PagedLookup:
-    """How to ask which of several records exist: `PagedLookup(url="/{table}?ids={ids}", items="data", next="next")`.
-
-    `next` is where the answer tells the next page: its address, or a cursor, which is added to the first address as
-    `cursor_parameter`. Without `next` a `Link` header is followed. Addresses of another origin are refused.
-    """
-
-    url: str
-    items: str = ""
-    """Where the list of records stands; empty when the answer is the list."""
-    id: str | None = None
-    """Where the id of a record stands in it; None is the endpoint's `id_field`."""
-    next: str | None = None
-    cursor_parameter: str = "cursor"
-    ids_max: int = 100
-    """Ids in one question."""
-
-    def __post_init__(self) -> None:
-        if "{ids}" not in self.url:
-            raise SettingsInvalid(f"{self.url!r} must say where the ids go: {{ids}}")
 
 
 async def ids_there(

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.clock import Clock, SystemClock, from_micros
 from penstock.errors import SettingsInvalid
-from penstock.targets.http.answers import GONE, read_answer
+from penstock.targets.http.answers import GONE, decoded, read_answer
 from penstock.targets.http.auth import Auth, NoAuth
 from penstock.targets.http.client import HttpClient, checked_base, new_client
-from penstock.targets.http.endpoint import Endpoint
+from penstock.targets.http.endpoint import Endpoint, PagedLookup
 from penstock.targets.http.error_mapping import Reply, refusal
-from penstock.targets.http.lookup import PagedLookup, ids_there
+from penstock.targets.http.lookup import ids_there
 from penstock.targets.http.request_body import ENCODER, content_type, encoded, filled, id_of
 from penstock.targets.model import BulkOptions, ErrorKind, Mode, Outcome, TargetError, Verdict
 from penstock.targets.recent_batches import RecentBatches
@@ -66,7 +66,7 @@ class HttpTarget(Target):
         self._clock = clock or SystemClock()
         base = checked_base(base_url, has_credentials=auth is not None, allow_plain_http=allow_plain_http)
         self.quota = base
-        self._http = HttpClient(base, auths, clock=self._clock, timeout_s=timeout_s, client=client or new_client)
+        self._http = HttpClient(base, self._proof, timeout_s=timeout_s, client=client or new_client)
 
     async def send(self, batch: Batch, source: str) -> Answer:
         try:
@@ -117,6 +117,9 @@ class HttpTarget(Target):
     async def aclose(self) -> None:
         await self._http.aclose()
 
+    async def _proof(self, source: str, client: httpx.AsyncClient) -> Mapping[str, str]:
+        return await self._auths[source].headers(client, self._clock)
+
     def _endpoint(self, table: str, mode: Mode) -> Endpoint:
         found = self._endpoints.get((table, mode)) or self._endpoints.get(mode)
         if found is None:
@@ -135,7 +138,7 @@ class HttpTarget(Target):
             headers["Content-Type"] = content_type(batch, endpoint)
         if endpoint.idempotency_header:
             headers[endpoint.idempotency_header] = batch.key
-        reply = await self._http.call(source, endpoint.method, path, content=content, headers=headers)
+        reply = _read(await self._http.call(source, endpoint.method, path, content=content, headers=headers))
         call = _shown(endpoint.method, path)
         if self._is_gone(reply, batch, endpoint):
             return Answer([Verdict(Outcome.DELETED)])
@@ -185,7 +188,8 @@ class HttpTarget(Target):
 
     async def _got(self, path: str, endpoint: Endpoint, source: str, also: frozenset[int] = frozenset()) -> Reply:
         """What a GET was answered, if with success or one of `also`."""
-        reply = await self._http.call(source, "GET", path, headers={"Accept": "application/json", **endpoint.headers})
+        headers = {"Accept": "application/json", **endpoint.headers}
+        reply = _read(await self._http.call(source, "GET", path, headers=headers, is_write=False))
         if not 200 <= reply.status < 300 and reply.status not in also:
             raise self._refused(reply, endpoint, _shown("GET", path))
         return reply
@@ -196,6 +200,10 @@ class HttpTarget(Target):
     def _is_gone(self, reply: Reply, batch: Batch, endpoint: Endpoint) -> bool:
         is_delete = batch.mode is Mode.DELETE and endpoint.is_single
         return is_delete and endpoint.gone_is_deleted and reply.status in GONE
+
+
+def _read(response: httpx.Response) -> Reply:
+    return Reply(response.status_code, response.headers, decoded(response.content))
 
 
 def _shown(method: str, path: str) -> str:
