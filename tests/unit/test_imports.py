@@ -137,7 +137,7 @@ PURE = (
     "targets.composite.reference_graph",
     "targets.ids",
     "targets.results",
-    "targets.dataverse.error_codes",
+    "targets.dataverse.error_mapping",
     "targets.http.endpoint",
     "targets.http.rate_limits",
     "targets.http.error_mapping",

@@ -147,7 +147,7 @@ class DataverseTarget(Target):
 
     async def _table(self, name: str, options: DataverseOptions, source: str) -> Table:
         known = await self._metadata.table(name, source)
-        return known if options.elastic_table is None else known.kept_as(is_elastic=options.elastic_table)
+        return known if options.elastic_table is None else replace(known, is_elastic=options.elastic_table)
 
     async def _prepare(self, batch: Batch, source: str) -> Call:
         options = platform_options(batch.options)

@@ -1,6 +1,6 @@
 """Remotes behind plain HTTP interfaces, described declaratively."""
 
-from penstock.targets.http.auth import Auth, ClientCredentials, NoAuth, StaticHeaders, bearer
+from penstock.targets.http.auth import Auth, ClientCredentials, StaticHeaders, bearer
 from penstock.targets.http.endpoint import Body, Endpoint, File, ItemResults, PagedLookup
 from penstock.targets.http.target import HttpTarget
 
@@ -12,7 +12,6 @@ __all__ = [
     "File",
     "HttpTarget",
     "ItemResults",
-    "NoAuth",
     "PagedLookup",
     "StaticHeaders",
     "bearer",

@@ -21,7 +21,7 @@ from penstock.targets.request_count import count_request
 if TYPE_CHECKING:
     import httpx
 
-__all__ = ["Auth", "ClientCredentials", "NoAuth", "RenewedToken", "StaticHeaders", "bearer"]
+__all__ = ["Auth", "ClientCredentials", "RenewedToken", "StaticHeaders", "bearer"]
 
 EARLY_SHARE = 0.1  # of a short life
 LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -37,15 +37,6 @@ class Auth(Protocol):
 
     def refuse(self) -> None:
         """The remote refused the last headers."""
-
-
-class NoAuth:
-    """No credentials at all."""
-
-    async def headers(self, client: httpx.AsyncClient, clock: Clock) -> Mapping[str, str]:
-        return {}
-
-    def refuse(self) -> None: ...
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 from typing import Any
 from urllib.parse import quote, urljoin
 
@@ -21,13 +20,12 @@ NEXT_LINK = re.compile(r'<([^>]+)>\s*;[^,]*\brel="?next\b')
 
 
 async def ids_there(
-    lookup: PagedLookup, path: str, ids: Sequence[Any], get: Callable[[str], Awaitable[Reply]], *, id_field: str
+    lookup: PagedLookup, path: str, ids: Sequence[Any], get: Callable[[str], Awaitable[Reply]]
 ) -> set[str]:
     """Those of the ids that the remote has; `path` is the look-up's with the table filled in."""
     if None in ids:
         raise TargetError("a record without an id cannot be looked up", kind=ErrorKind.DATA, code="MissingId")
     found: set[str] = set()
-    lookup = replace(lookup, id=lookup.id or id_field)
     for start in range(0, len(ids), lookup.ids_max):
         part = ",".join(quote(str(one), safe="") for one in ids[start : start + lookup.ids_max])
         found |= await _all_pages(lookup, path.replace("{ids}", part), get)

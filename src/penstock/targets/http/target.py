@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.clock import Clock, SystemClock, from_micros
 from penstock.errors import SettingsInvalid
 from penstock.targets.http.answers import GONE, decoded, read_answer
-from penstock.targets.http.auth import Auth, NoAuth
+from penstock.targets.http.auth import Auth, StaticHeaders
 from penstock.targets.http.client import HttpClient, checked_base, new_client
 from penstock.targets.http.endpoint import Endpoint, PagedLookup
 from penstock.targets.http.error_mapping import Reply, refusal
@@ -51,7 +52,7 @@ class HttpTarget(Target):
         clock: Clock | None = None,
         client: Callable[[], httpx.AsyncClient] | None = None,
     ) -> None:
-        auths = auth if isinstance(auth, Mapping) else {"default": auth or NoAuth()}
+        auths = auth if isinstance(auth, Mapping) else {"default": auth or StaticHeaders({})}
         if not auths or not endpoints:
             raise SettingsInvalid("an HTTP target needs at least one endpoint and, if it names sources, one of them")
         for key, endpoint in endpoints.items():
@@ -93,13 +94,17 @@ class HttpTarget(Target):
     async def reconcile(self, batch: Batch, source: str) -> Sequence[Verdict | None]:
         """Ask what became of a batch: by sending it again under its key, or by looking its records up."""
         endpoint = self._endpoint(batch.table, batch.mode)
-        if endpoint.idempotency_header is None and isinstance(endpoint.lookup, PagedLookup):
-            return await self._listed(batch, endpoint, endpoint.lookup, source)
         if endpoint.idempotency_header is None:
-            return [await self._looked_up(batch, record, source) for record in batch.records]
+            return await self._looked_up(batch, endpoint, source)
         if batch.key not in self._lost_keys:
             return [None] * len(batch)
-        return await self._repeated(batch, source, is_atomic=endpoint.is_atomic)
+        try:
+            return (await self.send(batch, source)).verdicts
+        except TargetError as error:
+            # What the remote judges and refuses as a whole, it did not do before.
+            if endpoint.is_atomic and error.kind is ErrorKind.DATA:
+                return [None] * len(batch)
+            raise
 
     async def refresh(self, source: str) -> None:
         self._auths[source].refuse()
@@ -153,38 +158,21 @@ class HttpTarget(Target):
             raise self._refused(reply, endpoint, call, len(batch))
         return read_answer(batch, endpoint, reply.status, reply.body, _width(reply, endpoint))
 
-    async def _repeated(self, batch: Batch, source: str, *, is_atomic: bool) -> Sequence[Verdict | None]:
-        """The same batch under the same key. What the remote judges and refuses as a whole, it did not do before."""
-        try:
-            return (await self.send(batch, source)).verdicts
-        except TargetError as error:
-            if is_atomic and error.kind is ErrorKind.DATA:
-                return [None] * len(batch)
-            raise
-
-    async def _listed(
-        self, batch: Batch, endpoint: Endpoint, lookup: PagedLookup, source: str
-    ) -> Sequence[Verdict | None]:
-        """What a list of the records that exist proves: created ones are in it, deleted ones are not."""
+    async def _looked_up(self, batch: Batch, endpoint: Endpoint, source: str) -> Sequence[Verdict | None]:
+        """What the records that exist prove: created ones are among them, deleted ones are not."""
         ids = [id_of(record, batch.mode, endpoint) for record in batch.records]
-        path = self._http.address(filled(lookup.url, batch.table))
-        id_field = endpoint.id_field or "id"
-        there = await ids_there(lookup, path, ids, lambda page: self._got(page, endpoint, source), id_field=id_field)
-        if batch.mode is Mode.CREATE:
-            return [Verdict(Outcome.CREATED, one) if str(one) in there else None for one in ids]
-        return [None if str(one) in there else Verdict(Outcome.DELETED, one) for one in ids]
-
-    async def _looked_up(self, batch: Batch, record: Any, source: str) -> Verdict | None:
-        """What a GET of the record proves: a created one is there, a deleted one is not."""
-        endpoint = self._endpoint(batch.table, batch.mode)
-        identifier = id_of(record, batch.mode, endpoint)
-        assert isinstance(endpoint.lookup, str)
-        path = filled(endpoint.lookup, batch.table, identifier)
-        reply = await self._got(path, endpoint, source, GONE)
-        is_there = 200 <= reply.status < 300
-        if batch.mode is Mode.CREATE:
-            return Verdict(Outcome.CREATED, identifier) if is_there else None
-        return None if is_there else Verdict(Outcome.DELETED, identifier)
+        if isinstance(endpoint.lookup, PagedLookup):
+            path = self._http.address(filled(endpoint.lookup.url, batch.table))
+            lookup = replace(endpoint.lookup, id=endpoint.lookup.id or endpoint.id_field or "id")
+            there = await ids_there(lookup, path, ids, lambda page: self._got(page, endpoint, source))
+            is_there = [str(one) in there for one in ids]
+        else:
+            assert endpoint.lookup is not None
+            paths = [filled(endpoint.lookup, batch.table, one) for one in ids]
+            is_there = [200 <= (await self._got(path, endpoint, source, GONE)).status < 300 for path in paths]
+        is_create = batch.mode is Mode.CREATE
+        verdicts = [Verdict(Outcome.CREATED if is_create else Outcome.DELETED, one) for one in ids]
+        return [told if there is is_create else None for told, there in zip(verdicts, is_there, strict=True)]
 
     async def _got(self, path: str, endpoint: Endpoint, source: str, also: frozenset[int] = frozenset()) -> Reply:
         """What a GET was answered, if with success or one of `also`."""

@@ -193,15 +193,12 @@ def _keys(group: RowGroup, table: Table, key: tuple[str, ...]) -> list[Any]:
 
 def _wrong_keys(group: RowGroup, keys: list[Any], table: Table, key: tuple[str, ...]) -> dict[int, TargetError]:
     """What is wrong with the rows whose keys identify nothing."""
-    wrong = {} if _are_plain(keys) else {i: missing_key(key) for i, value in enumerate(keys) if not is_whole(value)}
+    are_plain = set(map(type, keys)) <= {int, str}
+    wrong = {} if are_plain else {i: missing_key(key) for i, value in enumerate(keys) if not is_whole(value)}
     for name in key:
         if table.columns[name].key_types:
             wrong = _of_wrong_type(group.column(name), table.columns[name]) | wrong
     return wrong
-
-
-def _are_plain(keys: list[Any]) -> bool:
-    return set(map(type, keys)) <= {int, str}
 
 
 def _of_wrong_type(values: list[Any], column: Column) -> dict[int, TargetError]:

@@ -12,13 +12,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from penstock.targets.model import BulkOptions, ErrorKind, Mode, TargetError, Verdict
+from penstock.targets.model import ErrorKind, TargetError, Verdict
 from penstock.targets.recent_batches import RecentBatches
 from penstock.targets.sql.connections import ConnectionPool
 from penstock.targets.sql.row_groups import RowGroup
 from penstock.targets.sql.table import Table
 from penstock.targets.sql.target import SqlTarget, TableBatch, Written, with_ids
-from penstock.targets.target import Batch, Capabilities
+from penstock.targets.target import Batch
 
 __all__ = ["CANCEL_S", "UNDO_S", "Pending", "ServerTarget", "WriteGroup"]
 
@@ -63,8 +63,6 @@ class ServerTarget(SqlTarget):
     _pool: ConnectionPool[Any]
     _driver_errors: tuple[type[BaseException], ...]
     """What the driver raises; anything else is a bug."""
-    _stale_codes: frozenset[str] = frozenset()
-    """Codes after which what we know of the table is out of date."""
     _begin = "BEGIN"
     _describe: Callable[[Any, str], Awaitable[Table]]
     _write_group: WriteGroup
@@ -142,8 +140,8 @@ class ServerTarget(SqlTarget):
         await self._commit(connection, Pending(work, groups, verdicts, transaction_id))
         return verdicts
 
-    def _capabilities(self, mode: Mode, options: BulkOptions, key: tuple[str, ...]) -> Capabilities:
-        return Capabilities(can_reconcile=True, id_field=key[0] if len(key) == 1 else None)
+    def _can_reconcile(self, key: tuple[str, ...]) -> bool:
+        return True
 
     async def _undo(self, connection: Any, patience_s: float = UNDO_S) -> None:
         """Roll back; a connection that cannot even do that is dropped."""
@@ -173,11 +171,8 @@ class ServerTarget(SqlTarget):
     def _refusal(
         self, error: BaseException, work: TableBatch | None = None, groups: Sequence[RowGroup] = ()
     ) -> TargetError:
-        """An error as a target's, about these rows where they are given; what it says is out of date is forgotten."""
-        refused = error if isinstance(error, TargetError) else self._mapped(error, work, groups)
-        if work is not None and (refused.kind is ErrorKind.RACE or refused.code in self._stale_codes):
-            self.forget(work.batch.table)
-        return refused
+        """An error as a target's, about these rows where they are given."""
+        return error if isinstance(error, TargetError) else self._mapped(error, work, groups)
 
     def _is_exact(self, connection: Any, work: TableBatch) -> bool:
         """Whether new rows were told from old ones by the server, not by a look before."""

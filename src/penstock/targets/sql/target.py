@@ -71,6 +71,8 @@ class SqlTarget(Target):
     options_type = SqlOptions
     batch_size = 5000
     _converters: Converters | None = None
+    _stale_codes: frozenset[str] = frozenset()
+    """Codes after which what we know of the table is out of date."""
 
     def __init__(self, name: str, connections: int) -> None:
         if connections < 1:
@@ -84,7 +86,8 @@ class SqlTarget(Target):
         """Look the table up and settle which columns identify its records."""
         self.forget(table)  # it may have changed since the last call
         found = await self.table(table)
-        return self._capabilities(mode, options, choose_key(found, mode, options))
+        key = choose_key(found, mode, options)
+        return Capabilities(can_reconcile=self._can_reconcile(key), id_field=key[0] if len(key) == 1 else None)
 
     def identifier(self, table: str, mode: Mode, options: BulkOptions) -> Callable[[Any], Hashable | None] | None:
         """The record's key, as the table compares it. Two creates are never the same record."""
@@ -120,7 +123,12 @@ class SqlTarget(Target):
         work = await self._work(batch)
         if not work.layout.groups:
             return Answer(assemble(len(batch), work.layout, ()))
-        written = await write(work)
+        try:
+            written = await write(work)
+        except TargetError as error:
+            if error.kind is ErrorKind.RACE or error.code in self._stale_codes:
+                self.forget(batch.table)
+            raise
         return Answer(assemble(len(batch), work.layout, written.verdicts), counts_exact=written.counts_exact)
 
     async def _work(self, batch: Batch) -> TableBatch:
@@ -148,9 +156,9 @@ class SqlTarget(Target):
     async def _write_each(self, work: TableBatch) -> Written:
         """Write the rows that the database takes, and say what is wrong with the others."""
 
-    @abstractmethod
-    def _capabilities(self, mode: Mode, options: BulkOptions, key: tuple[str, ...]) -> Capabilities:
-        """How tables behave in this mode."""
+    def _can_reconcile(self, key: tuple[str, ...]) -> bool:
+        """Whether `reconcile` can tell what became of a batch whose records have this key."""
+        return False
 
 
 def with_ids(

@@ -7,8 +7,7 @@ from decimal import Decimal
 from typing import Any
 
 from penstock.targets.model import ErrorKind, TargetError
-from penstock.targets.sql.names import split_name
-from penstock.targets.sql.table import Column, Table, no_such_table
+from penstock.targets.sql.table import Column, Table, no_such_table, split_name
 from penstock.targets.sql.values import Step, as_uuid, caseless, decimal, if_possible, lower, rounded, single, unpadded
 
 __all__ = ["read_table"]

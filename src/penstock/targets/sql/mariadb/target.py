@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
@@ -15,7 +14,7 @@ from uuid import UUID
 
 import asyncmy
 
-from penstock.targets.model import BadInput, BulkOptions, Mode, TargetError
+from penstock.targets.model import BadInput, TargetError
 from penstock.targets.sql.connections import ConnectionPool
 from penstock.targets.sql.mariadb.catalog import read_table
 from penstock.targets.sql.mariadb.writing import DRIVER_ERRORS, ids_in_table, is_done, told, write_each, write_group
@@ -23,7 +22,6 @@ from penstock.targets.sql.row_groups import RowGroup
 from penstock.targets.sql.server import Pending, ServerTarget
 from penstock.targets.sql.target import TableBatch, Written
 from penstock.targets.sql.values import Converters, finite, to_json
-from penstock.targets.target import Capabilities
 
 __all__ = ["MariaDbTarget"]
 
@@ -95,8 +93,8 @@ class MariaDbTarget(ServerTarget):
             is_alive=lambda connection: bool(connection.connected),
         )
 
-    def _capabilities(self, mode: Mode, options: BulkOptions, key: tuple[str, ...]) -> Capabilities:
-        return replace(super()._capabilities(mode, options, key), can_reconcile=bool(key))
+    def _can_reconcile(self, key: tuple[str, ...]) -> bool:
+        return bool(key)
 
     async def _write_each(self, work: TableBatch) -> Written:
         async with self._attempt(work) as connection:

@@ -55,7 +55,7 @@ def _parts(group: RowGroup) -> Iterator[RowGroup]:
 
 async def _found_in(connection: Any, work: TableBatch, group: RowGroup, *, compare: bool) -> dict[int, bool]:
     """The rows that the table has, by their place in the group, and whether they differ from it; they are locked."""
-    told = await _run(connection, find(work.table, work.key, group.columns, group.rows, compare=compare), work, group)
+    told = await _run(connection, find(work.table, work.key, group, compare=compare), work, group)
     return {place: bool(differs) for place, differs in told}
 
 
@@ -66,7 +66,7 @@ async def ids_in_table(connection: Any, work: TableBatch, group: RowGroup) -> di
     found: dict[int, Any] = {}
     start = 0
     for part in _parts(group):
-        statement = find_ids(work.table, work.key, part.columns, part.rows, work.foreign_ids)
+        statement = find_ids(work.table, work.key, part, work.foreign_ids)
         for row in await _run(connection, statement, work, part):
             found[start + row[0]] = row[1] if len(row) == 2 else row[1:]
         start += len(part)
@@ -121,7 +121,7 @@ def told(error: BaseException) -> TargetError:
 
 async def _create(connection: Any, work: TableBatch, group: RowGroup) -> list[Verdict]:
     is_given = set(work.key) <= set(group.columns)
-    statement = insert(work.table, group.columns, group.rows, () if is_given else work.key)
+    statement = insert(work.table, group, () if is_given else work.key)
     made: Sequence[Row] = await _run(connection, statement, work, group, is_insert=True)
     if not work.key:
         return [CREATED] * len(group)
@@ -138,12 +138,12 @@ async def _change(connection: Any, work: TableBatch, group: RowGroup) -> list[Ve
     new = [n for n in range(len(group)) if n not in found] if work.mode is Mode.UPSERT else []
     if touched and work.mode is Mode.DELETE:
         part = group.pick(sorted(touched))
-        await _run(connection, delete(work.table, work.key, part.columns, part.rows), work, part)
+        await _run(connection, delete(work.table, work.key, part), work, part)
     elif touched:
         await _update(connection, work, group, sorted(touched))
     if new:
         part = group.pick(new)
-        await _run(connection, insert(work.table, part.columns, part.rows), work, part, is_insert=True)
+        await _run(connection, insert(work.table, part), work, part, is_insert=True)
     verdicts = dict.fromkeys(found, UNCHANGED) | dict.fromkeys(touched, DONE[work.mode]) | dict.fromkeys(new, CREATED)
     return [verdicts.get(n) or not_found(work, group, n) for n in range(len(group))]
 
@@ -154,10 +154,10 @@ async def _update(connection: Any, work: TableBatch, group: RowGroup, touched: S
     lacking = [row for row in touched if any(group.rows[row][n] is None for n in strict)]
     for row in lacking:
         part = group.pick([row])
-        await _run(connection, update_one(work.table, work.key, part.columns, part.rows[0]), work, part)
+        await _run(connection, update_one(work.table, work.key, part), work, part)
     whole = group.pick([row for row in touched if row not in lacking] if lacking else touched)
     if whole:
-        await _run(connection, update(work.table, work.key, whole.columns, whole.rows), work, whole)
+        await _run(connection, update(work.table, work.key, whole), work, whole)
 
 
 async def _run(

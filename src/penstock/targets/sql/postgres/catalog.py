@@ -6,8 +6,7 @@ import json
 import re
 from typing import Any
 
-from penstock.targets.sql.names import ansi, split_name
-from penstock.targets.sql.table import Column, Table, no_such_table
+from penstock.targets.sql.table import Column, Table, ansi, no_such_table, split_name
 from penstock.targets.sql.values import Step, as_uuid, boolean, decimal, lower, rounded, single, unpadded
 
 __all__ = ["read_table"]

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from zlib import crc32
 
 from penstock.targets.model import Mode
-from penstock.targets.sql.names import ansi, listed
-from penstock.targets.sql.table import Column, Table
+from penstock.targets.sql.table import Column, Table, ansi, listed
 
 __all__ = ["EXACT", "ORDINAL", "ORDINAL_NAME", "Plan", "from_arrays", "from_stage", "stage_name", "stage_table"]
 

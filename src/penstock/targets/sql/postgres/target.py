@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
+
+import asyncpg  # type: ignore[import-untyped]
 
 from penstock.targets.model import BadInput, ErrorKind, Mode, Outcome, TargetError, Verdict
 from penstock.targets.sql.connections import ConnectionPool
 from penstock.targets.sql.postgres.catalog import read_table
-from penstock.targets.sql.postgres.error_codes import STALE
-from penstock.targets.sql.postgres.error_mapping import DRIVER_ERRORS, refusal, refusal_of_rows
+from penstock.targets.sql.postgres.error_mapping import DRIVER_ERRORS, STALE, refusal, refusal_of_rows
 from penstock.targets.sql.postgres.row_by_row import portions, without_wrong_types, write_rows
-from penstock.targets.sql.postgres.session import begin, close, connect_to, drop, is_committed
-from penstock.targets.sql.postgres.texts import as_texts
+from penstock.targets.sql.postgres.values import as_texts
 from penstock.targets.sql.postgres.writing import ids_in_table, plan_for, write_group
 from penstock.targets.sql.row_groups import Layout, RowGroup
 from penstock.targets.sql.server import CANCEL_S, UNDO_S, Pending, ServerTarget, WriteGroup
 from penstock.targets.sql.table import Table
 from penstock.targets.sql.target import TableBatch, Written
 
-__all__ = ["PostgresTarget"]
+__all__ = ["PostgresTarget", "is_committed"]
+
+ASKED_MAX = 50
+PAUSE_S = 0.2
 
 
 class PostgresTarget(ServerTarget):
@@ -57,12 +61,20 @@ class PostgresTarget(ServerTarget):
             "command_timeout": statement_timeout_s + UNDO_S if statement_timeout_s else None,
             **(connect or {}),
         }
-        self._begin = begin(statement_timeout_s, lock_timeout_s, idle_timeout_s, synchronous_commit)
+        # The settings of a transaction end with it: behind a pooler the session belongs to others too.
+        timeouts_s = {
+            "statement_timeout": statement_timeout_s,
+            "lock_timeout": lock_timeout_s,
+            "idle_in_transaction_session_timeout": idle_timeout_s,
+        }
+        local = "".join(f"; SET LOCAL {name} = {round(value * 1000)}" for name, value in timeouts_s.items())
+        local += "" if synchronous_commit else "; SET LOCAL synchronous_commit = off"
+        self._begin = f"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE{local}"
         self._pool: ConnectionPool[Any] = ConnectionPool(
             connections,
-            connect=lambda: connect_to(dsn, settings),
-            close=close,
-            drop=drop,
+            connect=lambda: _connect(dsn, settings),
+            close=_close,
+            drop=_drop,
             is_alive=lambda connection: not connection.is_closed(),
         )
 
@@ -125,3 +137,61 @@ def checked_address(url: str) -> str:
     if parts.scheme.partition("+")[0] not in ("postgresql", "postgres") or not has_place:
         raise BadInput("the address of a PostgreSQL database is postgresql://user:password@host:5432/name")
     return url.replace(parts.scheme, "postgresql", 1)
+
+
+async def _connect(dsn: str, settings: Mapping[str, Any]) -> Any:
+    """A connection whose JSON columns take text that is JSON already, or anything that can become it."""
+    try:
+        connection = await asyncpg.connect(dsn, **settings)
+    except DRIVER_ERRORS as error:
+        raise refusal(error) from error
+    try:
+        for name, head in (("json", b""), ("jsonb", b"\x01")):
+            await connection.set_type_codec(
+                name,
+                schema="pg_catalog",
+                format="binary",
+                encoder=lambda value, head=head: head + _json(value),
+                decoder=lambda value, head=head: json.loads(value[len(head) :]),
+            )
+    except DRIVER_ERRORS as error:
+        _drop(connection)
+        raise refusal(error) from error
+    return connection
+
+
+def _json(value: Any) -> bytes:
+    return (value if isinstance(value, str) else json.dumps(value)).encode()
+
+
+async def _close(connection: Any) -> None:
+    """Take leave of the server."""
+    try:
+        await connection.close(timeout=UNDO_S)
+    except DRIVER_ERRORS:
+        _drop(connection)
+
+
+def _drop(connection: Any) -> None:
+    """Let go at once."""
+    if not connection.is_closed():
+        connection.terminate()
+
+
+async def is_committed(
+    connection: Any, transaction_id: str, sleep: Callable[[float], Awaitable[Any]] = asyncio.sleep
+) -> bool:
+    """Whether a transaction whose commit was never answered took effect."""
+    status = None
+    for _ in range(ASKED_MAX):
+        status = await connection.fetchval("SELECT pg_xact_status($1::text::xid8)", transaction_id)
+        if status in ("committed", "aborted"):
+            return bool(status == "committed")
+        if status is None:
+            break
+        await sleep(PAUSE_S)  # the server has not noticed yet that its client is gone
+    raise TargetError(
+        f"transaction {transaction_id} is {status or 'too old to ask about'}; whether it committed is not known",
+        kind=ErrorKind.CONNECTION,
+        maybe_applied=True,
+    )

@@ -101,12 +101,10 @@ def _verdicts(plan: Plan, work: TableBatch, group: RowGroup, told: Any) -> Seque
     if work.mode is Mode.UPSERT and plan.by_value:
         return _by_value(work, group, [told[f"k{n}"] for n in range(len(work.key))])
     verdicts = [DONE[work.mode]] * len(group)
-    for ordinal in told["created"] or ():
-        verdicts[ordinal - 1] = CREATED
-    for ordinal in told["unchanged"] or ():
-        verdicts[ordinal - 1] = UNCHANGED
-    for ordinal in told["left_out"] or ():
-        verdicts[ordinal - 1] = Verdict(Outcome.FAILED, error=left_out(work))
+    others = {"created": CREATED, "unchanged": UNCHANGED, "left_out": Verdict(Outcome.FAILED, error=left_out(work))}
+    for name, verdict in others.items():
+        for ordinal in told[name] or ():
+            verdicts[ordinal - 1] = verdict
     for ordinal in told["missing"] or ():
         verdicts[ordinal - 1] = not_found(work, group, ordinal - 1)
     return verdicts

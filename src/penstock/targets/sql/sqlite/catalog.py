@@ -5,8 +5,7 @@ from __future__ import annotations
 import sqlite3
 from string import ascii_lowercase, ascii_uppercase
 
-from penstock.targets.sql.names import ansi, split_name
-from penstock.targets.sql.table import Column, Table, no_such_table
+from penstock.targets.sql.table import Column, Table, ansi, no_such_table, split_name
 from penstock.targets.sql.values import Step, unpadded
 
 __all__ = ["read_table"]

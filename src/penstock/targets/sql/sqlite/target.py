@@ -14,7 +14,7 @@ from types import NoneType
 from typing import TypeVar
 from uuid import UUID
 
-from penstock.targets.model import BadInput, BulkOptions, ErrorKind, Mode, Outcome, TargetError, Verdict
+from penstock.targets.model import BadInput, ErrorKind, Outcome, TargetError, Verdict
 from penstock.targets.sql.row_groups import RowGroup
 from penstock.targets.sql.sqlite.catalog import read_table
 from penstock.targets.sql.sqlite.error_codes import refusal
@@ -22,7 +22,6 @@ from penstock.targets.sql.sqlite.writing import ids_in_table, row_writer
 from penstock.targets.sql.table import Table
 from penstock.targets.sql.target import SqlTarget, TableBatch, Written, with_ids
 from penstock.targets.sql.values import Converters, not_nan, to_json
-from penstock.targets.target import Capabilities
 
 __all__ = ["SqliteTarget"]
 
@@ -99,25 +98,14 @@ class SqliteTarget(SqlTarget):
             self._thread.shutdown(wait=False)
             self._thread = None
 
-    def _capabilities(self, mode: Mode, options: BulkOptions, key: tuple[str, ...]) -> Capabilities:
-        return Capabilities(id_field=key[0] if len(key) == 1 else None)
-
     async def _read_table(self, name: str) -> Table:
         return await self._run(lambda: read_table(self._open(), name))
 
     async def _write(self, work: TableBatch) -> Written:
-        return await self._for_table(work, lambda: self._transact(work, work.layout.groups, self._write_group))
+        return Written(await self._run(lambda: self._transact(work, work.layout.groups, self._write_group)))
 
     async def _write_each(self, work: TableBatch) -> Written:
-        return await self._for_table(work, lambda: self._each(work))
-
-    async def _for_table(self, work: TableBatch, job: Callable[[], list[list[Verdict]]]) -> Written:
-        try:
-            return Written(await self._run(job))
-        except TargetError as error:
-            if error.kind is ErrorKind.RACE:
-                self.forget(work.batch.table)
-            raise
+        return Written(await self._run(lambda: self._each(work)))
 
     async def _run(self, job: Callable[[], T]) -> T:
         """Run a job in the thread. When this ends, the job has ended too."""

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from penstock.targets.model import Mode, Outcome, Verdict
-from penstock.targets.sql.names import ansi, listed
 from penstock.targets.sql.row_groups import RowGroup
+from penstock.targets.sql.table import ansi, listed
 from penstock.targets.sql.target import CREATED, DONE, UNCHANGED, TableBatch, left_out, not_found
 
 __all__ = ["WriteRow", "ids_in_table", "row_writer"]
