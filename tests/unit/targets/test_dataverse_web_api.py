@@ -12,8 +12,7 @@ import pytest
 from penstock.clock import ManualClock
 from penstock.errors import SettingsInvalid
 from penstock.targets.dataverse import DataverseTarget
-from penstock.targets.dataverse.tokens import Tokens
-from penstock.targets.dataverse.web_api import WebApi, default_client
+from penstock.targets.dataverse.web_api import Tokens, WebApi, default_client
 from penstock.targets.http.client import checked_base
 from penstock.targets.model import ErrorKind, TargetError
 

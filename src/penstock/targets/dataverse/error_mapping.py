@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from penstock.targets.diagnostics.error_parsing import named_field
-from penstock.targets.http.error_mapping import LOST, kind_of_status
+from penstock.targets.http.error_mapping import LOST, kind_of_status, width_hint
 from penstock.targets.http.rate_limits import retry_after_s
 from penstock.targets.model import ErrorKind, Limit, TargetError
 
@@ -70,9 +70,7 @@ class WebApiReply:
 
     @property
     def width_hint(self) -> int | None:
-        """How many calls at once the platform recommends."""
-        hint = self.headers.get("x-ms-dop-hint", "")
-        return int(hint) if hint.isdecimal() and int(hint) > 0 else None
+        return width_hint(self.headers, "x-ms-dop-hint")
 
     def json(self) -> dict[str, Any]:
         """The body as an object; empty when it is none."""

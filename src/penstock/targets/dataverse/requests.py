@@ -6,22 +6,32 @@ Which records are there is asked before an upsert, to label it, and after a lost
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 from urllib.parse import quote
 from uuid import UUID, uuid4
 
 from penstock.targets.dataverse.calls import Call
-from penstock.targets.dataverse.entities import Key
 from penstock.targets.dataverse.error_mapping import WebApiReply, row_error, row_failures, unbelievable
-from penstock.targets.dataverse.multipart import Part, pack, unpack
 from penstock.targets.dataverse.odata import address, comparable, filters
 from penstock.targets.dataverse.table_metadata import Table
 from penstock.targets.dataverse.web_api import WebApi
 from penstock.targets.model import DONE, ErrorKind, Mode, Outcome, TargetError, Verdict
 from penstock.targets.target import Answer, UniformVerdicts
 
-__all__ = ["Found", "find_present", "send_action", "send_singles", "single_request", "single_verdicts"]
+__all__ = [
+    "PARTS_MAX",
+    "Found",
+    "Part",
+    "find_present",
+    "pack",
+    "send_action",
+    "send_singles",
+    "single_request",
+    "single_verdicts",
+    "unpack",
+]
 
 Found: TypeAlias = Sequence[str | None]
 """For every record of a call the id under which it is there, or None."""
@@ -33,7 +43,21 @@ ACTIONS = {
 }
 ENTITY_ID = re.compile(r"\(([0-9a-fA-F-]{36})\)\s*$")
 TRANSIENT = frozenset({ErrorKind.THROTTLED, ErrorKind.TOKEN, ErrorKind.CONNECTION, ErrorKind.DEADLOCK, ErrorKind.RACE})
+PARTS_MAX = 1000
+BOUNDARY = re.compile(r'boundary="?([^";,]+)"?', re.IGNORECASE)
+STATUS_LINE = re.compile(rb"HTTP/1\.[01] (\d{3})")
+PART_HEAD = b"Content-Type: application/http\r\nContent-Transfer-Encoding: binary\r\n\r\n"
 GUIDS = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One request inside a `$batch`; `path` is absolute, without the host."""
+
+    method: str
+    path: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
 
 
 async def send_action(api: WebApi, call: Call, source: str, present: Found | None = None) -> Answer:
@@ -72,7 +96,8 @@ async def send_singles(api: WebApi, call: Call, source: str, *, continue_on_erro
     body = pack((single_request(call, position, api.root) for position in range(len(call))), boundary)
     reply = await api.call(source, "POST", "$batch", headers=headers, body=body)
     replies = unpack(reply.headers.get("content-type", ""), reply.body)
-    return Answer(single_verdicts(call, reply, replies, refused, stops_early=not continue_on_error), reply.width_hint)
+    verdicts = single_verdicts(call, reply, replies, refused, stops_early=not continue_on_error)
+    return Answer(verdicts, reply.width_hint)
 
 
 def _done(call: Call, reply: WebApiReply, present: Found | None) -> Sequence[Verdict]:
@@ -168,16 +193,13 @@ def _entity_id(reply: WebApiReply) -> str | None:
 
 async def find_present(api: WebApi, call: Call, source: str) -> Found:
     """Look for the records of a call by what identifies them."""
-    keys = [_columns(call.table, call.key(position)) for position in range(len(call))]
+    found = [call.key(position) for position in range(len(call))]
+    keys = [{call.table.id_column: UUID(key)} if isinstance(key, str) else key for key in found]
     there: dict[tuple[str, ...], str] = {}
     for columns in {tuple(key) for key in keys}:
         wanted = [tuple(key.values()) for key in keys if tuple(key) == columns]
         there |= await _read(api, call.table, columns, wanted, source)
     return [there.get(_comparable(key)) for key in keys]
-
-
-def _columns(table: Table, key: Key) -> Mapping[str, Any]:
-    return {table.id_column: UUID(key)} if isinstance(key, str) else key
 
 
 async def _read(
@@ -193,3 +215,43 @@ async def _read(
 
 def _comparable(key: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple("" if value is None else f"{column}={comparable(value)}" for column, value in key.items())
+
+
+def pack(parts: Iterable[Part], boundary: str) -> bytes:
+    """The body of a `$batch` request."""
+    lines = bytearray()
+    for part in parts:
+        lines += f"--{boundary}\r\n".encode() + PART_HEAD
+        lines += f"{part.method} {part.path} HTTP/1.1\r\n".encode()
+        for name, value in part.headers.items():
+            lines += f"{name}: {value}\r\n".encode()
+        if part.body:
+            lines += b"Content-Type: application/json\r\n"
+        lines += b"\r\n" + part.body + b"\r\n"
+    return bytes(lines + f"--{boundary}--\r\n".encode())
+
+
+def unpack(content_type: str, body: bytes) -> Sequence[WebApiReply]:
+    """The answers inside a `$batch` answer, in order; empty when it holds none.
+
+    A part that is cut off before its status line is left out, so the caller compares the number of parts.
+    """
+    found = BOUNDARY.search(content_type)
+    if not found:
+        return []
+    mark = b"--" + found[1].strip().encode()
+    pieces = re.split(rb"(?:\r?\n|^)" + re.escape(mark), body)[1:]
+    return [reply for reply in map(_reply, pieces) if reply is not None]
+
+
+def _reply(piece: bytes) -> WebApiReply | None:
+    _, _, answer = piece.lstrip(b"\r\n").partition(b"\r\n\r\n")
+    head, _, body = answer.partition(b"\r\n\r\n")
+    status, _, lines = head.partition(b"\r\n")
+    found = STATUS_LINE.match(status)
+    return WebApiReply(int(found[1]), _headers(lines), body) if found else None
+
+
+def _headers(lines: bytes) -> Mapping[str, str]:
+    pairs = (line.partition(":") for line in lines.decode("latin-1").split("\r\n") if line)
+    return {name.strip().lower(): value.strip() for name, _, value in pairs}

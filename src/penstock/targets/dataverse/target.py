@@ -10,12 +10,10 @@ from penstock.clock import Clock, SystemClock
 from penstock.errors import SettingsInvalid
 from penstock.targets.dataverse.calls import Call
 from penstock.targets.dataverse.entities import Spelling, encode, identity, references, referred_tables
-from penstock.targets.dataverse.multipart import PARTS_MAX
 from penstock.targets.dataverse.options import DataverseOptions, platform_options
-from penstock.targets.dataverse.requests import Found, find_present, send_action, send_singles
+from penstock.targets.dataverse.requests import PARTS_MAX, Found, find_present, send_action, send_singles
 from penstock.targets.dataverse.table_metadata import Table, TableMetadata
-from penstock.targets.dataverse.tokens import Credential, Tokens
-from penstock.targets.dataverse.web_api import TOTAL_S, WebApi, default_client
+from penstock.targets.dataverse.web_api import TOTAL_S, Credential, Tokens, WebApi, default_client
 from penstock.targets.http.client import checked_base
 from penstock.targets.model import BulkOptions, ErrorKind, Mode, Outcome, TargetError, Verdict
 from penstock.targets.recent_batches import RecentBatches

@@ -112,7 +112,8 @@ class ClientCredentials:
             response = await client.post(self._token_url, data=self._form, follow_redirects=False)
         except httpx.HTTPError as error:
             # Nothing was sent to the remote itself, so nothing can have been applied.
-            raise self._failed(f"did not answer: {type(error).__name__}", ErrorKind.CONNECTION) from error
+            message = f"{self._token_url} did not answer: {type(error).__name__}"
+            raise TargetError(message, kind=ErrorKind.CONNECTION) from error
         body = decoded(response.content)
         try:
             granted = msgspec.convert(body, _Granted, strict=False)
@@ -126,18 +127,14 @@ class ClientCredentials:
         # An issuer's description may repeat what it was sent, so only its short code is kept.
         code = body.get("error") if isinstance(body, Mapping) else None
         status = response.status_code
-        wait = retry_after_s(response.headers, from_micros(clock.now_us()))
-        is_throttle = status == 429 or (status == 503 and wait is not None)
+        wait_s = retry_after_s(response.headers, from_micros(clock.now_us()))
+        is_throttle = status == 429 or (status == 503 and wait_s is not None)
         kind = ErrorKind.THROTTLED if is_throttle else ErrorKind.CONNECTION if status >= 500 else ErrorKind.PERMISSION
-        what = f"gave no token: {status}" + (f" {code}" if isinstance(code, str) else "")
-        return self._failed(what, kind, code if isinstance(code, str) else str(status), wait)
-
-    def _failed(self, what: str, kind: ErrorKind, code: str | None = None, wait: float | None = None) -> TargetError:
         return TargetError(
-            f"{self._token_url} {what}",
+            f"{self._token_url} gave no token: {status}" + (f" {code}" if isinstance(code, str) else ""),
             kind=kind,
-            code=code,
-            retry_after_s=wait if kind is ErrorKind.THROTTLED else None,
+            code=code if isinstance(code, str) else str(status),
+            retry_after_s=wait_s if is_throttle else None,
         )
 
 

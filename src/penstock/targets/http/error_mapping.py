@@ -11,7 +11,7 @@ from penstock.targets.http.endpoint import Endpoint
 from penstock.targets.http.rate_limits import is_exhausted, limit_hit, retry_after_s
 from penstock.targets.model import ErrorKind, TargetError
 
-__all__ = ["Reply", "item_error", "kind_of_status", "refusal", "refuse_page", "said"]
+__all__ = ["Reply", "item_error", "kind_of_status", "refusal", "refuse_page", "said", "width_hint"]
 
 STATUS_KINDS = {
     401: ErrorKind.TOKEN,
@@ -75,6 +75,12 @@ def refuse_page(call: str, status: int, headers: Mapping[str, str], *, maybe_app
             code="NotAnAnswer",
             maybe_applied=maybe_applied,
         )
+
+
+def width_hint(headers: Mapping[str, str], name: str | None) -> int | None:
+    """How many calls at once the remote recommends in the header of that name."""
+    hint = headers.get(name.lower(), "") if name else ""
+    return int(hint) if hint.isdecimal() and int(hint) > 0 else None
 
 
 def item_error(status: int | None, error: Any, endpoint: Endpoint, *, code: Any, field: Any) -> TargetError:

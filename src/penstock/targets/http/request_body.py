@@ -14,7 +14,7 @@ from penstock.targets.http.endpoint import Body, Endpoint, File
 from penstock.targets.model import ErrorKind, Mode, TargetError
 from penstock.targets.target import Batch
 
-__all__ = ["content_type", "encoded", "filled", "id_of", "refuse_nan"]
+__all__ = ["content_type", "encoded", "filled", "id_of", "without_nan"]
 
 ENCODER = msgspec.json.Encoder()
 
@@ -27,17 +27,16 @@ def encoded(batch: Batch, endpoint: Endpoint) -> bytes | None:
         body = _encoded(batch, endpoint)
     except (TypeError, ValueError, OverflowError) as error:
         raise TargetError(f"a record cannot be written as JSON: {error}", kind=ErrorKind.DATA) from error
-    if b"null" in body:
-        refuse_nan(batch.records)
-    return body
+    return without_nan(body, batch.records)
 
 
-def refuse_nan(records: Sequence[Any]) -> None:
-    """Refuse numbers that JSON does not have; the encoder would write null for them."""
-    wrong = tuple(position for position, record in enumerate(records) if _has_nan(record))
+def without_nan(body: bytes, records: Sequence[Any]) -> bytes:
+    """The body, unless a record holds a number that JSON does not have; the encoder writes null for it."""
+    wrong = tuple(at for at, record in enumerate(records) if _has_nan(record)) if b"null" in body else ()
     if wrong:
         message = "a record holds NaN or infinity, which JSON does not have"
         raise TargetError(message, kind=ErrorKind.DATA, code="NotJson", suspects=wrong)
+    return body
 
 
 def _has_nan(value: Any) -> bool:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+import re
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urljoin
 
 from penstock.clock import Clock, SystemClock, from_micros
 from penstock.errors import SettingsInvalid
-from penstock.targets.http.answers import GONE, decoded, read_answer
+from penstock.targets.http.answers import GONE, at_path, decoded, read_answer
 from penstock.targets.http.auth import Auth, StaticHeaders
 from penstock.targets.http.client import HttpClient, checked_base, new_client
 from penstock.targets.http.endpoint import Endpoint, PagedLookup
-from penstock.targets.http.error_mapping import Reply, refusal
-from penstock.targets.http.lookup import ids_there
+from penstock.targets.http.error_mapping import Reply, refusal, width_hint
 from penstock.targets.http.request_body import ENCODER, content_type, encoded, filled, id_of
 from penstock.targets.model import BulkOptions, ErrorKind, Mode, Outcome, TargetError, Verdict
 from penstock.targets.recent_batches import RecentBatches
@@ -27,6 +28,9 @@ __all__ = ["HttpTarget"]
 
 TIMEOUT_S = 120.0
 CONFLICT = 409
+PAGES_MAX = 1000
+ADDRESS = re.compile(r"https?:|/|\?")
+NEXT_LINK = re.compile(r'<([^>]+)>\s*;[^,]*\brel="?next\b')
 
 
 class HttpTarget(Target):
@@ -145,7 +149,8 @@ class HttpTarget(Target):
             headers[endpoint.idempotency_header] = batch.key
         reply = _read(await self._http.call(source, endpoint.method, path, content=content, headers=headers))
         call = _shown(endpoint.method, path)
-        if self._is_gone(reply, batch, endpoint):
+        is_delete = batch.mode is Mode.DELETE and endpoint.is_single
+        if is_delete and endpoint.gone_is_deleted and reply.status in GONE:
             return Answer([Verdict(Outcome.DELETED)])
         if reply.status == CONFLICT and batch.key in self._lost_keys and endpoint.idempotency_header:
             raise TargetError(
@@ -156,7 +161,7 @@ class HttpTarget(Target):
             )
         if reply.status not in endpoint.success:
             raise self._refused(reply, endpoint, call, len(batch))
-        return read_answer(batch, endpoint, reply.status, reply.body, _width(reply, endpoint))
+        return read_answer(batch, endpoint, reply.status, reply.body, width_hint(reply.headers, endpoint.width_header))
 
     async def _looked_up(self, batch: Batch, endpoint: Endpoint, source: str) -> Sequence[Verdict | None]:
         """What the records that exist prove: created ones are among them, deleted ones are not."""
@@ -164,7 +169,7 @@ class HttpTarget(Target):
         if isinstance(endpoint.lookup, PagedLookup):
             path = self._http.address(filled(endpoint.lookup.url, batch.table))
             lookup = replace(endpoint.lookup, id=endpoint.lookup.id or endpoint.id_field or "id")
-            there = await ids_there(lookup, path, ids, lambda page: self._got(page, endpoint, source))
+            there = await _ids_there(lookup, path, ids, lambda page: self._got(page, endpoint, source))
             is_there = [str(one) in there for one in ids]
         else:
             assert endpoint.lookup is not None
@@ -185,10 +190,6 @@ class HttpTarget(Target):
     def _refused(self, reply: Reply, endpoint: Endpoint, call: str, records: int = 1) -> TargetError:
         return refusal(reply, endpoint, call=call, now=from_micros(self._clock.now_us()), records=records)
 
-    def _is_gone(self, reply: Reply, batch: Batch, endpoint: Endpoint) -> bool:
-        is_delete = batch.mode is Mode.DELETE and endpoint.is_single
-        return is_delete and endpoint.gone_is_deleted and reply.status in GONE
-
 
 def _read(response: httpx.Response) -> Reply:
     return Reply(response.status_code, response.headers, decoded(response.content))
@@ -199,6 +200,46 @@ def _shown(method: str, path: str) -> str:
     return f"{method} {path.partition('?')[0]}"
 
 
-def _width(reply: Reply, endpoint: Endpoint) -> int | None:
-    hint = reply.headers.get(endpoint.width_header.lower(), "") if endpoint.width_header else ""
-    return int(hint) if hint.isdigit() and int(hint) > 0 else None
+async def _ids_there(
+    lookup: PagedLookup, path: str, ids: Sequence[Any], get: Callable[[str], Awaitable[Reply]]
+) -> set[str]:
+    """Those of the ids that the remote has; `path` is the look-up's with the table filled in."""
+    if None in ids:
+        raise TargetError("a record without an id cannot be looked up", kind=ErrorKind.DATA, code="MissingId")
+    found: set[str] = set()
+    for start in range(0, len(ids), lookup.ids_max):
+        part = ",".join(quote(str(one), safe="") for one in ids[start : start + lookup.ids_max])
+        found |= await _all_pages(lookup, path.replace("{ids}", part), get)
+    return found
+
+
+async def _all_pages(lookup: PagedLookup, first: str, get: Callable[[str], Awaitable[Reply]]) -> set[str]:
+    found: set[str] = set()
+    path = first
+    for _ in range(PAGES_MAX):
+        reply = await get(path)
+        items = at_path(reply.body, lookup.items)
+        if not isinstance(items, list):
+            raise TargetError("the question which records exist was answered without a list", kind=ErrorKind.CONNECTION)
+        told = [at_path(item, lookup.id) for item in items]
+        if None in told:
+            raise TargetError(f"the question which records exist was answered with records without {lookup.id!r}")
+        found |= set(map(str, told))
+        following = _next_page(lookup, first, path, reply)
+        if following is None:
+            return found
+        path = following
+    raise TargetError(f"the question which records exist has more than {PAGES_MAX} pages", kind=ErrorKind.OTHER)
+
+
+def _next_page(lookup: PagedLookup, first: str, path: str, reply: Reply) -> str | None:
+    if lookup.next is None:
+        link = NEXT_LINK.search(reply.headers.get("link", ""))
+        return urljoin(path, link[1]) if link else None
+    told = at_path(reply.body, lookup.next)
+    if not told:
+        return None
+    if ADDRESS.match(str(told)):
+        return urljoin(path, str(told))
+    mark = "&" if "?" in first else "?"
+    return f"{first}{mark}{lookup.cursor_parameter}={quote(str(told), safe='')}"

@@ -20,7 +20,7 @@ from penstock.targets.sql.table import Column, Table
 from penstock.targets.sql.values import Converters, Step
 from penstock.targets.target import UniformVerdicts
 
-__all__ = ["Layout", "RowGroup", "assemble", "lay_out"]
+__all__ = ["Layout", "RowGroup", "assemble", "by_position", "lay_out"]
 
 StepOf: TypeAlias = Callable[[type], Step | None]
 """What to do with values of a class; None when nothing needs doing."""
@@ -91,10 +91,17 @@ def assemble(count: int, layout: Layout, verdicts: Iterable[Sequence[Verdict]]) 
     told = list(verdicts)
     if len(told) == 1 and len(told[0]) == count and _is_in_order(layout.groups[0], told[0]):
         return told[0]
-    placed: dict[int, Verdict] = {at: Verdict(Outcome.FAILED, error=wrong) for at, wrong in layout.faults.items()}
-    for group, answers in zip(layout.groups, told, strict=True):
-        placed.update(zip(group.positions, answers, strict=True))
+    placed = {at: Verdict(Outcome.FAILED, error=wrong) for at, wrong in layout.faults.items()}
+    placed |= by_position(layout.groups, told)
     return [placed[position] for position in range(count)]
+
+
+def by_position(groups: Sequence[RowGroup], verdicts: Sequence[Sequence[Verdict]]) -> dict[int, Verdict]:
+    """The verdicts of groups by the positions of their rows in the batch."""
+    placed: dict[int, Verdict] = {}
+    for group, told in zip(groups, verdicts, strict=True):
+        placed.update(zip(group.positions, told, strict=True))
+    return placed
 
 
 def _is_in_order(group: RowGroup, verdicts: Sequence[Verdict]) -> bool:
@@ -178,10 +185,11 @@ def _in_waves(
         for i, value in enumerate(values)
         if i not in wrong[n]
     )
-    waves = _nth_of_key([value for _, value, _, _ in rows])
+    waves: Counter[Hashable] = Counter()
     placed: dict[tuple[int, int], list[int]] = {}
-    for wave, (_, _, n, i) in zip(waves, rows, strict=True):
-        placed.setdefault((wave, n), []).append(i)
+    for _, value, n, i in rows:
+        placed.setdefault((waves[value], n), []).append(i)
+        waves[value] += 1
     return [groups[n].pick(_by_key(placed[wave, n], keys[n])) for wave, n in sorted(placed)]
 
 
@@ -248,16 +256,6 @@ def _is_ascending(keys: Sequence[Any]) -> bool:
         return all(map(lt, keys, islice(keys, 1, None)))
     except TypeError:
         return False
-
-
-def _nth_of_key(keys: Iterable[Hashable]) -> list[int]:
-    """How many of the keys before it each one equals."""
-    seen: Counter[Hashable] = Counter()
-    found = []
-    for key in keys:
-        found.append(seen[key])
-        seen[key] += 1
-    return found
 
 
 def _by_key(indexes: Sequence[int], keys: Sequence[Any]) -> list[int]:

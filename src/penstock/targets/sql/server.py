@@ -15,9 +15,9 @@ from typing import Any, TypeAlias
 from penstock.targets.model import ErrorKind, TargetError, Verdict
 from penstock.targets.recent_batches import RecentBatches
 from penstock.targets.sql.connections import ConnectionPool
-from penstock.targets.sql.row_groups import RowGroup
+from penstock.targets.sql.row_groups import RowGroup, by_position
 from penstock.targets.sql.table import Table
-from penstock.targets.sql.target import SqlTarget, TableBatch, Written, with_ids
+from penstock.targets.sql.target import GroupVerdicts, SqlTarget, TableBatch, with_ids
 from penstock.targets.target import Batch
 
 __all__ = ["CANCEL_S", "UNDO_S", "Pending", "ServerTarget", "WriteGroup"]
@@ -66,8 +66,8 @@ class ServerTarget(SqlTarget):
     _begin = "BEGIN"
     _describe: Callable[[Any, str], Awaitable[Table]]
     _write_group: WriteGroup
-    _ids_in_table: Callable[[Any, TableBatch, RowGroup], Awaitable[Mapping[int, Any] | None]]
-    """The primary keys of an upsert's rows by their places in the group, where it went by another key."""
+    _ids_in_table: Callable[[Any, TableBatch, RowGroup], Awaitable[Mapping[int, Any]]]
+    """The primary keys of an upsert's rows by their places in the group, when it went by another key."""
 
     def __init__(self, name: str, connections: int) -> None:
         super().__init__(name, connections)
@@ -85,7 +85,7 @@ class ServerTarget(SqlTarget):
 
     async def reconcile(self, batch: Batch, source: str) -> Sequence[Verdict | None]:
         """Ask which transactions of the batch were committed; None for a record that none of them wrote."""
-        verdicts: list[Verdict | None] = [None] * len(batch)
+        found: dict[int, Verdict] = {}
         caught: tuple[type[BaseException], ...] = (TargetError, *self._driver_errors)
         for pending in self._commits.get(batch.key, ()):
             async with self._pool.take() as connection:
@@ -93,13 +93,11 @@ class ServerTarget(SqlTarget):
                     is_committed = await self._is_committed(connection, pending)
                 except caught as error:
                     self._pool.discard(connection)
-                    raise _maybe_applied(self._refusal(error)) from error
+                    raise self._refusal(error).but(maybe_applied=True) from error
             if is_committed:
-                for group, told in zip(pending.groups, pending.verdicts, strict=True):
-                    for position, verdict in zip(group.positions, told, strict=True):
-                        verdicts[position] = verdict
+                found |= by_position(pending.groups, pending.verdicts)
         self._commits.pop(batch.key, None)
-        return verdicts
+        return [found.get(position) for position in range(len(batch))]
 
     async def _read_table(self, name: str) -> Table:
         async with self._pool.take() as connection:
@@ -109,10 +107,9 @@ class ServerTarget(SqlTarget):
                 self._pool.discard(connection)
                 raise self._refusal(error) from error
 
-    async def _write(self, work: TableBatch) -> Written:
+    async def _write(self, work: TableBatch) -> GroupVerdicts:
         async with self._attempt(work) as connection:
-            verdicts = await self._transact(connection, work, work.layout.groups, self._write_group)
-        return Written(verdicts, self._is_exact(connection, work))
+            return await self._transact(connection, work, work.layout.groups, self._write_group)
 
     @asynccontextmanager
     async def _attempt(self, work: TableBatch) -> AsyncIterator[Any]:
@@ -133,7 +130,8 @@ class ServerTarget(SqlTarget):
             await self._execute(connection, self._begin)
             for group in groups:
                 transaction_id, told = await write(connection, work, group)
-                verdicts.append(with_ids(work, group, told, await self._ids_in_table(connection, work, group)))
+                ids = await self._ids_in_table(connection, work, group) if work.foreign_ids else None
+                verdicts.append(with_ids(work, group, told, ids))
         except caught as error:
             await self._undo(connection)
             raise self._refusal(error, work, groups[len(verdicts) :][:1]) from error
@@ -164,7 +162,7 @@ class ServerTarget(SqlTarget):
             refused = self._refusal(error, pending.work, pending.groups)
             if refused.kind is ErrorKind.CONNECTION:
                 self._pool.discard(connection)
-                raise _maybe_applied(refused) from error
+                raise refused.but(maybe_applied=True) from error
             self._commits[key].pop()
             raise refused from error
 
@@ -173,10 +171,6 @@ class ServerTarget(SqlTarget):
     ) -> TargetError:
         """An error as a target's, about these rows where they are given."""
         return error if isinstance(error, TargetError) else self._mapped(error, work, groups)
-
-    def _is_exact(self, connection: Any, work: TableBatch) -> bool:
-        """Whether new rows were told from old ones by the server, not by a look before."""
-        return True
 
     @abstractmethod
     async def _execute(self, connection: Any, statement: str) -> None:
@@ -189,8 +183,3 @@ class ServerTarget(SqlTarget):
     @abstractmethod
     async def _is_committed(self, connection: Any, pending: Pending) -> bool:
         """Whether a transaction took effect."""
-
-
-def _maybe_applied(error: TargetError) -> TargetError:
-    error.maybe_applied = True
-    return error

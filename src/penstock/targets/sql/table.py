@@ -59,7 +59,8 @@ class Table:
     columns: Mapping[str, Column]
     primary_key: tuple[str, ...] = ()
     unique_keys: Collection[tuple[str, ...]] = ()
-    is_partitioned: bool = False
+    reads_before: bool = False
+    """What an upsert writes does not tell new rows from old ones, so what was there must be read before."""
     has_row_security: bool = False
     has_insert_trigger: bool = False
     """A trigger runs before each insert, and may leave the row out."""

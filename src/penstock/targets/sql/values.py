@@ -13,11 +13,13 @@ import unicodedata
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Decimal, InvalidOperation
+from enum import Enum
 from math import isfinite, isnan
 from typing import Any, TypeAlias
 from uuid import UUID
 
 __all__ = [
+    "UNKNOWN_TO_DRIVERS",
     "Converters",
     "Step",
     "as_uuid",
@@ -30,7 +32,6 @@ __all__ = [
     "not_nan",
     "rounded",
     "single",
-    "to_json",
     "unpadded",
 ]
 
@@ -130,11 +131,6 @@ def _refuse(value: Any) -> Any:
     raise TypeError(f"a value of type {type(value).__name__} cannot be stored")
 
 
-def to_json(value: Any) -> str:
-    """Dicts and lists for a JSON column."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False)
-
-
 def finite(value: float) -> float:
     """A number that is neither NaN nor infinite, which MariaDB would take for names."""
     if not isfinite(value):
@@ -145,3 +141,16 @@ def finite(value: float) -> float:
 def not_nan(value: float) -> float:
     """A number; SQLite would store NULL for NaN."""
     return finite(value) if isnan(value) else value
+
+
+def _to_json(value: Any) -> str:
+    """Dicts and lists for a JSON column."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
+UNKNOWN_TO_DRIVERS: Mapping[type, Step] = {
+    UUID: str,
+    dict: _to_json,
+    list: _to_json,
+    Enum: lambda value: value.value,
+}

@@ -6,11 +6,9 @@ import ssl
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
-from enum import Enum
 from types import NoneType
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
-from uuid import UUID
 
 import asyncmy
 
@@ -20,8 +18,8 @@ from penstock.targets.sql.mariadb.catalog import read_table
 from penstock.targets.sql.mariadb.writing import DRIVER_ERRORS, ids_in_table, is_done, told, write_each, write_group
 from penstock.targets.sql.row_groups import RowGroup
 from penstock.targets.sql.server import Pending, ServerTarget
-from penstock.targets.sql.target import TableBatch, Written
-from penstock.targets.sql.values import Converters, finite, to_json
+from penstock.targets.sql.target import GroupVerdicts, TableBatch
+from penstock.targets.sql.values import UNKNOWN_TO_DRIVERS, Converters, finite
 
 __all__ = ["MariaDbTarget"]
 
@@ -53,12 +51,9 @@ class MariaDbTarget(ServerTarget):
     _converters = Converters(
         known=(NoneType, int, float, str, bytes, bytearray, Decimal, date, time, timedelta),
         made={
+            **UNKNOWN_TO_DRIVERS,
             datetime: lambda value: value.astimezone(UTC).replace(tzinfo=None) if value.tzinfo else value,
-            UUID: str,
             float: finite,
-            dict: to_json,
-            list: to_json,
-            Enum: lambda value: value.value,
         },
     )
 
@@ -96,9 +91,9 @@ class MariaDbTarget(ServerTarget):
     def _can_reconcile(self, key: tuple[str, ...]) -> bool:
         return bool(key)
 
-    async def _write_each(self, work: TableBatch) -> Written:
+    async def _write_each(self, work: TableBatch) -> GroupVerdicts:
         async with self._attempt(work) as connection:
-            return Written(await self._transact(connection, work, work.layout.groups, write_each))
+            return await self._transact(connection, work, work.layout.groups, write_each)
 
     async def _execute(self, connection: Any, statement: str) -> None:
         await connection.query(statement)

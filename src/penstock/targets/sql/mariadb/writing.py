@@ -13,7 +13,7 @@ from penstock.targets.sql.mariadb.error_codes import refusal, suspects
 from penstock.targets.sql.mariadb.statements import Statement, delete, find, find_ids, insert, update, update_one
 from penstock.targets.sql.row_groups import RowGroup
 from penstock.targets.sql.server import Pending
-from penstock.targets.sql.target import CREATED, DONE, UNCHANGED, TableBatch, not_found
+from penstock.targets.sql.target import CREATED, DONE, JUDGED, UNCHANGED, TableBatch, not_found
 
 __all__ = ["DRIVER_ERRORS", "ids_in_table", "is_done", "told", "write_each", "write_group"]
 
@@ -38,7 +38,7 @@ async def write_each(connection: Any, work: TableBatch, group: RowGroup) -> tupl
         try:
             verdicts += (await write_group(connection, work, group.pick([n])))[1]
         except TargetError as error:
-            if error.kind not in (ErrorKind.DATA, ErrorKind.BUSINESS):
+            if error.kind not in JUDGED:
                 raise
             verdicts.append(Verdict(Outcome.FAILED, error=error))
     return "", verdicts
@@ -59,10 +59,8 @@ async def _found_in(connection: Any, work: TableBatch, group: RowGroup, *, compa
     return {place: bool(differs) for place, differs in told}
 
 
-async def ids_in_table(connection: Any, work: TableBatch, group: RowGroup) -> dict[int, Any] | None:
-    """The primary keys of an upsert's rows by their places in the group, where it went by another key."""
-    if not work.foreign_ids:
-        return None
+async def ids_in_table(connection: Any, work: TableBatch, group: RowGroup) -> dict[int, Any]:
+    """The primary keys of an upsert's rows by their places in the group, when it went by another key."""
     found: dict[int, Any] = {}
     start = 0
     for part in _parts(group):

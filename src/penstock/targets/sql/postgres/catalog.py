@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any
 
@@ -79,15 +78,16 @@ async def read_table(connection: Any, name: str) -> Table:
         raise no_such_table(name)
     if found["relkind"] not in ("r", "p"):
         raise no_such_table(name, KINDS.get(found["relkind"], "something else"))
-    columns = [_column(given) for given in _json(found["columns"])]
-    keys = _json(found["keys"])
+    columns = [_column(given) for given in found["columns"] or []]
+    keys = found["keys"] or []
     return Table(
         schema=found["schema"],
         name=found["name"],
         columns={column.name: column for column in columns},
         primary_key=next((tuple(key["columns"]) for key in keys if key["is_primary"]), ()),
         unique_keys=tuple(tuple(key["columns"]) for key in keys),
-        is_partitioned=found["relkind"] == "p",
+        # Rows of partitioned tables have no `xmax` to look at before version 18.
+        reads_before=found["relkind"] == "p" and connection.get_server_version().major < 18,
         has_row_security=found["has_row_security"],
         has_insert_trigger=found["has_insert_trigger"],
         has_update_trigger=found["has_update_trigger"],
@@ -105,9 +105,3 @@ def _fold(kind: str, full: str) -> Step | None:
     if kind == "numeric" and (scale := SCALE.search(full)):
         return rounded(int(scale[1]))
     return FOLDS.get(kind)
-
-
-def _json(value: Any) -> list[dict[str, Any]]:
-    """A JSON column, whether or not the connection decodes it."""
-    found: list[dict[str, Any]] | None = json.loads(value) if isinstance(value, str) else value
-    return found or []

@@ -10,17 +10,17 @@ from urllib.parse import parse_qs, urlsplit
 
 import asyncpg  # type: ignore[import-untyped]
 
-from penstock.targets.model import BadInput, ErrorKind, Mode, Outcome, TargetError, Verdict
+from penstock.targets.model import BadInput, ErrorKind, Outcome, TargetError, Verdict
 from penstock.targets.sql.connections import ConnectionPool
 from penstock.targets.sql.postgres.catalog import read_table
 from penstock.targets.sql.postgres.error_mapping import DRIVER_ERRORS, STALE, refusal, refusal_of_rows
 from penstock.targets.sql.postgres.row_by_row import portions, without_wrong_types, write_rows
 from penstock.targets.sql.postgres.values import as_texts
-from penstock.targets.sql.postgres.writing import ids_in_table, plan_for, write_group
-from penstock.targets.sql.row_groups import Layout, RowGroup
+from penstock.targets.sql.postgres.writing import ids_in_table, write_group
+from penstock.targets.sql.row_groups import Layout, RowGroup, by_position
 from penstock.targets.sql.server import CANCEL_S, UNDO_S, Pending, ServerTarget, WriteGroup
 from penstock.targets.sql.table import Table
-from penstock.targets.sql.target import TableBatch, Written
+from penstock.targets.sql.target import GroupVerdicts, TableBatch
 
 __all__ = ["PostgresTarget", "is_committed"]
 
@@ -78,13 +78,12 @@ class PostgresTarget(ServerTarget):
             is_alive=lambda connection: not connection.is_closed(),
         )
 
-    async def _write_each(self, work: TableBatch) -> Written:
+    async def _write_each(self, work: TableBatch) -> GroupVerdicts:
         told, fitting = without_wrong_types(work)
         async with self._attempt(work) as connection:
             for portion in portions(fitting):
                 told.update(await self._portion(connection, work, portion))
-        verdicts = [[told[position] for position in group.positions] for group in work.layout.groups]
-        return Written(verdicts, self._is_exact(connection, work))
+        return [[told[position] for position in group.positions] for group in work.layout.groups]
 
     async def _portion(self, connection: Any, work: TableBatch, portion: Sequence[RowGroup]) -> dict[int, Verdict]:
         """A few rows in one transaction; if they cannot even be sent together, each in its own."""
@@ -99,11 +98,7 @@ class PostgresTarget(ServerTarget):
                 return {rows[0].positions[0]: Verdict(Outcome.FAILED, error=error)}
             alone = [await self._portion(connection, work, [row]) for row in rows]
             return {position: verdict for one in alone for position, verdict in one.items()}
-        return {
-            position: verdict
-            for group, verdicts in zip(portion, told, strict=True)
-            for position, verdict in zip(group.positions, verdicts, strict=True)
-        }
+        return by_position(portion, told)
 
     async def _transact(
         self, connection: Any, work: TableBatch, groups: Sequence[RowGroup], write: WriteGroup
@@ -122,9 +117,6 @@ class PostgresTarget(ServerTarget):
 
     def _mapped(self, error: BaseException, work: TableBatch | None, groups: Sequence[RowGroup]) -> TargetError:
         return refusal(error) if work is None else refusal_of_rows(error, groups, work.table)
-
-    def _is_exact(self, connection: Any, work: TableBatch) -> bool:
-        return work.mode is not Mode.UPSERT or not plan_for(connection, work, work.layout.groups[0]).reads_before
 
     async def _is_committed(self, connection: Any, pending: Pending) -> bool:
         return await is_committed(connection, pending.transaction_id)

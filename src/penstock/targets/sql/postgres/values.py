@@ -6,6 +6,7 @@ values the driver can put into a column is looked at only after it refused to, t
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -21,6 +22,8 @@ from penstock.targets.sql.table import Column, Table
 __all__ = ["as_texts", "in_column", "quoted_texts", "wrong_types"]
 
 DATA_EXCEPTION = "22"
+UNSTORABLE = re.compile("[\0\ud800-\udfff]")
+"""Zeros, and halves of characters, which are no Unicode."""
 NUMBER = (int, float, Decimal)
 CLASSES: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("smallint", "integer", "bigint"), (int,)),
@@ -125,14 +128,6 @@ def _problem(column: Column, value: Any) -> str | None:
         return f"not {type(value).__name__}"
     if isinstance(value, int) and column.type in BITS and not -1 <= value >> BITS[column.type] <= 0:
         return "and the number is too large"
-    if isinstance(value, str) and ("\0" in value or not _is_unicode(value)):
+    if isinstance(value, str) and UNSTORABLE.search(value):
         return "and the text holds a character that PostgreSQL cannot store"
     return None
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

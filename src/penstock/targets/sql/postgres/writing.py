@@ -77,10 +77,8 @@ async def _copy(connection: Any, work: TableBatch, group: RowGroup) -> tuple[str
     return xid, UniformVerdicts(CREATED, len(group), ids)
 
 
-async def ids_in_table(connection: Any, work: TableBatch, group: RowGroup) -> dict[int, Any] | None:
-    """The primary keys of an upsert's rows by their places in the group, where it went by another key."""
-    if not work.foreign_ids:
-        return None
+async def ids_in_table(connection: Any, work: TableBatch, group: RowGroup) -> dict[int, Any]:
+    """The primary keys of an upsert's rows by their places in the group, when it went by another key."""
     plan, columns = plan_for(connection, work, group), [work.table.columns[name] for name in work.key]
     arrays = [group.column(name) for name in work.key]
     if any(column.is_copied_as_text or column.is_array for column in columns):
