@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
@@ -66,6 +67,7 @@ class HttpTarget(Target):
         self.sources = tuple(auths)
         self.width, self.width_max, self.rate_limit = width, width_max, rate_limit
         self._auths = auths
+        self._timeout_s = timeout_s
         self._endpoints = endpoints
         self._lost_keys: RecentBatches[None] = RecentBatches()
         self._clock = clock or SystemClock()
@@ -127,7 +129,12 @@ class HttpTarget(Target):
         await self._http.aclose()
 
     async def _proof(self, source: str, client: httpx.AsyncClient) -> Mapping[str, str]:
-        return await self._auths[source].headers(client, self._clock)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await self._auths[source].headers(client, self._clock)
+        except TimeoutError as error:
+            # The remote itself was not yet called.
+            raise TargetError(f"no token for {source!r} came in time", kind=ErrorKind.CONNECTION) from error
 
     def _endpoint(self, table: str, mode: Mode) -> Endpoint:
         found = self._endpoints.get((table, mode)) or self._endpoints.get(mode)
