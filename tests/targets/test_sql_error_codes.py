@@ -8,8 +8,8 @@ import pytest
 
 from penstock.targets.model import ErrorKind
 from penstock.targets.sql.mariadb import error_codes as mariadb
-from penstock.targets.sql.postgres import error_codes as postgres
-from penstock.targets.sql.postgres.type_check import wrong_types
+from penstock.targets.sql.postgres import error_mapping as postgres
+from penstock.targets.sql.postgres.values import wrong_types
 from penstock.targets.sql.row_groups import RowGroup
 from penstock.targets.sql.sqlite import error_codes as sqlite
 from penstock.targets.sql.table import Column, Table

@@ -10,7 +10,7 @@ from sql_places import Place, Wire, batch
 
 from penstock.targets import BulkExecutor, RetryPolicy
 from penstock.targets.model import ErrorKind, Mode, Outcome, TargetError
-from penstock.targets.sql.postgres.session import ASKED_MAX, is_committed
+from penstock.targets.sql.postgres.target import ASKED_MAX, is_committed
 from penstock.targets.sql.target import SqlTarget
 from penstock.targets.target import Batch
 

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from penstock.targets.model import BadInput, BulkOptions, Mode, Outcome, TargetError, Verdict
 from penstock.targets.sql.keys import identify
-from penstock.targets.sql.names import ansi, backticks, split_name
 from penstock.targets.sql.options import SqlOptions
 from penstock.targets.sql.row_groups import Layout, assemble, lay_out
-from penstock.targets.sql.table import Column, Table, choose_key
+from penstock.targets.sql.table import Column, Table, ansi, backticks, choose_key, split_name
 from penstock.targets.target import UniformVerdicts
 
 NAMES = ("id", "region", "name", "size", "total")

@@ -133,7 +133,7 @@ PURE = (
     "targets.composite.ordering",
     "targets.ids",
     "targets.results",
-    "targets.dataverse.error_codes",
+    "targets.dataverse.error_mapping",
     "targets.http.endpoint",
     "targets.http.rate_limits",
     "targets.http.error_mapping",

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.targets.dataverse.error_codes import classify, limit_hit, row_error_kind, sql_numbers
+from penstock.targets.dataverse.error_mapping import classify, limit_hit, row_error_kind, sql_numbers
 from penstock.targets.model import ErrorKind, Limit
 
 SQL_ERROR = "0x80044150"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.targets.dataverse.send_and_reconcile import LostBatch
+from penstock.targets.dataverse.target import LostBatch
 from penstock.targets.recent_batches import RecentBatches
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.targets.dataverse.multipart import Part, pack, unpack
+from penstock.targets.dataverse.requests import Part, pack, unpack
 
 TYPE = 'multipart/mixed; boundary="batchresponse_1"'
 PART = (

@@ -14,10 +14,9 @@ import pytest
 from penstock.errors import SettingsInvalid
 from penstock.targets.dataverse import CustomLogicBypass, DataverseOptions, DataverseTarget, Lookup
 from penstock.targets.dataverse.calls import Call
-from penstock.targets.dataverse.entities import Spelling, encode
-from penstock.targets.dataverse.identity import identity, references
+from penstock.targets.dataverse.entities import Spelling, encode, identity, references
 from penstock.targets.dataverse.options import behaviour, platform_options
-from penstock.targets.dataverse.single_requests import part
+from penstock.targets.dataverse.requests import single_request
 from penstock.targets.dataverse.table_metadata import Table
 from penstock.targets.model import BulkOptions, ErrorKind, Mode, TargetError
 from penstock.targets.target import Batch, Reference
@@ -157,20 +156,20 @@ def test_an_elastic_delete_names_the_partition_it_was_given():
     ],
 )
 def test_a_record_of_its_own_goes_to_its_own_address(made: Call, method: str, path: str):
-    found = part(made, 0, "/api/")
+    found = single_request(made, 0, "/api/")
     assert (found.method, found.path) == (method, path)
 
 
 def test_a_record_of_a_partition_is_addressed_in_it():
     made = call(Mode.UPSERT, {"readingid": ID, "partitionid": "p", "value": 1}, table=READING)
-    found = part(made, 0, "/")
+    found = single_request(made, 0, "/")
     assert found.path == f"/readings(readingid={ID},partitionid='p')?$select=readingid"
     assert json.loads(found.body) == {"@odata.type": "Microsoft.Dynamics.CRM.reading", "value": 1}
 
 
 def test_an_update_of_its_own_never_creates():
-    assert part(call(Mode.UPDATE, {"orderid": ID}), 0, "/").headers["If-Match"] == "*"
-    assert "If-Match" not in part(call(Mode.UPSERT, {"orderid": ID}), 0, "/").headers
+    assert single_request(call(Mode.UPDATE, {"orderid": ID}), 0, "/").headers["If-Match"] == "*"
+    assert "If-Match" not in single_request(call(Mode.UPSERT, {"orderid": ID}), 0, "/").headers
 
 
 @pytest.mark.covers("BX-092", "BX-093", "BX-094", "BX-095", "BX-096", "BX-097", "BX-098")

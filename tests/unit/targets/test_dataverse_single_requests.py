@@ -10,7 +10,7 @@ from penstock.targets.dataverse import DataverseOptions
 from penstock.targets.dataverse.calls import Call
 from penstock.targets.dataverse.entities import Spelling
 from penstock.targets.dataverse.error_mapping import WebApiReply, refusal
-from penstock.targets.dataverse.single_requests import verdicts
+from penstock.targets.dataverse.requests import single_verdicts
 from penstock.targets.dataverse.table_metadata import Table
 from penstock.targets.model import Mode, TargetError, Verdict
 from penstock.targets.target import Batch
@@ -29,7 +29,7 @@ def judged(outer: int, *replies: WebApiReply, stops_early: bool = False) -> list
     def refused(reply: WebApiReply) -> TargetError:
         return refusal(reply, datetime(2030, 1, 1, tzinfo=UTC), is_write=True)
 
-    return verdicts(call, WebApiReply(outer, {}, b""), replies, refused, stops_early=stops_early)
+    return single_verdicts(call, WebApiReply(outer, {}, b""), replies, refused, stops_early=stops_early)
 
 
 def words(found: list[Verdict]) -> list[str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from penstock.clock import ManualClock
-from penstock.targets.dataverse.tokens import Tokens
+from penstock.targets.dataverse.web_api import Tokens
 from penstock.targets.model import ErrorKind, TargetError
 
 SCOPE = "https://org.crm.dynamics.com/.default"

@@ -12,8 +12,8 @@ import pytest
 from penstock.clock import ManualClock
 from penstock.errors import SettingsInvalid
 from penstock.targets.dataverse import DataverseTarget
-from penstock.targets.dataverse.tokens import Tokens
-from penstock.targets.dataverse.web_api import WebApi, default_client, environment_url
+from penstock.targets.dataverse.web_api import Tokens, WebApi, default_client
+from penstock.targets.http.client import checked_base
 from penstock.targets.model import ErrorKind, TargetError
 
 URL = "https://org.crm.dynamics.com"
@@ -135,12 +135,12 @@ async def test_no_error_and_no_log_line_shows_a_token(caplog: pytest.LogCaptureF
 )
 def test_an_address_that_would_leak_tokens_or_is_none_is_refused(url: str):
     with pytest.raises(SettingsInvalid):
-        environment_url(url)
+        checked_base(url)
 
 
 @pytest.mark.parametrize("url", [f"{URL}/", "http://127.0.0.1:8000", "http://localhost:1", "https://x/crm"])
 def test_https_is_taken_and_http_on_this_machine(url: str):
-    assert environment_url(url) == url.rstrip("/")
+    assert checked_base(url) == url.rstrip("/")
 
 
 def test_a_target_without_credentials_is_refused():

@@ -13,7 +13,7 @@ from penstock.targets.dataverse.entities import Key, Spelling, encode, key_colum
 from penstock.targets.dataverse.odata import address, guid
 from penstock.targets.dataverse.options import BYPASS_PRIVILEGE, DataverseOptions, behaviour
 from penstock.targets.dataverse.table_metadata import Table
-from penstock.targets.http.request_body import refuse_nan
+from penstock.targets.http.request_body import without_nan
 from penstock.targets.model import ErrorKind, Mode, TargetError
 from penstock.targets.target import Batch
 
@@ -111,19 +111,13 @@ class Call:
 
     def encoded(self, position: int, leave_out: Collection[str] = ()) -> bytes:
         """A record as the body of a request of its own."""
-        body = encode(self.entity(position, leave_out), position)
-        if b"null" in body:
-            refuse_nan(self.records)
-        return body
+        return without_nan(encode(self.entity(position, leave_out), position), self.records)
 
     def body(self) -> bytes:
         """The body of the bulk action; a value that is no JSON is blamed on its record."""
         targets = [self._target(position) for position in range(len(self))]
         try:
-            body = encode({"Targets": targets})
-            if b"null" in body:
-                refuse_nan(self.records)
-            return body
+            return without_nan(encode({"Targets": targets}), self.records)
         except TargetError:
             for position, target in enumerate(targets):
                 encode(target, position)

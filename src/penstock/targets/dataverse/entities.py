@@ -1,21 +1,24 @@
-"""How a record of ours becomes an entity on the wire: its type, its key, its references."""
+"""Records and entities: how one becomes the other on the wire, which records are the same, and to which they refer."""
 
 from __future__ import annotations
 
+import re
 import uuid
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
-from penstock.targets.dataverse.odata import address, guid
+from penstock.targets.dataverse.odata import address, comparable, guid
 from penstock.targets.dataverse.table_metadata import Table
-from penstock.targets.model import ErrorKind, Record, TargetError
+from penstock.targets.model import ErrorKind, Mode, Record, TargetError
+from penstock.targets.target import Reference
 
-__all__ = ["BIND", "Key", "Lookup", "Spelling", "encode", "key_columns", "made_id", "referred_tables"]
+__all__ = ["Key", "Lookup", "Spelling", "encode", "identity", "key_columns", "made_id", "references", "referred_tables"]
 
 BIND = "@odata.bind"
+BOUND = re.compile(r"/?(\w+)\((.+)\)$")
 TYPE = "Microsoft.Dynamics.CRM."
 IDS = uuid.UUID("1b6cf0f1-35a3-4dd9-9d6c-0f7f2f0e86c5")
 ENCODER = msgspec.json.Encoder(decimal_format="number")
@@ -99,3 +102,41 @@ def encode(value: Any, position: int | None = None) -> bytes:
         suspects = () if position is None else (position,)
         message = f"a value cannot be written as JSON: {error}"
         raise TargetError(message, kind=ErrorKind.DATA, code="NotJson", suspects=suspects) from error
+
+
+def identity(table: Table, mode: Mode, record: Any, alternate_key: Sequence[str] | None) -> Hashable | None:
+    """What two records share when they are the same to the platform: key or id, on elastic tables in one partition."""
+    if not isinstance(record, Mapping):
+        return comparable(str(record))
+    if alternate_key and mode in {Mode.CREATE, Mode.UPSERT}:
+        return _values(record, alternate_key)
+    if record.get(table.id_column) is None:
+        return _values(record, sorted(record)) if mode is Mode.DELETE else None
+    own = comparable(str(record[table.id_column]))
+    partition = record.get("partitionid") if table.is_elastic else None
+    return own if partition is None else (own, partition)
+
+
+def _values(record: Record, columns: Sequence[str]) -> Hashable | None:
+    values = [record.get(column) for column in columns]
+    if any(value is None for value in values):
+        return None
+    return tuple(comparable(str(value.id if isinstance(value, Lookup) else value)) for value in values)
+
+
+def references(record: Any, named: Mapping[str, str], tables: Mapping[str, str]) -> Iterator[Reference]:
+    """The records that a record refers to, by lookups, bindings or columns named as references.
+
+    `tables` gives the table of an entity set, for bindings; one that is not known goes by its entity set.
+    """
+    if not isinstance(record, Mapping):
+        return
+    for column, value in record.items():
+        if value is None:
+            continue
+        if isinstance(value, Lookup):
+            yield Reference(column, value.table, value.id)
+        elif column.endswith(BIND) and (found := BOUND.fullmatch(str(value))):
+            yield Reference(column.removesuffix(BIND), tables.get(found[1], found[1]), found[2])
+        elif column in named:
+            yield Reference(column, named[column], value)

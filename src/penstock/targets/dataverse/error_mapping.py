@@ -1,21 +1,57 @@
-"""What Dataverse answered, and the error it stands for."""
+"""What Dataverse answered, and the error it stands for: by a table of its codes, and the few messages without one."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from penstock.targets.dataverse.error_codes import classify, limit_hit, row_error_kind
 from penstock.targets.diagnostics.error_parsing import named_field
-from penstock.targets.http.error_mapping import LOST
+from penstock.targets.http.error_mapping import LOST, kind_of_status, width_hint
 from penstock.targets.http.rate_limits import retry_after_s
-from penstock.targets.model import ErrorKind, TargetError
+from penstock.targets.model import ErrorKind, Limit, TargetError
 
-__all__ = ["RowFailure", "WebApiReply", "refusal", "row_error", "row_failures", "unbelievable"]
+__all__ = ["RowFailure", "WebApiReply", "classify", "refusal", "row_error", "row_failures", "unbelievable"]
 
+# fmt: off
+LIMITS = {
+    "0x80072322": Limit.REQUESTS,
+    "0x80072321": Limit.TIME,
+    "0x80072326": Limit.CONCURRENCY,
+}
+CODES = {
+    ErrorKind.THROTTLED:   (*LIMITS, "0x80072327", "0x80072329", "0x80048544"),
+    ErrorKind.TOKEN:       ("0x8004a100", "0x8004a101", "0x8004a102", "0x8004a103", "0x8004a104", "0x8004a105"),
+    ErrorKind.PERMISSION:  ("0x80040220", "0x80048306", "0x80040225", "0x80042f09"),  # privilege, access, user disabled
+    ErrorKind.DEADLOCK:    ("0x80040255",),               # already rolled back, usually by a swallowed deadlock
+    ErrorKind.TOO_BIG:     ("0x80044151", "0x8004418d"),  # SQL timeout; sandbox message size
+    ErrorKind.BUSINESS:    ("0x80040265", "0x80040224"),  # a plug-in aborted
+    ErrorKind.DATA:        ("0x80040237", "0x80060892", "0x80040333",   # duplicate record, key or by a detection rule
+                            "0x80060891", "0x80040217",                 # alternate key, or record, not found
+                            "0x80044331", "0x80048d19", "0x80060882"),  # too long; payload; version mismatch
+    ErrorKind.UNSUPPORTED: ("0x80040219", "0x80044824"),
+}
+SQL_NUMBERS = {
+    1205: ErrorKind.DEADLOCK,
+    3732: ErrorKind.RACE, 2766: ErrorKind.RACE, 2812: ErrorKind.RACE,
+    -2: ErrorKind.TOO_BIG,
+}
+# fmt: on
+KINDS = {code: kind for kind, codes in CODES.items() for code in codes}
+SQL_ERROR = "0x80044150"
+SQL_NUMBER = re.compile(r"\bSql\s*(?:Error\s*)?Number\s*[:=]\s*(-?\d+)\b", re.IGNORECASE)
+SQL_WORDS = (
+    (r"\bdeadlock", ErrorKind.DEADLOCK),
+    (r"could not find stored procedure", ErrorKind.RACE),
+    (r"cannot drop type|definition for user-defined data type .* has changed", ErrorKind.RACE),
+)
+UNSUPPORTED_WORDS = re.compile(
+    r"not yet been implemented|is not enabled on the entity|does not support entities of type", re.IGNORECASE
+)
+ROW_THROTTLES = frozenset({429, 449, 503})
 ROW_LIST = "BulkApiErrorDetails"
 ROW_WAIT_S = 1.0  # the store under elastic tables throttles for moments, and does not say for how long
 
@@ -34,9 +70,7 @@ class WebApiReply:
 
     @property
     def width_hint(self) -> int | None:
-        """How many calls at once the platform recommends."""
-        hint = self.headers.get("x-ms-dop-hint", "")
-        return int(hint) if hint.isdecimal() and int(hint) > 0 else None
+        return width_hint(self.headers, "x-ms-dop-hint")
 
     def json(self) -> dict[str, Any]:
         """The body as an object; empty when it is none."""
@@ -131,3 +165,43 @@ def unbelievable(what: str, reply: WebApiReply) -> TargetError:
     """An answer that cannot be trusted although it claims success: what was asked may or may not have been done."""
     message = f"Dataverse answered {reply.status}, but {what}"
     return TargetError(message, kind=ErrorKind.CONNECTION, maybe_applied=True, details=_details(reply))
+
+
+def classify(status: int, code: str | None, message: str, *, has_retry_after: bool = False) -> ErrorKind:
+    """The class of a refusal, by its status, the platform's code and, where these say too little, its words.
+
+    A throttle comes first whatever else is said, since waiting is always right for it.
+    """
+    code = (code or "").lower()
+    if status == 429 or KINDS.get(code) is ErrorKind.THROTTLED or (status == 503 and has_retry_after):
+        return ErrorKind.THROTTLED
+    if status == 401:
+        return ErrorKind.TOKEN
+    if UNSUPPORTED_WORDS.search(message):
+        return ErrorKind.UNSUPPORTED
+    if code == SQL_ERROR:
+        return _sql_error_kind(message)
+    return KINDS.get(code) or kind_of_status(status, {}, is_single=True)
+
+
+def _sql_error_kind(message: str) -> ErrorKind:
+    """What the database under the platform ran into; a number counts only next to the words that announce it."""
+    for number in sql_numbers(message):
+        if number in SQL_NUMBERS:
+            return SQL_NUMBERS[number]
+    return next((kind for words, kind in SQL_WORDS if re.search(words, message, re.IGNORECASE)), ErrorKind.OTHER)
+
+
+def sql_numbers(message: str) -> list[int]:
+    """The SQL error numbers a message states as such."""
+    return [int(number) for number in SQL_NUMBER.findall(message)]
+
+
+def limit_hit(code: str | None) -> Limit | None:
+    """Which of the service protection limits a code stands for."""
+    return LIMITS.get((code or "").lower())
+
+
+def row_error_kind(status: int) -> ErrorKind:
+    """The class of one row's failure in a partly failed call on an elastic table, whose statuses are the store's."""
+    return ErrorKind.THROTTLED if status in ROW_THROTTLES else kind_of_status(status, {}, is_single=True)

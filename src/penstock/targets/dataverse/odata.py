@@ -63,7 +63,8 @@ def filters(columns: Sequence[str], keys: Iterable[Sequence[Any]], *, are_ids: b
     held: list[str] = []
     chars = 0
     for key in keys:
-        term = f"'{key[0]}'" if are_ids else _alternative(columns, key)
+        equal = (f"{column} eq {literal(value)}" for column, value in zip(columns, key, strict=True))
+        term = f"'{key[0]}'" if are_ids else f"({' and '.join(equal)})"
         length = len(quote(term, safe="")) + len("%20or%20")
         if held and (len(held) == count_max or chars + length > FILTER_CHARS_MAX):
             yield _joined(columns, held, are_ids)
@@ -72,11 +73,6 @@ def filters(columns: Sequence[str], keys: Iterable[Sequence[Any]], *, are_ids: b
         chars += length
     if held:
         yield _joined(columns, held, are_ids)
-
-
-def _alternative(columns: Sequence[str], key: Sequence[Any]) -> str:
-    equal = (f"{column} eq {literal(value)}" for column, value in zip(columns, key, strict=True))
-    return f"({' and '.join(equal)})"
 
 
 def _joined(columns: Sequence[str], terms: Sequence[str], are_ids: bool) -> str:

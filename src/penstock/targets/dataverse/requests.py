@@ -1,29 +1,63 @@
-"""The ways a call reaches Dataverse: as one bulk action, or as single requests inside one `$batch`."""
+"""The ways a call reaches Dataverse: as one bulk action, or as single requests inside one `$batch`.
+
+Which records are there is asked before an upsert, to label it, and after a lost answer, to learn what became of it.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from uuid import uuid4
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+from urllib.parse import quote
+from uuid import UUID, uuid4
 
-from penstock.targets.dataverse import single_requests
 from penstock.targets.dataverse.calls import Call
 from penstock.targets.dataverse.error_mapping import WebApiReply, row_error, row_failures, unbelievable
-from penstock.targets.dataverse.existence_check import Found
-from penstock.targets.dataverse.multipart import pack, unpack
+from penstock.targets.dataverse.odata import address, comparable, filters
+from penstock.targets.dataverse.table_metadata import Table
 from penstock.targets.dataverse.web_api import WebApi
-from penstock.targets.model import DONE, Mode, Outcome, TargetError, Verdict
+from penstock.targets.model import DONE, ErrorKind, Mode, Outcome, TargetError, Verdict
 from penstock.targets.target import Answer, UniformVerdicts
 
-__all__ = ["send_action", "send_singles"]
+__all__ = [
+    "PARTS_MAX",
+    "Found",
+    "Part",
+    "find_present",
+    "pack",
+    "send_action",
+    "send_singles",
+    "single_request",
+    "single_verdicts",
+    "unpack",
+]
 
+Found: TypeAlias = Sequence[str | None]
+"""For every record of a call the id under which it is there, or None."""
 ACTIONS = {
     Mode.CREATE: "CreateMultiple",
     Mode.UPDATE: "UpdateMultiple",
     Mode.UPSERT: "UpsertMultiple",
     Mode.DELETE: "DeleteMultiple",
 }
+ENTITY_ID = re.compile(r"\(([0-9a-fA-F-]{36})\)\s*$")
+TRANSIENT = frozenset({ErrorKind.THROTTLED, ErrorKind.TOKEN, ErrorKind.CONNECTION, ErrorKind.DEADLOCK, ErrorKind.RACE})
+PARTS_MAX = 1000
+BOUNDARY = re.compile(r'boundary="?([^";,]+)"?', re.IGNORECASE)
+STATUS_LINE = re.compile(rb"HTTP/1\.[01] (\d{3})")
+PART_HEAD = b"Content-Type: application/http\r\nContent-Transfer-Encoding: binary\r\n\r\n"
 GUIDS = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One request inside a `$batch`; `path` is absolute, without the host."""
+
+    method: str
+    path: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
 
 
 async def send_action(api: WebApi, call: Call, source: str, present: Found | None = None) -> Answer:
@@ -59,12 +93,11 @@ async def send_singles(api: WebApi, call: Call, source: str, *, continue_on_erro
     headers = {"Content-Type": f'multipart/mixed; boundary="{boundary}"'}
     if continue_on_error:
         headers["Prefer"] = "odata.continue-on-error"
-    body = pack((single_requests.part(call, position, api.root) for position in range(len(call))), boundary)
+    body = pack((single_request(call, position, api.root) for position in range(len(call))), boundary)
     reply = await api.call(source, "POST", "$batch", headers=headers, body=body)
     replies = unpack(reply.headers.get("content-type", ""), reply.body)
-    return Answer(
-        single_requests.verdicts(call, reply, replies, refused, stops_early=not continue_on_error), reply.width_hint
-    )
+    verdicts = single_verdicts(call, reply, replies, refused, stops_early=not continue_on_error)
+    return Answer(verdicts, reply.width_hint)
 
 
 def _done(call: Call, reply: WebApiReply, present: Found | None) -> Sequence[Verdict]:
@@ -101,3 +134,124 @@ def _suspects(call: Call, message: str) -> tuple[int, ...]:
         for position, record in enumerate(call.records)
         if any(found.lower() in named for found in GUIDS.findall(str(record)))
     )
+
+
+def single_request(call: Call, position: int, root: str) -> Part:
+    """The request that does one record's share of a call."""
+    table = call.table
+    if call.mode is Mode.CREATE:
+        return Part("POST", f"{root}{table.entity_set}{call.query()}", call.headers, call.encoded(position))
+    key = call.key(position)
+    path = root + address(table.entity_set, key)
+    match call.mode:
+        case Mode.DELETE:
+            return Part("DELETE", path + call.query(), call.headers)
+        case Mode.UPDATE:
+            body = call.encoded(position, (table.id_column,))
+            return Part("PATCH", path + call.query(), {**call.headers, "If-Match": "*"}, body)
+    named = call.options.alternate_key or ((table.id_column,) if isinstance(key, str) else key)
+    body = call.encoded(position, named)
+    told = {"Prefer": "return=representation"}  # 201 or 200 then says whether it was created
+    return Part("PATCH", path + call.query(f"$select={table.id_column}"), {**call.headers, **told}, body)
+
+
+def single_verdicts(
+    call: Call,
+    outer: WebApiReply,
+    replies: Sequence[WebApiReply],
+    refused: Callable[[WebApiReply], TargetError],
+    *,
+    stops_early: bool,
+) -> list[Verdict]:
+    """What became of every record; when the batch stops early, those after the first failure were not run."""
+    if not replies and not outer.is_success:
+        raise refused(outer)
+    was_stopped = stops_early and not outer.is_success and not replies[-1].is_success
+    if len(replies) > len(call) or (len(replies) < len(call) and not was_stopped):
+        raise unbelievable(f"told of {len(replies)} records where {len(call)} were sent", outer)
+    told = [_verdict(call, position, reply, refused) for position, reply in enumerate(replies)]
+    left = range(len(told), len(call))
+    last = told[-1].error
+    if last is not None and last.kind in TRANSIENT:  # nothing is wrong with the rest: it shares the reason to try again
+        return told + [Verdict(Outcome.FAILED, call.id(position), last) for position in left]
+    return told + [Verdict(Outcome.NOT_RUN, call.id(position)) for position in left]
+
+
+def _verdict(call: Call, position: int, reply: WebApiReply, refused: Callable[[WebApiReply], TargetError]) -> Verdict:
+    if not reply.is_success:
+        return Verdict(Outcome.FAILED, call.id(position), refused(reply))
+    if call.mode is Mode.UPSERT:
+        outcome = Outcome.CREATED if reply.status == 201 else Outcome.UPDATED
+        return Verdict(outcome, reply.json().get(call.table.id_column) or call.id(position))
+    return Verdict(DONE[call.mode], call.id(position) or _entity_id(reply))
+
+
+def _entity_id(reply: WebApiReply) -> str | None:
+    found = ENTITY_ID.search(reply.headers.get("odata-entityid", ""))
+    return found[1].lower() if found else None
+
+
+async def find_present(api: WebApi, call: Call, source: str) -> Found:
+    """Look for the records of a call by what identifies them."""
+    found = [call.key(position) for position in range(len(call))]
+    keys = [{call.table.id_column: UUID(key)} if isinstance(key, str) else key for key in found]
+    there: dict[tuple[str, ...], str] = {}
+    for columns in {tuple(key) for key in keys}:
+        wanted = [tuple(key.values()) for key in keys if tuple(key) == columns]
+        there |= await _read(api, call.table, columns, wanted, source)
+    return [there.get(_comparable(key)) for key in keys]
+
+
+async def _read(
+    api: WebApi, table: Table, columns: Sequence[str], keys: Sequence[Sequence[Any]], source: str
+) -> dict[tuple[str, ...], str]:
+    select = ",".join(dict.fromkeys((table.id_column, *columns)))
+    found = {}
+    for test in filters(columns, keys, are_ids=tuple(columns) == (table.id_column,)):
+        for row in await api.read_rows(source, f"{table.entity_set}?$select={select}&$filter={quote(test)}"):
+            found[_comparable({column: row.get(column) for column in columns})] = str(row[table.id_column])
+    return found
+
+
+def _comparable(key: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple("" if value is None else f"{column}={comparable(value)}" for column, value in key.items())
+
+
+def pack(parts: Iterable[Part], boundary: str) -> bytes:
+    """The body of a `$batch` request."""
+    lines = bytearray()
+    for part in parts:
+        lines += f"--{boundary}\r\n".encode() + PART_HEAD
+        lines += f"{part.method} {part.path} HTTP/1.1\r\n".encode()
+        for name, value in part.headers.items():
+            lines += f"{name}: {value}\r\n".encode()
+        if part.body:
+            lines += b"Content-Type: application/json\r\n"
+        lines += b"\r\n" + part.body + b"\r\n"
+    return bytes(lines + f"--{boundary}--\r\n".encode())
+
+
+def unpack(content_type: str, body: bytes) -> Sequence[WebApiReply]:
+    """The answers inside a `$batch` answer, in order; empty when it holds none.
+
+    A part that is cut off before its status line is left out, so the caller compares the number of parts.
+    """
+    found = BOUNDARY.search(content_type)
+    if not found:
+        return []
+    mark = b"--" + found[1].strip().encode()
+    pieces = re.split(rb"(?:\r?\n|^)" + re.escape(mark), body)[1:]
+    return [reply for reply in map(_reply, pieces) if reply is not None]
+
+
+def _reply(piece: bytes) -> WebApiReply | None:
+    _, _, answer = piece.lstrip(b"\r\n").partition(b"\r\n\r\n")
+    head, _, body = answer.partition(b"\r\n\r\n")
+    status, _, lines = head.partition(b"\r\n")
+    found = STATUS_LINE.match(status)
+    return WebApiReply(int(found[1]), _headers(lines), body) if found else None
+
+
+def _headers(lines: bytes) -> Mapping[str, str]:
+    pairs = (line.partition(":") for line in lines.decode("latin-1").split("\r\n") if line)
+    return {name.strip().lower(): value.strip() for name, _, value in pairs}

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 from penstock.clock import Clock
@@ -18,6 +18,7 @@ from penstock.targets.per_loop import PerLoop
 
 __all__ = ["Table", "TableMetadata"]
 
+T = TypeVar("T")
 DEFINITION = "$select=LogicalName,EntitySetName,PrimaryIdAttribute,TableType"
 RELATIONS = "$select=ReferencingAttribute,ReferencedEntity,ReferencingEntityNavigationPropertyName"
 NEEDED_MESSAGES = {
@@ -38,10 +39,6 @@ class Table:
     id_column: str
     is_elastic: bool
 
-    def kept_as(self, *, is_elastic: bool) -> Table:
-        """The same table, kept in the other kind of store."""
-        return replace(self, is_elastic=is_elastic)
-
 
 class TableMetadata:
     """Names and capabilities of tables; concurrent questions about one thing are asked once."""
@@ -55,8 +52,7 @@ class TableMetadata:
 
     async def table(self, name: str, source: str) -> Table:
         """A table by its logical name."""
-        table: Table = await self._recall(("table", name), partial(self._read_table, name, source))
-        return table
+        return await self._recall(("table", name), partial(self._read_table, name, source))
 
     def recall_table(self, name: str) -> Table | None:
         """A table that was asked for before, however long ago."""
@@ -69,14 +65,11 @@ class TableMetadata:
 
     def correct(self, table: Table, *, is_elastic: bool) -> None:
         """The table behaved unlike its description: remember what it showed."""
-        self._known["table", table.name] = (self._clock.monotonic(), table.kept_as(is_elastic=is_elastic))
+        self._known["table", table.name] = (self._clock.monotonic(), replace(table, is_elastic=is_elastic))
 
     async def navigation(self, name: str, source: str) -> Mapping[tuple[str, str], str]:
         """The navigation property of each lookup column and the table it may refer to."""
-        found: Mapping[tuple[str, str], str] = await self._recall(
-            ("navigation", name), partial(self._read_navigation, name, source)
-        )
-        return found
+        return await self._recall(("navigation", name), partial(self._read_navigation, name, source))
 
     async def check_supports(self, name: str, mode: Mode, source: str) -> None:
         """Refuse a mode for which the table lists no bulk message."""
@@ -89,7 +82,8 @@ class TableMetadata:
                     code=f"{message}NotListed",
                 )
 
-    async def _recall(self, key: Hashable, read: Callable[[], Awaitable[Any]]) -> Any:
+    async def _recall(self, key: Hashable, read: Callable[[], Awaitable[T]]) -> T:
+        value: T | None
         async with self._turns.get()[key]:
             at, value = self._known.get(key, (0.0, None))
             if value is None or self._clock.monotonic() - at >= self._ttl_s:

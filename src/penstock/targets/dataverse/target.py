@@ -3,35 +3,59 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.clock import Clock, SystemClock
 from penstock.errors import SettingsInvalid
 from penstock.targets.dataverse.calls import Call
-from penstock.targets.dataverse.entities import Spelling, encode, referred_tables
-from penstock.targets.dataverse.identity import identity, references
-from penstock.targets.dataverse.multipart import PARTS_MAX
+from penstock.targets.dataverse.entities import Spelling, encode, identity, references, referred_tables
 from penstock.targets.dataverse.options import DataverseOptions, platform_options
-from penstock.targets.dataverse.send_and_reconcile import Sender, goes_as_single_requests
+from penstock.targets.dataverse.requests import PARTS_MAX, Found, find_present, send_action, send_singles
 from penstock.targets.dataverse.table_metadata import Table, TableMetadata
-from penstock.targets.dataverse.tokens import Credential, Tokens
-from penstock.targets.dataverse.web_api import TOTAL_S, WebApi, default_client, environment_url
-from penstock.targets.model import BulkOptions, Mode, TargetError, Verdict
+from penstock.targets.dataverse.web_api import TOTAL_S, Credential, Tokens, WebApi, default_client
+from penstock.targets.http.client import checked_base
+from penstock.targets.model import BulkOptions, ErrorKind, Mode, Outcome, TargetError, Verdict
+from penstock.targets.recent_batches import RecentBatches
 from penstock.targets.target import Answer, Batch, Capabilities, Reference, Target
 
 if TYPE_CHECKING:
     import httpx
 
-__all__ = ["DataverseTarget"]
+__all__ = ["DataverseTarget", "LostBatch"]
 
 ELASTIC_RECORDS_MAX = 100
+
+
+@dataclass(frozen=True, slots=True)
+class LostBatch:
+    """What was known when a batch was sent whose answer never came."""
+
+    is_atomic: bool
+    """Whatever was lost was applied as a whole or not at all."""
+    present: Found | None = None
+    """Which of an upsert's records were there before it was first sent."""
+
+    def after(self, earlier: LostBatch | None) -> LostBatch:
+        """What is known after several lost tries; the first knows best what was there before."""
+        if earlier is None:
+            return self
+        return LostBatch(earlier.is_atomic and self.is_atomic, earlier.present or self.present)
+
+
+def goes_as_single_requests(table: Table, mode: Mode, options: DataverseOptions) -> bool:
+    """Whether records travel one by one inside a `$batch`: there is no bulk action for what is asked."""
+    if mode is Mode.DELETE:
+        return not table.is_elastic
+    return mode is Mode.UPSERT and options.exact_counts
 
 
 class DataverseTarget(Target):
     """A Dataverse environment, reached by one application user or by several, each with a quota of its own.
 
     `credentials` is a credential in the manner of azure-identity, or several by name. `client` makes the HTTP client
-    when it is first needed; give your own for proxies, certificates or time limits.
+    when it is first needed; give your own for proxies, certificates or time limits. A batch that comes again after its
+    answer was lost is answered as its first try would have been.
     """
 
     options_type = DataverseOptions
@@ -52,7 +76,7 @@ class DataverseTarget(Target):
         if not named:
             raise SettingsInvalid("a Dataverse target needs at least one credential")
         clock = clock or SystemClock()
-        origin = environment_url(url)
+        origin = checked_base(url)
         self.name = f"Dataverse {origin}"
         self.sources = tuple(named)
         self.quota = origin
@@ -61,7 +85,7 @@ class DataverseTarget(Target):
             origin, api_version, Tokens(named, f"{origin}/.default", clock), clock, client, timeout_s=timeout_s
         )
         self._metadata = TableMetadata(self._api, clock, metadata_ttl_s)
-        self._sender = Sender(self._api, self._metadata)
+        self._lost_batches: RecentBatches[LostBatch] = RecentBatches()
 
     async def describe(self, table: str, mode: Mode, options: BulkOptions, source: str) -> Capabilities:
         asked = platform_options(options)
@@ -81,17 +105,24 @@ class DataverseTarget(Target):
 
     async def send(self, batch: Batch, source: str) -> Answer:
         """Send one batch: one bulk action, or one `$batch`; before an upsert the keys that are there are read."""
-        return await self._sender.deliver(await self._prepare(batch, source), source)
+        return await self._deliver(await self._prepare(batch, source), source)
 
     async def send_each(self, batch: Batch, source: str) -> Answer:
         call = await self._prepare(batch, source)
         if call.table.is_elastic:  # its bulk actions answer row by row as it is
-            return await self._sender.deliver(call, source)
-        return await self._sender.singly(call, source, continue_on_error=True)
+            return await self._deliver(call, source)
+        return await self._singly(call, source, continue_on_error=True)
 
     async def reconcile(self, batch: Batch, source: str) -> Sequence[Verdict | None]:
         """Ask what became of a create or delete: what is there was created, what is not was deleted."""
-        return await self._sender.trace(await self._prepare(batch, source), source)
+        call = await self._prepare(batch, source)
+        found = await find_present(self._api, call, source)
+        if call.mode is Mode.DELETE:
+            return [None if there else Verdict(Outcome.DELETED, call.id(n)) for n, there in enumerate(found)]
+        lost = self._lost_batches.get(call.batch.key)
+        if not call.makes_ids and (lost is None or lost.is_atomic) and not all(found):
+            return [None] * len(call)  # keys that were there before say nothing of a batch that is not there whole
+        return [Verdict(Outcome.CREATED, id) if id else None for id in found]
 
     async def refresh(self, source: str) -> None:
         """Do nothing: a token was dropped the moment it was refused, and a broken connection is never used again."""
@@ -114,23 +145,64 @@ class DataverseTarget(Target):
 
     async def _table(self, name: str, options: DataverseOptions, source: str) -> Table:
         known = await self._metadata.table(name, source)
-        return known if options.elastic_table is None else known.kept_as(is_elastic=options.elastic_table)
+        return known if options.elastic_table is None else replace(known, is_elastic=options.elastic_table)
 
     async def _prepare(self, batch: Batch, source: str) -> Call:
         options = platform_options(batch.options)
         table = await self._table(batch.table, options, source)
         spelling = Spelling(table)
-        if batch.mode is not Mode.DELETE:
-            spelling = await self._spelling(table, batch.records, options.references, source)
+        referred = set() if batch.mode is Mode.DELETE else referred_tables(batch.records, options.references)
+        if referred:
+            sets = {name: (await self._metadata.table(name, source)).entity_set for name in sorted(referred)}
+            spelling = Spelling(table, options.references, sets, await self._metadata.navigation(table.name, source))
         call = Call(batch, options, spelling)
         call.check()
         return call
 
-    async def _spelling(
-        self, table: Table, records: Sequence[Any], references: Mapping[str, str], source: str
-    ) -> Spelling:
-        referred = referred_tables(records, references)
-        if not referred:
-            return Spelling(table)
-        sets = {name: (await self._metadata.table(name, source)).entity_set for name in sorted(referred)}
-        return Spelling(table, references, sets, await self._metadata.navigation(table.name, source))
+    async def _deliver(self, call: Call, source: str) -> Answer:
+        """Send a call the way its table and its options ask for."""
+        if goes_as_single_requests(call.table, call.mode, call.options):
+            return await self._singly(call, source, continue_on_error=call.options.continue_on_error)
+        return await self._whole(call, source)
+
+    async def _singly(self, call: Call, source: str, *, continue_on_error: bool) -> Answer:
+        """Send every record as a request of its own."""
+        lost = self._lost_batches.get(call.batch.key)
+        try:
+            answer = await send_singles(self._api, call, source, continue_on_error=continue_on_error)
+        except TargetError as error:
+            self._note(call, error, LostBatch(is_atomic=False))
+            raise
+        self._lost_batches.pop(call.batch.key, None)
+        if lost is not None and call.mode is Mode.UPSERT:  # what the lost try created now says updated
+            return replace(answer, counts_exact=False)
+        return answer
+
+    async def _whole(self, call: Call, source: str) -> Answer:
+        """Send a call as one bulk action."""
+        lost = self._lost_batches.get(call.batch.key)
+        before = await self._before(call, source, lost)
+        try:
+            answer = await send_action(self._api, call, source, before)
+        except TargetError as error:
+            self._note(call, error, LostBatch(is_atomic=not call.table.is_elastic, present=before))
+            if call.mode is Mode.DELETE and error.kind is ErrorKind.UNSUPPORTED and call.options.elastic_table is None:
+                self._metadata.correct(call.table, is_elastic=False)
+                return await self._singly(call, source, continue_on_error=call.options.continue_on_error)
+            raise
+        self._lost_batches.pop(call.batch.key, None)
+        if not call.table.is_elastic and any(verdict.outcome is Outcome.FAILED for verdict in answer.verdicts):
+            self._metadata.correct(call.table, is_elastic=True)  # only elastic tables fail row by row
+        return answer
+
+    def _note(self, call: Call, error: TargetError, lost: LostBatch) -> None:
+        if error.maybe_applied:
+            self._lost_batches[call.batch.key] = lost.after(self._lost_batches.get(call.batch.key))
+
+    async def _before(self, call: Call, source: str, lost: LostBatch | None) -> Found | None:
+        """Which records of an upsert are there before its first try."""
+        if call.mode is not Mode.UPSERT or not call.options.tell_created:
+            return None
+        if lost is not None and lost.present is not None:
+            return lost.present
+        return await find_present(self._api, call, source)

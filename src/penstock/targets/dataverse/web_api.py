@@ -1,32 +1,32 @@
-"""One HTTP call to the Web API: headers, token, and what a missing answer means."""
+"""One HTTP call to the Web API: its headers, the token of its source, and what the answer says."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+import inspect
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
 from penstock.clock import Clock, from_micros
-from penstock.errors import SettingsInvalid
 from penstock.targets.dataverse.error_mapping import WebApiReply, refusal
-from penstock.targets.dataverse.tokens import Tokens
-from penstock.targets.http.error_mapping import refuse_page
+from penstock.targets.http.auth import RenewedToken
+from penstock.targets.http.client import HttpClient, new_client
 from penstock.targets.model import ErrorKind, TargetError
-from penstock.targets.per_loop import PerLoop
-from penstock.targets.request_count import count_request
 
-try:
+if TYPE_CHECKING:
     import httpx
-except ImportError as error:
-    raise ImportError("penstock.targets.dataverse needs httpx: install penstock[http]") from error
 
-__all__ = ["TOTAL_S", "WebApi", "default_client", "environment_url"]
+__all__ = ["TOTAL_S", "AccessToken", "Credential", "Tokens", "WebApi", "default_client"]
 
-CONNECT_S = 10.0
 WRITE_S = 60.0
 READ_S = 180.0  # the platform itself gives up after two minutes
 TOTAL_S = 300.0
+EARLY_S = 300.0
+UNREACHED = frozenset({"ServiceRequestError", "ServiceResponseError"})
+"""What azure-core, which is not needed here, raises when nobody answers."""
+ENTRA_CODE = re.compile(r"\bAADSTS\d+\b")
 STANDARD = {
     "Accept": "application/json",
     "OData-Version": "4.0",
@@ -37,18 +37,63 @@ STANDARD = {
 
 def default_client() -> httpx.AsyncClient:
     """A client whose limits are the executor's widths, not its own."""
-    timeout = httpx.Timeout(connect=CONNECT_S, read=READ_S, write=WRITE_S, pool=None)
-    return httpx.AsyncClient(timeout=timeout, limits=httpx.Limits(max_connections=None, max_keepalive_connections=None))
+    return new_client(read=READ_S, write=WRITE_S)
 
 
-def environment_url(url: str) -> str:
-    """The environment's address without a closing slash; tokens travel in the clear only on this machine."""
-    parts = urlsplit(url)
-    if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query or parts.fragment:
-        raise SettingsInvalid(f"a Dataverse address is like https://org.crm.dynamics.com, not {url!r}")
-    if parts.scheme == "http" and parts.hostname not in {"localhost", "127.0.0.1", "::1"}:
-        raise SettingsInvalid(f"{url!r} would send access tokens in the clear; use https")
-    return url.rstrip("/")
+class AccessToken(Protocol):
+    """What a credential gives: the token and when it expires, in seconds since 1970."""
+
+    @property
+    def token(self) -> str: ...
+    @property
+    def expires_on(self) -> int: ...
+
+
+class Credential(Protocol):
+    """Anything like the credentials of azure-identity, of either kind: `get_token` may block or be awaited."""
+
+    def get_token(self, *scopes: str, **kwargs: Any) -> AccessToken | Awaitable[AccessToken]: ...
+
+
+class Tokens:
+    """The current token of every source."""
+
+    def __init__(self, credentials: Mapping[str, Credential], scope: str, clock: Clock) -> None:
+        self._credentials = credentials
+        self._scope = scope
+        self._clock = clock
+        self._held = {source: RenewedToken(early_s=EARLY_S) for source in credentials}
+
+    async def get(self, source: str) -> str:
+        """A token that is good for some minutes; whoever asks while it is fetched waits for the same one."""
+        return await self._held[source].get(self._clock, lambda: self._fetch(source))
+
+    def refuse(self, source: str, token: str) -> None:
+        """The platform refused this token: drop it, unless another has replaced it since."""
+        self._held[source].refuse(token)
+
+    async def _fetch(self, source: str) -> tuple[str, float]:
+        asked_at_s = self._clock.now_us() / 1e6
+        try:
+            given = await _ask(self._credentials[source], self._scope)
+            return given.token, given.expires_on - asked_at_s
+        except Exception as error:
+            # What a credential says may hold its secret, so only its kind and the identity platform's code are kept.
+            code = ENTRA_CODE.search(str(error))
+            reason = f"{type(error).__name__} {code[0]}" if code else type(error).__name__
+            names = {base.__name__ for base in type(error).__mro__}
+            kind = ErrorKind.CONNECTION if isinstance(error, OSError) or names & UNREACHED else ErrorKind.TOKEN
+            failed = TargetError(f"the credential {source!r} gave no token: {reason}", kind=kind, code=code and code[0])
+        raise failed
+
+
+async def _ask(credential: Credential, scope: str) -> AccessToken:
+    """Ask on a thread, since most credentials block; those that do not give something to await."""
+    if inspect.iscoroutinefunction(credential.get_token):
+        answer: AccessToken = await credential.get_token(scope)
+        return answer
+    given = await asyncio.to_thread(credential.get_token, scope)
+    return await given if inspect.isawaitable(given) else given
 
 
 class WebApi:
@@ -65,11 +110,9 @@ class WebApi:
         timeout_s: float = TOTAL_S,
     ) -> None:
         self.root = f"{urlsplit(url).path}/api/data/{api_version}/"
-        self._base = f"{url}/api/data/{api_version}/"
         self._tokens = tokens
         self._clock = clock
-        self._clients = PerLoop(client)
-        self._timeout_s = timeout_s
+        self._http = HttpClient(f"{url}/api/data/{api_version}/", self._proof, timeout_s=timeout_s, client=client)
 
     async def read(self, source: str, path: str) -> WebApiReply:
         """GET something; raises when it was refused."""
@@ -92,11 +135,11 @@ class WebApi:
         self, source: str, method: str, path: str, *, headers: Mapping[str, str] | None = None, body: bytes = b""
     ) -> WebApiReply:
         """Send a request and give the answer, whatever it says; raises when there is none."""
-        token = await self._tokens.get(source)
-        sent = {**STANDARD, **(headers or {}), "Authorization": f"Bearer {token}"}
-        reply = await self._exchange(method, path, sent, body)
+        sent = {**STANDARD, **(headers or {})}
+        response = await self._http.call(source, method, path, headers=sent, content=body, is_write=method != "GET")
+        reply = WebApiReply(response.status_code, response.headers, response.content)
         if not reply.is_success and self.refusal(reply, is_write=False).kind is ErrorKind.TOKEN:
-            self._tokens.refuse(source, token)
+            self._tokens.refuse(source, response.request.headers["Authorization"].removeprefix("Bearer "))
         return reply
 
     def refusal(self, reply: WebApiReply, *, is_write: bool) -> TargetError:
@@ -104,29 +147,7 @@ class WebApi:
         return refusal(reply, from_micros(self._clock.now_us()), is_write=is_write)
 
     async def aclose(self) -> None:
-        client = self._clients.take()
-        if client is not None:
-            await client.aclose()
+        await self._http.aclose()
 
-    async def _exchange(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> WebApiReply:
-        client = self._clients.get()
-        request = client.build_request(method, self._base + path, headers=headers, content=body)
-        # The platform's cookie pins every call to one web server, and its quota with it.
-        request.headers.pop("cookie", None)
-        count_request()
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                response = await client.send(request)
-        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.ProxyError) as error:
-            raise _unanswered("could not be reached", error, maybe_applied=False) from error
-        except httpx.LocalProtocolError as error:
-            raise TargetError(f"the request could not be sent: {error}") from error
-        except (httpx.TransportError, httpx.DecodingError, TimeoutError) as error:
-            raise _unanswered("gave no answer", error, maybe_applied=method != "GET") from error
-        refuse_page("Dataverse", response.status_code, response.headers, maybe_applied=method != "GET")
-        return WebApiReply(response.status_code, dict(response.headers), response.content)
-
-
-def _unanswered(what: str, error: Exception, *, maybe_applied: bool) -> TargetError:
-    reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return TargetError(f"Dataverse {what}: {reason}", kind=ErrorKind.CONNECTION, maybe_applied=maybe_applied)
+    async def _proof(self, source: str, client: httpx.AsyncClient) -> Mapping[str, str]:
+        return {"Authorization": f"Bearer {await self._tokens.get(source)}"}

@@ -1,8 +1,7 @@
 """Remotes behind plain HTTP interfaces, described declaratively."""
 
-from penstock.targets.http.auth import Auth, ClientCredentials, NoAuth, StaticHeaders, bearer
-from penstock.targets.http.endpoint import Body, Endpoint, File, ItemResults
-from penstock.targets.http.lookup import PagedLookup
+from penstock.targets.http.auth import Auth, ClientCredentials, StaticHeaders, bearer
+from penstock.targets.http.endpoint import Body, Endpoint, File, ItemResults, PagedLookup
 from penstock.targets.http.target import HttpTarget
 
 __all__ = [
@@ -13,7 +12,6 @@ __all__ = [
     "File",
     "HttpTarget",
     "ItemResults",
-    "NoAuth",
     "PagedLookup",
     "StaticHeaders",
     "bearer",

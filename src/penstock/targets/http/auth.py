@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit
@@ -21,9 +21,8 @@ from penstock.targets.request_count import count_request
 if TYPE_CHECKING:
     import httpx
 
-__all__ = ["Auth", "ClientCredentials", "NoAuth", "StaticHeaders", "bearer"]
+__all__ = ["Auth", "ClientCredentials", "RenewedToken", "StaticHeaders", "bearer"]
 
-EARLY_S = 60.0
 EARLY_SHARE = 0.1  # of a short life
 LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 LIFE_S = 3600.0
@@ -38,15 +37,6 @@ class Auth(Protocol):
 
     def refuse(self) -> None:
         """The remote refused the last headers."""
-
-
-class NoAuth:
-    """No credentials at all."""
-
-    async def headers(self, client: httpx.AsyncClient, clock: Clock) -> Mapping[str, str]:
-        return {}
-
-    def refuse(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -66,6 +56,30 @@ def bearer(token: str) -> StaticHeaders:
     return StaticHeaders({"Authorization": f"Bearer {token}"})
 
 
+class RenewedToken:
+    """A token that is fetched once for all who wait for it, renewed before it expires, and dropped when refused."""
+
+    def __init__(self, *, early_s: float) -> None:
+        self._early_s = early_s
+        self._turn: PerLoop[asyncio.Lock] = PerLoop(asyncio.Lock)
+        self._token: str | None = None
+        self._renew_at_s = 0.0
+
+    async def get(self, clock: Clock, fetch: Callable[[], Awaitable[tuple[str, float]]]) -> str:
+        """The token; `fetch` gives a new one and the seconds it lives."""
+        async with self._turn.get():
+            asked_at_s = clock.monotonic()
+            if self._token is None or asked_at_s >= self._renew_at_s:
+                self._token, life_s = await fetch()
+                self._renew_at_s = asked_at_s + life_s - min(self._early_s, life_s * EARLY_SHARE)
+            return self._token
+
+    def refuse(self, token: str | None = None) -> None:
+        """Drop the token, or this one unless another has replaced it since."""
+        if token in (None, self._token):
+            self._token = None
+
+
 class ClientCredentials:
     """OAuth 2.0 client credentials; whoever needs a token while one is fetched waits for the same one."""
 
@@ -78,22 +92,17 @@ class ClientCredentials:
         self._token_url = token_url
         self._form = {"grant_type": "client_credentials", "client_id": client_id, "client_secret": client_secret}
         self._form |= parameters | ({"scope": scope} if scope else {})
-        self._turn: PerLoop[asyncio.Lock] = PerLoop(asyncio.Lock)
-        self._token: str | None = None
-        self._renew_at_s = 0.0
+        self._token = RenewedToken(early_s=60.0)
 
     def __repr__(self) -> str:
         return f"ClientCredentials({self._token_url!r}, {self._form['client_id']!r}, …)"
 
     async def headers(self, client: httpx.AsyncClient, clock: Clock) -> Mapping[str, str]:
-        async with self._turn.get():
-            if self._token is None or clock.monotonic() >= self._renew_at_s:
-                self._token, life_s = await self._fetch(client, clock)
-                self._renew_at_s = clock.monotonic() + life_s - min(EARLY_S, life_s * EARLY_SHARE)
-            return {"Authorization": f"Bearer {self._token}"}
+        token = await self._token.get(clock, lambda: self._fetch(client, clock))
+        return {"Authorization": f"Bearer {token}"}
 
     def refuse(self) -> None:
-        self._token = None
+        self._token.refuse()
 
     async def _fetch(self, client: httpx.AsyncClient, clock: Clock) -> tuple[str, float]:
         import httpx
@@ -103,7 +112,8 @@ class ClientCredentials:
             response = await client.post(self._token_url, data=self._form, follow_redirects=False)
         except httpx.HTTPError as error:
             # Nothing was sent to the remote itself, so nothing can have been applied.
-            raise self._failed(f"did not answer: {type(error).__name__}", ErrorKind.CONNECTION) from error
+            message = f"{self._token_url} did not answer: {type(error).__name__}"
+            raise TargetError(message, kind=ErrorKind.CONNECTION) from error
         body = decoded(response.content)
         try:
             granted = msgspec.convert(body, _Granted, strict=False)
@@ -117,18 +127,14 @@ class ClientCredentials:
         # An issuer's description may repeat what it was sent, so only its short code is kept.
         code = body.get("error") if isinstance(body, Mapping) else None
         status = response.status_code
-        wait = retry_after_s({k.lower(): v for k, v in response.headers.items()}, from_micros(clock.now_us()))
-        is_throttle = status == 429 or (status == 503 and wait is not None)
+        wait_s = retry_after_s(response.headers, from_micros(clock.now_us()))
+        is_throttle = status == 429 or (status == 503 and wait_s is not None)
         kind = ErrorKind.THROTTLED if is_throttle else ErrorKind.CONNECTION if status >= 500 else ErrorKind.PERMISSION
-        what = f"gave no token: {status}" + (f" {code}" if isinstance(code, str) else "")
-        return self._failed(what, kind, code if isinstance(code, str) else str(status), wait)
-
-    def _failed(self, what: str, kind: ErrorKind, code: str | None = None, wait: float | None = None) -> TargetError:
         return TargetError(
-            f"{self._token_url} {what}",
+            f"{self._token_url} gave no token: {status}" + (f" {code}" if isinstance(code, str) else ""),
             kind=kind,
-            code=code,
-            retry_after_s=wait if kind is ErrorKind.THROTTLED else None,
+            code=code if isinstance(code, str) else str(status),
+            retry_after_s=wait_s if is_throttle else None,
         )
 
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from http.cookiejar import CookieJar, DefaultCookiePolicy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import urlsplit
 
-from penstock.clock import Clock
 from penstock.errors import SettingsInvalid
-from penstock.targets.http.answers import decoded
-from penstock.targets.http.auth import LOCAL, Auth
-from penstock.targets.http.error_mapping import Reply, refuse_page
+from penstock.targets.http.auth import LOCAL
+from penstock.targets.http.error_mapping import refuse_page
 from penstock.targets.model import ErrorKind, TargetError
 from penstock.targets.per_loop import PerLoop
 from penstock.targets.request_count import count_request
@@ -22,16 +20,19 @@ if TYPE_CHECKING:
 
 __all__ = ["HttpClient", "checked_base", "new_client"]
 
+Proof: TypeAlias = "Callable[[str, httpx.AsyncClient], Awaitable[Mapping[str, str]]]"
+"""Gives the headers that prove who a source is; may ask somebody for a token first."""
 CONNECT_S = 10.0
 REDIRECTS_MAX = 3
 KEEPS_METHOD = frozenset({307, 308})
 
 
-def new_client() -> httpx.AsyncClient:
+def new_client(**timeouts_s: float) -> httpx.AsyncClient:
     """A client without limits of its own: the executor's widths hold, and the time limit of each call."""
     module = installed()
     limits = module.Limits(max_connections=None, max_keepalive_connections=None)
-    client: httpx.AsyncClient = module.AsyncClient(limits=limits, timeout=module.Timeout(None, connect=CONNECT_S))
+    timeout = module.Timeout(None, connect=CONNECT_S, **timeouts_s)
+    client: httpx.AsyncClient = module.AsyncClient(limits=limits, timeout=timeout)
     return client
 
 
@@ -40,15 +41,15 @@ def installed() -> Any:
     try:
         import httpx
     except ImportError as error:
-        raise SettingsInvalid("HttpTarget needs httpx; install penstock[http]") from error
+        raise SettingsInvalid("a remote behind HTTP needs httpx; install penstock[http]") from error
     return httpx
 
 
-def checked_base(url: str, *, has_credentials: bool, allow_plain_http: bool) -> str:
+def checked_base(url: str, *, has_credentials: bool = True, allow_plain_http: bool = False) -> str:
     """A base address without a closing slash; credentials travel in the clear only when that is asked for."""
     base = installed().URL(url)
     if base.scheme not in {"http", "https"} or not base.host or base.query or base.fragment or base.userinfo:
-        raise SettingsInvalid(f"the base of an HTTP target is like https://host/path, without user or query: {url!r}")
+        raise SettingsInvalid(f"the address of a remote is like https://host/path, without user or query: {url!r}")
     if base.scheme == "http" and has_credentials and not allow_plain_http and base.host not in LOCAL:
         raise SettingsInvalid(f"{url!r} would send credentials in the clear; use https, or allow_plain_http=True")
     return url.rstrip("/")
@@ -57,18 +58,22 @@ def checked_base(url: str, *, has_credentials: bool, allow_plain_http: bool) -> 
 class HttpClient:
     """Sends single requests; never retries."""
 
-    def __init__(
-        self, base: str, auths: Mapping[str, Auth], *, clock: Clock, timeout_s: float, client: Callable[[], Any]
-    ) -> None:
+    def __init__(self, base: str, proof: Proof, *, timeout_s: float, client: Callable[[], httpx.AsyncClient]) -> None:
         self._base = base
-        self._auths = auths
-        self._clock = clock
+        self._proof = proof
         self._timeout_s = timeout_s
         self._clients: PerLoop[httpx.AsyncClient] = PerLoop(lambda: _without_cookies(client()))
 
     async def call(
-        self, source: str, method: str, path: str, *, content: bytes | None = None, headers: Mapping[str, str]
-    ) -> Reply:
+        self,
+        source: str,
+        method: str,
+        path: str,
+        *,
+        headers: Mapping[str, str],
+        content: bytes | None = None,
+        is_write: bool = True,
+    ) -> httpx.Response:
         """The answer, whatever its status; `TargetError` when none came, or none that can be trusted."""
         httpx = installed()
         client = self._clients.get()
@@ -79,14 +84,13 @@ class HttpClient:
             async with asyncio.timeout(self._timeout_s):
                 response = await self._answered(client, request)
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.ProxyError) as error:
-            raise _lost(request, error, maybe_applied=False) from error
+            raise _lost(f"{_shown(request)} could not be reached", error, maybe_applied=False) from error
         except (httpx.UnsupportedProtocol, httpx.LocalProtocolError) as error:
             raise TargetError(f"the call to {_shown(request)} cannot be made: {error}") from error
         except (httpx.HTTPError, TimeoutError) as error:
-            raise _lost(request, error, maybe_applied=True) from error
-        named = {name.lower(): value for name, value in response.headers.items()}
-        refuse_page(_shown(request), response.status_code, named, maybe_applied=method != "GET")
-        return Reply(response.status_code, named, decoded(response.content))
+            raise _lost(f"{_shown(request)} gave no answer", error, maybe_applied=is_write) from error
+        refuse_page(_shown(request), response.status_code, response.headers, maybe_applied=is_write)
+        return response
 
     def address(self, path: str) -> str:
         """A path below the base; or what an answer named as an address, which must stay within the base's origin."""
@@ -98,14 +102,6 @@ class HttpClient:
         if (told.scheme, told.netloc) != (own.scheme, own.netloc):
             raise TargetError(f"an answer leads to another origin, {told.scheme}://{told.netloc}, and is not followed")
         return path
-
-    async def _proof(self, source: str, client: httpx.AsyncClient) -> Mapping[str, str]:
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                return await self._auths[source].headers(client, self._clock)
-        except TimeoutError as error:
-            # The remote itself was not yet called.
-            raise TargetError(f"no token for {source!r} came in time", kind=ErrorKind.CONNECTION) from error
 
     async def aclose(self) -> None:
         """Close the connections; the next call opens new ones."""
@@ -133,13 +129,9 @@ def _is_same_origin(one: httpx.Request, other: httpx.Request) -> bool:
     return all(getattr(one.url, part) == getattr(other.url, part) for part in ("scheme", "host", "port"))
 
 
-def _lost(request: httpx.Request, error: BaseException, *, maybe_applied: bool) -> TargetError:
-    return TargetError(
-        f"{_shown(request)} gave no answer: {type(error).__name__}",
-        kind=ErrorKind.CONNECTION,
-        code=type(error).__name__,
-        maybe_applied=maybe_applied,
-    )
+def _lost(what: str, error: BaseException, *, maybe_applied: bool) -> TargetError:
+    reason = type(error).__name__
+    return TargetError(f"{what}: {reason}", kind=ErrorKind.CONNECTION, code=reason, maybe_applied=maybe_applied)
 
 
 def _shown(request: httpx.Request) -> str:

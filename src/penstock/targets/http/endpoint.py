@@ -6,15 +6,12 @@ import string
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from penstock.errors import SettingsInvalid
 from penstock.targets.model import ErrorKind, Mode, Outcome
 
-if TYPE_CHECKING:
-    from penstock.targets.http.lookup import PagedLookup
-
-__all__ = ["Body", "Endpoint", "File", "ItemResults"]
+__all__ = ["Body", "Endpoint", "File", "ItemResults", "PagedLookup"]
 
 URL_FIELDS = frozenset({"table", "id"})
 LOOKUP_FIELDS = frozenset({"table", "ids"})
@@ -70,6 +67,29 @@ class ItemResults:
     def __post_init__(self) -> None:
         if self.only_failures and self.index is None:
             raise SettingsInvalid("item results that list only failures must say where the index of a record stands")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PagedLookup:
+    """How to ask which of several records exist: `PagedLookup(url="/{table}?ids={ids}", items="data", next="next")`.
+
+    `next` is where the answer tells the next page: its address, or a cursor, which is added to the first address as
+    `cursor_parameter`. Without `next` a `Link` header is followed. Addresses of another origin are refused.
+    """
+
+    url: str
+    items: str = ""
+    """Where the list of records stands; empty when the answer is the list."""
+    id: str | None = None
+    """Where the id of a record stands in it; None is the endpoint's `id_field`."""
+    next: str | None = None
+    cursor_parameter: str = "cursor"
+    ids_max: int = 100
+    """Ids in one question."""
+
+    def __post_init__(self) -> None:
+        if "{ids}" not in self.url:
+            raise SettingsInvalid(f"{self.url!r} must say where the ids go: {{ids}}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from penstock.targets.http.endpoint import Endpoint
 from penstock.targets.http.rate_limits import is_exhausted, limit_hit, retry_after_s
 from penstock.targets.model import ErrorKind, TargetError
 
-__all__ = ["Reply", "item_error", "refusal", "refuse_page", "said"]
+__all__ = ["Reply", "item_error", "kind_of_status", "refusal", "refuse_page", "said", "width_hint"]
 
 STATUS_KINDS = {
     401: ErrorKind.TOKEN,
@@ -48,7 +48,7 @@ class Reply(NamedTuple):
 def refusal(reply: Reply, endpoint: Endpoint, *, call: str, now: datetime, records: int = 1) -> TargetError:
     """The error for a call with so many records that was answered with something else than success."""
     status, headers, body = reply
-    kind = endpoint.error_kinds.get(status) or _kind(status, headers, is_single=endpoint.is_single)
+    kind = endpoint.error_kinds.get(status) or kind_of_status(status, headers, is_single=endpoint.is_single)
     if kind is ErrorKind.OTHER and status >= 500 and endpoint.is_repeatable:
         kind = ErrorKind.SERVER
     message, code = said(body)
@@ -77,12 +77,18 @@ def refuse_page(call: str, status: int, headers: Mapping[str, str], *, maybe_app
         )
 
 
+def width_hint(headers: Mapping[str, str], name: str | None) -> int | None:
+    """How many calls at once the remote recommends in the header of that name."""
+    hint = headers.get(name.lower(), "") if name else ""
+    return int(hint) if hint.isdecimal() and int(hint) > 0 else None
+
+
 def item_error(status: int | None, error: Any, endpoint: Endpoint, *, code: Any, field: Any) -> TargetError:
     """The error for one record of an answer that lists what became of each."""
     message, found = said(error)
     kind = ErrorKind.DATA
     if status is not None:
-        kind = endpoint.error_kinds.get(status) or _kind(status, {}, is_single=True)
+        kind = endpoint.error_kinds.get(status) or kind_of_status(status, {}, is_single=True)
     is_lost = status in LOST and kind is not ErrorKind.THROTTLED
     if is_lost and endpoint.idempotency_header:
         kind, is_lost = ErrorKind.OTHER, False  # a batch of some of its records has another key, so it cannot be asked
@@ -111,7 +117,8 @@ def said(body: Any) -> tuple[str, str | None]:
     return "", code
 
 
-def _kind(status: int, headers: Mapping[str, str], *, is_single: bool) -> ErrorKind:
+def kind_of_status(status: int, headers: Mapping[str, str], *, is_single: bool) -> ErrorKind:
+    """What a status means to a call of many records, or to one record."""
     is_held_off = status in (403, 503) and "retry-after" in headers
     if is_held_off or (status == 403 and is_exhausted(headers)):
         return ErrorKind.THROTTLED

@@ -10,32 +10,33 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
-from penstock.targets.http.endpoint import SINGLE_BODIES, Body, Endpoint, File
+from penstock.targets.http.endpoint import Body, Endpoint, File
 from penstock.targets.model import ErrorKind, Mode, TargetError
 from penstock.targets.target import Batch
 
-__all__ = ["content_type", "encoded", "filled", "id_of", "refuse_nan"]
+__all__ = ["content_type", "encoded", "filled", "id_of", "without_nan"]
 
 ENCODER = msgspec.json.Encoder()
 
 
 def encoded(batch: Batch, endpoint: Endpoint) -> bytes | None:
     """The body of a call; None when it has none."""
+    if endpoint.body is Body.NONE:
+        return None
     try:
         body = _encoded(batch, endpoint)
     except (TypeError, ValueError, OverflowError) as error:
         raise TargetError(f"a record cannot be written as JSON: {error}", kind=ErrorKind.DATA) from error
-    if body is not None and b"null" in body:
-        refuse_nan(batch.records)
-    return body
+    return without_nan(body, batch.records)
 
 
-def refuse_nan(records: Sequence[Any]) -> None:
-    """Refuse numbers that JSON does not have; the encoder would write null for them."""
-    wrong = tuple(position for position, record in enumerate(records) if _has_nan(record))
+def without_nan(body: bytes, records: Sequence[Any]) -> bytes:
+    """The body, unless a record holds a number that JSON does not have; the encoder writes null for it."""
+    wrong = tuple(at for at, record in enumerate(records) if _has_nan(record)) if b"null" in body else ()
     if wrong:
         message = "a record holds NaN or infinity, which JSON does not have"
         raise TargetError(message, kind=ErrorKind.DATA, code="NotJson", suspects=wrong)
+    return body
 
 
 def _has_nan(value: Any) -> bool:
@@ -46,25 +47,19 @@ def _has_nan(value: Any) -> bool:
     return isinstance(value, list | tuple) and any(map(_has_nan, value))
 
 
-def _encoded(batch: Batch, endpoint: Endpoint) -> bytes | None:
-    if endpoint.body in SINGLE_BODIES:
-        return None if endpoint.body is Body.NONE else _single(batch, endpoint.body)
+def _encoded(batch: Batch, endpoint: Endpoint) -> bytes:
     match endpoint.body:
         case Body.WRAPPER:
             return ENCODER.encode({endpoint.wrapper: list(batch.records)})
         case Body.NDJSON:
             return ENCODER.encode_lines(batch.records)
-    return ENCODER.encode(list(batch.records))
-
-
-def _single(batch: Batch, body: Body) -> bytes:
-    record = batch.records[0]
-    match body:
+        case Body.SINGLE:
+            return ENCODER.encode(batch.records[0])
         case Body.FORM:
-            return urlencode(list(_form_fields(record))).encode()
+            return urlencode(list(_form_fields(batch.records[0]))).encode()
         case Body.MULTIPART:
-            return _multipart(record, _boundary(batch))
-    return ENCODER.encode(record)
+            return _multipart(batch.records[0], _boundary(batch))
+    return ENCODER.encode(list(batch.records))
 
 
 def content_type(batch: Batch, endpoint: Endpoint) -> str:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urljoin
 
 from penstock.clock import Clock, SystemClock, from_micros
 from penstock.errors import SettingsInvalid
-from penstock.targets.http.answers import GONE, read_answer
-from penstock.targets.http.auth import Auth, NoAuth
+from penstock.targets.http.answers import GONE, at_path, decoded, read_answer
+from penstock.targets.http.auth import Auth, StaticHeaders
 from penstock.targets.http.client import HttpClient, checked_base, new_client
-from penstock.targets.http.endpoint import Endpoint
-from penstock.targets.http.error_mapping import Reply, refusal
-from penstock.targets.http.lookup import PagedLookup, ids_there
+from penstock.targets.http.endpoint import Endpoint, PagedLookup
+from penstock.targets.http.error_mapping import Reply, refusal, width_hint
 from penstock.targets.http.request_body import ENCODER, content_type, encoded, filled, id_of
 from penstock.targets.model import BulkOptions, ErrorKind, Mode, Outcome, TargetError, Verdict
 from penstock.targets.recent_batches import RecentBatches
@@ -26,6 +29,9 @@ __all__ = ["HttpTarget"]
 
 TIMEOUT_S = 120.0
 CONFLICT = 409
+PAGES_MAX = 1000
+ADDRESS = re.compile(r"https?:|/|\?")
+NEXT_LINK = re.compile(r'<([^>]+)>\s*;[^,]*\brel="?next\b')
 
 
 class HttpTarget(Target):
@@ -51,7 +57,7 @@ class HttpTarget(Target):
         clock: Clock | None = None,
         client: Callable[[], httpx.AsyncClient] | None = None,
     ) -> None:
-        auths = auth if isinstance(auth, Mapping) else {"default": auth or NoAuth()}
+        auths = auth if isinstance(auth, Mapping) else {"default": auth or StaticHeaders({})}
         if not auths or not endpoints:
             raise SettingsInvalid("an HTTP target needs at least one endpoint and, if it names sources, one of them")
         for key, endpoint in endpoints.items():
@@ -61,12 +67,13 @@ class HttpTarget(Target):
         self.sources = tuple(auths)
         self.width, self.width_max, self.rate_limit = width, width_max, rate_limit
         self._auths = auths
+        self._timeout_s = timeout_s
         self._endpoints = endpoints
         self._lost_keys: RecentBatches[None] = RecentBatches()
         self._clock = clock or SystemClock()
         base = checked_base(base_url, has_credentials=auth is not None, allow_plain_http=allow_plain_http)
         self.quota = base
-        self._http = HttpClient(base, auths, clock=self._clock, timeout_s=timeout_s, client=client or new_client)
+        self._http = HttpClient(base, self._proof, timeout_s=timeout_s, client=client or new_client)
 
     async def send(self, batch: Batch, source: str) -> Answer:
         try:
@@ -93,13 +100,17 @@ class HttpTarget(Target):
     async def reconcile(self, batch: Batch, source: str) -> Sequence[Verdict | None]:
         """Ask what became of a batch: by sending it again under its key, or by looking its records up."""
         endpoint = self._endpoint(batch.table, batch.mode)
-        if endpoint.idempotency_header is None and isinstance(endpoint.lookup, PagedLookup):
-            return await self._listed(batch, endpoint, endpoint.lookup, source)
         if endpoint.idempotency_header is None:
-            return [await self._looked_up(batch, record, source) for record in batch.records]
+            return await self._looked_up(batch, endpoint, source)
         if batch.key not in self._lost_keys:
             return [None] * len(batch)
-        return await self._repeated(batch, source, is_atomic=endpoint.is_atomic)
+        try:
+            return (await self.send(batch, source)).verdicts
+        except TargetError as error:
+            # What the remote judges and refuses as a whole, it did not do before.
+            if endpoint.is_atomic and error.kind is ErrorKind.DATA:
+                return [None] * len(batch)
+            raise
 
     async def refresh(self, source: str) -> None:
         self._auths[source].refuse()
@@ -116,6 +127,14 @@ class HttpTarget(Target):
 
     async def aclose(self) -> None:
         await self._http.aclose()
+
+    async def _proof(self, source: str, client: httpx.AsyncClient) -> Mapping[str, str]:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await self._auths[source].headers(client, self._clock)
+        except TimeoutError as error:
+            # The remote itself was not yet called.
+            raise TargetError(f"no token for {source!r} came in time", kind=ErrorKind.CONNECTION) from error
 
     def _endpoint(self, table: str, mode: Mode) -> Endpoint:
         found = self._endpoints.get((table, mode)) or self._endpoints.get(mode)
@@ -135,9 +154,10 @@ class HttpTarget(Target):
             headers["Content-Type"] = content_type(batch, endpoint)
         if endpoint.idempotency_header:
             headers[endpoint.idempotency_header] = batch.key
-        reply = await self._http.call(source, endpoint.method, path, content=content, headers=headers)
+        reply = _read(await self._http.call(source, endpoint.method, path, content=content, headers=headers))
         call = _shown(endpoint.method, path)
-        if self._is_gone(reply, batch, endpoint):
+        is_delete = batch.mode is Mode.DELETE and endpoint.is_single
+        if is_delete and endpoint.gone_is_deleted and reply.status in GONE:
             return Answer([Verdict(Outcome.DELETED)])
         if reply.status == CONFLICT and batch.key in self._lost_keys and endpoint.idempotency_header:
             raise TargetError(
@@ -148,44 +168,28 @@ class HttpTarget(Target):
             )
         if reply.status not in endpoint.success:
             raise self._refused(reply, endpoint, call, len(batch))
-        return read_answer(batch, endpoint, reply.status, reply.body, _width(reply, endpoint))
+        return read_answer(batch, endpoint, reply.status, reply.body, width_hint(reply.headers, endpoint.width_header))
 
-    async def _repeated(self, batch: Batch, source: str, *, is_atomic: bool) -> Sequence[Verdict | None]:
-        """The same batch under the same key. What the remote judges and refuses as a whole, it did not do before."""
-        try:
-            return (await self.send(batch, source)).verdicts
-        except TargetError as error:
-            if is_atomic and error.kind is ErrorKind.DATA:
-                return [None] * len(batch)
-            raise
-
-    async def _listed(
-        self, batch: Batch, endpoint: Endpoint, lookup: PagedLookup, source: str
-    ) -> Sequence[Verdict | None]:
-        """What a list of the records that exist proves: created ones are in it, deleted ones are not."""
+    async def _looked_up(self, batch: Batch, endpoint: Endpoint, source: str) -> Sequence[Verdict | None]:
+        """What the records that exist prove: created ones are among them, deleted ones are not."""
         ids = [id_of(record, batch.mode, endpoint) for record in batch.records]
-        path = self._http.address(filled(lookup.url, batch.table))
-        id_field = endpoint.id_field or "id"
-        there = await ids_there(lookup, path, ids, lambda page: self._got(page, endpoint, source), id_field=id_field)
-        if batch.mode is Mode.CREATE:
-            return [Verdict(Outcome.CREATED, one) if str(one) in there else None for one in ids]
-        return [None if str(one) in there else Verdict(Outcome.DELETED, one) for one in ids]
-
-    async def _looked_up(self, batch: Batch, record: Any, source: str) -> Verdict | None:
-        """What a GET of the record proves: a created one is there, a deleted one is not."""
-        endpoint = self._endpoint(batch.table, batch.mode)
-        identifier = id_of(record, batch.mode, endpoint)
-        assert isinstance(endpoint.lookup, str)
-        path = filled(endpoint.lookup, batch.table, identifier)
-        reply = await self._got(path, endpoint, source, GONE)
-        is_there = 200 <= reply.status < 300
-        if batch.mode is Mode.CREATE:
-            return Verdict(Outcome.CREATED, identifier) if is_there else None
-        return None if is_there else Verdict(Outcome.DELETED, identifier)
+        if isinstance(endpoint.lookup, PagedLookup):
+            path = self._http.address(filled(endpoint.lookup.url, batch.table))
+            lookup = replace(endpoint.lookup, id=endpoint.lookup.id or endpoint.id_field or "id")
+            there = await _ids_there(lookup, path, ids, lambda page: self._got(page, endpoint, source))
+            is_there = [str(one) in there for one in ids]
+        else:
+            assert endpoint.lookup is not None
+            paths = [filled(endpoint.lookup, batch.table, one) for one in ids]
+            is_there = [200 <= (await self._got(path, endpoint, source, GONE)).status < 300 for path in paths]
+        is_create = batch.mode is Mode.CREATE
+        verdicts = [Verdict(Outcome.CREATED if is_create else Outcome.DELETED, one) for one in ids]
+        return [told if there is is_create else None for told, there in zip(verdicts, is_there, strict=True)]
 
     async def _got(self, path: str, endpoint: Endpoint, source: str, also: frozenset[int] = frozenset()) -> Reply:
         """What a GET was answered, if with success or one of `also`."""
-        reply = await self._http.call(source, "GET", path, headers={"Accept": "application/json", **endpoint.headers})
+        headers = {"Accept": "application/json", **endpoint.headers}
+        reply = _read(await self._http.call(source, "GET", path, headers=headers, is_write=False))
         if not 200 <= reply.status < 300 and reply.status not in also:
             raise self._refused(reply, endpoint, _shown("GET", path))
         return reply
@@ -193,9 +197,9 @@ class HttpTarget(Target):
     def _refused(self, reply: Reply, endpoint: Endpoint, call: str, records: int = 1) -> TargetError:
         return refusal(reply, endpoint, call=call, now=from_micros(self._clock.now_us()), records=records)
 
-    def _is_gone(self, reply: Reply, batch: Batch, endpoint: Endpoint) -> bool:
-        is_delete = batch.mode is Mode.DELETE and endpoint.is_single
-        return is_delete and endpoint.gone_is_deleted and reply.status in GONE
+
+def _read(response: httpx.Response) -> Reply:
+    return Reply(response.status_code, response.headers, decoded(response.content))
 
 
 def _shown(method: str, path: str) -> str:
@@ -203,6 +207,46 @@ def _shown(method: str, path: str) -> str:
     return f"{method} {path.partition('?')[0]}"
 
 
-def _width(reply: Reply, endpoint: Endpoint) -> int | None:
-    hint = reply.headers.get(endpoint.width_header.lower(), "") if endpoint.width_header else ""
-    return int(hint) if hint.isdigit() and int(hint) > 0 else None
+async def _ids_there(
+    lookup: PagedLookup, path: str, ids: Sequence[Any], get: Callable[[str], Awaitable[Reply]]
+) -> set[str]:
+    """Those of the ids that the remote has; `path` is the look-up's with the table filled in."""
+    if None in ids:
+        raise TargetError("a record without an id cannot be looked up", kind=ErrorKind.DATA, code="MissingId")
+    found: set[str] = set()
+    for start in range(0, len(ids), lookup.ids_max):
+        part = ",".join(quote(str(one), safe="") for one in ids[start : start + lookup.ids_max])
+        found |= await _all_pages(lookup, path.replace("{ids}", part), get)
+    return found
+
+
+async def _all_pages(lookup: PagedLookup, first: str, get: Callable[[str], Awaitable[Reply]]) -> set[str]:
+    found: set[str] = set()
+    path = first
+    for _ in range(PAGES_MAX):
+        reply = await get(path)
+        items = at_path(reply.body, lookup.items)
+        if not isinstance(items, list):
+            raise TargetError("the question which records exist was answered without a list", kind=ErrorKind.CONNECTION)
+        told = [at_path(item, lookup.id) for item in items]
+        if None in told:
+            raise TargetError(f"the question which records exist was answered with records without {lookup.id!r}")
+        found |= set(map(str, told))
+        following = _next_page(lookup, first, path, reply)
+        if following is None:
+            return found
+        path = following
+    raise TargetError(f"the question which records exist has more than {PAGES_MAX} pages", kind=ErrorKind.OTHER)
+
+
+def _next_page(lookup: PagedLookup, first: str, path: str, reply: Reply) -> str | None:
+    if lookup.next is None:
+        link = NEXT_LINK.search(reply.headers.get("link", ""))
+        return urljoin(path, link[1]) if link else None
+    told = at_path(reply.body, lookup.next)
+    if not told:
+        return None
+    if ADDRESS.match(str(told)):
+        return urljoin(path, str(told))
+    mark = "&" if "?" in first else "?"
+    return f"{first}{mark}{lookup.cursor_parameter}={quote(str(told), safe='')}"

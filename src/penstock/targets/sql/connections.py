@@ -28,23 +28,13 @@ class _Held(Generic[C]):
 
     free: asyncio.Semaphore
     idle: list[C] = field(default_factory=list)
-    discarded: list[C] = field(default_factory=list)
+    discarded: set[C] = field(default_factory=set)
+    """Those in use that were thrown away."""
     generation: int = 0
     opened: int = 0
     refused: int = 0
     """Connections that the server has no room for; they are not counted as free."""
     refused_at_s: float = 0.0
-
-    def was_discarded(self, connection: C) -> bool:
-        """Whether the connection was thrown away while it was in use."""
-        remaining = [other for other in self.discarded if other is not connection]
-        was, self.discarded = len(remaining) < len(self.discarded), remaining
-        return was
-
-    def make_do(self) -> None:
-        """The server has room for no more than are open."""
-        self.refused += 1
-        self.refused_at_s = asyncio.get_running_loop().time()
 
     def try_again(self) -> None:
         """Count refused connections as free again, once none is left or some time has passed."""
@@ -86,19 +76,18 @@ class ConnectionPool(Generic[C]):
                 is_usable = True
                 raise
             finally:
-                if held.was_discarded(connection):
-                    pass
-                elif is_usable and generation == held.generation and self._is_alive(connection):
+                is_current = generation == held.generation and connection not in held.discarded
+                if is_usable and is_current and self._is_alive(connection):
                     held.idle.append(connection)
                 else:
+                    held.discarded.discard(connection)
                     self._let_go(held, connection)
                 held.try_again()
 
     def discard(self, connection: C) -> None:
         """Throw away a connection that is in use: nobody knows what it would say next."""
-        held = self._held.get()
-        self._let_go(held, connection)
-        held.discarded.append(connection)
+        self._drop(connection)
+        self._held.get().discarded.add(connection)
 
     def drop_all(self) -> None:
         """Throw away every connection; those in use when they are given back."""
@@ -131,7 +120,8 @@ class ConnectionPool(Generic[C]):
             except TargetError as error:
                 if error.limit is not Limit.CONCURRENCY or not held.opened:
                     raise
-                held.make_do()
+                held.refused += 1
+                held.refused_at_s = asyncio.get_running_loop().time()
                 await held.free.acquire()
             else:
                 held.opened += 1

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
-from itertools import islice
-from operator import itemgetter, lt
+from operator import itemgetter
 from typing import Any
 
 from penstock.targets.model import ErrorKind, Mode, Record, TargetError
-from penstock.targets.sql.folds import Fold
 from penstock.targets.sql.table import Column, Table
+from penstock.targets.sql.values import Step
 
 __all__ = [
     "Row",
-    "by_key",
     "fault",
     "folded",
     "identify",
     "ids_of",
-    "is_ascending",
     "is_whole",
     "key_of_id",
     "missing_key",
-    "nth_of_key",
     "picker",
 ]
 
@@ -69,7 +64,7 @@ def _quickly(name: str, carefully: Callable[[Any], Hashable], *, has_texts: bool
     return of_record
 
 
-def folded(value: Any, fold: Fold | None) -> Any:
+def folded(value: Any, fold: Step | None) -> Any:
     """A key value as the table compares it."""
     return fold(value) if fold and value is not None else value
 
@@ -98,14 +93,6 @@ def picker(columns: tuple[str, ...]) -> Callable[[Record], Row]:
     return itemgetter(*columns) if columns else lambda record: ()
 
 
-def is_ascending(keys: Sequence[Any]) -> bool:
-    """Whether every key is greater than the one before, so that there is nothing to sort and nothing twice."""
-    try:
-        return all(map(lt, keys, islice(keys, 1, None)))
-    except TypeError:
-        return False
-
-
 def is_whole(value: Any) -> bool:
     """Whether a key, or a tuple of key values, can identify anything."""
     try:
@@ -113,24 +100,6 @@ def is_whole(value: Any) -> bool:
     except TypeError:
         return False
     return value is not None and not (isinstance(value, tuple) and None in value)
-
-
-def nth_of_key(keys: Iterable[Hashable]) -> list[int]:
-    """How many of the keys before it each one equals."""
-    seen: Counter[Hashable] = Counter()
-    found = []
-    for key in keys:
-        found.append(seen[key])
-        seen[key] += 1
-    return found
-
-
-def by_key(indexes: Sequence[int], keys: Sequence[Any]) -> list[int]:
-    """The indexes in key order."""
-    try:
-        return sorted(indexes, key=keys.__getitem__)
-    except TypeError:  # values of several types have no order; any that is always the same will do
-        return sorted(indexes, key=lambda i: repr(keys[i]))
 
 
 def missing_key(key: tuple[str, ...]) -> TargetError:

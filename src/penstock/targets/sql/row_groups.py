@@ -7,31 +7,23 @@ into a later group, because one statement cannot write a row twice.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
-from typing import Any
+from itertools import islice
+from operator import itemgetter, lt
+from typing import Any, TypeAlias
 
 from penstock.targets.model import Mode, Outcome, TargetError, Verdict
-from penstock.targets.sql.folds import Fold
-from penstock.targets.sql.keys import (
-    Row,
-    by_key,
-    fault,
-    folded,
-    ids_of,
-    is_ascending,
-    is_whole,
-    key_of_id,
-    missing_key,
-    nth_of_key,
-    picker,
-)
+from penstock.targets.sql.keys import Row, fault, folded, ids_of, is_whole, key_of_id, missing_key, picker
 from penstock.targets.sql.table import Column, Table
-from penstock.targets.sql.text_values import FromText
+from penstock.targets.sql.values import Converters, Step
 from penstock.targets.target import UniformVerdicts
 
-__all__ = ["Layout", "RowGroup", "assemble", "lay_out"]
+__all__ = ["Layout", "RowGroup", "assemble", "by_position", "lay_out"]
+
+StepOf: TypeAlias = Callable[[type], Step | None]
+"""What to do with values of a class; None when nothing needs doing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,20 +54,35 @@ class Layout:
     faults: Mapping[int, TargetError]
 
 
-def lay_out(records: Sequence[Any], mode: Mode, table: Table, key: tuple[str, ...]) -> Layout:
-    """Sort a batch's records into groups and find those that cannot be sent at all."""
+def lay_out(
+    records: Sequence[Any], mode: Mode, table: Table, key: tuple[str, ...], converters: Converters | None = None
+) -> Layout:
+    """Sort a batch's records into groups of values that the driver takes, and find those that cannot be sent."""
+
+    def from_text(name: str) -> StepOf | None:
+        read = table.columns[name].from_text
+        return read and (lambda kind: read if kind is str else None)
+
+    def not_read(name: str, text: str, error: Exception) -> str:
+        return f"column {name!r} takes {table.columns[name].full_type}, not the text {text!r}"
+
     faults: dict[int, TargetError] = {}
     groups: list[RowGroup] = []
     for group in _by_id(records, key) if mode is Mode.DELETE else _by_columns(records):
         wrong = _column_fault(group.columns, mode, table, key)
         if wrong is None:
-            groups.append(_parse_texts(group, table, faults))
+            groups.append(_converted(group, from_text, faults, not_read))
         else:
             faults.update(dict.fromkeys(group.positions, wrong))
     if mode is Mode.CREATE:
         groups = [_sorted(group, table, key) for group in groups]
     else:
         groups = _in_waves(groups, table, key, faults)
+    if converters is not None:
+        groups = [
+            _converted(group, lambda _: converters.of, faults, lambda name, _, error: f"column {name!r}: {error}")
+            for group in groups
+        ]
     return Layout([group for group in groups if group], faults)
 
 
@@ -84,10 +91,17 @@ def assemble(count: int, layout: Layout, verdicts: Iterable[Sequence[Verdict]]) 
     told = list(verdicts)
     if len(told) == 1 and len(told[0]) == count and _is_in_order(layout.groups[0], told[0]):
         return told[0]
-    placed: dict[int, Verdict] = {at: Verdict(Outcome.FAILED, error=wrong) for at, wrong in layout.faults.items()}
-    for group, answers in zip(layout.groups, told, strict=True):
-        placed.update(zip(group.positions, answers, strict=True))
+    placed = {at: Verdict(Outcome.FAILED, error=wrong) for at, wrong in layout.faults.items()}
+    placed |= by_position(layout.groups, told)
     return [placed[position] for position in range(count)]
+
+
+def by_position(groups: Sequence[RowGroup], verdicts: Sequence[Sequence[Verdict]]) -> dict[int, Verdict]:
+    """The verdicts of groups by the positions of their rows in the batch."""
+    placed: dict[int, Verdict] = {}
+    for group, told in zip(groups, verdicts, strict=True):
+        placed.update(zip(group.positions, told, strict=True))
+    return placed
 
 
 def _is_in_order(group: RowGroup, verdicts: Sequence[Verdict]) -> bool:
@@ -152,7 +166,7 @@ def _sorted(group: RowGroup, table: Table, key: tuple[str, ...]) -> RowGroup:
     if not key or not set(key) <= set(group.columns):
         return group
     keys = _keys(group, table, key)
-    return group if is_ascending(keys) else group.pick(by_key(range(len(keys)), keys))
+    return group if _is_ascending(keys) else group.pick(_by_key(range(len(keys)), keys))
 
 
 def _in_waves(
@@ -161,7 +175,7 @@ def _in_waves(
     """Rows in key order, every key's first row before any key's second."""
     keys = [_keys(group, table, key) for group in groups]
     wrong = [_wrong_keys(group, values, table, key) for group, values in zip(groups, keys, strict=True)]
-    if len(groups) == 1 and not wrong[0] and is_ascending(keys[0]):
+    if len(groups) == 1 and not wrong[0] and _is_ascending(keys[0]):
         return list(groups)
     for group, found in zip(groups, wrong, strict=True):
         faults.update({group.positions[i]: error for i, error in found.items()})
@@ -171,29 +185,28 @@ def _in_waves(
         for i, value in enumerate(values)
         if i not in wrong[n]
     )
-    waves = nth_of_key([value for _, value, _, _ in rows])
+    waves: Counter[Hashable] = Counter()
     placed: dict[tuple[int, int], list[int]] = {}
-    for wave, (_, _, n, i) in zip(waves, rows, strict=True):
-        placed.setdefault((wave, n), []).append(i)
-    return [groups[n].pick(by_key(placed[wave, n], keys[n])) for wave, n in sorted(placed)]
+    for _, value, n, i in rows:
+        placed.setdefault((waves[value], n), []).append(i)
+        waves[value] += 1
+    return [groups[n].pick(_by_key(placed[wave, n], keys[n])) for wave, n in sorted(placed)]
 
 
 def _keys(group: RowGroup, table: Table, key: tuple[str, ...]) -> list[Any]:
     """One comparable value a row: the key's, or a tuple of them."""
-    return ids_of([_comparable(group.column(name), table.columns[name].fold) for name in key])
+    columns = ((group.column(name), table.columns[name].fold) for name in key)
+    return ids_of([[folded(value, fold) for value in values] if fold else values for values, fold in columns])
 
 
 def _wrong_keys(group: RowGroup, keys: list[Any], table: Table, key: tuple[str, ...]) -> dict[int, TargetError]:
     """What is wrong with the rows whose keys identify nothing."""
-    wrong = {} if _are_plain(keys) else {i: missing_key(key) for i, value in enumerate(keys) if not is_whole(value)}
+    are_plain = set(map(type, keys)) <= {int, str}
+    wrong = {} if are_plain else {i: missing_key(key) for i, value in enumerate(keys) if not is_whole(value)}
     for name in key:
         if table.columns[name].key_types:
             wrong = _of_wrong_type(group.column(name), table.columns[name]) | wrong
     return wrong
-
-
-def _are_plain(keys: list[Any]) -> bool:
-    return set(map(type, keys)) <= {int, str}
 
 
 def _of_wrong_type(values: list[Any], column: Column) -> dict[int, TargetError]:
@@ -204,36 +217,50 @@ def _of_wrong_type(values: list[Any], column: Column) -> dict[int, TargetError]:
     }
 
 
-def _comparable(values: list[Any], fold: Fold | None) -> list[Any]:
-    return [folded(value, fold) for value in values] if fold else values
+def _converted(
+    group: RowGroup,
+    steps_of: Callable[[str], StepOf | None],
+    faults: dict[int, TargetError],
+    problem: Callable[[str, Any, Exception], str],
+) -> RowGroup:
+    """The rows with every value that has a step, by its column and class, replaced by what the step makes of it.
 
-
-def _parse_texts(group: RowGroup, table: Table, faults: dict[int, TargetError]) -> RowGroup:
-    """The rows with texts read where their columns take none; a row whose text means nothing there is at fault."""
+    A row with a value of which nothing can be made is at fault, and left out.
+    """
     changed: dict[int, list[Any]] = {}
     wrong: set[int] = set()
     for n, name in enumerate(group.columns):
-        column = table.columns[name]
-        if column.from_text is None or str not in set(map(type, map(itemgetter(n), group.rows))):
+        if (step_of := steps_of(name)) is None:
             continue
-        changed[n] = [
-            _read(value, column.from_text, i, wrong) if type(value) is str else value
-            for i, value in enumerate(map(itemgetter(n), group.rows))
-        ]
-        for i in wrong:
-            if group.positions[i] not in faults:
-                message = f"column {name!r} takes {column.full_type}, not the text {group.rows[i][n]!r}"
-                faults[group.positions[i]] = fault("BAD_TYPE", message, name)
+        steps = {kind: step_of(kind) for kind in set(map(type, map(itemgetter(n), group.rows)))}
+        if not any(steps.values()):
+            continue
+        values = changed[n] = group.column(name)
+        for i, value in enumerate(values):
+            if (step := steps[type(value)]) is not None:
+                try:
+                    values[i] = step(value)
+                except (TypeError, ValueError) as error:
+                    wrong.add(i)
+                    faults.setdefault(group.positions[i], fault("BAD_TYPE", problem(name, value, error), name))
     if not changed:
         return group
-    columns = [changed.get(n) or [row[n] for row in group.rows] for n in range(len(group.columns))]
+    columns = [changed.get(n) or group.column(name) for n, name in enumerate(group.columns)]
     made = RowGroup(group.columns, list(zip(*columns, strict=True)), group.positions)
     return made.pick([i for i in range(len(made)) if i not in wrong]) if wrong else made
 
 
-def _read(text: str, read: FromText, index: int, wrong: set[int]) -> Any:
+def _is_ascending(keys: Sequence[Any]) -> bool:
+    """Whether every key is greater than the one before, so that there is nothing to sort and nothing twice."""
     try:
-        return read(text)
-    except ValueError:
-        wrong.add(index)
-        return text
+        return all(map(lt, keys, islice(keys, 1, None)))
+    except TypeError:
+        return False
+
+
+def _by_key(indexes: Sequence[int], keys: Sequence[Any]) -> list[int]:
+    """The indexes in key order."""
+    try:
+        return sorted(indexes, key=keys.__getitem__)
+    except TypeError:  # values of several types have no order; any that is always the same will do
+        return sorted(indexes, key=lambda i: repr(keys[i]))

@@ -1,20 +1,20 @@
-"""What a database says of a table, and which of its columns identify a record."""
+"""What a database says of a table, which of its columns identify a record, and how SQL writes their names."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
-from penstock.targets.model import BulkOptions, ErrorKind, Mode, TargetError
-from penstock.targets.sql.folds import Fold
-from penstock.targets.sql.names import Quote
+from penstock.targets.model import BadInput, BulkOptions, ErrorKind, Mode, TargetError
 from penstock.targets.sql.options import SqlOptions
-from penstock.targets.sql.text_values import FromText
+from penstock.targets.sql.values import Step
 
-__all__ = ["Column", "Table", "choose_key", "no_such_table"]
+__all__ = ["Column", "Table", "ansi", "backticks", "choose_key", "listed", "no_such_table", "split_name"]
 
-Classes: TypeAlias = tuple[type, ...]
+Quote = Callable[[str], str]
+Classes = tuple[type, ...]
+PART = re.compile(r'"((?:[^"]|"")+)"|([^".]+)')
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +34,10 @@ class Column:
     is_array: bool = False
     is_copied_as_text: bool = False
     """The driver has no binary form of its values, so they are staged as text."""
-    fold: Fold | None = None
+    fold: Step | None = None
     """Values that this makes equal are equal to the table, as far as we can tell; None when only equal ones are."""
     is_text: bool = False
-    from_text: FromText | None = None
+    from_text: Step | None = None
     """Reads a text as a value of this type; None where texts are taken as they are."""
     is_read_by_server: bool = False
     """Texts are for the server to read: it knows more ways to write them than we do."""
@@ -59,7 +59,8 @@ class Table:
     columns: Mapping[str, Column]
     primary_key: tuple[str, ...] = ()
     unique_keys: Collection[tuple[str, ...]] = ()
-    is_partitioned: bool = False
+    reads_before: bool = False
+    """What an upsert writes does not tell new rows from old ones, so what was there must be read before."""
     has_row_security: bool = False
     has_insert_trigger: bool = False
     """A trigger runs before each insert, and may leave the row out."""
@@ -95,10 +96,35 @@ def choose_key(table: Table, mode: Mode, options: BulkOptions) -> tuple[str, ...
 
 
 def _no_key(table: Table, problem: str) -> TargetError:
-    keys = [f"({', '.join(key)})" for key in _distinct((table.primary_key, *table.unique_keys)) if key]
+    keys = [f"({', '.join(key)})" for key in dict.fromkeys((table.primary_key, *table.unique_keys)) if key]
     known = f"its unique keys are: {', '.join(keys)}" if keys else "it has no unique key at all"
     return TargetError(f"table {table} {problem}; {known}", kind=ErrorKind.UNSUPPORTED, code="NO_SUCH_KEY")
 
 
-def _distinct(keys: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    return list(dict.fromkeys(keys))
+def split_name(name: str) -> tuple[str | None, str]:
+    """The schema, if one is named, and the table of `table`, `schema.table` or `"a.b"."c"`; case matters."""
+    parts, at = [], 0
+    while at <= len(name):
+        found = PART.match(name, at)
+        if found is None or name[found.end() : found.end() + 1] not in ("", "."):
+            break
+        parts.append(found[1].replace('""', '"') if found[1] else found[2].strip())
+        at = found.end() + 1
+    if at != len(name) + 1 or not 1 <= len(parts) <= 2 or not all(parts) or "\0" in name:
+        raise BadInput(f'{name!r} is not the name of a table; write table, schema.table or "a.b"."c"')
+    return (parts[0] if len(parts) == 2 else None), parts[-1]
+
+
+def ansi(name: str) -> str:
+    """A name for PostgreSQL and SQLite."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def backticks(name: str) -> str:
+    """A name for MariaDB, in a statement whose values are put in with `%s`."""
+    return "`" + name.replace("`", "``").replace("%", "%%") + "`"
+
+
+def listed(names: Iterable[str], quote: Quote = ansi) -> str:
+    """Names with commas between."""
+    return ", ".join(map(quote, names))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from penstock.errors import SettingsInvalid
 from penstock.targets.model import DONE as OUTCOMES
@@ -14,12 +14,16 @@ from penstock.targets.sql.keys import identify, ids_of
 from penstock.targets.sql.options import SqlOptions
 from penstock.targets.sql.row_groups import Layout, RowGroup, assemble, lay_out
 from penstock.targets.sql.table import Table, choose_key
-from penstock.targets.sql.values import Converters, convert
+from penstock.targets.sql.values import Converters
 from penstock.targets.target import Answer, Batch, Capabilities, Target, UniformVerdicts
 
-__all__ = ["CREATED", "DONE", "UNCHANGED", "SqlTarget", "TableBatch", "Written", "left_out", "not_found", "with_ids"]
+__all__ = ["CREATED", "DONE", "JUDGED", "UNCHANGED", "SqlTarget", "TableBatch", "left_out", "not_found", "with_ids"]
 
+GroupVerdicts: TypeAlias = Sequence[Sequence[Verdict]]
+"""What the groups of a batch came to: their verdicts, in the order of the groups and their rows."""
 DONE = {mode: Verdict(outcome) for mode, outcome in OUTCOMES.items()} | {Mode.UPSERT: Verdict(Outcome.UPDATED)}
+JUDGED = (ErrorKind.DATA, ErrorKind.BUSINESS)
+"""Errors that are about a record."""
 CREATED, UNCHANGED = Verdict(Outcome.CREATED), Verdict(Outcome.UNCHANGED)
 
 
@@ -54,14 +58,6 @@ class TableBatch:
         return SqlOptions.of(self.batch.options)
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
-    """What the groups of a batch came to: their verdicts, in the order of the groups and their rows."""
-
-    verdicts: Sequence[Sequence[Verdict]]
-    counts_exact: bool = True
-
-
 class SqlTarget(Target):
     """A database whose tables take batches of records. A batch is one transaction.
 
@@ -71,6 +67,8 @@ class SqlTarget(Target):
     options_type = SqlOptions
     batch_size = 5000
     _converters: Converters | None = None
+    _stale_codes: frozenset[str] = frozenset()
+    """Codes after which what we know of the table is out of date."""
 
     def __init__(self, name: str, connections: int) -> None:
         if connections < 1:
@@ -84,7 +82,8 @@ class SqlTarget(Target):
         """Look the table up and settle which columns identify its records."""
         self.forget(table)  # it may have changed since the last call
         found = await self.table(table)
-        return self._capabilities(mode, options, choose_key(found, mode, options))
+        key = choose_key(found, mode, options)
+        return Capabilities(can_reconcile=self._can_reconcile(key), id_field=key[0] if len(key) == 1 else None)
 
     def identifier(self, table: str, mode: Mode, options: BulkOptions) -> Callable[[Any], Hashable | None] | None:
         """The record's key, as the table compares it. Two creates are never the same record."""
@@ -116,22 +115,26 @@ class SqlTarget(Target):
         """Look the table up again next time, since it may have changed; until then others use what is known of it."""
         self._changed.add(table)
 
-    async def _sent(self, batch: Batch, write: Callable[[TableBatch], Awaitable[Written]]) -> Answer:
+    async def _sent(self, batch: Batch, write: Callable[[TableBatch], Awaitable[GroupVerdicts]]) -> Answer:
         work = await self._work(batch)
         if not work.layout.groups:
             return Answer(assemble(len(batch), work.layout, ()))
-        written = await write(work)
-        return Answer(assemble(len(batch), work.layout, written.verdicts), counts_exact=written.counts_exact)
+        try:
+            verdicts = await write(work)
+        except TargetError as error:
+            if error.kind is ErrorKind.RACE or error.code in self._stale_codes:
+                self.forget(batch.table)
+            raise
+        is_exact = batch.mode is not Mode.UPSERT or not work.table.reads_before
+        return Answer(assemble(len(batch), work.layout, verdicts), counts_exact=is_exact)
 
     async def _work(self, batch: Batch) -> TableBatch:
         table = await self.table(batch.table)
         key = choose_key(table, batch.mode, batch.options)
-        layout = lay_out(batch.records, batch.mode, table, key)
-        if self._converters is not None:
-            layout = convert(layout, self._converters)
+        layout = lay_out(batch.records, batch.mode, table, key, self._converters)
         table, layout = self._as_texts(table, layout)
         if layout.faults and not batch.options.isolate:
-            raise _as_one(layout)
+            raise layout.faults[min(layout.faults)].but(suspects=tuple(sorted(layout.faults)))
         return TableBatch(batch, table, key, layout)
 
     def _as_texts(self, table: Table, layout: Layout) -> tuple[Table, Layout]:
@@ -143,16 +146,16 @@ class SqlTarget(Target):
         """Ask the database about a table; raise `TargetError` when there is none."""
 
     @abstractmethod
-    async def _write(self, work: TableBatch) -> Written:
+    async def _write(self, work: TableBatch) -> GroupVerdicts:
         """Write all groups or none; raise `TargetError` when that failed."""
 
     @abstractmethod
-    async def _write_each(self, work: TableBatch) -> Written:
+    async def _write_each(self, work: TableBatch) -> GroupVerdicts:
         """Write the rows that the database takes, and say what is wrong with the others."""
 
-    @abstractmethod
-    def _capabilities(self, mode: Mode, options: BulkOptions, key: tuple[str, ...]) -> Capabilities:
-        """How tables behave in this mode."""
+    def _can_reconcile(self, key: tuple[str, ...]) -> bool:
+        """Whether `reconcile` can tell what became of a batch whose records have this key."""
+        return False
 
 
 def with_ids(
@@ -180,7 +183,3 @@ def not_found(work: TableBatch, group: RowGroup, index: int) -> Verdict:
     values = ", ".join(f"{name}={group.rows[index][group.columns.index(name)]!r}" for name in work.key)
     error = TargetError(f"{work.table} has no row with {values}", kind=ErrorKind.DATA, code="NOT_FOUND")
     return Verdict(Outcome.FAILED, error=error)
-
-
-def _as_one(layout: Layout) -> TargetError:
-    return layout.faults[min(layout.faults)].but(suspects=tuple(sorted(layout.faults)))

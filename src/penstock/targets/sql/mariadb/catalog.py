@@ -7,10 +7,8 @@ from decimal import Decimal
 from typing import Any
 
 from penstock.targets.model import ErrorKind, TargetError
-from penstock.targets.sql.folds import Fold, as_uuid, caseless, lower, rounded, single, then, unpadded
-from penstock.targets.sql.names import split_name
-from penstock.targets.sql.table import Column, Table, no_such_table
-from penstock.targets.sql.text_values import decimal, if_possible, number, whole
+from penstock.targets.sql.table import Column, Table, no_such_table, split_name
+from penstock.targets.sql.values import Step, as_uuid, caseless, decimal, if_possible, lower, rounded, single, unpadded
 
 __all__ = ["read_table"]
 
@@ -32,20 +30,25 @@ KEYS = (
 
 NUMERIC = ("tinyint", "smallint", "mediumint", "int", "bigint", "decimal", "float", "double", "bit", "year")
 NUMBERS = (int, float, Decimal)
-FROM_TEXT = {kind: if_possible(whole) for kind in NUMERIC} | {
+FROM_TEXT = {kind: if_possible(int) for kind in NUMERIC} | {
     "decimal": if_possible(decimal),
-    "float": if_possible(number),
-    "double": if_possible(number),
+    "float": if_possible(float),
+    "double": if_possible(float),
 }
-FOLDS: dict[str, Fold] = {"uuid": as_uuid, "float": single}
+FOLDS: dict[str, Step] = {"uuid": as_uuid, "float": single}
 SCALE = re.compile(r",(\d+)\)")
 
 
-async def read_table(cursor: Any, name: str) -> Table:
+async def read_table(connection: Any, name: str) -> Table:
     """The table of that name, in the connection's database or the named one."""
     given = split_name(name)
-    await cursor.execute(TABLE, given)
-    found = await cursor.fetchone()
+    async with connection.cursor() as cursor:
+        await cursor.execute(TABLE, given)
+        found = await cursor.fetchone()
+        await cursor.execute(COLUMNS, given)
+        columns = {row[0]: _column(row) for row in await cursor.fetchall()}
+        await cursor.execute(KEYS, given)
+        listed = await cursor.fetchall()
     if found is None:
         raise no_such_table(name)
     if found[2] != "BASE TABLE":
@@ -56,16 +59,11 @@ async def read_table(cursor: Any, name: str) -> Table:
             kind=ErrorKind.UNSUPPORTED,
             code="NO_TRANSACTIONS",
         )
-    await cursor.execute(COLUMNS, given)
-    columns = {row[0]: _column(row) for row in await cursor.fetchall()}
-    await cursor.execute(KEYS, given)
-    names: dict[str, list[str]] = {}
-    partial = set()
-    for index, column, prefix in await cursor.fetchall():
-        names.setdefault(index, []).append(column)
-        if prefix is not None:
-            partial.add(index)
-    keys = {index: tuple(parts) for index, parts in names.items() if index not in partial}
+    partial = {index for index, _, prefix in listed if prefix is not None}
+    keys: dict[str, tuple[str, ...]] = {}
+    for index, column, _ in listed:
+        if index not in partial:
+            keys[index] = (*keys.get(index, ()), column)
     return Table(
         schema=found[0],
         name=found[1],
@@ -93,14 +91,13 @@ def _column(found: tuple[Any, ...]) -> Column:
     )
 
 
-def _fold(kind: str, full: str, collation: str | None) -> Fold | None:
+def _fold(kind: str, full: str, collation: str | None) -> Step | None:
     """How the column compares, where Python compares otherwise."""
     if kind == "decimal" and (scale := SCALE.search(full)):
         return rounded(int(scale[1]))
     if collation is None:
         return FOLDS.get(kind)
-    is_caseless = "_ci" in collation
-    letters = (lower if "_as_" in collation else caseless) if is_caseless else None
+    letters = (lower if "_as_" in collation else caseless) if "_ci" in collation else None
     if "nopad" in collation:
         return letters
-    return then(letters, unpadded) if letters is not None else unpadded
+    return unpadded if letters is None else lambda value: unpadded(letters(value))

@@ -11,8 +11,8 @@ from itertools import chain
 from typing import Any
 
 from penstock.targets.sql.keys import Row
-from penstock.targets.sql.names import backticks, listed
-from penstock.targets.sql.table import Table
+from penstock.targets.sql.row_groups import RowGroup
+from penstock.targets.sql.table import Table, backticks, listed
 
 __all__ = ["Statement", "delete", "find", "find_ids", "insert", "update", "update_one"]
 
@@ -20,57 +20,49 @@ ORDINAL = "penstock ordinal"
 Statement = tuple[str, list[Any]]
 
 
-def find(
-    table: Table, key: tuple[str, ...], columns: Sequence[str], rows: Sequence[Row], *, compare: bool
-) -> Statement:
-    """Lock the rows that are there, in the order given; tells (place in `rows`, whether it differs)."""
-    wanted = tuple(columns) if compare else key
-    places = [columns.index(name) for name in wanted]
-    given = [(n, *(row[place] for place in places)) for n, row in enumerate(rows)]
-    rest = [name for name in wanted if name not in key]
+def find(table: Table, key: tuple[str, ...], group: RowGroup, *, compare: bool) -> Statement:
+    """Lock the rows that are there, in the order given; tells (place in the group, whether it differs)."""
+    rest = [name for name in group.columns if name not in key] if compare else []
     differs = " OR ".join(f"NOT (t.{backticks(c)} <=> {_as(table, c, is_exact=True)})" for c in rest) or "0"
-    text = (
-        f"SELECT g.{backticks(ORDINAL)}, {differs} FROM {_given((ORDINAL, *wanted), given)} "
-        f"STRAIGHT_JOIN {table.quoted(backticks)} t ON {_same_key(table, key)} FOR UPDATE"
-    )
-    return text, list(chain.from_iterable(given))
+    text, values = _look_up(table, key, group, differs, rest)
+    return f"{text} FOR UPDATE", values
 
 
-def find_ids(
-    table: Table, key: tuple[str, ...], columns: Sequence[str], rows: Sequence[Row], ids: Sequence[str]
-) -> Statement:
-    """The places of rows in `rows` and, beside each, these columns of the row that the table has for it."""
-    places = [columns.index(name) for name in key]
-    given = [(n, *(row[place] for place in places)) for n, row in enumerate(rows)]
-    told = ", ".join(f"t.{backticks(name)}" for name in ids)
+def find_ids(table: Table, key: tuple[str, ...], group: RowGroup, ids: Sequence[str]) -> Statement:
+    """The places of rows in the group and, beside each, these columns of the row that the table has for it."""
+    return _look_up(table, key, group, ", ".join(f"t.{backticks(name)}" for name in ids))
+
+
+def _look_up(table: Table, key: tuple[str, ...], group: RowGroup, told: str, rest: Sequence[str] = ()) -> Statement:
+    """Ask for something about the rows that are there, by their keys and, to compare them, the rest of them."""
+    places = [group.columns.index(name) for name in (*key, *rest)]
+    given = [(n, *(row[place] for place in places)) for n, row in enumerate(group.rows)]
     text = (
-        f"SELECT g.{backticks(ORDINAL)}, {told} FROM {_given((ORDINAL, *key), given)} "
+        f"SELECT g.{backticks(ORDINAL)}, {told} FROM {_given((ORDINAL, *key, *rest), given)} "
         f"STRAIGHT_JOIN {table.quoted(backticks)} t ON {_same_key(table, key)}"
     )
     return text, list(chain.from_iterable(given))
 
 
-def insert(table: Table, columns: Sequence[str], rows: Sequence[Row], returning: Sequence[str] = ()) -> Statement:
+def insert(table: Table, group: RowGroup, returning: Sequence[str] = ()) -> Statement:
     """New rows; `returning` are told in the order of the rows."""
-    values = _marks(len(columns), len(rows))
-    text = f"INSERT INTO {table.quoted(backticks)} ({listed(columns, backticks)}) VALUES {values}"
+    values = _marks(len(group.columns), len(group))
+    text = f"INSERT INTO {table.quoted(backticks)} ({listed(group.columns, backticks)}) VALUES {values}"
     told = f" RETURNING {listed(returning, backticks)}" if returning else ""
-    return text + told, list(chain.from_iterable(rows))
+    return text + told, list(chain.from_iterable(group.rows))
 
 
-def update(table: Table, key: tuple[str, ...], columns: Sequence[str], rows: Sequence[Row]) -> Statement:
+def update(table: Table, key: tuple[str, ...], group: RowGroup) -> Statement:
     """Change rows that are there and locked."""
-    changes = ", ".join(f"t.{backticks(c)} = g.{backticks(c)}" for c in columns if c not in key)
-    text = (
-        f"UPDATE {_given(columns, rows)} STRAIGHT_JOIN {table.quoted(backticks)} t ON {_same_key(table, key)} "
-        f"SET {changes}"
-    )
-    return text, list(chain.from_iterable(rows))
+    changes = ", ".join(f"t.{backticks(c)} = g.{backticks(c)}" for c in group.columns if c not in key)
+    given = _given(group.columns, group.rows)
+    text = f"UPDATE {given} STRAIGHT_JOIN {table.quoted(backticks)} t ON {_same_key(table, key)} SET {changes}"
+    return text, list(chain.from_iterable(group.rows))
 
 
-def update_one(table: Table, key: tuple[str, ...], columns: Sequence[str], row: Row) -> Statement:
-    """Change one row that is there and locked."""
-    given = dict(zip(columns, row, strict=True))
+def update_one(table: Table, key: tuple[str, ...], group: RowGroup) -> Statement:
+    """Change the only row of the group, which is there and locked."""
+    given = dict(zip(group.columns, group.rows[0], strict=True))
     changes = {name: value for name, value in given.items() if name not in key}
     text = (
         f"UPDATE {table.quoted(backticks)} SET {', '.join(f'{backticks(name)} = %s' for name in changes)} "
@@ -79,10 +71,11 @@ def update_one(table: Table, key: tuple[str, ...], columns: Sequence[str], row: 
     return text, [*changes.values(), *(given[name] for name in key)]
 
 
-def delete(table: Table, key: tuple[str, ...], columns: Sequence[str], rows: Sequence[Row]) -> Statement:
+def delete(table: Table, key: tuple[str, ...], group: RowGroup) -> Statement:
     """Delete rows that are there and locked."""
-    text = f"DELETE t FROM {_given(columns, rows)} STRAIGHT_JOIN {table.quoted(backticks)} t ON {_same_key(table, key)}"
-    return text, list(chain.from_iterable(rows))
+    given = _given(group.columns, group.rows)
+    text = f"DELETE t FROM {given} STRAIGHT_JOIN {table.quoted(backticks)} t ON {_same_key(table, key)}"
+    return text, list(chain.from_iterable(group.rows))
 
 
 def _given(columns: Sequence[str], rows: Sequence[Row]) -> str:

@@ -2,37 +2,29 @@
 
 from __future__ import annotations
 
-import asyncio
 import ssl
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
-from enum import Enum
 from types import NoneType
-from typing import Any, TypeAlias
+from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
-from uuid import UUID
 
 import asyncmy
 
-from penstock.targets.model import BadInput, BulkOptions, Mode, TargetError, Verdict
-from penstock.targets.sql.commits import Pending
+from penstock.targets.model import BadInput, TargetError
 from penstock.targets.sql.connections import ConnectionPool
 from penstock.targets.sql.mariadb.catalog import read_table
-from penstock.targets.sql.mariadb.commits import is_done
-from penstock.targets.sql.mariadb.writing import DRIVER_ERRORS, ids_in_table, told, write_each, write_group
+from penstock.targets.sql.mariadb.writing import DRIVER_ERRORS, ids_in_table, is_done, told, write_each, write_group
 from penstock.targets.sql.row_groups import RowGroup
-from penstock.targets.sql.server import ServerTarget
-from penstock.targets.sql.table import Table
-from penstock.targets.sql.target import TableBatch, Written, with_ids
-from penstock.targets.sql.values import Converters, finite, to_json
-from penstock.targets.target import Capabilities
+from penstock.targets.sql.server import Pending, ServerTarget
+from penstock.targets.sql.target import GroupVerdicts, TableBatch
+from penstock.targets.sql.values import UNKNOWN_TO_DRIVERS, Converters, finite
 
 __all__ = ["MariaDbTarget"]
 
-WriteGroup: TypeAlias = Callable[[Any, TableBatch, RowGroup], Awaitable[list[Verdict]]]
 GRACE_S = 30.0
+"""How much longer than a statement may take an answer is awaited."""
 PLAIN_OPTIONS: dict[str, Callable[[str], Any]] = {
     "unix_socket": str,
     "charset": str,
@@ -53,15 +45,15 @@ class MariaDbTarget(ServerTarget):
     """
 
     _driver_errors = DRIVER_ERRORS
+    _describe = staticmethod(read_table)
+    _write_group = staticmethod(write_group)
+    _ids_in_table = staticmethod(ids_in_table)
     _converters = Converters(
         known=(NoneType, int, float, str, bytes, bytearray, Decimal, date, time, timedelta),
         made={
+            **UNKNOWN_TO_DRIVERS,
             datetime: lambda value: value.astimezone(UTC).replace(tzinfo=None) if value.tzinfo else value,
-            UUID: str,
             float: finite,
-            dict: to_json,
-            list: to_json,
-            Enum: lambda value: value.value,
         },
     )
 
@@ -96,42 +88,15 @@ class MariaDbTarget(ServerTarget):
             is_alive=lambda connection: bool(connection.connected),
         )
 
-    def _capabilities(self, mode: Mode, options: BulkOptions, key: tuple[str, ...]) -> Capabilities:
-        return replace(super()._capabilities(mode, options, key), can_reconcile=bool(key))
+    def _can_reconcile(self, key: tuple[str, ...]) -> bool:
+        return bool(key)
 
-    async def _read_table(self, name: str) -> Table:
-        async with self._pool.take() as connection:
-            try:
-                async with connection.cursor() as cursor:
-                    return await read_table(cursor, name)
-            except DRIVER_ERRORS as error:
-                self._pool.discard(connection)
-                raise told(error) from error
+    async def _write_each(self, work: TableBatch) -> GroupVerdicts:
+        async with self._attempt(work) as connection:
+            return await self._transact(connection, work, work.layout.groups, write_each)
 
-    async def _write(self, work: TableBatch) -> Written:
-        return await self._transact(work, write_group)
-
-    async def _write_each(self, work: TableBatch) -> Written:
-        return await self._transact(work, write_each)
-
-    async def _transact(self, work: TableBatch, write: WriteGroup) -> Written:
-        """Write the groups in one transaction. When this ends in any way, the transaction has ended or soon will."""
-        self._commits.pop(work.batch.key, None)
-        groups = work.layout.groups
-        async with self._pool.take() as connection:
-            try:
-                await connection.begin()
-                async with connection.cursor() as cursor:
-                    verdicts = [
-                        with_ids(work, group, await write(cursor, work, group), await ids_in_table(cursor, work, group))
-                        for group in groups
-                    ]
-            except (TargetError, *DRIVER_ERRORS) as error:
-                await self._undo(connection)
-                raise self._refusal(error, work) from error
-            await self._commit(connection, connection.commit(), Pending(work, groups, verdicts))
-        self._commits.pop(work.batch.key, None)
-        return Written(verdicts)
+    async def _execute(self, connection: Any, statement: str) -> None:
+        await connection.query(statement)
 
     def _mapped(self, error: BaseException, work: TableBatch | None, groups: Sequence[RowGroup]) -> TargetError:
         return told(error)
@@ -139,16 +104,9 @@ class MariaDbTarget(ServerTarget):
     async def _is_committed(self, connection: Any, pending: Pending) -> bool:
         """MariaDB cannot be asked about a transaction: look whether the table holds what it would have left."""
         await connection.begin()
-        async with connection.cursor() as cursor:
-            is_there = await is_done(cursor, pending)
+        is_there = await is_done(connection, pending)
         await connection.rollback()
         return is_there
-
-    async def _undo(self, connection: Any) -> None:
-        try:
-            await asyncio.wait_for(connection.rollback(), GRACE_S)
-        except DRIVER_ERRORS:
-            self._pool.discard(connection)
 
     async def _connect(self) -> Any:
         try:

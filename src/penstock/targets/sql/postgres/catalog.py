@@ -2,49 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any
 
-from penstock.targets.sql.folds import Fold, as_uuid, lower, rounded, single, unpadded
-from penstock.targets.sql.names import ansi, split_name
-from penstock.targets.sql.table import Column, Table, no_such_table
-from penstock.targets.sql.text_values import FromText, boolean, decimal, number, whole
+from penstock.targets.sql.table import Column, Table, ansi, no_such_table, split_name
+from penstock.targets.sql.values import Step, as_uuid, boolean, decimal, lower, rounded, single, unpadded
 
 __all__ = ["read_table"]
 
 KINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table", "i": "an index", "S": "a sequence"}
 
-FOLDS: dict[str, Fold] = {"uuid": as_uuid, "citext": lower, "bpchar": unpadded, "character": unpadded, "real": single}
-FROM_TEXT: dict[str, FromText] = {
-    **dict.fromkeys(("smallint", "integer", "bigint"), whole),
-    **dict.fromkeys(("real", "double precision"), number),
+FOLDS: dict[str, Step] = {"uuid": as_uuid, "citext": lower, "bpchar": unpadded, "character": unpadded, "real": single}
+FROM_TEXT: dict[str, Step] = {
+    **dict.fromkeys(("smallint", "integer", "bigint"), int),
+    **dict.fromkeys(("real", "double precision"), float),
     "numeric": decimal,
     "boolean": boolean,
-}
-READ_BY_SERVER = frozenset(
-    [
-        "date",
-        "interval",
-        "bytea",
-        "bit",
-        "point",
-        "line",
-        "lseg",
-        "box",
-        "path",
-        "polygon",
-        "circle",
-        "int4range",
-        "int8range",
-        "numrange",
-        "daterange",
-        "tsrange",
-        "tstzrange",
-    ]
-) | {
-    "bit varying",
-    *(f"{kind} {zone} time zone" for kind in ("time", "timestamp") for zone in ("with", "without")),
 }
 SCALE = re.compile(r",(-?\d+)\)")
 
@@ -68,6 +41,7 @@ SELECT c.relkind::text, n.nspname AS schema, c.relname AS name, c.relrowsecurity
       'is_generated', a.attgenerated <> '',
       'is_required', a.attnotnull AND d.adbin IS NULL AND a.attidentity = '',
       'is_array', t.typcategory = 'A',
+      'is_read_by_server', t.typcategory IN ('A', 'D', 'G', 'R', 'T', 'V') OR t.typname = 'bytea',
       'is_copied_as_text', e.typtype = 'b' AND (e.typnamespace <> 'pg_catalog'::regnamespace OR e.typname LIKE 'reg%'
           OR e.typname IN ('aclitem', 'macaddr', 'macaddr8', 'money', 'refcursor', 'tsquery', 'tsvector')),
       'is_text', t.typcategory = 'S',
@@ -104,15 +78,16 @@ async def read_table(connection: Any, name: str) -> Table:
         raise no_such_table(name)
     if found["relkind"] not in ("r", "p"):
         raise no_such_table(name, KINDS.get(found["relkind"], "something else"))
-    columns = [_column(given) for given in _json(found["columns"])]
-    keys = _json(found["keys"])
+    columns = [_column(given) for given in found["columns"] or []]
+    keys = found["keys"] or []
     return Table(
         schema=found["schema"],
         name=found["name"],
         columns={column.name: column for column in columns},
         primary_key=next((tuple(key["columns"]) for key in keys if key["is_primary"]), ()),
         unique_keys=tuple(tuple(key["columns"]) for key in keys),
-        is_partitioned=found["relkind"] == "p",
+        # Rows of partitioned tables have no `xmax` to look at before version 18.
+        reads_before=found["relkind"] == "p" and connection.get_server_version().major < 18,
         has_row_security=found["has_row_security"],
         has_insert_trigger=found["has_insert_trigger"],
         has_update_trigger=found["has_update_trigger"],
@@ -121,24 +96,12 @@ async def read_table(connection: Any, name: str) -> Table:
 
 def _column(given: dict[str, Any]) -> Column:
     default = None if given["is_generated"] else given["default"]
-    kind = given["type"]
-    more = {
-        "default": default,
-        "fold": _fold(kind, given["full_type"]),
-        "from_text": FROM_TEXT.get(kind),
-        "is_read_by_server": given["is_array"] or kind in READ_BY_SERVER,
-    }
-    return Column(**{**given, **more})
+    fold, from_text = _fold(given["type"], given["full_type"]), FROM_TEXT.get(given["type"])
+    return Column(**{**given, "default": default, "fold": fold, "from_text": from_text})
 
 
-def _fold(kind: str, full: str) -> Fold | None:
+def _fold(kind: str, full: str) -> Step | None:
     """How the type compares, where Python compares otherwise."""
     if kind == "numeric" and (scale := SCALE.search(full)):
         return rounded(int(scale[1]))
     return FOLDS.get(kind)
-
-
-def _json(value: Any) -> list[dict[str, Any]]:
-    """A JSON column, whether or not the connection decodes it."""
-    found: list[dict[str, Any]] | None = json.loads(value) if isinstance(value, str) else value
-    return found or []

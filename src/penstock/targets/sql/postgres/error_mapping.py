@@ -1,23 +1,51 @@
-"""Errors of the driver and the server as errors of a target."""
+"""Errors of the driver and the server as errors of a target, and the rows of a batch that they point at."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+import re
+from collections.abc import Awaitable, Iterable, Sequence
+from datetime import date, datetime
 from typing import Any, TypeVar
 
 import asyncpg  # type: ignore[import-untyped]
 
 from penstock.targets.model import ErrorKind, Limit, TargetError
 from penstock.targets.sql.connections import FULL_WAIT_S
-from penstock.targets.sql.postgres.error_codes import kind_of, suspects
-from penstock.targets.sql.postgres.texts import in_column, quoted_texts
-from penstock.targets.sql.postgres.type_check import wrong_types
+from penstock.targets.sql.postgres.values import in_column, quoted_texts, wrong_types
 from penstock.targets.sql.row_groups import RowGroup
 from penstock.targets.sql.table import Table
 
-__all__ = ["DRIVER_ERRORS", "Unsendable", "described", "driven", "refusal", "refusal_of_rows"]
+__all__ = ["DRIVER_ERRORS", "STALE", "described", "driven", "kind_of", "refusal", "refusal_of_rows", "suspects"]
 
 T = TypeVar("T")
+# fmt: off
+CODES = {
+    ErrorKind.THROTTLED:  ("53300", "53400"),                    # too many connections; a configured limit
+    ErrorKind.TOKEN:      ("28000", "28P01"),
+    ErrorKind.PERMISSION: ("42501",),
+    ErrorKind.CONNECTION: ("57P01", "57P02", "57P03",            # shut down; another backend crashed; starting up
+                           "57P05", "25P03"),                    # idle too long, also in a transaction
+    ErrorKind.DEADLOCK:   ("40P01", "40001", "55P03"),           # deadlock; serialization failure; lock wait
+    ErrorKind.TOO_BIG:    ("57014", "25P04", "54000", "53200"),  # statement or transaction time; limits; memory
+    ErrorKind.DATA:       ("21000", "44000", "428C9"),           # a row twice; a check option; a generated column
+    ErrorKind.RACE:       ("42P01", "42703", "42704"),           # it was there a moment ago: someone is changing it
+}
+CLASSES = {
+    "08": ErrorKind.CONNECTION,
+    "22": ErrorKind.DATA,
+    "23": ErrorKind.DATA,
+    "0A": ErrorKind.UNSUPPORTED,
+    "38": ErrorKind.BUSINESS,         # functions of the database
+    "39": ErrorKind.BUSINESS,
+    "P0": ErrorKind.BUSINESS,         # raised by a trigger or function
+}
+# fmt: on
+KINDS = {code: kind for kind, codes in CODES.items() for code in codes}
+STALE = frozenset({"42P01", "42703", "42704", "42804", "42P10"})
+"""Codes after which what we know of the table is out of date."""
+
+KEY_IN_DETAIL = re.compile(r"\((?P<columns>.+?)\)=\((?P<values>.*)\)", re.DOTALL)
+LINE_IN_CONTEXT = re.compile(r"^COPY [^\n]*?, \w+ (?P<line>\d+)\b")
 TOO_MANY_CONNECTIONS = "53300"
 
 
@@ -106,3 +134,49 @@ def refusal_of_rows(error: BaseException, groups: Sequence[RowGroup], table: Tab
         found = []
     told.suspects = tuple(sorted(found))
     return told
+
+
+def kind_of(code: str) -> ErrorKind:
+    """The class of an SQLSTATE."""
+    return KINDS.get(code) or CLASSES.get(code[:2], ErrorKind.OTHER)
+
+
+def suspects(
+    group: RowGroup, table: Table, *, code: str, column: str | None, detail: str | None, context: str | None
+) -> list[int]:
+    """The rows an error points at, as far as it says; in doubt none."""
+    line = LINE_IN_CONTEXT.match(context or "")
+    if line and int(line["line"]) <= len(group):
+        return [int(line["line"]) - 1]
+    if code == "23502" and column in group.columns:
+        return [i for i, value in enumerate(group.column(column)) if value is None]
+    if code == "22001":
+        return _too_long(group, table)
+    key = KEY_IN_DETAIL.search(detail or "") if code[:2] == "23" else None
+    return _with_values(group, key["columns"].split(", "), key["values"]) if key else []
+
+
+def _too_long(group: RowGroup, table: Table) -> list[int]:
+    found: set[int] = set()
+    for name in group.columns:
+        longest = table.columns[name].length_max
+        if longest is not None:
+            found |= {i for i, v in enumerate(group.column(name)) if isinstance(v, str) and len(v) > longest}
+    return sorted(found)
+
+
+def _with_values(group: RowGroup, columns: Sequence[str], values: str) -> list[int]:
+    names = [name.strip('"').replace('""', '"') for name in columns]
+    if not set(names) <= set(group.columns):
+        return []
+    rows: Iterable[tuple[Any, ...]] = zip(*(group.column(name) for name in names), strict=True)
+    return [i for i, row in enumerate(rows) if ", ".join(map(_as_told, row)) == values]
+
+
+def _as_told(value: Any) -> str:
+    """A value as error details write it."""
+    if isinstance(value, bool):
+        return "t" if value else "f"
+    if isinstance(value, datetime):
+        return value.isoformat(sep=" ")
+    return value.isoformat() if isinstance(value, date) else str(value)

@@ -12,13 +12,12 @@ from typing import Any
 from zlib import crc32
 
 from penstock.targets.model import Mode, Outcome, Verdict
-from penstock.targets.sql.names import ansi
 from penstock.targets.sql.postgres.error_mapping import described
 from penstock.targets.sql.postgres.statements import ORDINAL, Plan, from_stage
-from penstock.targets.sql.postgres.texts import in_column, quoted_texts
-from penstock.targets.sql.postgres.type_check import wrong_types
+from penstock.targets.sql.postgres.values import in_column, quoted_texts, wrong_types
 from penstock.targets.sql.postgres.writing import plan_for, stage
 from penstock.targets.sql.row_groups import RowGroup
+from penstock.targets.sql.table import ansi
 from penstock.targets.sql.target import DONE, TableBatch, left_out, not_found
 
 __all__ = ["ROWS_MAX", "portions", "without_wrong_types", "write_rows"]
@@ -69,19 +68,16 @@ async def write_rows(connection: Any, work: TableBatch, group: RowGroup) -> tupl
     """Write the rows the table takes; return the transaction's id and the verdicts, in the order of the rows."""
     plan = plan_for(connection, work, group)
     await connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
-    more = "".join(f", {ansi(k)} {work.table.columns[k].type}" for k in _made(plan, work.mode))
+    made = plan.generated if work.mode is Mode.CREATE else ()
+    more = "".join(f", {ansi(k)} {work.table.columns[k].type}" for k in made)
     more += ", penstock_outcome text" + "".join(f", penstock_{fact} text" for fact in FACTS)
     name = await stage(connection, work, group, is_numbered=True, more=more)
-    for key in _made(plan, work.mode):
+    for key in made:
         await connection.execute(f"UPDATE {name} SET {ansi(key)} = {work.table.columns[key].default}")
-    plan = replace(plan, columns=(*plan.columns, *_made(plan, work.mode)))
+    plan = replace(plan, columns=(*plan.columns, *made))
     await connection.execute(_loop(plan, work.mode, name, len(group)))
     told = await connection.fetch(f"SELECT *, pg_current_xact_id()::text AS xid FROM {name} ORDER BY {ORDINAL}")
     return told[0]["xid"], [_verdict(work, group, n, row) for n, row in enumerate(told)]
-
-
-def _made(plan: Plan, mode: Mode) -> tuple[str, ...]:
-    return plan.generated if mode is Mode.CREATE else ()
 
 
 def _loop(plan: Plan, mode: Mode, name: str, rows: int) -> str:

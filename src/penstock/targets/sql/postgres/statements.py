@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from zlib import crc32
 
 from penstock.targets.model import Mode
-from penstock.targets.sql.names import ansi, listed
-from penstock.targets.sql.table import Column, Table
+from penstock.targets.sql.table import Column, Table, ansi, listed
 
 __all__ = ["EXACT", "ORDINAL", "ORDINAL_NAME", "Plan", "from_arrays", "from_stage", "stage_name", "stage_table"]
 
@@ -54,13 +53,8 @@ class Plan:
     def by_value(self) -> bool:
         """Whether an upsert can name created rows by key, which saves joining them to what was sent."""
         exact = all(self.table.columns[name].type in EXACT for name in self.key)
-        is_plain = not (self.only_changed or self.reads_before or self.lacks_required or self.table.has_insert_trigger)
-        return exact and is_plain and bool(self._rest)
-
-    @property
-    def reads_before(self) -> bool:
-        """Rows of partitioned tables have no `xmax` to look at before version 18; we must read what was there."""
-        return self.table.is_partitioned and self.server < 18
+        is_special = self.table.reads_before or self.table.has_insert_trigger
+        return exact and not (self.only_changed or self.lacks_required or is_special) and bool(self._rest)
 
     @property
     def lacks_required(self) -> bool:
@@ -75,7 +69,8 @@ class Plan:
     def write(self, mode: Mode, source: str) -> str:
         """One statement for a whole group."""
         if mode is Mode.CREATE:
-            return f"{self._create(source)} SELECT {XID}{self._written_count()}{self._created_keys()}"
+            count = ", (SELECT count(*) FROM written) AS written" if self.table.has_insert_trigger else ""
+            return f"{self._create(source)} SELECT {XID}{count}{self._created_keys()}"
         if mode is Mode.UPSERT and self.by_value:
             keys = ", ".join(f"array_agg({ansi(k)}) FILTER (WHERE {IS_NEW}) AS k{n}" for n, k in enumerate(self.key))
             return f"{self._upsert(source)} SELECT {XID}, count(*) AS written, {keys} FROM written"
@@ -117,9 +112,6 @@ class Plan:
             f"SELECT {columns} FROM given{told})"
         )
 
-    def _written_count(self) -> str:
-        return ", (SELECT count(*) FROM written) AS written" if self.table.has_insert_trigger else ""
-
     def _created_keys(self) -> str:
         keys = (f", array_agg({ansi(k)} ORDER BY {ORDINAL}) AS k{n}" for n, k in enumerate(self.key))
         known = {*self.columns, *self.generated}
@@ -127,10 +119,10 @@ class Plan:
 
     def _upsert(self, source: str) -> str:
         before = ""
-        if self.reads_before:
+        if self.table.reads_before:
             found = f"SELECT g.{ORDINAL} FROM given g JOIN {self._name} t ON {self._same_key()}"
             before = f"before AS MATERIALIZED ({found}), "
-        is_new = "old IS NULL" if self.server >= 18 else "NULL::bool" if self.reads_before else "xmax = 0"
+        is_new = "old IS NULL" if self.server >= 18 else "NULL::bool" if self.table.reads_before else "xmax = 0"
         return (
             f"WITH given AS (SELECT * FROM {source}), {before}"
             f"written AS (INSERT INTO {self._name} AS t ({listed(self.columns)}) OVERRIDING SYSTEM VALUE "
@@ -151,7 +143,7 @@ class Plan:
         if self.table.has_insert_trigger or self.table.has_update_trigger:
             absent = f"CASE WHEN {self._holds_the_same()} THEN 'unchanged' ELSE 'left out' END"
         was_there = f"EXISTS (SELECT FROM before b WHERE b.{ORDINAL} = g.{ORDINAL})"
-        is_new = f"NOT {was_there}" if self.reads_before else f"w.{IS_NEW}"
+        is_new = f"NOT {was_there}" if self.table.reads_before else f"w.{IS_NEW}"
         return (
             f"SELECT g.{ORDINAL}, CASE WHEN w.{ansi(self.key[0])} IS NULL THEN {absent} "
             f"WHEN {is_new} THEN 'created' ELSE 'updated' END AS outcome FROM given g "

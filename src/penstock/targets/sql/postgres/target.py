@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from penstock.targets.model import BadInput, ErrorKind, Mode, Outcome, TargetError, Verdict
-from penstock.targets.sql.commits import CANCEL_S, Pending
+import asyncpg  # type: ignore[import-untyped]
+
+from penstock.targets.model import BadInput, ErrorKind, Outcome, TargetError, Verdict
 from penstock.targets.sql.connections import ConnectionPool
 from penstock.targets.sql.postgres.catalog import read_table
-from penstock.targets.sql.postgres.error_codes import STALE
-from penstock.targets.sql.postgres.error_mapping import DRIVER_ERRORS, refusal, refusal_of_rows
+from penstock.targets.sql.postgres.error_mapping import DRIVER_ERRORS, STALE, refusal, refusal_of_rows
 from penstock.targets.sql.postgres.row_by_row import portions, without_wrong_types, write_rows
-from penstock.targets.sql.postgres.session import UNDO_S, begin, close, connect_to, drop, is_committed, undo
-from penstock.targets.sql.postgres.texts import as_texts
-from penstock.targets.sql.postgres.writing import ids_in_table, plan_for, write_group
-from penstock.targets.sql.row_groups import Layout, RowGroup
-from penstock.targets.sql.server import ServerTarget
+from penstock.targets.sql.postgres.values import as_texts
+from penstock.targets.sql.postgres.writing import ids_in_table, write_group
+from penstock.targets.sql.row_groups import Layout, RowGroup, by_position
+from penstock.targets.sql.server import CANCEL_S, UNDO_S, Pending, ServerTarget, WriteGroup
 from penstock.targets.sql.table import Table
-from penstock.targets.sql.target import TableBatch, Written, with_ids
+from penstock.targets.sql.target import GroupVerdicts, TableBatch
 
-__all__ = ["PostgresTarget"]
+__all__ = ["PostgresTarget", "is_committed"]
 
-WriteGroup: TypeAlias = Callable[[Any, TableBatch, RowGroup], Awaitable[tuple[str, Sequence[Verdict]]]]
+ASKED_MAX = 50
+PAUSE_S = 0.2
 
 
 class PostgresTarget(ServerTarget):
@@ -36,6 +37,9 @@ class PostgresTarget(ServerTarget):
 
     _driver_errors = DRIVER_ERRORS
     _stale_codes = STALE
+    _describe = staticmethod(read_table)
+    _write_group = staticmethod(write_group)
+    _ids_in_table = staticmethod(ids_in_table)
 
     def __init__(
         self,
@@ -57,38 +61,29 @@ class PostgresTarget(ServerTarget):
             "command_timeout": statement_timeout_s + UNDO_S if statement_timeout_s else None,
             **(connect or {}),
         }
-        self._begin = begin(statement_timeout_s, lock_timeout_s, idle_timeout_s, synchronous_commit)
+        # The settings of a transaction end with it: behind a pooler the session belongs to others too.
+        timeouts_s = {
+            "statement_timeout": statement_timeout_s,
+            "lock_timeout": lock_timeout_s,
+            "idle_in_transaction_session_timeout": idle_timeout_s,
+        }
+        local = "".join(f"; SET LOCAL {name} = {round(value * 1000)}" for name, value in timeouts_s.items())
+        local += "" if synchronous_commit else "; SET LOCAL synchronous_commit = off"
+        self._begin = f"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE{local}"
         self._pool: ConnectionPool[Any] = ConnectionPool(
             connections,
-            connect=lambda: connect_to(dsn, settings),
-            close=close,
-            drop=drop,
+            connect=lambda: _connect(dsn, settings),
+            close=_close,
+            drop=_drop,
             is_alive=lambda connection: not connection.is_closed(),
         )
 
-    async def _read_table(self, name: str) -> Table:
-        async with self._pool.take() as connection:
-            try:
-                return await read_table(connection, name)
-            except DRIVER_ERRORS as error:
-                raise refusal(error) from error
-
-    async def _write(self, work: TableBatch) -> Written:
-        self._commits.pop(work.batch.key, None)
-        async with self._pool.take() as connection:
-            verdicts = await self._transact(connection, work, work.layout.groups, write_group)
-        self._commits.pop(work.batch.key, None)
-        return Written(verdicts, counts_exact=_is_exact(connection, work))
-
-    async def _write_each(self, work: TableBatch) -> Written:
-        self._commits.pop(work.batch.key, None)
+    async def _write_each(self, work: TableBatch) -> GroupVerdicts:
         told, fitting = without_wrong_types(work)
-        async with self._pool.take() as connection:
+        async with self._attempt(work) as connection:
             for portion in portions(fitting):
                 told.update(await self._portion(connection, work, portion))
-        self._commits.pop(work.batch.key, None)
-        verdicts = [[told[position] for position in group.positions] for group in work.layout.groups]
-        return Written(verdicts, counts_exact=_is_exact(connection, work))
+        return [[told[position] for position in group.positions] for group in work.layout.groups]
 
     async def _portion(self, connection: Any, work: TableBatch, portion: Sequence[RowGroup]) -> dict[int, Verdict]:
         """A few rows in one transaction; if they cannot even be sent together, each in its own."""
@@ -103,35 +98,19 @@ class PostgresTarget(ServerTarget):
                 return {rows[0].positions[0]: Verdict(Outcome.FAILED, error=error)}
             alone = [await self._portion(connection, work, [row]) for row in rows]
             return {position: verdict for one in alone for position, verdict in one.items()}
-        return {
-            position: verdict
-            for group, verdicts in zip(portion, told, strict=True)
-            for position, verdict in zip(group.positions, verdicts, strict=True)
-        }
+        return by_position(portion, told)
 
     async def _transact(
         self, connection: Any, work: TableBatch, groups: Sequence[RowGroup], write: WriteGroup
-    ) -> Sequence[Sequence[Verdict]]:
-        """Write groups in one transaction. When this ends in any way, the transaction has ended too."""
-        verdicts: list[Sequence[Verdict]] = []
-        xid = ""
+    ) -> list[Sequence[Verdict]]:
         try:
-            await connection.execute(self._begin)
-            for group in groups:
-                xid, told = await write(connection, work, group)
-                verdicts.append(with_ids(work, group, told, await ids_in_table(connection, work, group)))
-        except TargetError:
-            await undo(connection)
-            raise
-        except DRIVER_ERRORS as error:
-            await undo(connection)
-            raise self._refusal(error, work, groups[len(verdicts) :][:1]) from error
+            return await super()._transact(connection, work, groups, write)
         except asyncio.CancelledError:
-            await undo(connection, CANCEL_S)
+            await self._undo(connection, CANCEL_S)
             raise
-        pending = Pending(work, groups, verdicts, xid)
-        await self._commit(connection, connection.execute("COMMIT", timeout=UNDO_S), pending)
-        return verdicts
+
+    async def _execute(self, connection: Any, statement: str) -> None:
+        await connection.execute(statement, timeout=UNDO_S)
 
     def _as_texts(self, table: Table, layout: Layout) -> tuple[Table, Layout]:
         return as_texts(table, layout)
@@ -152,6 +131,59 @@ def checked_address(url: str) -> str:
     return url.replace(parts.scheme, "postgresql", 1)
 
 
-def _is_exact(connection: Any, work: TableBatch) -> bool:
-    """Whether new rows were told from old ones by the server, not by a look before."""
-    return work.mode is not Mode.UPSERT or not plan_for(connection, work, work.layout.groups[0]).reads_before
+async def _connect(dsn: str, settings: Mapping[str, Any]) -> Any:
+    """A connection whose JSON columns take text that is JSON already, or anything that can become it."""
+    try:
+        connection = await asyncpg.connect(dsn, **settings)
+    except DRIVER_ERRORS as error:
+        raise refusal(error) from error
+    try:
+        for name, head in (("json", b""), ("jsonb", b"\x01")):
+            await connection.set_type_codec(
+                name,
+                schema="pg_catalog",
+                format="binary",
+                encoder=lambda value, head=head: head + _json(value),
+                decoder=lambda value, head=head: json.loads(value[len(head) :]),
+            )
+    except DRIVER_ERRORS as error:
+        _drop(connection)
+        raise refusal(error) from error
+    return connection
+
+
+def _json(value: Any) -> bytes:
+    return (value if isinstance(value, str) else json.dumps(value)).encode()
+
+
+async def _close(connection: Any) -> None:
+    """Take leave of the server."""
+    try:
+        await connection.close(timeout=UNDO_S)
+    except DRIVER_ERRORS:
+        _drop(connection)
+
+
+def _drop(connection: Any) -> None:
+    """Let go at once."""
+    if not connection.is_closed():
+        connection.terminate()
+
+
+async def is_committed(
+    connection: Any, transaction_id: str, sleep: Callable[[float], Awaitable[Any]] = asyncio.sleep
+) -> bool:
+    """Whether a transaction whose commit was never answered took effect."""
+    status = None
+    for _ in range(ASKED_MAX):
+        status = await connection.fetchval("SELECT pg_xact_status($1::text::xid8)", transaction_id)
+        if status in ("committed", "aborted"):
+            return bool(status == "committed")
+        if status is None:
+            break
+        await sleep(PAUSE_S)  # the server has not noticed yet that its client is gone
+    raise TargetError(
+        f"transaction {transaction_id} is {status or 'too old to ask about'}; whether it committed is not known",
+        kind=ErrorKind.CONNECTION,
+        maybe_applied=True,
+    )

@@ -77,10 +77,8 @@ async def _copy(connection: Any, work: TableBatch, group: RowGroup) -> tuple[str
     return xid, UniformVerdicts(CREATED, len(group), ids)
 
 
-async def ids_in_table(connection: Any, work: TableBatch, group: RowGroup) -> dict[int, Any] | None:
-    """The primary keys of an upsert's rows by their places in the group, where it went by another key."""
-    if not work.foreign_ids:
-        return None
+async def ids_in_table(connection: Any, work: TableBatch, group: RowGroup) -> dict[int, Any]:
+    """The primary keys of an upsert's rows by their places in the group, when it went by another key."""
     plan, columns = plan_for(connection, work, group), [work.table.columns[name] for name in work.key]
     arrays = [group.column(name) for name in work.key]
     if any(column.is_copied_as_text or column.is_array for column in columns):
@@ -101,12 +99,10 @@ def _verdicts(plan: Plan, work: TableBatch, group: RowGroup, told: Any) -> Seque
     if work.mode is Mode.UPSERT and plan.by_value:
         return _by_value(work, group, [told[f"k{n}"] for n in range(len(work.key))])
     verdicts = [DONE[work.mode]] * len(group)
-    for ordinal in told["created"] or ():
-        verdicts[ordinal - 1] = CREATED
-    for ordinal in told["unchanged"] or ():
-        verdicts[ordinal - 1] = UNCHANGED
-    for ordinal in told["left_out"] or ():
-        verdicts[ordinal - 1] = Verdict(Outcome.FAILED, error=left_out(work))
+    others = {"created": CREATED, "unchanged": UNCHANGED, "left_out": Verdict(Outcome.FAILED, error=left_out(work))}
+    for name, verdict in others.items():
+        for ordinal in told[name] or ():
+            verdicts[ordinal - 1] = verdict
     for ordinal in told["missing"] or ():
         verdicts[ordinal - 1] = not_found(work, group, ordinal - 1)
     return verdicts

@@ -5,14 +5,13 @@ from __future__ import annotations
 import sqlite3
 from string import ascii_lowercase, ascii_uppercase
 
-from penstock.targets.sql.folds import Fold, unpadded
-from penstock.targets.sql.names import ansi, split_name
-from penstock.targets.sql.table import Column, Table, no_such_table
+from penstock.targets.sql.table import Column, Table, ansi, no_such_table, split_name
+from penstock.targets.sql.values import Step, unpadded
 
 __all__ = ["read_table"]
 
 ASCII_LOWER = str.maketrans(ascii_uppercase, ascii_lowercase)
-FOLDS: dict[str, Fold] = {
+FOLDS: dict[str, Step] = {
     "NOCASE": lambda value: value.translate(ASCII_LOWER) if isinstance(value, str) else value,
     "RTRIM": unpadded,
 }
@@ -44,7 +43,7 @@ def read_table(connection: sqlite3.Connection, name: str) -> Table:
     )
 
 
-def _unique_keys(connection: sqlite3.Connection, table: str, schema: str) -> list[list[tuple[str, Fold | None]]]:
+def _unique_keys(connection: sqlite3.Connection, table: str, schema: str) -> list[list[tuple[str, Step | None]]]:
     """The columns of unique indexes over whole tables and plain columns, with how each compares text."""
     names = connection.execute(
         'SELECT name FROM pragma_index_list(?, ?) WHERE "unique" AND NOT partial', (table, schema)

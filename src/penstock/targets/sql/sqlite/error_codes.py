@@ -39,6 +39,8 @@ def kind_of(name: str | None, message: str) -> ErrorKind:
 
 def refusal(error: BaseException) -> TargetError:
     """Any error as a target's. SQLite's own have a name; those without are the driver's about a value."""
+    if isinstance(error, TargetError):
+        return error
     name, message = getattr(error, "sqlite_errorname", None), str(error)
     if name is None:
         return TargetError(f"the driver cannot send a value: {message}", kind=ErrorKind.DATA, code="BAD_TYPE")

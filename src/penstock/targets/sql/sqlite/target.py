@@ -8,37 +8,24 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
-from enum import Enum
 from pathlib import Path
 from types import NoneType
 from typing import TypeVar
-from uuid import UUID
 
-from penstock.targets.model import BadInput, BulkOptions, ErrorKind, Mode, Outcome, TargetError, Verdict
+from penstock.targets.model import BadInput, ErrorKind, Outcome, TargetError, Verdict
 from penstock.targets.sql.row_groups import RowGroup
 from penstock.targets.sql.sqlite.catalog import read_table
 from penstock.targets.sql.sqlite.error_codes import refusal
 from penstock.targets.sql.sqlite.writing import ids_in_table, row_writer
 from penstock.targets.sql.table import Table
-from penstock.targets.sql.target import SqlTarget, TableBatch, Written, with_ids
-from penstock.targets.sql.values import Converters, not_nan, to_json
-from penstock.targets.target import Capabilities
+from penstock.targets.sql.target import JUDGED, SqlTarget, TableBatch, with_ids
+from penstock.targets.sql.values import UNKNOWN_TO_DRIVERS, Converters, not_nan
 
 __all__ = ["SqliteTarget"]
 
 T = TypeVar("T")
 MEMORY = ":memory:"
 ERRORS = (sqlite3.Error, OverflowError, UnicodeError)
-JUDGED = (ErrorKind.DATA, ErrorKind.BUSINESS)
-"""Errors that are about a record."""
-
-
-def _told(error: BaseException) -> TargetError:
-    return error if isinstance(error, TargetError) else refusal(error)
-
-
-def _moment(value: datetime) -> str:
-    return (value.astimezone(UTC) if value.tzinfo else value).isoformat(sep=" ")
 
 
 def checked_path(written: str | Path) -> str:
@@ -67,15 +54,12 @@ class SqliteTarget(SqlTarget):
     _converters = Converters(
         known=(NoneType, int, float, str, bytes, bytearray, memoryview),
         made={
-            datetime: _moment,
+            **UNKNOWN_TO_DRIVERS,
+            datetime: lambda value: (value.astimezone(UTC) if value.tzinfo else value).isoformat(sep=" "),
             date: date.isoformat,
             time: time.isoformat,
             Decimal: str,
-            UUID: str,
             float: not_nan,
-            dict: to_json,
-            list: to_json,
-            Enum: lambda value: value.value,
         },
     )
 
@@ -99,25 +83,14 @@ class SqliteTarget(SqlTarget):
             self._thread.shutdown(wait=False)
             self._thread = None
 
-    def _capabilities(self, mode: Mode, options: BulkOptions, key: tuple[str, ...]) -> Capabilities:
-        return Capabilities(id_field=key[0] if len(key) == 1 else None)
-
     async def _read_table(self, name: str) -> Table:
         return await self._run(lambda: read_table(self._open(), name))
 
-    async def _write(self, work: TableBatch) -> Written:
-        return await self._for_table(work, lambda: self._transact(work, work.layout.groups, self._write_group))
+    async def _write(self, work: TableBatch) -> list[list[Verdict]]:
+        return await self._run(lambda: self._transact(work, work.layout.groups, self._write_group))
 
-    async def _write_each(self, work: TableBatch) -> Written:
-        return await self._for_table(work, lambda: self._each(work))
-
-    async def _for_table(self, work: TableBatch, job: Callable[[], list[list[Verdict]]]) -> Written:
-        try:
-            return Written(await self._run(job))
-        except TargetError as error:
-            if error.kind is ErrorKind.RACE:
-                self.forget(work.batch.table)
-            raise
+    async def _write_each(self, work: TableBatch) -> list[list[Verdict]]:
+        return await self._run(lambda: self._each(work))
 
     async def _run(self, job: Callable[[], T]) -> T:
         """Run a job in the thread. When this ends, the job has ended too."""
@@ -146,10 +119,11 @@ class SqliteTarget(SqlTarget):
         cursor = connection.cursor()
         cursor.execute("BEGIN IMMEDIATE")
         try:
-            verdicts = [
-                list(with_ids(work, group, write(cursor, work, group), ids_in_table(cursor, work, group)))
-                for group in groups
-            ]
+            verdicts = []
+            for group in groups:
+                told = write(cursor, work, group)
+                ids = ids_in_table(cursor, work, group) if work.foreign_ids else None
+                verdicts.append(list(with_ids(work, group, told, ids)))
             cursor.execute("COMMIT")
         except BaseException:
             if connection.in_transaction:
@@ -161,7 +135,7 @@ class SqliteTarget(SqlTarget):
         try:
             return self._transact(work, work.layout.groups, self._write_group_by_row)
         except (TargetError, *ERRORS) as error:
-            if _told(error).kind not in JUDGED:
+            if refusal(error).kind not in JUDGED:
                 raise
             # What is found only at the commit, or ends the transaction, speaks of no row: give each its own commit.
             return [[self._alone(work, group.pick([n])) for n in range(len(group))] for group in work.layout.groups]
@@ -170,7 +144,7 @@ class SqliteTarget(SqlTarget):
         try:
             return self._transact(work, [row], self._write_group_by_row)[0][0]
         except (TargetError, *ERRORS) as error:
-            return Verdict(Outcome.FAILED, error=_told(error))
+            return Verdict(Outcome.FAILED, error=refusal(error))
 
     def _write_group(self, cursor: sqlite3.Cursor, work: TableBatch, group: RowGroup) -> list[Verdict]:
         write = row_writer(cursor, work, group)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from penstock.targets.model import Mode, Outcome, Verdict
-from penstock.targets.sql.names import ansi, listed
 from penstock.targets.sql.row_groups import RowGroup
+from penstock.targets.sql.table import ansi, listed
 from penstock.targets.sql.target import CREATED, DONE, UNCHANGED, TableBatch, left_out, not_found
 
 __all__ = ["WriteRow", "ids_in_table", "row_writer"]
@@ -22,10 +22,8 @@ def row_writer(cursor: sqlite3.Cursor, work: TableBatch, group: RowGroup) -> Wri
     return verb[work.mode](cursor, work, group)
 
 
-def ids_in_table(cursor: sqlite3.Cursor, work: TableBatch, group: RowGroup) -> dict[int, Any] | None:
-    """The primary keys of an upsert's rows by their places in the group, where it went by another key."""
-    if not work.foreign_ids:
-        return None
+def ids_in_table(cursor: sqlite3.Cursor, work: TableBatch, group: RowGroup) -> dict[int, Any]:
+    """The primary keys of an upsert's rows by their places in the group, when it went by another key."""
     text = f"SELECT {listed(work.foreign_ids)} FROM {work.table.quoted(ansi)} WHERE {_is_key(work)}"
     keys = _picked(group, work.key)
     found = {n: cursor.execute(text, keys(n)).fetchone() for n in range(len(group))}

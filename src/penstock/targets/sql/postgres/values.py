@@ -1,19 +1,44 @@
-"""Texts that the server reads: for dates, intervals, arrays and other types it knows many ways to write them."""
+"""Values and the columns they are for.
+
+The server reads texts for dates, intervals, arrays and other types, since it knows many ways to write them. Which
+values the driver can put into a column is looked at only after it refused to, to find out which it was.
+"""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from datetime import date, datetime, time, timedelta
+from decimal import Decimal
 from operator import itemgetter
 from typing import Any
+from uuid import UUID
 
 from penstock.targets.model import ErrorKind, TargetError
+from penstock.targets.sql.keys import fault
 from penstock.targets.sql.row_groups import Layout, RowGroup
-from penstock.targets.sql.table import Table
+from penstock.targets.sql.table import Column, Table
 
-__all__ = ["as_texts", "in_column", "quoted_texts"]
+__all__ = ["as_texts", "in_column", "quoted_texts", "wrong_types"]
 
 DATA_EXCEPTION = "22"
+UNSTORABLE = re.compile("[\0\ud800-\udfff]")
+"""Zeros, and halves of characters, which are no Unicode."""
+NUMBER = (int, float, Decimal)
+CLASSES: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("smallint", "integer", "bigint"), (int,)),
+    **dict.fromkeys(("real", "double precision"), NUMBER),
+    "numeric": (*NUMBER, str),
+    "boolean": (bool,),
+    **dict.fromkeys(("text", "character varying", "bpchar"), (str,)),
+    "date": (date,),
+    **dict.fromkeys(("timestamp without time zone", "timestamp with time zone"), (datetime,)),
+    "time without time zone": (time,),
+    "interval": (timedelta,),
+    "uuid": (UUID, str),
+    "bytea": (bytes, bytearray, memoryview),
+}
+BITS = {"smallint": 15, "integer": 31, "bigint": 63}
 
 
 def as_texts(table: Table, layout: Layout) -> tuple[Table, Layout]:
@@ -81,3 +106,28 @@ def _text(value: Any) -> Any:
 
 def _escaped(text: Any) -> str:
     return str(text).replace("\\", "\\\\").replace('"', '\\"')
+
+
+def wrong_types(group: RowGroup, table: Table) -> dict[int, TargetError]:
+    """What is wrong with the rows that hold a value of the wrong type, by their index in the group."""
+    found: dict[int, TargetError] = {}
+    for name in group.columns:
+        for i, value in enumerate(group.column(name)):
+            problem = _problem(table.columns[name], value)
+            if problem and i not in found:
+                message = f"column {name!r} takes {table.columns[name].full_type}, {problem}"
+                found[i] = fault("BAD_TYPE", message, name)
+    return found
+
+
+def _problem(column: Column, value: Any) -> str | None:
+    if value is None or (column.is_array and isinstance(value, list | tuple)):
+        return None
+    classes = (str,) if column.is_copied_as_text else CLASSES.get(column.type, (object,))
+    if column.is_array or not isinstance(value, classes):
+        return f"not {type(value).__name__}"
+    if isinstance(value, int) and column.type in BITS and not -1 <= value >> BITS[column.type] <= 0:
+        return "and the number is too large"
+    if isinstance(value, str) and UNSTORABLE.search(value):
+        return "and the text holds a character that PostgreSQL cannot store"
+    return None
