@@ -90,7 +90,6 @@ PURE = (
     "operations.chunk.records",
     "operations.chunk.owned",
     "operations.chunk.packing",
-    "operations.chunk.waits",
     "operations.rows.verdicts",
     "operations.rows.segments",
     "operations.rows.gates",

@@ -14,7 +14,6 @@ import msgspec
 
 from penstock.operations.chunk.ledger import CANCELLED, FAILED, INVALID, PENDING, TIMED_OUT, WAITING
 from penstock.operations.chunk.owned import OwnedChunk
-from penstock.operations.chunk.waits import end_wait, waited_out
 from penstock.operations.inbox.matching import Match
 from penstock.operations.states import ROW_STEP
 
@@ -53,11 +52,11 @@ def apply_signals(owned: OwnedChunk, matches: Mapping[Match, SignalContent], now
         if content.outcome == "ok":
             if content.payload is not None:
                 owned.ledger.tracks[place].outputs[i] = msgspec.json.encode(content.payload)
-            end_wait(owned, i, place, "signalled", now)
+            owned.end_wait(i, place, "signalled", now)
         else:
             # An output that is not what the step declares is a failure of the step; nobody has said that it failed.
             error_type = "StepFailure" if content.outcome == "unfit" else "SignalFailure"
-            end_wait(owned, i, place, "signal_failed", now, error_type=error_type, message=content.message)
+            owned.end_wait(i, place, "signal_failed", now, error_type=error_type, message=content.message)
 
 
 def apply_deadlines(owned: OwnedChunk, now: int) -> None:
@@ -72,8 +71,7 @@ def apply_deadlines(owned: OwnedChunk, now: int) -> None:
             and ledger.tracks[place].state[i] == WAITING
             and owned.option(place, "kind") == "signal"
         ):
-            message = waited_out(owned.option(place, "timeout"))
-            end_wait(owned, i, place, "timed_out", now, error_type="Timeout", message=message)
+            owned.time_out(i, place, now)
 
 
 def refusal(owned: OwnedChunk, i: int, *, is_named: bool, confirms_doubt: bool, has_data: bool) -> str | None:

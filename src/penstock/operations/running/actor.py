@@ -153,7 +153,7 @@ class ChunkActor:
                 if self._halt is not None:
                     ledger.undo_start(rows)
                 elif rows:
-                    await self._run_job(job_for(self.runtime, self.progress, segment, rows, self._changed))
+                    await self._run_job(job_for(self.progress, segment, rows, self._changed))
         self.progress.has_moved = True
         self._group = None
         if (trouble := self.progress.trouble) is not None:

@@ -13,7 +13,6 @@ from penstock.operations.chunk.ledger import COMPLETED, FAILED, INVALID, SKIPPED
 from penstock.operations.chunk.owned import OwnedChunk, no_key
 from penstock.operations.chunk.packing import StoredRows
 from penstock.operations.chunk.records import ROW_KEY_MAX, StepRecord
-from penstock.operations.chunk.waits import end_wait, waited_out
 from penstock.operations.messages import cut, describe
 from penstock.operations.rows.gates import Refused
 from penstock.operations.rows.judging import Objection, faults_json
@@ -312,16 +311,17 @@ class ChunkProgress:
         """A check said that the step is done."""
         if output is not None:
             self.store_output(i, place, output)
-        self.end_wait(i, place, "poll_succeeded")
+        self.owned.end_wait(i, place, "poll_succeeded", self.runtime.clock.now_us())
 
     def check_raised(self, i: int, place: int, error: BaseException) -> None:
         """A check raised: it failed the step, or it is asked again."""
+        message, now = self._without_secrets(i, error_text(error)), self.runtime.clock.now_us()
         if isinstance(error, StepFailed):
-            self.end_wait(i, place, "poll_failed", "StepFailure", self._without_secrets(i, error_text(error)))
+            self.owned.end_wait(i, place, "poll_failed", now, error_type="StepFailure", message=message)
             return
         record = self.owned.record_of(i, place)
         assert record is not None
-        self.owned.check_raised(record, self._without_secrets(i, error_text(error)), self.runtime.clock.now_us())
+        self.owned.check_raised(record, message, now)
         self.ask_again(i, place)
 
     def ask_again(self, i: int, place: int) -> None:
@@ -332,18 +332,12 @@ class ChunkProgress:
         assert record.deadline is not None
         assert every is not None
         if now >= record.deadline:
-            self.end_wait(i, place, "timed_out", "Timeout", waited_out(self.owned.option(place, "timeout")))
+            self.owned.time_out(i, place, now)
             return
         pause = every * (1 + POLL_JITTER * self.runtime.jitter.random())
         record.due_at = min(now + round(pause * 1e6), record.deadline)
         self.ledger.in_flight[i] = 0
         self.owned.changed.add((record.row, record.step))
-
-    def end_wait(
-        self, i: int, place: int, event: str, error_type: str | None = None, message: str | None = None
-    ) -> None:
-        """End the wait of row i by an event."""
-        end_wait(self.owned, i, place, event, self.runtime.clock.now_us(), error_type=error_type, message=message)
 
     # --- step records
 
