@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Set
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -56,11 +56,6 @@ class OperationRuntimes:
     def names(self) -> list[str]:
         """The operations we have code for."""
         return [definition.name for definition in self.definitions.values()]
-
-    @property
-    def numbers(self) -> Set[int]:
-        """The operations that have a runtime here."""
-        return self._made.keys()
 
     @property
     def widest(self) -> int:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import threading
 from collections.abc import Callable
 
 from penstock.clock import Clock
 from penstock.db.database import Database
-from penstock.operations.worker.heartbeat import Heartbeat
+from penstock.errors import PenstockError, Unavailable
 from penstock.operations.worker.lease import Lease
 from penstock.operations.worker.outage import Outage
 from penstock.operations.worker.stalls import LoopWatch, Place
@@ -37,18 +38,14 @@ class Vitals:
         owns_process: bool,
         on_lost: Callable[[str], None],
     ) -> None:
-        self._lease, self._owns_process = lease, owns_process
-        self._loop, self._on_lost = asyncio.get_running_loop(), on_lost
+        self._lease, self._settings, self._clock, self._outage = lease, settings, clock, outage
+        self._owns_process, self._loop, self._on_lost = owns_process, asyncio.get_running_loop(), on_lost
         self._loop_watch = LoopWatch(
             clock, warn_s=settings.stall_warning_s, stall_s=settings.stall_s, on_stall=self._has_stalled
         )
-        self._heartbeat = Heartbeat(
-            lease,
-            lambda: Database.connect(settings.database_address, clock=clock, pool_size=1),
-            outage,
-            beat_s=settings.heartbeat_s,
-            may_beat=lambda: not self._loop_watch.is_stalled,
-            on_lost=self._lost,
+        self._stop = threading.Event()
+        self._heartbeat = threading.Thread(
+            target=lambda: asyncio.run(self._beats()), name="penstock-heartbeat", daemon=True
         )
 
     def start(self) -> None:
@@ -57,8 +54,9 @@ class Vitals:
         self._heartbeat.start()
 
     async def stop(self) -> None:
-        """Stop both threads."""
-        await asyncio.to_thread(self._heartbeat.stop)
+        """Stop both threads; returns when they have ended."""
+        self._stop.set()
+        await asyncio.to_thread(self._heartbeat.join)
         await asyncio.to_thread(self._loop_watch.stop)
 
     def loop_is_alive(self) -> None:
@@ -67,9 +65,29 @@ class Vitals:
 
     # --- called on the threads
 
-    def _lost(self, why: str) -> None:
-        log.critical("worker %s: %s", self._lease.id, why)
-        self._loop.call_soon_threadsafe(self._on_lost, why)
+    async def _beats(self) -> None:
+        """Renew the lease until stopped, as long as the loop is not stuck."""
+        db = Database.connect(self._settings.database_address, clock=self._clock, pool_size=1)
+        try:
+            while not await asyncio.to_thread(self._stop.wait, self._settings.heartbeat_s):
+                if not self._loop_watch.is_stalled:
+                    await self._beat(db)
+        finally:
+            await db.close()
+
+    async def _beat(self, db: Database) -> None:
+        try:
+            if not await self._lease.beat(db):
+                why = "this worker's record is gone from the database"
+                log.critical("worker %s: %s", self._lease.id, why)
+                self._loop.call_soon_threadsafe(self._on_lost, why)
+                self._stop.set()
+            self._outage.worked("heartbeat")
+        except Unavailable as error:
+            # The lease lasts for a while; `may_start` says for how long.
+            self._outage.failed("heartbeat", error)
+        except PenstockError as error:
+            log.error("heartbeat: %s", error)
 
     def _has_stalled(self, place: Place, stuck_s: float) -> None:
         what = f"worker {self._lease.id}: {place} has blocked the event loop for {stuck_s:.0f} s"
