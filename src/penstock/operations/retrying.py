@@ -16,15 +16,16 @@ from sqlalchemy.exc import IntegrityError
 
 from penstock.db.connection import Connection
 from penstock.db.database import Database
-from penstock.errors import Conflict, NotFound
+from penstock.errors import Conflict, Fault, NotFound, RowInvalid
 from penstock.operations.auditing import log_act, some_rows
 from penstock.operations.chunk import store
 from penstock.operations.chunk.owned import OwnedChunk
 from penstock.operations.inbox.applying import refusal
+from penstock.operations.model import RowView
 from penstock.operations.moves import Head, move, touch
 from penstock.operations.tables import REMOVED, chunks, operations, requests
 
-__all__ = ["Eligibility", "NothingToRetry", "Retry", "can_retry", "retry_all", "retry_rows"]
+__all__ = ["Eligibility", "NothingToRetry", "Retry", "can_retry", "edited", "retry_all", "retry_rows"]
 
 CHUNKS_READ_MAX = 4  # with all their records in memory
 CHUNKS_OPENED_EACH = 1000  # by one statement
@@ -360,3 +361,37 @@ async def _has_request_for_all(tx: Connection, chunk: int) -> bool:
 
 def _first(retry: Retry) -> str:
     return "; ".join(f"row {row}: {reason}" for row, reason in list(retry.reasons.items())[:5]) or "none has failed"
+
+
+# --- correcting a row
+
+
+def edited(row: RowView, changes: Mapping[str, Any], columns: tuple[str, ...] | None) -> Any:
+    """The raw row with the changes in place: cells for a file with columns, otherwise a record.
+
+    `Conflict` when the row's data is not kept; `RowInvalid` names every change that fits no column.
+    """
+    if row.data is None:
+        raise Conflict(
+            f"row {row.number} cannot be edited: its operation keeps no row data, or was cancelled before it was read"
+        )
+    # A row that could not be read as a record has nothing to keep: the changes must say it all.
+    before = row.data if isinstance(row.data, Mapping) else {}
+    if columns is None:
+        return {**before, **changes}
+    unknown = [name for name in changes if name not in columns]
+    if unknown:
+        known = ", ".join(columns)
+        raise RowInvalid(faults=[Fault(f"no such column; there are: {known}", name) for name in unknown])
+    merged = {**before, **changes}
+    return [_cell(merged.get(name)) for name in columns]
+
+
+def _cell(value: Any) -> str:
+    match value:
+        case None:
+            return ""
+        case bool():
+            return "true" if value else "false"
+        case _:
+            return str(value)

@@ -14,9 +14,11 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from penstock.blobs.model import StoredBytes
 from penstock.clock import Clock, from_micros
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, SecretsUnreadable
 from penstock.operations.rows.gates import Gate, Limiter, Pace
 from penstock.operations.rows.segments import Span, cut_spans
 from penstock.operations.rows.start_limit import StartLimit
@@ -26,8 +28,9 @@ from penstock.pipeline import BoundStep, Definition, Done, Hook, Run, StepPlan
 from penstock.pipeline.outputs import OUTPUT_BYTES_MAX
 from penstock.pipeline.secret_values import mask_texts
 from penstock.pipeline.tracing import traced
+from penstock.secret_keys import SecretKeys
 
-__all__ = ["Broken", "CannotRun", "DoesNotFit", "NoOutput", "OperationRuntime", "StepRuntime"]
+__all__ = ["Broken", "CannotRun", "DoesNotFit", "NoOutput", "OperationRuntime", "StepRuntime", "load_metadata"]
 
 Call = Callable[[Any, Any], Any]
 
@@ -253,6 +256,16 @@ def _validators(definition: Definition, pipeline: object) -> tuple[Hook, ...]:
     if own is None:
         return definition.validators
     return (*definition.validators, Hook(partial(own.call, pipeline), own.is_async))
+
+
+def load_metadata(definition: Definition, operation: str, stored: Any, encrypted: str | None, keys: SecretKeys) -> Any:
+    """The metadata of an operation, from its record; `SecretsUnreadable` when this process has not the key."""
+    if encrypted is not None:
+        try:
+            stored = msgspec.json.decode(keys.decrypt(encrypted))
+        except SecretsUnreadable as error:
+            raise SecretsUnreadable(f"the secrets of operation {operation} cannot be decrypted: {error}") from error
+    return definition.meta.load(stored)
 
 
 class Broken(PenstockError):

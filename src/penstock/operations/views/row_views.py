@@ -12,7 +12,7 @@ from sqlalchemy import ColumnElement, Integer, Row, Select, bindparam, func, or_
 
 from penstock.db.connection import Connection
 from penstock.db.dialects import place_of
-from penstock.errors import InvalidInput, NotFound
+from penstock.errors import NotFound
 from penstock.operations.chunk.ledger import (
     CANCELLED,
     COMPLETED,
@@ -32,7 +32,7 @@ from penstock.operations.row_keys import GROUPS, mark
 from penstock.operations.tables import chunk_rows, chunks, requests, row_records
 from penstock.operations.views.chunk_view import ChunkView, RowLayout
 
-__all__ = ["RowFilter", "chunk_at", "first_row_at", "load_raws", "parse_cursor", "row", "rows"]
+__all__ = ["RowFilter", "chunk_at", "first_row_at", "load_raws", "row", "rows"]
 
 BATCH_MIN, BATCH_MAX = 4, 32  # chunks that are read at once: few at first, more while nothing matches
 BATCH_PLAIN = 2  # at first, where every row fits
@@ -109,15 +109,6 @@ class RowFilter:
         if self.error_type is not None:
             guards.append(chunks.c.id.in_(_chunks_with_records(layout, row_records.c.error_type == self.error_type)))
         return guards
-
-
-def parse_cursor(cursor: str | None) -> int:
-    """The number of the last row of the page before."""
-    if cursor is None:
-        return 0
-    if not (cursor.isascii() and cursor.isdigit()):
-        raise InvalidInput(f"{cursor!r} is not a cursor of this list")
-    return int(cursor)
 
 
 async def rows(tx: Connection, layout: RowLayout, wanted: RowFilter, *, limit: int, with_data: bool) -> Page[RowView]:

@@ -14,9 +14,8 @@ from penstock.clock import Clock, Entropy
 from penstock.db.database import Database
 from penstock.errors import InvalidInput, OperationUnready, PenstockError
 from penstock.operations.rows.lifespans import Lifespans
-from penstock.operations.rows.runtime import CannotRun, DoesNotFit, OperationRuntime
+from penstock.operations.rows.runtime import CannotRun, DoesNotFit, OperationRuntime, load_metadata
 from penstock.operations.rows.start_limit import StartLimit
-from penstock.operations.rows.stored_metadata import load_metadata
 from penstock.operations.rows.task_pool import Spawn, TaskPool
 from penstock.operations.states import OPERATION
 from penstock.operations.tables import operations
