@@ -11,7 +11,6 @@ from penstock.errors import Fault, FileRejected, FileUnreadable, NotFound, Unava
 from penstock.formats import Position, RawRow
 from penstock.operations.chunk import store
 from penstock.operations.chunk.owned import OwnedChunk, recover
-from penstock.operations.chunk.owning import own
 from penstock.operations.chunk.packing import StoredRows, unpack_rows
 from penstock.operations.draining import drain_chunk
 from penstock.operations.moves import move
@@ -117,7 +116,7 @@ class ChunkRunner:
 
     async def _own(self, owned: OwnedChunk, *, write: bool) -> bool:
         state, clock = working_state(owned), self._worker.clock
-        return await own(self._db, owned, owner=self._owner, state=state, clock=clock, write=write)
+        return await store.own(self._db, owned, owner=self._owner, state=state, clock=clock, write=write)
 
     def _actor(self, progress: ChunkProgress, group: Group | None) -> ChunkActor:
         settings, turn = self._worker.settings, self._worker.shared_lock.turn
