@@ -6,7 +6,7 @@ chunks, so an accepted retry survives any crash.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -186,14 +186,9 @@ async def retry_rows(
         for owned in await _chunks_of(tx, number, named):
             _refuse_changed(owned, generations or {})
             has_all = await _has_request_for_all(tx, owned.id)
-            for row in [n for n in named if owned.first_row <= n < owned.first_row + owned.row_count]:
-                reason = refusal(
-                    owned,
-                    row - owned.first_row,
-                    is_named=True,
-                    confirms_doubt=confirm_doubt,
-                    has_data=row in data,
-                )
+            for row in [n for n in named if n in owned.rows]:
+                i = row - owned.first_row
+                reason = refusal(owned, i, is_named=True, confirms_doubt=confirm_doubt, has_data=row in data)
                 if has_all:
                     reason = "a retry of all failed rows is on its way"
                 if reason is not None:
@@ -227,7 +222,7 @@ async def retry_rows(
 
 def _refuse_changed(owned: OwnedChunk, generations: Mapping[int, int]) -> None:
     for row, seen in generations.items():
-        if owned.first_row <= row < owned.first_row + owned.row_count:
+        if row in owned.rows:
             now = owned.ledger.generation[row - owned.first_row]
             if now != seen:
                 raise Conflict(f"row {row} was changed since (generation {now}, you saw {seen}); look at it again")
@@ -309,39 +304,32 @@ async def _open(db: Database, tx: Connection, found: Sequence[int]) -> None:
 
 async def _judge(tx: Connection, number: int) -> tuple[Retry, list[int]]:
     """How many rows of an operation can be run again and why the others cannot; the chunks that hold the first."""
-    retry, found = Retry(), []
-    async for owned in _failed_chunks(tx, number):
-        rows = sum(1 for _ in _eligible(owned, retry))
-        if rows:
-            retry.submitted += rows
-            found.append(owned.id)
+    unsuccessful = chunks.c.invalid + chunks.c.failed + chunks.c.timed_out + chunks.c.cancelled > 0
+    retry, found, last = Retry(), list[int](), 0
+    while some := await store.load(tx, number, unsuccessful, chunks.c.id > last, limit=CHUNKS_READ_MAX):
+        for owned in some:
+            before = retry.submitted
+            _judge_rows(owned, retry)
+            if retry.submitted > before:
+                found.append(owned.id)
+        last = some[-1].id
     return retry, found
 
 
-def _eligible(owned: OwnedChunk, retry: Retry) -> Iterator[int]:
+def _judge_rows(owned: OwnedChunk, retry: Retry) -> None:
     for i in range(owned.row_count):
         if owned.ledger.is_terminal(i) and owned.ledger.at[i] <= owned.ledger.steps:
             reason = refusal(owned, i, is_named=False, confirms_doubt=False, has_data=False)
             if reason is None:
-                yield i
+                retry.submitted += 1
             else:
                 retry.skip(owned.first_row + i, reason)
-
-
-async def _failed_chunks(tx: Connection, number: int) -> Any:
-    """The chunks of an operation that hold rows without success, one after the other, with their records."""
-    unsuccessful = chunks.c.invalid + chunks.c.failed + chunks.c.timed_out + chunks.c.cancelled > 0
-    last = 0
-    while found := await store.load(tx, number, unsuccessful, chunks.c.id > last, limit=CHUNKS_READ_MAX):
-        for owned in found:
-            yield owned
-        last = found[-1].id
 
 
 async def _chunks_of(tx: Connection, number: int, rows: Sequence[int]) -> list[OwnedChunk]:
     loaded: list[OwnedChunk] = []
     for row in rows:
-        if loaded and row < loaded[-1].first_row + loaded[-1].row_count:
+        if loaded and row in loaded[-1].rows:
             continue
         found = await store.load(
             tx, number, chunks.c.first_row <= row, chunks.c.first_row + chunks.c.row_count > row, limit=1

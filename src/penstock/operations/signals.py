@@ -121,8 +121,7 @@ class Signals:
 
         With the `tx` of `penstock.transaction()` it is stored once that is committed, and the row goes on after that.
         """
-        content = {"outcome": "ok", "payload": None if payload is None else _encoded(payload), "message": None}
-        return await self._post(operation, key, content, row=row, id=id, actor=actor, tx=tx)
+        return await self._post(operation, key, _success(payload), row=row, id=id, actor=actor, tx=tx)
 
     async def fail(
         self,
@@ -142,8 +141,7 @@ class Signals:
         """As `complete`, for the one wait whose callback address (`ctx.signal_url`) has this token. Once: a repeat
         answers like the first. `NoSuchWait` when the token is wrong or the wait is over.
         """
-        content = {"outcome": "ok", "payload": None if payload is None else _encoded(payload), "message": None}
-        return await self._post_to(token, content)
+        return await self._post_to(token, _success(payload))
 
     async def fail_wait(self, token: str, message: str) -> Receipt:
         """As `fail`, for the one wait whose callback address has this token."""
@@ -288,6 +286,10 @@ async def _is_behind(tx: Connection, after: int | str, listed: int | None, visib
         raise InvalidInput(f"{after!r} is not a cursor of this list")
     is_later = and_(row_records.c.operation == number, row_records.c.row > int(row))
     return or_(row_records.c.operation > number, is_later) if listed is None else is_later
+
+
+def _success(payload: Any) -> dict[str, Any]:
+    return {"outcome": "ok", "payload": None if payload is None else _encoded(payload), "message": None}
 
 
 def _failure(message: str) -> dict[str, Any]:

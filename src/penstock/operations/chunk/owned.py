@@ -88,6 +88,11 @@ class OwnedChunk:
     key_of: Callable[[int], str | None] = no_key  # of row i, for whoever can read the rows
 
     @property
+    def rows(self) -> range:
+        """The numbers of its rows."""
+        return range(self.first_row, self.first_row + self.row_count)
+
+    @property
     def is_validated(self) -> bool:
         """Whether no row is left to be validated."""
         return PENDING not in self.ledger.tracks[0].state

@@ -27,7 +27,7 @@ class Request:
     id: int
     kind: str
     row: int | None
-    confirms_doubt: bool
+    confirms_doubt: int  # 0 or 1
     data: Any
     accepted_at: int
 
@@ -100,17 +100,15 @@ def apply_requests(
     outcomes = {}
     for request in requests:
         rows = range(owned.row_count) if request.row is None else (request.row - owned.first_row,)
+        is_named, confirms, has_data = request.row is not None, bool(request.confirms_doubt), request.data is not None
         reset = 0
         why = "nothing to run again"
         for i in rows:
-            has_data = request.data is not None
-            refused = refusal(
-                owned, i, is_named=request.row is not None, confirms_doubt=request.confirms_doubt, has_data=has_data
-            )
+            refused = refusal(owned, i, is_named=is_named, confirms_doubt=confirms, has_data=has_data)
             if refused is None:
                 _reset(owned, i, request, raw_of(i), now)
                 reset += 1
-            elif request.row is not None:
+            elif is_named:
                 why = refused
         outcomes[request.id] = f"applied to {reset} rows" if reset else f"refused: {why}"
     return outcomes
