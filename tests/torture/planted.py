@@ -152,7 +152,7 @@ def _drain_when_due() -> Any:
 
 @fault("signals outlive their generation")
 def _old_signals() -> Any:
-    def hears(signal: matching.Message, *, key: str | None, row: int, since: int | None) -> bool:
+    def hears(signal: matching.Signal, *, key: str | None, row: int, since: int | None) -> bool:
         return signal.key == key and signal.row in (None, row)
 
     return patch.multiple(matching, accepts=hears, since=lambda: literal(0))

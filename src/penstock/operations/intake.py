@@ -105,6 +105,7 @@ async def create(
     new_id = operation_id(clock, entropy)
     name = file_name or (source.file_name if isinstance(source, BlobDescriptor) else name_of(source))
     file_format = format_of(name)
+    columns |= {"file_name": name, "file_format": file_format}
 
     def look() -> None:
         opening = blobs.storage.open(source.stored) if isinstance(source, BlobDescriptor) else open_source(source)
@@ -116,19 +117,13 @@ async def create(
         link: Link = partial(blobs.refer, blob=source.id, owner=reference_of(new_id))
     else:
         link = await _stored(db, blobs, source, name, owner=reference_of(new_id), actor=created_by, unit=unit)
-    insertion = _insertion(
-        db,
-        new_id,
-        resolved,
-        link,
-        file_name=name,
-        file_format=file_format,
-        created_by=created_by,
-        tenant=tenant or None,  # operations of the one without a name have none
-        told=told,
-        **columns,
-    )
-    return await (db.transaction(insertion, "create") if unit is None else insertion(unit.connection))
+
+    async def insert_operation(tx: Connection) -> str:
+        blob = await link(tx)
+        await _insert(db, tx, new_id, resolved, blob, told=told, created_by=created_by, tenant=tenant, **columns)
+        return new_id
+
+    return await (db.transaction(insert_operation, "create") if unit is None else insert_operation(unit.connection))
 
 
 async def _stored(
@@ -199,57 +194,55 @@ def _metadata_columns(definition: Definition, meta: Any, keys: SecretKeys) -> di
     return {"metadata": shown, "encrypted_metadata": encrypted}
 
 
-def _insertion(
+async def _insert(
     db: Database,
+    tx: Connection,
     new_id: str,
     definition: Definition,
-    link: Link,
+    blob: BlobDescriptor,
     *,
-    created_by: str,
     told: Sequence[Mapping[str, Any]],
+    created_by: str,
+    tenant: str | None,
     **columns: Any,
-) -> Callable[[Connection], Awaitable[str]]:
-    async def insert_operation(tx: Connection) -> str:
-        blob = await link(tx)
-        stored = blob.stored
-        await tx.execute(
-            insert(operations).values(
-                id=new_id,
-                name=definition.name,
-                state=OPERATION.initial,
-                reading="open",
-                open_chunks=1,
-                file_key=stored.key,
-                file_bytes=stored.size_bytes,
-                file_sha256=stored.sha256,
-                file_version=stored.version,
-                blob=blob.id,
-                plan=definition.plan_document(),
-                keep=definition.options.keep,
-                created_by=created_by,
-                created_at=db.now(),
-                **columns,
-            )
+) -> None:
+    stored = blob.stored
+    await tx.execute(
+        insert(operations).values(
+            id=new_id,
+            name=definition.name,
+            state=OPERATION.initial,
+            reading="open",
+            open_chunks=1,
+            file_key=stored.key,
+            file_bytes=stored.size_bytes,
+            file_sha256=stored.sha256,
+            file_version=stored.version,
+            blob=blob.id,
+            plan=definition.plan_document(),
+            keep=definition.options.keep,
+            created_by=created_by,
+            tenant=tenant or None,  # the one without a name has none
+            created_at=db.now(),
+            **columns,
         )
-        await journal.record(
-            tx,
-            machine=OPERATION.name,
-            subject=new_id,
-            source=None,
-            event="created",
-            target=OPERATION.initial,
-            at=db.now(),
-            actor=created_by,
-        )
-        if told:
-            await subscribe(db, tx, told, subject=new_id, tenant=columns["tenant"] or "")
-        await db.ring(tx)
-        details = {"name": definition.name, "fileName": columns["file_name"], "sha256": stored.sha256}
-        act = Act(columns["tenant"] or "", created_by, "operation.create", new_id, details)
-        await record(db, tx, act)
-        return new_id
-
-    return insert_operation
+    )
+    await journal.record(
+        tx,
+        machine=OPERATION.name,
+        subject=new_id,
+        source=None,
+        event="created",
+        target=OPERATION.initial,
+        at=db.now(),
+        actor=created_by,
+    )
+    if told:
+        await subscribe(db, tx, told, subject=new_id, tenant=tenant or "")
+    await db.ring(tx)
+    details = {"name": definition.name, "fileName": columns["file_name"], "sha256": stored.sha256}
+    act = Act(tenant or "", created_by, "operation.create", new_id, details)
+    await record(db, tx, act)
 
 
 def open_source(source: Source) -> AbstractContextManager[BinaryIO]:

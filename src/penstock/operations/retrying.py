@@ -91,17 +91,24 @@ def _missing(row: RowMapping) -> list[str]:
 
 
 def _objections(row: RowMapping) -> list[str]:
-    options = row["plan"]["options"]
-    reasons = [f"its {' and '.join(gone)} were removed (see `keep`)"] if (gone := _missing(row)) else []
+    """Every reason why not all rows of an operation can be retried now."""
+    reasons = list[str]()
     if row["state"] not in _ENDED:
         reasons.append(f"the operation is {row['state']}; all rows can be retried once it is {', '.join(_ENDED)}")
     elif row["reading"] != "complete":
         reasons.append("its file was not read to the end; create it again")
+    return reasons + _objections_to_any(row, retries=row["retry_count"])
+
+
+def _objections_to_any(row: RowMapping, *, retries: int) -> list[str]:
+    """Every reason why no row of an operation can be retried that was retried so often before."""
+    options = row["plan"]["options"]
+    reasons = [f"its {' and '.join(gone)} were removed (see `keep`)"] if (gone := _missing(row)) else []
     if not options["retryable"]:
         reasons.append("the operation is declared as not retryable")
     limit = options["max_retry_attempts"]
-    if limit and row["retry_count"] >= limit:
-        reasons.append(f"it was retried {row['retry_count']} times; max_retry_attempts is {limit}")
+    if limit and retries >= limit:
+        reasons.append(f"it was retried {retries} times; max_retry_attempts is {limit}")
     return reasons
 
 
@@ -237,14 +244,9 @@ async def _open_for_rows(db: Database, tx: Connection, number: int, *, actor: st
     row = await _operation(tx, number)
     if head is None:
         raise Conflict(f"rows of an operation that is {row['state']} cannot be retried")
-    if gone := _missing(row):
-        raise Conflict(f"rows of operation {head.id} cannot be retried: its {' and '.join(gone)} were removed")
-    options = row["plan"]["options"]
-    if not options["retryable"]:
-        raise Conflict(f"operation {head.id} is declared as not retryable")
-    limit = options["max_retry_attempts"]
-    if head.state == "Retrying" and head.previous_state in _ENDED and limit and row["retry_count"] > limit:
-        raise Conflict(f"operation {head.id} was retried {limit} times; max_retry_attempts is {limit}")
+    has_begun = head.state == "Retrying" and head.previous_state in _ENDED  # and is counted already
+    if reasons := _objections_to_any(row, retries=row["retry_count"] - 1 if has_begun else 0):
+        raise Conflict(f"rows of operation {head.id} cannot be retried: {'; '.join(reasons)}")
     await _prune_again(tx, row)
     return head
 

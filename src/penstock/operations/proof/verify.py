@@ -178,12 +178,7 @@ def _check_batch(
         report.chunks += 1
         report.rows += chunk.row_count
         report.add_all("rows_are_contiguous", _gap(facts, chunk), operation.id, chunk.id)
-        facts.add_chunk(
-            first_row=chunk.first_row,
-            row_count=chunk.row_count,
-            is_open=bool(chunk.is_open),
-            is_raw=bool(chunk.is_raw),
-        )
+        facts.add_chunk(chunk)
         try:
             known = _chunk_facts(operation, chunk, records.get(chunk.id, {}))
         except _Unreadable as error:
@@ -194,11 +189,10 @@ def _check_batch(
         facts.add_ledger(known.ledger)
         for rule in CHUNK_RULES:
             report.add_all(rule.__name__, rule(known), operation.id, chunk.id)
+        told = messages.of(chunk, known, kinds)
         for message_rule in MESSAGE_RULES:
-            if message_rule is generations_have_history and "history" in (operation.pruned or {}):
-                continue
-            found = message_rule(messages.of(chunk, known, kinds))
-            report.add_all(message_rule.__name__, found, operation.id, chunk.id)
+            if not (message_rule is generations_have_history and "history" in (operation.pruned or {})):
+                report.add_all(message_rule.__name__, message_rule(told), operation.id, chunk.id)
 
 
 def _gap(facts: OperationFacts, chunk: Row[Any]) -> Iterator[Finding]:

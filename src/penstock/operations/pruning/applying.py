@@ -22,8 +22,7 @@ from penstock.errors import Conflict, Unavailable
 from penstock.operations.model import Pruned
 from penstock.operations.operation_ids import IS_THERE
 from penstock.operations.pruning.parts import begin_part, end_part, remove_part
-from penstock.operations.pruning.removal import DUE, IS_BEGUN, IS_OVER, Due, Removal
-from penstock.operations.states import OPERATION
+from penstock.operations.pruning.removal import DUE, IS_BEGUN, IS_OVER, Due, Removal, require_over
 from penstock.operations.tables import REMOVED, operations
 from penstock.retention import Keep, due_parts
 
@@ -180,10 +179,7 @@ async def _ended(db: Database, number: int, *parts: str) -> Due:
     async with db.read() as tx:
         columns = (*DUE, operations.c.state, operations.c.hold)
         row = (await tx.execute(select(*columns).where(operations.c.number == number, IS_THERE))).one()
-    if row.hold is not None:
-        raise Conflict(f"operation {row.id} is held ({row.hold}); release it first")
-    if not OPERATION.is_settled(row.state):
-        raise Conflict(f"operation {row.id} is {row.state}; cancel it first, or wait for its end")
+    require_over(row)
     return Due.of(row, parts)
 
 

@@ -14,7 +14,7 @@ from functools import partial
 from itertools import accumulate
 from typing import Any
 
-from sqlalchemy import delete, or_, select
+from sqlalchemy import Row, delete, or_, select
 
 from penstock.blobs import queries as blob_queries
 from penstock.blobs.model import BlobDescriptor
@@ -23,7 +23,7 @@ from penstock.blobs.sweeping import clear
 from penstock.clock import from_micros
 from penstock.db.connection import Connection
 from penstock.db.database import Database
-from penstock.errors import FileUnreadable, NotFound
+from penstock.errors import Conflict, FileUnreadable, NotFound
 from penstock.journal.numbering import start_counter
 from penstock.journal.tables import transitions
 from penstock.operations.auditing import log_act
@@ -44,7 +44,7 @@ from penstock.operations.tables import (
 from penstock.outbox.states import DELIVERY
 from penstock.outbox.tables import deliveries, subscriptions
 
-__all__ = ["DUE", "IS_BEGUN", "IS_OVER", "Due", "Removal", "reference_of"]
+__all__ = ["DUE", "IS_BEGUN", "IS_OVER", "Due", "Removal", "reference_of", "require_over"]
 
 log = logging.getLogger("penstock")
 
@@ -79,6 +79,14 @@ class Due:
 
 
 DUE = [operations.c[name] for name in Due.__dataclass_fields__ if name != "parts"]
+
+
+def require_over(operation: Row[Any]) -> None:
+    """`Conflict` while the operation is held, or not over."""
+    if operation.hold is not None:
+        raise Conflict(f"operation {operation.id} is held ({operation.hold}); release it first")
+    if not OPERATION.is_settled(operation.state):
+        raise Conflict(f"operation {operation.id} is {operation.state}; cancel it first, or wait for its end")
 
 
 def reference_of(operation: str) -> str:

@@ -24,6 +24,7 @@ from penstock.operations.inbox import settling
 from penstock.operations.inbox.payloads import signalled_steps
 from penstock.operations.inbox.settling import Overtaken, Settlement
 from penstock.operations.moves import break_operation, state_of, tally
+from penstock.operations.rows.gates import happens_within
 from penstock.operations.running.chunk_progress import ChunkProgress
 from penstock.operations.running.job import RowsJob
 from penstock.operations.running.jobs import job_for
@@ -168,7 +169,7 @@ class ChunkActor:
             if self._must_look:
                 await self._settle()
             left, places = job.left, self.owned.ledger.at[:]
-            await _wait_for(self._changed, self.settings.flush_s)
+            await happens_within(self._changed, self.settings.flush_s)
             self._changed.clear()
             has_moved = job.left != left or self.owned.changed or self.owned.ledger.at != places
             if job.left > 0 and has_moved:
@@ -182,7 +183,7 @@ class ChunkActor:
             why, began = self._halt, loop.time()
             limit = self._grace_s()
             self._changed.clear()
-            await _wait_for(self._changed, limit)
+            await happens_within(self._changed, limit)
             if self._halt == why and limit is not None and loop.time() >= began + limit:
                 job.cut_off()
 
@@ -341,10 +342,3 @@ class ChunkActor:
         # Only rows that were lost with a worker can be poison.
         has_limits = options.max_errors is not None or options.max_error_rate is not None or any(self.owned.ledger.lost)
         return has_limits and self.owned.ledger.counts().unsuccessful > self._failures
-
-
-async def _wait_for(event: asyncio.Event, seconds: float | None) -> None:
-    """Wait for an event, at most so long; without a limit for None."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            await event.wait()

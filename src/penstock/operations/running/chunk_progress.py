@@ -13,9 +13,9 @@ from penstock.operations.chunk.ledger import COMPLETED, FAILED, INVALID, SKIPPED
 from penstock.operations.chunk.owned import OwnedChunk, no_key
 from penstock.operations.chunk.packing import StoredRows
 from penstock.operations.chunk.records import ROW_KEY_MAX, StepRecord
-from penstock.operations.messages import cut, describe
+from penstock.operations.messages import cut
 from penstock.operations.rows.gates import Refused
-from penstock.operations.rows.judging import Objection, faults_json
+from penstock.operations.rows.judging import Objection, note_objection
 from penstock.operations.rows.runtime import OperationRuntime
 from penstock.operations.rows.verdicts import Verdict, WrongLength, error_text, judge
 from penstock.operations.states import ROW_STEP
@@ -278,16 +278,10 @@ class ChunkProgress:
 
     def rejected(self, i: int, objection: Objection, raw: Any) -> None:
         """A row is invalid, or its validator broke."""
-        objection = objection.without_secrets(self.runtime, raw)
-        is_verdict = objection.error_type == "Validation"
-        self.ledger.reject(i, INVALID if is_verdict else FAILED)
+        self.ledger.reject(i, INVALID if objection.error_type == "Validation" else FAILED)
         self.ledger.in_flight[i] = 0
         record = self.owned.record(i, 0, "Failed", self.runtime.clock.now_us())
-        record.faults = faults_json(objection.faults)
-        if record.row_key is None:
-            key = self.runtime.definition.row.key_of_raw(raw, self.runtime.columns)
-            record.row_key = cut(key, ROW_KEY_MAX) if key else None
-        record.set_error(objection.error_type, describe(objection.faults))
+        note_objection(self.runtime, record, objection, raw)
 
     # --- waits
 
