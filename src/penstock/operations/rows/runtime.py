@@ -49,21 +49,6 @@ class StepRuntime:
     before the call.
     """
 
-    __slots__ = (
-        "_gate",
-        "_pace",
-        "_start_limit",
-        "bound",
-        "call",
-        "check",
-        "encode",
-        "key",
-        "plan",
-        "run",
-        "waits",
-        "when",
-    )
-
     def __init__(
         self,
         plan: StepPlan,

@@ -32,22 +32,6 @@ ERASED = "its data was erased"
 class ChunkProgress:
     """An owned chunk with its rows parsed; every outcome of a row is noted here, on the loop's thread."""
 
-    __slots__ = (
-        "_faults",
-        "has_moved",
-        "has_outputs",
-        "has_parked",
-        "ledger",
-        "owned",
-        "raws",
-        "rows",
-        "runtime",
-        "trouble",
-        "unread",
-        "unreadable",
-        "was_refused",
-    )
-
     def __init__(
         self,
         runtime: OperationRuntime,
