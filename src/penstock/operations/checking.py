@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 from penstock.blobs.model import StoredBytes
 from penstock.clock import Clock
 from penstock.errors import Fault, FileRejected, MetadataInvalid, RowInvalid
-from penstock.formats import Batch, Limits, format_of, open_reader
+from penstock.formats import Batch, Limits, format_of
 from penstock.operations.chunk.records import StepRecord
 from penstock.operations.intake import Source, accept_metadata, name_of, open_source
 from penstock.operations.model import ErrorGroup, FileCheck, FileFault, RowError
@@ -141,9 +141,7 @@ async def _check_rows(
     runtime: OperationRuntime, settings: Settings, stream: BinaryIO, found: _Findings, *, with_data: bool
 ) -> None:
     definition, limits = runtime.definition, Limits(row_bytes_max=settings.row_bytes_max)
-    reader = await asyncio.to_thread(
-        open_reader, stream, format=runtime.file_format, schema=definition.row.schema, limits=limits
-    )
+    reader = await asyncio.to_thread(runtime.open_reader, stream, limits)
     runtime.use_columns(reader.columns)
     layout = RowLayout(
         number=0,

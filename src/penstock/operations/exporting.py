@@ -6,17 +6,14 @@ import csv
 import io
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO
 
 import msgspec
 
 from penstock.errors import InvalidInput
 from penstock.operations.model import Page, RowView, StepView
 
-__all__ = ["FORMATS", "RESULTS", "Export", "ExportFormat", "ExportMode", "SourceFile", "exported"]
-
-ExportMode = Literal["report", "data"]
-ExportFormat = Literal["csv", "jsonl", "json"]
+__all__ = ["FORMATS", "RESULTS", "Export", "SourceFile", "exported"]
 
 FORMATS: dict[str, str] = {
     "csv": "text/csv; charset=utf-8",

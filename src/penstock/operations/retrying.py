@@ -144,7 +144,7 @@ async def _ask_for_all(
     if head is None:
         return False
     await _prune_again(tx, await _operation(tx, number))
-    await _request(db, tx, head, [(chunk, None, None) for chunk in found], token=token, actor=actor)
+    await _request(db, tx, head, [(chunk, None, None, head.generation) for chunk in found], token=token, actor=actor)
     await log_act(db, tx, number, "retry", actor=actor)
     return True
 
@@ -209,11 +209,10 @@ async def retry_rows(
             db,
             tx,
             head,
-            [(owned.id, row, data.get(row)) for owned, row in asked],
+            [(owned.id, row, data.get(row), owned.ledger.generation[row - owned.first_row]) for owned, row in asked],
             token=token,
             actor=actor,
             confirm_doubt=confirm_doubt,
-            generations={row: owned.ledger.generation[row - owned.first_row] for owned, row in asked},
         )
         await touch(tx, number, open_chunks=operations.c.open_chunks + len(reopened))
         retry.submitted = len(asked)
@@ -263,13 +262,13 @@ async def _request(
     db: Database,
     tx: Connection,
     head: Head,
-    asked: Sequence[tuple[int, int | None, Any]],
+    asked: Sequence[tuple[int, int | None, Any, int]],
     *,
     token: str,
     actor: str,
     confirm_doubt: bool = False,
-    generations: Mapping[int, int] | None = None,
 ) -> None:
+    """Store requests, each for a chunk and a row or all, with its new data and its generation; and open the chunks."""
     accepted_at = (await tx.execute(select(db.now()))).scalar_one()
     await tx.execute(
         insert(requests),
@@ -280,17 +279,17 @@ async def _request(
                 "chunk": chunk,
                 "row": row,
                 "kind": "retry" if data is None else "edit",
-                "generation": (generations or {}).get(row or 0, head.generation),
+                "generation": generation,
                 "confirms_doubt": int(confirm_doubt),
                 "data": data,
                 "actor": actor,
                 "accepted_at": accepted_at,
             }
-            for chunk, row, data in asked
+            for chunk, row, data, generation in asked
         ],
     )
     await db.ring(tx)
-    await _open(db, tx, sorted({chunk for chunk, _, _ in asked}))
+    await _open(db, tx, sorted({chunk for chunk, *_ in asked}))
 
 
 async def _open(db: Database, tx: Connection, found: Sequence[int]) -> None:

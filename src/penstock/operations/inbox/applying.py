@@ -25,7 +25,6 @@ class Request:
     """A request to run failed rows again: one row, or every eligible row of the chunk when `row` is None."""
 
     id: int
-    kind: str
     row: int | None
     confirms_doubt: int  # 0 or 1
     data: Any

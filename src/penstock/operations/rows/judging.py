@@ -11,7 +11,7 @@ from typing import Any
 from penstock.errors import Fault, InvalidInput
 from penstock.formats import Batch
 from penstock.operations.chunk.records import ROW_KEY_MAX, StepRecord
-from penstock.operations.messages import cut, describe, message_of
+from penstock.operations.messages import cut, message_of
 from penstock.operations.rows.runtime import OperationRuntime
 from penstock.operations.rows.task_pool import SLICE_NS, is_ours
 from penstock.operations.rows.verdicts import error_text
@@ -232,4 +232,4 @@ def note_objection(runtime: OperationRuntime, record: StepRecord, objection: Obj
     record.faults = [[fault.field, cut(fault.message)] for fault in objection.faults]
     if record.row_key is None and (key := runtime.definition.row.key_of_raw(raw, runtime.columns)):
         record.row_key = cut(key, ROW_KEY_MAX)
-    record.set_error(objection.error_type, describe(objection.faults))
+    record.set_error(objection.error_type, cut("; ".join(map(str, objection.faults))))

@@ -12,13 +12,14 @@ from concurrent.futures import Executor
 from contextlib import nullcontext
 from datetime import datetime
 from functools import partial
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 
 from penstock.blobs.model import StoredBytes
 from penstock.clock import Clock, from_micros
 from penstock.errors import PenstockError, SecretsUnreadable
+from penstock.formats import Limits, Reader, open_reader
 from penstock.operations.rows.gates import Gate, Limiter, Pace
 from penstock.operations.rows.segments import Span, cut_spans
 from penstock.operations.rows.start_limit import StartLimit
@@ -226,6 +227,10 @@ class OperationRuntime:
         if not self.has_secrets:
             return text
         return mask_texts(text, [*self._secrets, *self.definition.row.secret_texts(raw, self.columns)])
+
+    def open_reader(self, stream: BinaryIO, limits: Limits) -> Reader:
+        """A reader of the operation's file, or of one like it."""
+        return open_reader(stream, format=self.file_format, schema=self.definition.row.schema, limits=limits)
 
     def use_columns(self, columns: Sequence[str] | None) -> None:
         """Rows come as cells of these columns, or as records when there are none."""

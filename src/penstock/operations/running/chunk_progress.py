@@ -178,7 +178,7 @@ class ChunkProgress:
         verdict = judge(
             error,
             self.runtime.steps[place - 1].plan.options,
-            errors=record.errors if record else 0,
+            errors=self.errors(i, place),
             postponed_s=(now - record.put_off_since) / 1e6 if record and record.put_off_since else 0.0,
             jitter=self.runtime.jitter,
         )

@@ -17,7 +17,7 @@ from sqlalchemy import ColumnElement, Insert, bindparam, case, delete, func, ins
 from penstock.db.connection import Connection
 from penstock.db.database import Database
 from penstock.errors import FileRejected, Unavailable
-from penstock.formats import Batch, Limits, Position, Reader, open_reader
+from penstock.formats import Batch, Limits, Position, Reader
 from penstock.operations.chunk.persist import persist
 from penstock.operations.chunk.records import StepRecord
 from penstock.operations.chunk.store import NEW_ROWS, is_free
@@ -149,13 +149,7 @@ class Reading:
     async def run(self, source: BinaryIO) -> None:
         """Read from the last stored position to the end, then let the rows run; or stop when halted or taken over."""
         try:
-            reader = await asyncio.to_thread(
-                open_reader,
-                source,
-                format=self.runtime.file_format,
-                schema=self.runtime.definition.row.schema,
-                limits=self.limits,
-            )
+            reader = await asyncio.to_thread(self.runtime.open_reader, source, self.limits)
             self.runtime.use_columns(reader.columns)
             async with self.db.read() as tx:
                 self.counts = await sum_counts(tx, self.head.number)
