@@ -380,7 +380,7 @@ async def close(db: Database, tx: Connection, owned: OwnedChunk, writing: ChunkW
     await finish_if_over(db, tx, head, actor=actor)
 
 
-async def hand_over(db: Database, owned: OwnedChunk, writing: ChunkWrite, actor: str, tx: Connection) -> None:
+async def hand_over(db: Database, tx: Connection, owned: OwnedChunk, writing: ChunkWrite, *, actor: str) -> None:
     """Give up a raw chunk whose rows are validated; they run when all chunks are. `NewMessages` as above."""
     is_over = owned.ledger.is_over
     head = await end_raw_chunk(tx, owned.operation, is_over=is_over)

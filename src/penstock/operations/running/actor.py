@@ -245,7 +245,9 @@ class ChunkActor:
     async def _hand_over(self) -> bool:
         """Give up a raw chunk whose rows are all validated."""
         writing = self.owned.writing()
-        return await self._give_up(partial(store.hand_over, self.db, self.owned, writing, self.owner), "hand_over")
+        return await self._give_up(
+            lambda tx: store.hand_over(self.db, tx, self.owned, writing, actor=self.owner), "hand_over"
+        )
 
     async def _release(self) -> bool:
         due = next_due(self.owned)

@@ -21,7 +21,7 @@ class RowsJob(ABC):
         self.runtime, self.progress, self.segment = progress.runtime, progress, segment
         self.todo: Iterator[int] = iter(rows)
         self.left = len(rows)
-        self.is_cut_off = False
+        self.is_cut_off = self.is_withdrawn = False
         self._ended = ended
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -51,6 +51,7 @@ class RowsJob(ABC):
 
     def withdraw(self) -> list[int]:
         """Take back the rows that no task has taken; they will not begin."""
+        self.is_withdrawn = True
         rest = list(self.todo)
         self.finished(len(rest))
         return rest

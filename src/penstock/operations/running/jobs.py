@@ -33,24 +33,19 @@ class AwaitJob(RowsJob):
 
     def __init__(self, progress: ChunkProgress, segment: Segment, rows: Sequence[int], ended: asyncio.Event) -> None:
         super().__init__(progress, segment, rows, ended)
-        self._is_withdrawn = False
         self.todo = self._parsed(rows)
 
     def _parsed(self, rows: Sequence[int]) -> Iterator[int]:
         progress, in_flight = self.progress, self.progress.ledger.in_flight
         for k in range(0, len(rows), TOGETHER):
             block = rows[k : k + TOGETHER]
-            if not self._is_withdrawn:
+            if not self.is_withdrawn:
                 progress.parse(block)
             for i in block:
                 if in_flight[i]:
                     yield i
                 else:  # it no longer fits its model
                     self.finished(1)
-
-    def withdraw(self) -> list[int]:
-        self._is_withdrawn = True
-        return super().withdraw()
 
     async def take(self) -> bool:
         runtime, progress, stop = self.runtime, self.progress, self.segment.stop

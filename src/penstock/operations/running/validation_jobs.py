@@ -22,12 +22,6 @@ __all__ = ["ReadJob", "ValidateJob"]
 class JudgeJob(RowsJob):
     """What both share: no validator is called once the job was withdrawn or the lease is over."""
 
-    is_withdrawn = False
-
-    def withdraw(self) -> list[int]:
-        self.is_withdrawn = True
-        return super().withdraw()
-
     def may_start(self) -> bool:
         """Whether a validator may be called now."""
         return not self.is_withdrawn and self.runtime.may_start()
