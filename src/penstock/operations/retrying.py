@@ -83,13 +83,6 @@ async def _operation(tx: Connection, number: int) -> RowMapping:
     return row._mapping
 
 
-def _missing(row: RowMapping) -> list[str]:
-    """What of an operation its rows would need to run again, and was removed."""
-    pruned = row["pruned"] or {}
-    needed = ("rows", "outputs") if row["plan"]["options"]["track_row_data"] else ("files", "outputs")
-    return [part for part in needed if part in pruned]
-
-
 def _objections(row: RowMapping) -> list[str]:
     """Every reason why not all rows of an operation can be retried now."""
     reasons = list[str]()
@@ -103,7 +96,9 @@ def _objections(row: RowMapping) -> list[str]:
 def _objections_to_any(row: RowMapping, *, retries: int) -> list[str]:
     """Every reason why no row of an operation can be retried that was retried so often before."""
     options = row["plan"]["options"]
-    reasons = [f"its {' and '.join(gone)} were removed (see `keep`)"] if (gone := _missing(row)) else []
+    needed = ("rows" if options["track_row_data"] else "files", "outputs")
+    gone = [part for part in needed if part in (row["pruned"] or {})]
+    reasons = [f"its {' and '.join(gone)} were removed (see `keep`)"] if gone else []
     if not options["retryable"]:
         reasons.append("the operation is declared as not retryable")
     limit = options["max_retry_attempts"]
