@@ -38,7 +38,7 @@ async def drain_chunk(
     if not await store.own(db, owned, owner=owner, state="Stopping", clock=clock):
         return False
     async with db.read() as tx:
-        await store.load_records(tx, owned)
+        owned.records = await store.records_of(tx, owned.id)
     now = clock.now_us()
     owned.key_of = _keys(owned, definitions)
     steps = signalled_steps(definitions.get(owned.plan["operation"].casefold()), owned.plan)

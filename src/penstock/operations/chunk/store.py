@@ -51,7 +51,6 @@ __all__ = [
     "is_free",
     "is_written",
     "load",
-    "load_records",
     "lock",
     "own",
     "records_of",
@@ -298,17 +297,12 @@ async def load(tx: Connection, operation: int, *filters: ColumnElement[bool], li
     )
     found = [_owned(dict(zip(columns, row, strict=True))) for row in await tx.execute(query)]
     for owned in found:
-        await load_records(tx, owned)
+        owned.records = await records_of(tx, owned.id)
     return found
 
 
-async def load_records(tx: Connection, owned: OwnedChunk) -> None:
-    """Read the records of a chunk's rows; only its owner may rely on them."""
-    owned.records = await records_of(tx, owned.id)
-
-
 async def records_of(tx: Connection, chunk: int) -> dict[tuple[int, int], StepRecord]:
-    """The records of a chunk's rows, by row and step."""
+    """The records of a chunk's rows, by row and step; only its owner may rely on them."""
     found = await tx.send(_RECORDS_OF, {"the_chunk": chunk})
     return {(row[1], row[2]): StepRecord(*row) for row in found.rows}
 

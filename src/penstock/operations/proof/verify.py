@@ -33,7 +33,7 @@ from penstock.operations.proof.message_invariants import MESSAGE_RULES, generati
 from penstock.operations.proof.message_reading import OVERLOOKED_US, MessageReader, Messages
 from penstock.operations.states import OPERATION
 from penstock.operations.tables import REMOVED, chunk_rows, chunks, operations, requests, row_records, signals, workers
-from penstock.operations.views.row_views import records_of
+from penstock.operations.views.row_views import records_by_chunk
 from penstock.operations.visibility import EVERYTHING, Visible
 
 __all__ = ["verify"]
@@ -112,7 +112,7 @@ async def _verify_operation(db: Database, files: Storage, number: int, report: _
         facts = await _operation_facts(tx, row)
         reader = MessageReader(tx, number, now=await _swept_now(db, tx, row))
         async for batch in _chunk_batches(tx, number):
-            records = await records_of(tx, [chunk.id for chunk in batch])
+            records = await records_by_chunk(tx, [chunk.id for chunk in batch])
             messages = await reader.read(batch)
             await asyncio.to_thread(_check_batch, row, batch, records, messages=messages, facts=facts, report=report)
         strays = [*await _stray_records(tx, number), *await reader.strays()]

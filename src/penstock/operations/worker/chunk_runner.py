@@ -110,7 +110,7 @@ class ChunkRunner:
         if not await self._own(owned, write=False):
             return None
         async with self._db.read() as tx:
-            await store.load_records(tx, owned)
+            owned.records = await store.records_of(tx, owned.id)
         recover(owned, worker.clock.now_us())
         return self._actor(await self._progress(runtime, owned), None)
 
