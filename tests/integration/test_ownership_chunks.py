@@ -352,7 +352,7 @@ async def test_a_frozen_owner_cannot_take_a_signal_that_its_successor_took(datab
         await e.work_until_idle()
         assert await states(e, made) == [DONE]
         async with e.penstock.db.read() as tx:
-            await store.load_records(tx, stale)
+            stale.records = await store.records_of(tx, stale.id)
         with pytest.raises(Lost):
             await e.penstock.db.transaction(lambda tx: WRITES["settle"](e, tx, stale))
         assert await clean(e) == []

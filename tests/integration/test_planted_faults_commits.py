@@ -13,11 +13,11 @@ from stored import rows_of
 from penstock import Context, failpoints, operation
 from penstock.db.database import CommitUnknown
 from penstock.operations.chunk import owned, store
-from penstock.operations.running import claiming
 from penstock.operations.running.actor import ChunkActor
 from penstock.operations.tables import chunks, operations
 from penstock.operations.validating import reading
 from penstock.operations.validating.reading import Reading
+from penstock.operations.worker import chunk_runner
 from penstock.testing import engine
 
 CLOSE_BY_FENCE_ALONE = (
@@ -131,7 +131,7 @@ async def test_rows_lost_with_their_worker_that_are_forgotten_are_caught(tmp_pat
         actor.owned.ledger.lost[:] = lost
 
     if weak and fault == "not counted":
-        monkeypatch.setattr(claiming, "recover", uncounted)
+        monkeypatch.setattr(chunk_runner, "recover", uncounted)
     if weak and fault == "not stored":
         monkeypatch.setattr(ChunkActor, "_flush", unstored)
     wall = Wall()

@@ -30,7 +30,7 @@ from penstock.testing import engine
 
 @both
 async def test_signals_that_outlive_their_generation_are_caught(tmp_path, monkeypatch, weak):
-    def hears(signal: matching.Message, *, key: str | None, row: int, since: int | None) -> bool:
+    def hears(signal: matching.Signal, *, key: str | None, row: int, since: int | None) -> bool:
         return signal.key == key and signal.row in (None, row)
 
     if weak:

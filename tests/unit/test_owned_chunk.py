@@ -62,13 +62,6 @@ def test_rows_can_be_picked_in_any_order(places: list[int]):
         assert [stored[i] for i in places] == [rows[i] for i in places]
 
 
-def test_slices_are_lists_of_rows():
-    rows = rows_of(350)
-    stored = unpack_rows(pack_rows(rows))
-    assert stored[95:105] == rows[95:105]
-    assert stored[-2:] == rows[-2:]
-
-
 def test_a_row_behind_the_last_is_no_row():
     with pytest.raises(IndexError):
         unpack_rows(pack_rows(rows_of(150)))[150]

@@ -6,17 +6,16 @@ import asyncio
 import random
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, BinaryIO
 
 from penstock.blobs.model import StoredBytes
-from penstock.clock import Clock, from_micros
+from penstock.clock import Clock
 from penstock.errors import Fault, FileRejected, MetadataInvalid, RowInvalid
-from penstock.formats import Batch, Limits, Reader, format_of, open_reader
+from penstock.formats import Batch, Limits, format_of
 from penstock.operations.chunk.records import StepRecord
 from penstock.operations.intake import Source, accept_metadata, name_of, open_source
 from penstock.operations.model import ErrorGroup, FileCheck, FileFault, RowError
@@ -26,9 +25,10 @@ from penstock.operations.rows.start_limit import FOREVER, StartLimit
 from penstock.operations.rows.task_pool import TaskPool
 from penstock.operations.thresholds import breach
 from penstock.operations.validating.without_rows import no_rows
-from penstock.operations.views.chunk_view import VALIDATION, fault_values
-from penstock.pipeline import Definition, Run
-from penstock.pipeline.secret_values import mask_fields
+from penstock.operations.views.chunk_view import VALIDATION, RowLayout
+from penstock.operations.views.error_views import row_error
+from penstock.pipeline import Definition, OperationOptions, Run
+from penstock.settings import Settings
 
 __all__ = ["check_file", "check_row"]
 
@@ -37,6 +37,7 @@ __all__ = ["check_file", "check_row"]
 class _Findings:
     """What has been found so far; memory is bounded by the first errors and one example for each kind."""
 
+    options: OperationOptions
     errors_max: int
     rows: int = 0
     invalid: int = 0
@@ -44,15 +45,14 @@ class _Findings:
     errors: list[RowError] = field(default_factory=list)
     groups: dict[tuple[str, str], ErrorGroup] = field(default_factory=dict)
 
-    def add(
-        self, definition: Definition, rows: int, records: Sequence[StepRecord], shown: Callable[[int], Any]
-    ) -> None:
-        """Add a batch, with the records of the rows that are not valid; `shown` gives a row's data by its number."""
-        self.rows += rows
+    def add(self, layout: RowLayout, batch: Batch, records: Sequence[StepRecord], *, with_data: bool) -> None:
+        """Add a batch, with the records of the rows that are not valid."""
+        self.rows += len(batch.rows)
         self.invalid += len(records)
-        self.stop_reason = self.stop_reason or breach(definition.options, failed=self.invalid, judged=self.rows)
-        room = max(0, self.errors_max - len(self.errors))
-        self.errors += [_row_error(record, shown(record.row)) for record in records[:room]]
+        self.stop_reason = self.stop_reason or breach(self.options, failed=self.invalid, judged=self.rows)
+        for record in records[: max(0, self.errors_max - len(self.errors))]:
+            data = layout.shown(batch.rows[record.row - batch.start.row]) if with_data else None
+            self.errors.append(row_error(layout, record, data))
         for record in records:
             self._count(record)
 
@@ -66,15 +66,13 @@ class _Findings:
 async def check_file(
     definition: Definition,
     pipeline: object,
+    settings: Settings,
     *,
     source: Source | None,
     file_name: str | None,
     metadata: Any,
     overrides: Mapping[str, Any],
     clock: Clock,
-    limits: Limits,
-    chunk_rows: int,
-    metadata_bytes_max: int,
     errors_max: int,
     with_data: bool = False,
 ) -> FileCheck:
@@ -84,8 +82,8 @@ async def check_file(
     the metadata alone is checked.
     """
     resolved = definition.for_run(overrides)
-    meta, metadata_faults = await _check_metadata(resolved, pipeline, metadata, bytes_max=metadata_bytes_max)
-    found, file_fault = _Findings(errors_max), None
+    meta, metadata_faults = await _check_metadata(resolved, pipeline, metadata, bytes_max=settings.metadata_bytes_max)
+    found, file_fault = _Findings(resolved.options, errors_max), None
     with _thread() as threads:
         runtime = _runtime(resolved, pipeline, meta, clock, threads)
         if metadata_faults:
@@ -95,7 +93,7 @@ async def check_file(
                 name = file_name or name_of(source)
                 runtime.file_format = format_of(name)
                 with _seekable(source) as stream:
-                    await _check_rows(runtime, stream, found, limits=limits, chunk_rows=chunk_rows, with_data=with_data)
+                    await _check_rows(runtime, settings, stream, found, with_data=with_data)
                 if not (found.rows or resolved.options.allow_empty):
                     raise no_rows(resolved, name, runtime.columns)
         except FileRejected as error:
@@ -140,25 +138,25 @@ async def _check_metadata(
 
 
 async def _check_rows(
-    runtime: OperationRuntime,
-    stream: BinaryIO,
-    found: _Findings,
-    *,
-    limits: Limits,
-    chunk_rows: int,
-    with_data: bool,
+    runtime: OperationRuntime, settings: Settings, stream: BinaryIO, found: _Findings, *, with_data: bool
 ) -> None:
-    def opened() -> Reader:
-        schema = runtime.definition.row.schema
-        return open_reader(stream, format=runtime.file_format, schema=schema, limits=limits)
-
-    reader = await asyncio.to_thread(opened)
+    definition, limits = runtime.definition, Limits(row_bytes_max=settings.row_bytes_max)
+    reader = await asyncio.to_thread(runtime.open_reader, stream, limits)
     runtime.use_columns(reader.columns)
-    batches = reader.batches(chunk_rows)
+    layout = RowLayout(
+        number=0,
+        id="",
+        name=definition.name,
+        rows_read=0,
+        columns=reader.columns,
+        plan=definition.plan_document(),
+        key_names=(),
+        secret_names=tuple(definition.row.secret_names),
+    )
+    batches = reader.batches(settings.chunk_rows)
     while (batch := await asyncio.to_thread(next, batches, None)) is not None:
         records = await check_batch(runtime, batch, runtime.may_start)
-        shown = partial(_shown, runtime.definition, reader.columns, batch) if with_data else _nothing
-        found.add(runtime.definition, len(batch.rows), records, shown)
+        found.add(layout, batch, records, with_data=with_data)
 
 
 def _runtime(
@@ -210,34 +208,3 @@ def _seekable(source: Source) -> Iterator[BinaryIO]:
             if start is not None:
                 stream.seek(start)
             yield copy
-
-
-def _shown(definition: Definition, columns: tuple[str, ...] | None, batch: Batch, row: int) -> Any:
-    """A row of a batch as callers see it: cells by column, secrets masked."""
-    raw: Any = batch.rows[row - batch.start.row]
-    if definition.row.secret_names:
-        raw = mask_fields(raw, definition.row.secret_names, columns)
-    if isinstance(raw, list) and columns is not None and len(raw) == len(columns):
-        return dict(zip(columns, raw, strict=True))
-    return raw
-
-
-def _nothing(_row: int) -> None:
-    return None
-
-
-def _row_error(record: StepRecord, data: Any) -> RowError:
-    return RowError(
-        row=record.row,
-        row_key=record.row_key,
-        step=record.step,
-        step_name=VALIDATION,
-        state="Invalid" if record.error_type == "Validation" else record.state,
-        error_type=str(record.error_type),
-        message=str(record.message),
-        faults=fault_values(record.faults),
-        generation=0,
-        attempt=record.attempt,
-        at=from_micros(record.at),
-        data=data,
-    )

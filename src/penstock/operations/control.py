@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
 
 from penstock.clock import Clock
 from penstock.db.connection import Connection
@@ -33,8 +32,8 @@ async def cancel(db: Database, number: int, *, actor: str, cause: str | None = N
             db, tx, number, "cancel_requested", actor=actor, cause=cause, stop_outcome="Cancelled"
         )
 
-    noted = partial(log_act, action="cancel", actor=actor, details=_cause(cause))
-    return await _moved(db, number, stop, "cancel_requested", noted, is_done=("Stopping", "Cancelled"))
+    done = ("Stopping", "Cancelled")
+    return await _moved(db, number, stop, "cancel_requested", "cancel", actor=actor, cause=cause, is_done=done)
 
 
 async def pause(db: Database, number: int, *, actor: str, cause: str | None = None) -> Head:
@@ -43,8 +42,7 @@ async def pause(db: Database, number: int, *, actor: str, cause: str | None = No
     async def stop(tx: Connection) -> Head | None:
         return await move(db, tx, number, "paused", actor=actor, cause=cause)
 
-    noted = partial(log_act, action="pause", actor=actor, details=_cause(cause))
-    return await _moved(db, number, stop, "paused", noted, is_done=("Paused",))
+    return await _moved(db, number, stop, "paused", "pause", actor=actor, cause=cause, is_done=("Paused",))
 
 
 async def resume(db: Database, number: int, *, actor: str, cause: str | None = None) -> Head:
@@ -57,8 +55,7 @@ async def resume(db: Database, number: int, *, actor: str, cause: str | None = N
         return head or await move(db, tx, number, "reading_resumed", ~is_read, actor=actor, cause=cause)
 
     running = ("Pending", "Validating", "Running", "Retrying")
-    noted = partial(log_act, action="resume", actor=actor, details=_cause(cause))
-    return await _moved(db, number, go_on, "resumed", noted, is_done=running)
+    return await _moved(db, number, go_on, "resumed", "resume", actor=actor, cause=cause, is_done=running)
 
 
 async def hold(db: Database, number: int, reason: str, *, actor: str) -> None:
@@ -91,15 +88,22 @@ async def _moved(
     number: int,
     work: Callable[[Connection], Awaitable[Head | None]],
     event: str,
-    noted: Callable[[Database, Connection, int], Awaitable[None]],
+    action: str,
     *,
+    actor: str,
+    cause: str | None,
     is_done: tuple[str, ...],
 ) -> Head:
+    """Move an operation and note the act; one that is in a state of `is_done` is left as it is.
+
+    `IllegalMove` in any other state that does not admit the event.
+    """
+
     async def notify(tx: Connection) -> Head | None:
         await db.ring(tx)
         head = await work(tx)
         if head is not None:
-            await noted(db, tx, number)
+            await log_act(db, tx, number, action, actor=actor, details=_cause(cause))
         return head
 
     head = await db.transaction(notify, event)

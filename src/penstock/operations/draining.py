@@ -12,7 +12,6 @@ from penstock.db.connection import Connection
 from penstock.db.database import Database
 from penstock.operations.chunk import store
 from penstock.operations.chunk.owned import OwnedChunk, recover
-from penstock.operations.chunk.owning import own
 from penstock.operations.chunk.packing import unpack_rows
 from penstock.operations.chunk.persist import persist
 from penstock.operations.chunk.store import Lost
@@ -36,10 +35,10 @@ async def drain_chunk(
 
     `definitions` are asked for other names of the row key and for the types of outputs, if the operation is among them.
     """
-    if not await own(db, owned, owner=owner, state="Stopping", clock=clock):
+    if not await store.own(db, owned, owner=owner, state="Stopping", clock=clock):
         return False
     async with db.read() as tx:
-        await store.load_records(tx, owned)
+        owned.records = await store.records_of(tx, owned.id)
     now = clock.now_us()
     owned.key_of = _keys(owned, definitions)
     steps = signalled_steps(definitions.get(owned.plan["operation"].casefold()), owned.plan)

@@ -6,17 +6,14 @@ import csv
 import io
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO
 
 import msgspec
 
 from penstock.errors import InvalidInput
 from penstock.operations.model import Page, RowView, StepView
 
-__all__ = ["FORMATS", "RESULTS", "Export", "ExportFormat", "ExportMode", "SourceFile", "exported"]
-
-ExportMode = Literal["report", "data"]
-ExportFormat = Literal["csv", "jsonl", "json"]
+__all__ = ["FORMATS", "RESULTS", "Export", "SourceFile", "exported"]
 
 FORMATS: dict[str, str] = {
     "csv": "text/csv; charset=utf-8",
@@ -31,10 +28,6 @@ RESULTS: dict[str, tuple[str, ...]] = {
     "unprocessed": ("Pending", "Running", "WaitingForCompletion", "Cancelled"),
 }
 
-_REPORT = (
-    "rowNumber", "rowId", "state", "stepName", "errorType", "errorMessage",
-    "retryAttempt", "stepAttempts", "startedAt", "completedAt",
-)  # fmt: skip
 # With these at its beginning, spreadsheets take a cell for a formula, or look behind them for one.
 _SIGNS = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")  # the last four are full-width forms
 _SKIPPED = ("\t", "\r", "\n", "\0")
@@ -124,31 +117,24 @@ async def _json(read_page: ReadPage, *, is_report: bool, is_array: bool) -> Asyn
         yield b"[]\n" if before == b"[" else b"]\n"
 
 
+# The columns of a report, from a row and its current step, which says how the row stands.
+_REPORT: dict[str, Callable[[RowView, StepView], Any]] = {
+    "rowNumber": lambda row, step: row.number,
+    "rowId": lambda row, step: row.row_key,
+    "state": lambda row, step: row.state,
+    "stepName": lambda row, step: row.step_name,
+    "errorType": lambda row, step: step.error_type,
+    "errorMessage": lambda row, step: step.message,
+    "retryAttempt": lambda row, step: row.generation,
+    "stepAttempts": lambda row, step: step.attempt,
+    "startedAt": lambda row, step: _instant(row.steps[0].started_at) or _instant(step.started_at),
+    "completedAt": lambda row, step: _instant(step.ended_at),
+}
+
+
 def _report(row: RowView) -> dict[str, Any]:
-    step = _telling(row)
-    return dict(
-        zip(
-            _REPORT,
-            (
-                row.number,
-                row.row_key,
-                row.state,
-                row.step_name,
-                step.error_type,
-                step.message,
-                row.generation,
-                step.attempt,
-                _instant(row.steps[0].started_at if row.steps else None) or _instant(step.started_at),
-                _instant(step.ended_at),
-            ),
-            strict=True,
-        )
-    )
-
-
-def _telling(row: RowView) -> StepView:
-    """The step that says how the row stands: its current one."""
-    return next((step for step in row.steps if step.index == row.step), row.steps[-1])
+    step = next((step for step in row.steps if step.index == row.step), row.steps[-1])
+    return {name: value(row, step) for name, value in _REPORT.items()}
 
 
 def _cells(data: Any, columns: Sequence[str] | None) -> list[Any]:

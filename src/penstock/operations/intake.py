@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
-from sqlalchemy import insert
+from sqlalchemy import func, insert, select
 
 from penstock.access.audit import Act, record
 from penstock.blobs import queries as blob_queries
@@ -23,23 +23,54 @@ from penstock.clock import Clock, Entropy, operation_id
 from penstock.db.connection import Connection
 from penstock.db.database import Database
 from penstock.db.unit import UnitOfWork
-from penstock.errors import Fault, FileRejected, MetadataInvalid, SettingsInvalid
+from penstock.errors import Fault, FileRejected, MetadataInvalid, SettingsInvalid, Throttled
 from penstock.formats import format_of
 from penstock.journal import queries as journal
+from penstock.operations.operation_ids import IS_THERE
 from penstock.operations.pruning.removal import reference_of
 from penstock.operations.states import OPERATION
 from penstock.operations.tables import operations
 from penstock.operations.validating.without_rows import refuse_without_rows
-from penstock.operations.visibility import stored_tenant
+from penstock.operations.visibility import Visible
 from penstock.outbox.storing import subscribe
 from penstock.pipeline import Definition
 from penstock.pipeline.secret_values import mask_texts
 from penstock.secret_keys import SecretKeys
+from penstock.settings import Settings
 
-__all__ = ["Source", "accept_metadata", "create", "name_of", "open_source"]
+__all__ = ["Source", "accept_metadata", "create", "name_of", "open_source", "require_room"]
+
+DAY_US = 86_400_000_000
+AGAIN_S = 60
 
 Source = str | Path | bytes | BinaryIO
 Link = Callable[[Connection], Awaitable[BlobDescriptor]]
+
+
+async def require_room(db: Database, tenant: str, settings: Settings) -> None:
+    """`Throttled` when the tenant has used up what it may submit: bytes a day, operations under way.
+
+    Call this before a file is stored. Uploads at the same time may each find room.
+    """
+    bytes_max, open_max = settings.tenant_bytes_per_day, settings.tenant_open_operations_max
+    if not bytes_max and not open_max:
+        return
+
+    async def used(tx: Connection) -> tuple[int, int]:
+        mine = (*Visible(tenant).conditions, IS_THERE)
+        is_new = operations.c.created_at > db.now() - DAY_US
+        is_open = operations.c.state.not_in(sorted(OPERATION.settled))
+        size = (await tx.execute(select(func.sum(operations.c.file_bytes)).where(*mine, is_new))).scalar()
+        many = (await tx.execute(select(func.count()).select_from(operations).where(*mine, is_open))).scalar_one()
+        return int(size or 0), many
+
+    sent, under_way = await db.look(used)
+    if bytes_max and sent >= bytes_max:
+        raise Throttled(
+            f"{sent:,} bytes were submitted within a day; the limit is {bytes_max:,}", retry_after_s=AGAIN_S
+        )
+    if open_max and under_way >= open_max:
+        raise Throttled(f"{under_way} operations are under way; the limit is {open_max}", retry_after_s=AGAIN_S)
 
 
 async def create(
@@ -56,8 +87,7 @@ async def create(
     tenant: str | None,
     clock: Clock,
     entropy: Entropy,
-    keys: SecretKeys,
-    metadata_bytes_max: int,
+    settings: Settings,
     told: Sequence[Mapping[str, Any]] = (),
     unit: UnitOfWork | None = None,
 ) -> str:
@@ -70,38 +100,30 @@ async def create(
     stored; of a stream that cannot be rewound, it is the reading that finds no row.
     """
     resolved = definition.for_run(overrides)
-    meta = await accept_metadata(resolved, pipeline, metadata, bytes_max=metadata_bytes_max)
-    columns = _metadata_columns(resolved, meta, keys)
+    meta = await accept_metadata(resolved, pipeline, metadata, bytes_max=settings.metadata_bytes_max)
+    columns = _metadata_columns(resolved, meta, settings.secret_keys)
     new_id = operation_id(clock, entropy)
     name = file_name or (source.file_name if isinstance(source, BlobDescriptor) else name_of(source))
     file_format = format_of(name)
+    columns |= {"file_name": name, "file_format": file_format}
 
     def look() -> None:
-        with _opened(blobs, source) as stream:
+        opening = blobs.storage.open(source.stored) if isinstance(source, BlobDescriptor) else open_source(source)
+        with opening as stream:
             refuse_without_rows(resolved, stream, file_name=name, file_format=file_format)
 
     await asyncio.to_thread(look)
     if isinstance(source, BlobDescriptor):
-        link: Link = partial(_use, blobs, source.id, reference_of(new_id))
+        link: Link = partial(blobs.refer, blob=source.id, owner=reference_of(new_id))
     else:
         link = await _stored(db, blobs, source, name, owner=reference_of(new_id), actor=created_by, unit=unit)
-    insertion = _insertion(
-        db,
-        new_id,
-        resolved,
-        link,
-        file_name=name,
-        file_format=file_format,
-        created_by=created_by,
-        tenant=stored_tenant(tenant),
-        told=told,
-        **columns,
-    )
-    return await (db.transaction(insertion, "create") if unit is None else insertion(unit.connection))
 
+    async def insert_operation(tx: Connection) -> str:
+        blob = await link(tx)
+        await _insert(db, tx, new_id, resolved, blob, told=told, created_by=created_by, tenant=tenant, **columns)
+        return new_id
 
-async def _use(blobs: Blobs, blob: str, owner: str, tx: Connection) -> BlobDescriptor:
-    return await blobs.refer(tx, blob, owner)
+    return await (db.transaction(insert_operation, "create") if unit is None else insert_operation(unit.connection))
 
 
 async def _stored(
@@ -139,13 +161,6 @@ async def _stored(
     return link
 
 
-@contextmanager
-def _opened(blobs: Blobs, source: Source | BlobDescriptor) -> Iterator[BinaryIO]:
-    opening = blobs.storage.open(source.stored) if isinstance(source, BlobDescriptor) else open_source(source)
-    with opening as stream:
-        yield stream
-
-
 async def accept_metadata(definition: Definition, pipeline: object, metadata: Any, *, bytes_max: int) -> Any:
     """Metadata as workers will see it, once model and `validate_metadata` accept it; `MetadataInvalid` otherwise."""
     meta = definition.meta.parse(metadata)
@@ -179,57 +194,55 @@ def _metadata_columns(definition: Definition, meta: Any, keys: SecretKeys) -> di
     return {"metadata": shown, "encrypted_metadata": encrypted}
 
 
-def _insertion(
+async def _insert(
     db: Database,
+    tx: Connection,
     new_id: str,
     definition: Definition,
-    link: Link,
+    blob: BlobDescriptor,
     *,
-    created_by: str,
     told: Sequence[Mapping[str, Any]],
+    created_by: str,
+    tenant: str | None,
     **columns: Any,
-) -> Callable[[Connection], Awaitable[str]]:
-    async def insert_operation(tx: Connection) -> str:
-        blob = await link(tx)
-        stored = blob.stored
-        await tx.execute(
-            insert(operations).values(
-                id=new_id,
-                name=definition.name,
-                state=OPERATION.initial,
-                reading="open",
-                open_chunks=1,
-                file_key=stored.key,
-                file_bytes=stored.size_bytes,
-                file_sha256=stored.sha256,
-                file_version=stored.version,
-                blob=blob.id,
-                plan=definition.plan_document(),
-                keep=definition.options.keep,
-                created_by=created_by,
-                created_at=db.now(),
-                **columns,
-            )
+) -> None:
+    stored = blob.stored
+    await tx.execute(
+        insert(operations).values(
+            id=new_id,
+            name=definition.name,
+            state=OPERATION.initial,
+            reading="open",
+            open_chunks=1,
+            file_key=stored.key,
+            file_bytes=stored.size_bytes,
+            file_sha256=stored.sha256,
+            file_version=stored.version,
+            blob=blob.id,
+            plan=definition.plan_document(),
+            keep=definition.options.keep,
+            created_by=created_by,
+            tenant=tenant or None,  # the one without a name has none
+            created_at=db.now(),
+            **columns,
         )
-        await journal.record(
-            tx,
-            machine=OPERATION.name,
-            subject=new_id,
-            source=None,
-            event="created",
-            target=OPERATION.initial,
-            at=db.now(),
-            actor=created_by,
-        )
-        if told:
-            await subscribe(db, tx, told, subject=new_id, tenant=columns["tenant"] or "")
-        await db.ring(tx)
-        details = {"name": definition.name, "fileName": columns["file_name"], "sha256": stored.sha256}
-        act = Act(columns["tenant"] or "", created_by, "operation.create", new_id, details)
-        await record(db, tx, act)
-        return new_id
-
-    return insert_operation
+    )
+    await journal.record(
+        tx,
+        machine=OPERATION.name,
+        subject=new_id,
+        source=None,
+        event="created",
+        target=OPERATION.initial,
+        at=db.now(),
+        actor=created_by,
+    )
+    if told:
+        await subscribe(db, tx, told, subject=new_id, tenant=tenant or "")
+    await db.ring(tx)
+    details = {"name": definition.name, "fileName": columns["file_name"], "sha256": stored.sha256}
+    act = Act(tenant or "", created_by, "operation.create", new_id, details)
+    await record(db, tx, act)
 
 
 def open_source(source: Source) -> AbstractContextManager[BinaryIO]:

@@ -1,13 +1,11 @@
-"""The texts of errors: cut to size, grouped, put together. Pure."""
+"""The texts of errors: cut to size, and grouped. Pure."""
 
 from __future__ import annotations
 
 import re
 import zlib
 
-from penstock.errors import Fault
-
-__all__ = ["MESSAGE_MAX", "cut", "describe", "error_group", "in_doubt", "message_of"]
+__all__ = ["MESSAGE_MAX", "cut", "error_group", "in_doubt", "message_of"]
 
 MESSAGE_MAX = 2000
 _DOUBT = ", so it may or may not have taken effect"
@@ -43,8 +41,3 @@ _VARIABLE = re.compile(
 def error_group(message: str) -> str:
     """A short key that is the same for messages that differ only in numbers, ids and quoted values."""
     return f"{zlib.crc32(_VARIABLE.sub('#', message).encode()):08x}"
-
-
-def describe(faults: list[Fault]) -> str:
-    """All faults of a row as one message."""
-    return cut("; ".join(map(str, faults)))

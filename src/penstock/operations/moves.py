@@ -7,7 +7,6 @@ second sees zero.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +25,7 @@ from penstock.operations.thresholds import Tally
 __all__ = [
     "HEAD",
     "Head",
-    "break_if",
+    "break_operation",
     "end_chunk",
     "end_raw_chunk",
     "end_validation",
@@ -37,6 +36,7 @@ __all__ = [
     "note",
     "state_of",
     "sum_counts",
+    "tally",
     "touch",
 ]
 
@@ -163,18 +163,9 @@ async def finish_if_over(db: Database, tx: Connection, head: Head, *, actor: str
     return await move(db, tx, head.number, event, actor=actor) or head
 
 
-async def break_if(
-    db: Database,
-    tx: Connection,
-    number: int,
-    stop_reason: Callable[[Tally], str | None],
-    *,
-    actor: str,
-) -> None:
-    """Stop the operation if `stop_reason` gives a reason for its tally; only the first caller does."""
-    reason = stop_reason(await _tally(tx, number))
-    if reason is not None:
-        await move(db, tx, number, "broke", actor=actor, cause=reason, stop_outcome="Failed", error=reason)
+async def break_operation(db: Database, tx: Connection, number: int, reason: str, *, actor: str) -> Head | None:
+    """Stop the operation, because it cannot go on; only the first caller does, None for the others."""
+    return await move(db, tx, number, "broke", actor=actor, cause=reason, stop_outcome="Failed", error=reason)
 
 
 def ending(head: Head, counts: Counts) -> str:
@@ -191,7 +182,8 @@ async def sum_counts(tx: Connection, number: int) -> Counts:
     return Counts(**{name: int(value) for name, value in row._mapping.items()})
 
 
-async def _tally(tx: Connection, number: int) -> Tally:
+async def tally(tx: Connection, number: int) -> Tally:
+    """The operation's rows, as far as its error limits are concerned."""
     # A chunk's first intent raises its version; one without a valid row is closed when it is stored.
     is_begun = (chunks.c.version > 0) | (chunks.c.is_open == 0)
     failed = chunks.c.failed + chunks.c.timed_out

@@ -6,7 +6,7 @@ chunks, so an accepted retry survives any crash.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -16,15 +16,16 @@ from sqlalchemy.exc import IntegrityError
 
 from penstock.db.connection import Connection
 from penstock.db.database import Database
-from penstock.errors import Conflict, NotFound
+from penstock.errors import Conflict, Fault, NotFound, RowInvalid
 from penstock.operations.auditing import log_act, some_rows
 from penstock.operations.chunk import store
 from penstock.operations.chunk.owned import OwnedChunk
 from penstock.operations.inbox.applying import refusal
+from penstock.operations.model import RowView
 from penstock.operations.moves import Head, move, touch
 from penstock.operations.tables import REMOVED, chunks, operations, requests
 
-__all__ = ["Eligibility", "NothingToRetry", "Retry", "can_retry", "retry_all", "retry_rows"]
+__all__ = ["Eligibility", "NothingToRetry", "Retry", "can_retry", "edited", "retry_all", "retry_rows"]
 
 CHUNKS_READ_MAX = 4  # with all their records in memory
 CHUNKS_OPENED_EACH = 1000  # by one statement
@@ -82,25 +83,27 @@ async def _operation(tx: Connection, number: int) -> RowMapping:
     return row._mapping
 
 
-def _missing(row: RowMapping) -> list[str]:
-    """What of an operation its rows would need to run again, and was removed."""
-    pruned = row["pruned"] or {}
-    needed = ("rows", "outputs") if row["plan"]["options"]["track_row_data"] else ("files", "outputs")
-    return [part for part in needed if part in pruned]
-
-
 def _objections(row: RowMapping) -> list[str]:
-    options = row["plan"]["options"]
-    reasons = [f"its {' and '.join(gone)} were removed (see `keep`)"] if (gone := _missing(row)) else []
+    """Every reason why not all rows of an operation can be retried now."""
+    reasons = list[str]()
     if row["state"] not in _ENDED:
         reasons.append(f"the operation is {row['state']}; all rows can be retried once it is {', '.join(_ENDED)}")
     elif row["reading"] != "complete":
         reasons.append("its file was not read to the end; create it again")
+    return reasons + _objections_to_any(row, retries=row["retry_count"])
+
+
+def _objections_to_any(row: RowMapping, *, retries: int) -> list[str]:
+    """Every reason why no row of an operation can be retried that was retried so often before."""
+    options = row["plan"]["options"]
+    needed = ("rows" if options["track_row_data"] else "files", "outputs")
+    gone = [part for part in needed if part in (row["pruned"] or {})]
+    reasons = [f"its {' and '.join(gone)} were removed (see `keep`)"] if gone else []
     if not options["retryable"]:
         reasons.append("the operation is declared as not retryable")
     limit = options["max_retry_attempts"]
-    if limit and row["retry_count"] >= limit:
-        reasons.append(f"it was retried {row['retry_count']} times; max_retry_attempts is {limit}")
+    if limit and retries >= limit:
+        reasons.append(f"it was retried {retries} times; max_retry_attempts is {limit}")
     return reasons
 
 
@@ -136,7 +139,7 @@ async def _ask_for_all(
     if head is None:
         return False
     await _prune_again(tx, await _operation(tx, number))
-    await _request(db, tx, head, [(chunk, None, None) for chunk in found], token=token, actor=actor)
+    await _request(db, tx, head, [(chunk, None, None, head.generation) for chunk in found], token=token, actor=actor)
     await log_act(db, tx, number, "retry", actor=actor)
     return True
 
@@ -185,14 +188,9 @@ async def retry_rows(
         for owned in await _chunks_of(tx, number, named):
             _refuse_changed(owned, generations or {})
             has_all = await _has_request_for_all(tx, owned.id)
-            for row in [n for n in named if owned.first_row <= n < owned.first_row + owned.row_count]:
-                reason = refusal(
-                    owned,
-                    row - owned.first_row,
-                    is_named=True,
-                    confirms_doubt=confirm_doubt,
-                    has_data=row in data,
-                )
+            for row in [n for n in named if n in owned.rows]:
+                i = row - owned.first_row
+                reason = refusal(owned, i, is_named=True, confirms_doubt=confirm_doubt, has_data=row in data)
                 if has_all:
                     reason = "a retry of all failed rows is on its way"
                 if reason is not None:
@@ -206,11 +204,10 @@ async def retry_rows(
             db,
             tx,
             head,
-            [(owned.id, row, data.get(row)) for owned, row in asked],
+            [(owned.id, row, data.get(row), owned.ledger.generation[row - owned.first_row]) for owned, row in asked],
             token=token,
             actor=actor,
             confirm_doubt=confirm_doubt,
-            generations={row: owned.ledger.generation[row - owned.first_row] for owned, row in asked},
         )
         await touch(tx, number, open_chunks=operations.c.open_chunks + len(reopened))
         retry.submitted = len(asked)
@@ -226,7 +223,7 @@ async def retry_rows(
 
 def _refuse_changed(owned: OwnedChunk, generations: Mapping[int, int]) -> None:
     for row, seen in generations.items():
-        if owned.first_row <= row < owned.first_row + owned.row_count:
+        if row in owned.rows:
             now = owned.ledger.generation[row - owned.first_row]
             if now != seen:
                 raise Conflict(f"row {row} was changed since (generation {now}, you saw {seen}); look at it again")
@@ -241,14 +238,9 @@ async def _open_for_rows(db: Database, tx: Connection, number: int, *, actor: st
     row = await _operation(tx, number)
     if head is None:
         raise Conflict(f"rows of an operation that is {row['state']} cannot be retried")
-    if gone := _missing(row):
-        raise Conflict(f"rows of operation {head.id} cannot be retried: its {' and '.join(gone)} were removed")
-    options = row["plan"]["options"]
-    if not options["retryable"]:
-        raise Conflict(f"operation {head.id} is declared as not retryable")
-    limit = options["max_retry_attempts"]
-    if head.state == "Retrying" and head.previous_state in _ENDED and limit and row["retry_count"] > limit:
-        raise Conflict(f"operation {head.id} was retried {limit} times; max_retry_attempts is {limit}")
+    has_begun = head.state == "Retrying" and head.previous_state in _ENDED  # and is counted already
+    if reasons := _objections_to_any(row, retries=row["retry_count"] - 1 if has_begun else 0):
+        raise Conflict(f"rows of operation {head.id} cannot be retried: {'; '.join(reasons)}")
     await _prune_again(tx, row)
     return head
 
@@ -265,13 +257,13 @@ async def _request(
     db: Database,
     tx: Connection,
     head: Head,
-    asked: Sequence[tuple[int, int | None, Any]],
+    asked: Sequence[tuple[int, int | None, Any, int]],
     *,
     token: str,
     actor: str,
     confirm_doubt: bool = False,
-    generations: Mapping[int, int] | None = None,
 ) -> None:
+    """Store requests, each for a chunk and a row or all, with its new data and its generation; and open the chunks."""
     accepted_at = (await tx.execute(select(db.now()))).scalar_one()
     await tx.execute(
         insert(requests),
@@ -282,17 +274,17 @@ async def _request(
                 "chunk": chunk,
                 "row": row,
                 "kind": "retry" if data is None else "edit",
-                "generation": (generations or {}).get(row or 0, head.generation),
+                "generation": generation,
                 "confirms_doubt": int(confirm_doubt),
                 "data": data,
                 "actor": actor,
                 "accepted_at": accepted_at,
             }
-            for chunk, row, data in asked
+            for chunk, row, data, generation in asked
         ],
     )
     await db.ring(tx)
-    await _open(db, tx, sorted({chunk for chunk, _, _ in asked}))
+    await _open(db, tx, sorted({chunk for chunk, *_ in asked}))
 
 
 async def _open(db: Database, tx: Connection, found: Sequence[int]) -> None:
@@ -308,39 +300,32 @@ async def _open(db: Database, tx: Connection, found: Sequence[int]) -> None:
 
 async def _judge(tx: Connection, number: int) -> tuple[Retry, list[int]]:
     """How many rows of an operation can be run again and why the others cannot; the chunks that hold the first."""
-    retry, found = Retry(), []
-    async for owned in _failed_chunks(tx, number):
-        rows = sum(1 for _ in _eligible(owned, retry))
-        if rows:
-            retry.submitted += rows
-            found.append(owned.id)
+    unsuccessful = chunks.c.invalid + chunks.c.failed + chunks.c.timed_out + chunks.c.cancelled > 0
+    retry, found, last = Retry(), list[int](), 0
+    while some := await store.load(tx, number, unsuccessful, chunks.c.id > last, limit=CHUNKS_READ_MAX):
+        for owned in some:
+            before = retry.submitted
+            _judge_rows(owned, retry)
+            if retry.submitted > before:
+                found.append(owned.id)
+        last = some[-1].id
     return retry, found
 
 
-def _eligible(owned: OwnedChunk, retry: Retry) -> Iterator[int]:
+def _judge_rows(owned: OwnedChunk, retry: Retry) -> None:
     for i in range(owned.row_count):
         if owned.ledger.is_terminal(i) and owned.ledger.at[i] <= owned.ledger.steps:
             reason = refusal(owned, i, is_named=False, confirms_doubt=False, has_data=False)
             if reason is None:
-                yield i
+                retry.submitted += 1
             else:
                 retry.skip(owned.first_row + i, reason)
-
-
-async def _failed_chunks(tx: Connection, number: int) -> Any:
-    """The chunks of an operation that hold rows without success, one after the other, with their records."""
-    unsuccessful = chunks.c.invalid + chunks.c.failed + chunks.c.timed_out + chunks.c.cancelled > 0
-    last = 0
-    while found := await store.load(tx, number, unsuccessful, chunks.c.id > last, limit=CHUNKS_READ_MAX):
-        for owned in found:
-            yield owned
-        last = found[-1].id
 
 
 async def _chunks_of(tx: Connection, number: int, rows: Sequence[int]) -> list[OwnedChunk]:
     loaded: list[OwnedChunk] = []
     for row in rows:
-        if loaded and row < loaded[-1].first_row + loaded[-1].row_count:
+        if loaded and row in loaded[-1].rows:
             continue
         found = await store.load(
             tx, number, chunks.c.first_row <= row, chunks.c.first_row + chunks.c.row_count > row, limit=1
@@ -360,3 +345,37 @@ async def _has_request_for_all(tx: Connection, chunk: int) -> bool:
 
 def _first(retry: Retry) -> str:
     return "; ".join(f"row {row}: {reason}" for row, reason in list(retry.reasons.items())[:5]) or "none has failed"
+
+
+# --- correcting a row
+
+
+def edited(row: RowView, changes: Mapping[str, Any], columns: tuple[str, ...] | None) -> Any:
+    """The raw row with the changes in place: cells for a file with columns, otherwise a record.
+
+    `Conflict` when the row's data is not kept; `RowInvalid` names every change that fits no column.
+    """
+    if row.data is None:
+        raise Conflict(
+            f"row {row.number} cannot be edited: its operation keeps no row data, or was cancelled before it was read"
+        )
+    # A row that could not be read as a record has nothing to keep: the changes must say it all.
+    before = row.data if isinstance(row.data, Mapping) else {}
+    if columns is None:
+        return {**before, **changes}
+    unknown = [name for name in changes if name not in columns]
+    if unknown:
+        known = ", ".join(columns)
+        raise RowInvalid(faults=[Fault(f"no such column; there are: {known}", name) for name in unknown])
+    merged = {**before, **changes}
+    return [_cell(merged.get(name)) for name in columns]
+
+
+def _cell(value: Any) -> str:
+    match value:
+        case None:
+            return ""
+        case bool():
+            return "true" if value else "false"
+        case _:
+            return str(value)

@@ -18,11 +18,10 @@ from penstock.db.connection import Connection
 from penstock.db.database import Database
 from penstock.db.unit import UnitOfWork
 from penstock.errors import Conflict, Forbidden, InvalidInput, NotFound
-from penstock.formats import Limits
 from penstock.journal.numbering import number_new
+from penstock.listing import parse_number_cursor
 from penstock.operations import control, intake, migrating, retrying
 from penstock.operations.checking import check_file, check_row
-from penstock.operations.editing import edited
 from penstock.operations.exporting import Export, SourceFile, exported
 from penstock.operations.intake import Source
 from penstock.operations.model import (
@@ -46,14 +45,14 @@ from penstock.operations.proof.verify import verify
 from penstock.operations.pruning import applying as pruning
 from penstock.operations.pruning import erasing
 from penstock.operations.pruning.applying import Policy
-from penstock.operations.quotas import require_room
 from penstock.operations.retrying import Eligibility, Retry
 from penstock.operations.rows.lifespans import Lifespans
-from penstock.operations.rows.stored_metadata import load_metadata
+from penstock.operations.rows.runtime import load_metadata
 from penstock.operations.telling import Notify, notify_types
 from penstock.operations.views import error_views, flow_views, operation_views, row_views, workload_views
 from penstock.operations.views.chunk_view import RowLayout, verdict_codes
 from penstock.operations.views.operation_views import OperationFilter
+from penstock.operations.views.row_views import RowFilter
 from penstock.operations.visibility import EVERYTHING, Visible
 from penstock.operations.worker.background import LONG_DEAD_S
 from penstock.operations.worker_records import remove_dead_workers
@@ -118,8 +117,7 @@ class Operations:
         """
         definition = self.definition(operation)
         if self._visible.tenant is not None:
-            await require_room(self._db, self._visible.tenant, self._settings)
-        deployed = self._settings.operations.get(definition.name, {})
+            await intake.require_room(self._db, self._visible.tenant, self._settings)
         new_id = await intake.create(
             self._db,
             self._blobs,
@@ -128,13 +126,12 @@ class Operations:
             source=await self._source(file, blob),
             file_name=file_name,
             metadata=metadata,
-            overrides={**deployed, **(options or {})},
+            overrides=self._overrides(definition, options),
             created_by=created_by or self._actor,
             tenant=self._visible.tenant,
             clock=self._clock,
             entropy=self._entropy,
-            keys=self._settings.secret_keys,
-            metadata_bytes_max=self._settings.metadata_bytes_max,
+            settings=self._settings,
             told=[self._told(each, created_by or self._actor) for each in notify],
             unit=tx,
         )
@@ -142,6 +139,10 @@ class Operations:
             return await operation_views.get(self._db, tx.connection, new_id)
         self._hint(new_id)
         return await self.get(new_id)
+
+    def _overrides(self, definition: Definition, options: Mapping[str, Any] | None) -> Mapping[str, Any]:
+        """The options of a run: those of the deployment, then its own."""
+        return {**self._settings.operations.get(definition.name, {}), **(options or {})}
 
     def _told(self, notify: Notify, created_by: str) -> Mapping[str, Any]:
         return subscription_row(
@@ -239,10 +240,8 @@ class Operations:
         self, operation: str | None = None, *, cursor: str | None = None, limit: int = 100
     ) -> Page[Event]:
         """The same as part of a list, oldest first."""
-        if cursor is not None and not (cursor.isascii() and cursor.isdigit()):
-            raise InvalidInput(f"{cursor!r} is not a cursor of this list")
         limit = self._page(limit)
-        found = await self.events(operation, since=int(cursor or 0), limit=limit + 1)
+        found = await self.events(operation, since=parse_number_cursor(cursor or "0"), limit=limit + 1)
         return Page(found[:limit], str(found[limit - 1].sequence) if len(found) > limit else None)
 
     async def wait(self, operation: str, *, every_s: float = 0.25) -> Operation:
@@ -276,14 +275,8 @@ class Operations:
 
         async def read(tx: Connection) -> Page[RowView]:
             layout = await self._layout(tx, operation)
-            wanted = row_views.RowFilter(
-                states=None if state is None else verdict_codes(state),
-                step=None if step is None else layout.step_index(step),
-                error_type=None if error_type is None else error_views.error_type_named(error_type),
-                row_key=row_key,
-                first=max(first or 1, row_views.parse_cursor(cursor) + 1),
-                last=last,
-            )
+            named: Mapping[str, Any] = {"state": state, "step": step, "error_type": error_type}
+            wanted = _row_filter(layout, **named, row_key=row_key, first=first, last=last, cursor=cursor)
             found = await row_views.rows(tx, layout, wanted, limit=limit, with_data=data)
             return replace(found, total=layout.rows_read) if wanted.is_plain and first is None else found
 
@@ -316,18 +309,12 @@ class Operations:
 
         async def read(tx: Connection) -> Page[RowError]:
             layout = await self._layout(tx, operation)
-            return await error_views.errors(
-                tx,
-                layout,
-                row=row,
-                row_key=row_key,
-                error_type=None if error_type is None else error_views.error_type_named(error_type),
-                step=None if step is None else layout.step_index(step),
-                first=max(first or 1, row_views.parse_cursor(cursor) + 1),
-                last=last,
-                limit=limit,
-                with_data=data,
-            )
+            from_row, to_row = first, last
+            if row is not None:
+                from_row, to_row = max(first or row, row), row if last is None else min(last, row)
+            named: Mapping[str, Any] = {"step": step, "error_type": error_type}
+            wanted = _row_filter(layout, **named, row_key=row_key, first=from_row, last=to_row, cursor=cursor)
+            return await error_views.errors(tx, layout, wanted, limit=limit, with_data=data)
 
         return await self._db.look(read)
 
@@ -411,11 +398,7 @@ class Operations:
                 limit=EXPORT_ROWS,
             )
 
-        verdict_codes(state or ())
-        if step is not None:
-            layout.step_index(step)
-        if error_type is not None:
-            error_views.error_type_named(error_type)
+        _row_filter(layout, state=state, step=step, error_type=error_type)  # what is wrong with it is said at once
         name = f"operation-{layout.id}-{mode}"
         return exported(name, page, columns, mode=mode, format=format, neutral=neutral)
 
@@ -518,7 +501,7 @@ class Operations:
             layout = await self._layout(tx, operation)
             view = await row_views.row(tx, replace(layout, secret_names=()), row)  # what is stored, not what is shown
             stored = await operation_views.stored_metadata(tx, number)
-        raw = edited(view, changes, layout.columns)
+        raw = retrying.edited(view, changes, layout.columns)
         definition = self._definitions.get(layout.name.casefold())
         if definition is not None:
             pipeline = await self._pipeline(definition)
@@ -614,18 +597,15 @@ class Operations:
         With `data` the first errors come with their rows. Without a file, the metadata alone is checked.
         """
         definition = self.definition(operation)
-        deployed = self._settings.operations.get(definition.name, {})
         return await check_file(
             definition,
             await self._pipeline(definition),
+            self._settings,
             source=file,
             file_name=file_name,
             metadata=metadata,
-            overrides={**deployed, **(options or {})},
+            overrides=self._overrides(definition, options),
             clock=self._clock,
-            limits=Limits(row_bytes_max=self._settings.row_bytes_max),
-            chunk_rows=self._settings.chunk_rows,
-            metadata_bytes_max=self._settings.metadata_bytes_max,
             errors_max=limit_errors,
             with_data=data,
         )
@@ -646,3 +626,25 @@ class Operations:
         if limit < 1:
             raise InvalidInput(f"limit is {limit}; a page has at least 1 entry")
         return min(limit, self._settings.page_max)
+
+
+def _row_filter(
+    layout: RowLayout,
+    *,
+    state: str | Sequence[str] | None = None,
+    step: int | str | None = None,
+    error_type: str | None = None,
+    row_key: str | None = None,
+    first: int | None = None,
+    last: int | None = None,
+    cursor: str | None = None,
+) -> RowFilter:
+    """A filter from what callers give; `InvalidInput` for a state, step or type of error that does not exist."""
+    return RowFilter(
+        states=None if state is None else verdict_codes(state),
+        step=None if step is None else layout.step_index(step),
+        error_type=None if error_type is None else error_views.error_type_named(error_type),
+        row_key=row_key,
+        first=max(first or 1, parse_number_cursor(cursor or "0") + 1),
+        last=last,
+    )

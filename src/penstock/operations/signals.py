@@ -22,11 +22,11 @@ from penstock.operations.inbox.matching import has_signal
 from penstock.operations.inbox.signal_batching import PendingSignal, Receipt, SignalBatcher, about_to_be_taken
 from penstock.operations.messages import cut
 from penstock.operations.operation_ids import number_of
-from penstock.operations.signal_urls import NO_WAIT, require_wait
 from penstock.operations.tables import operations, row_records, signals
+from penstock.operations.views import operation_views, row_views
 from penstock.operations.visibility import EVERYTHING, Visible
 from penstock.pipeline import Definition
-from penstock.pipeline.signal_tokens import unseal
+from penstock.pipeline.signal_tokens import WaitAddress, unseal
 from penstock.secret_keys import SecretKeys
 
 __all__ = ["Receipt", "Signals", "Unclaimed", "Wait", "signal_key"]
@@ -34,6 +34,8 @@ __all__ = ["Receipt", "Signals", "Unclaimed", "Wait", "signal_key"]
 PAYLOAD_BYTES_MAX = 64 * 1024
 LISTED_AT_ONCE = 500
 BY_ADDRESS = "callback address"  # who sent a signal that came by one
+NO_WAIT = "there is no wait with this address, or it is over"
+DECIDED = ("Completed", "Skipped", "Failed", "TimedOut", "Cancelled")
 
 
 def signal_key(operation_id: str, key: str, row: int) -> str:
@@ -119,8 +121,7 @@ class Signals:
 
         With the `tx` of `penstock.transaction()` it is stored once that is committed, and the row goes on after that.
         """
-        content = {"outcome": "ok", "payload": None if payload is None else _encoded(payload), "message": None}
-        return await self._post(operation, key, content, row=row, id=id, actor=actor, tx=tx)
+        return await self._post(operation, key, _success(payload), row=row, id=id, actor=actor, tx=tx)
 
     async def fail(
         self,
@@ -140,8 +141,7 @@ class Signals:
         """As `complete`, for the one wait whose callback address (`ctx.signal_url`) has this token. Once: a repeat
         answers like the first. `NoSuchWait` when the token is wrong or the wait is over.
         """
-        content = {"outcome": "ok", "payload": None if payload is None else _encoded(payload), "message": None}
-        return await self._post_to(token, content)
+        return await self._post_to(token, _success(payload))
 
     async def fail_wait(self, token: str, message: str) -> Receipt:
         """As `fail`, for the one wait whose callback address has this token."""
@@ -152,7 +152,7 @@ class Signals:
         if address is None:
             raise NoSuchWait(NO_WAIT)
         async with self._db.read() as tx:
-            await require_wait(tx, address)
+            await _require_wait(tx, address)
         return await self._post(
             address.operation, address.key, content, row=address.row, id=address.signal_id, actor=BY_ADDRESS, tx=None
         )
@@ -288,6 +288,10 @@ async def _is_behind(tx: Connection, after: int | str, listed: int | None, visib
     return or_(row_records.c.operation > number, is_later) if listed is None else is_later
 
 
+def _success(payload: Any) -> dict[str, Any]:
+    return {"outcome": "ok", "payload": None if payload is None else _encoded(payload), "message": None}
+
+
 def _failure(message: str) -> dict[str, Any]:
     return {"outcome": "failed", "payload": None, "message": cut(message or "failed by a signal")}
 
@@ -301,3 +305,46 @@ def _encoded(payload: Any) -> msgspec.Raw:
     if len(encoded) > PAYLOAD_BYTES_MAX:
         raise InvalidInput(f"the payload has {len(encoded):,} bytes; at most {PAYLOAD_BYTES_MAX:,} are taken")
     return msgspec.Raw(encoded)
+
+
+# --- callback addresses: each is for one wait, and is taken once
+
+
+async def _require_wait(tx: Connection, address: WaitAddress) -> None:
+    """`NoSuchWait` unless the row waits at this address, will do so, or was ended by a signal that came by it.
+
+    A retry that comes between this look and the signal is no danger: a signal is for waits of its own generation.
+    """
+    try:
+        number = await number_of(tx, address.operation)
+    except NotFound:
+        raise NoSuchWait(NO_WAIT) from None
+    if await _waits(tx, number, address) or await _was_used(tx, number, address):
+        return
+    try:
+        layout = await operation_views.layout(tx, address.operation, {})
+        row = await row_views.row(tx, layout, address.row)
+    except NotFound:
+        raise NoSuchWait(NO_WAIT) from None
+    state = next((step.state for step in row.steps if step.index == address.step), None)
+    if row.generation != address.generation or state in DECIDED:
+        raise NoSuchWait(NO_WAIT, is_over=True)
+
+
+async def _waits(tx: Connection, number: int, address: WaitAddress) -> bool:
+    """Whether the row waits now; asked first, because it needs no more than an index."""
+    record: Any = row_records.c
+    query = select(record.row).where(
+        record.operation == number,
+        record.signal_key == address.key,
+        record.row == address.row,
+        record.step == address.step,
+        record.generation == address.generation,
+        record.state == "WaitingForCompletion",
+    )
+    return (await tx.execute(query)).first() is not None
+
+
+async def _was_used(tx: Connection, number: int, address: WaitAddress) -> bool:
+    query = select(signals.c.id).where(signals.c.operation == number, signals.c.dedupe_id == address.signal_id)
+    return (await tx.execute(query)).first() is not None

@@ -10,7 +10,7 @@ from sqlalchemy import ColumnElement, func, or_
 
 from penstock.operations.tables import operations
 
-__all__ = ["EVERYTHING", "Visible", "stored_tenant"]
+__all__ = ["EVERYTHING", "Visible"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +48,3 @@ class Visible:
 
 
 EVERYTHING = Visible()
-
-
-def stored_tenant(tenant: str | None) -> str | None:
-    """How the tenant of an operation is stored; those of the one without a name have none."""
-    return tenant or None

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from penstock.operations.chunk.ledger import CANCELLED, FAILED, INVALID, PENDING, RUNNING, WAITING, Ledger
+from penstock.operations.chunk.ledger import CANCELLED, FAILED, INVALID, PENDING, RUNNING, STATES, WAITING, Ledger
 from penstock.operations.chunk.records import ROW_KEY_MAX, StepRecord
 from penstock.operations.counts import Counts
 from penstock.operations.messages import cut, in_doubt
@@ -88,6 +88,11 @@ class OwnedChunk:
     key_of: Callable[[int], str | None] = no_key  # of row i, for whoever can read the rows
 
     @property
+    def rows(self) -> range:
+        """The numbers of its rows."""
+        return range(self.first_row, self.first_row + self.row_count)
+
+    @property
     def is_validated(self) -> bool:
         """Whether no row is left to be validated."""
         return PENDING not in self.ledger.tracks[0].state
@@ -142,6 +147,26 @@ class OwnedChunk:
             return
         record.set_error(record.error_type, cut(f"{record.errors:,} checks raised; the last: {record.message}"))
         self.add_history(record, "check_raised", at=now)
+
+    def end_wait(
+        self, i: int, place: int, event: str, now: int, *, error_type: str | None = None, message: str | None = None
+    ) -> None:
+        """End the wait of row i by an event; where that completes the step, the row moves on to the next one."""
+        track, state = self.ledger.tracks[place], ROW_STEP.after("WaitingForCompletion", event)
+        track.took[i] = max(1, now - self.ledger.base - track.began[i])
+        track.state[i] = STATES.index(state)
+        self.ledger.in_flight[i] = 0
+        if state == "Completed":
+            self.ledger.at[i] = place + 1
+        self.end_checks(i, place, now)
+        record = self.record(i, place, state, now)
+        record.due_at = record.deadline = None
+        record.set_error(error_type, message)
+
+    def time_out(self, i: int, place: int, now: int) -> None:
+        """End the wait of row i, because nobody answered in time."""
+        message = f"nobody answered within {self.option(place, 'timeout'):g} s"
+        self.end_wait(i, place, "timed_out", now, error_type="Timeout", message=message)
 
     def writing(self) -> ChunkWrite:
         """What has to be written now."""

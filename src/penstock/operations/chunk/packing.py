@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, overload
+from typing import Any
 
 import msgspec
 
@@ -48,7 +48,7 @@ def unpack_rows(data: bytes) -> StoredRows:
     return StoredRows(_BLOCKS.decode(decompress(data)), BLOCK)
 
 
-class StoredRows(Sequence[Any]):
+class StoredRows:
     """The rows of a chunk in blocks, of which the one in use is decoded: few rows stay in a core's cache."""
 
     __slots__ = ("_at", "_block", "_blocks", "_size")
@@ -84,15 +84,7 @@ class StoredRows(Sequence[Any]):
             self._at, self._block = at, msgspec.json.decode(self._blocks[at])
         return self._block
 
-    @overload
-    def __getitem__(self, i: int) -> Any: ...
-
-    @overload
-    def __getitem__(self, i: slice) -> list[Any]: ...
-
-    def __getitem__(self, i: int | slice) -> Any:
-        if isinstance(i, slice):
-            return self.pick(range(len(self))[i])
+    def __getitem__(self, i: int) -> Any:
         return self._open(i // self._size)[i % self._size]
 
     def __iter__(self) -> Iterator[Any]:

@@ -11,11 +11,16 @@ from penstock.db.connection import Connection
 from penstock.db.database import CommitUnknown, Database
 from penstock.errors import Unavailable
 
-__all__ = ["persist"]
+__all__ = ["never", "persist"]
 
 T = TypeVar("T")
 
 AWAY_S = 0.2  # between two tries to reach the database
+
+
+async def never() -> bool:
+    """The answer to `has_happened` for work that may be done twice without harm."""
+    return False
 
 
 async def persist(

@@ -25,10 +25,12 @@ from sqlalchemy import (
     update,
 )
 
+from penstock.clock import Clock
 from penstock.db.connection import Connection
 from penstock.db.database import Database
 from penstock.operations.chunk.ledger import Ledger
-from penstock.operations.chunk.owned import GIVEN_UP, ChunkWrite, OwnedChunk
+from penstock.operations.chunk.owned import GIVEN_UP, ChunkWrite, OwnedChunk, RowPlaces
+from penstock.operations.chunk.persist import persist
 from penstock.operations.chunk.records import StepRecord
 from penstock.operations.moves import end_chunk, end_raw_chunk, end_validation, finish_if_over, state_of
 from penstock.operations.tables import chunk_rows, chunks, history, operations, row_records, workers
@@ -49,8 +51,8 @@ __all__ = [
     "is_free",
     "is_written",
     "load",
-    "load_records",
     "lock",
+    "own",
     "records_of",
     "release",
 ]
@@ -216,6 +218,36 @@ async def claim(db: Database, tx: Connection, owned: OwnedChunk, *, owner: str, 
     return done.matched == 1
 
 
+class NotClaimed(Exception):
+    """Another was first, or the operation has moved on since we looked."""
+
+
+async def own(db: Database, owned: OwnedChunk, *, owner: str, state: str, clock: Clock, write: bool = False) -> bool:
+    """Claim a candidate while its operation is in `state`; with `write`, its ledger (our first intent) is stored too.
+
+    False when another was first, or the operation has moved on.
+    """
+
+    async def claim_it(tx: Connection) -> None:
+        is_ours = await claim(db, tx, owned, owner=owner, write=write)
+        if not is_ours or await state_of(tx, owned.operation) != state:
+            raise NotClaimed
+
+    async def has_happened() -> bool:
+        async with db.read() as tx:
+            found = await tx.execute(select(chunks.c.owner, chunks.c.fence).where(chunks.c.id == owned.id))
+            return found.one_or_none() == (owner, owned.fence + 1)
+
+    try:
+        await persist(db, claim_it, "claim", has_happened=has_happened, clock=clock, patience_s=0)
+    except NotClaimed:
+        return False
+    owned.fence += 1
+    owned.version += int(write)
+    owned.written_places = RowPlaces.of(owned.ledger) if write else RowPlaces()
+    return True
+
+
 def _claim(db: Database, write: bool) -> Update:
     values: dict[str, Any] = {"owner": bindparam("taker"), "fence": chunks.c.fence + 1, "due_at": db.now()}
     if write:
@@ -265,17 +297,12 @@ async def load(tx: Connection, operation: int, *filters: ColumnElement[bool], li
     )
     found = [_owned(dict(zip(columns, row, strict=True))) for row in await tx.execute(query)]
     for owned in found:
-        await load_records(tx, owned)
+        owned.records = await records_of(tx, owned.id)
     return found
 
 
-async def load_records(tx: Connection, owned: OwnedChunk) -> None:
-    """Read the records of a chunk's rows; only its owner may rely on them."""
-    owned.records = await records_of(tx, owned.id)
-
-
 async def records_of(tx: Connection, chunk: int) -> dict[tuple[int, int], StepRecord]:
-    """The records of a chunk's rows, by row and step."""
+    """The records of a chunk's rows, by row and step; only its owner may rely on them."""
     found = await tx.send(_RECORDS_OF, {"the_chunk": chunk})
     return {(row[1], row[2]): StepRecord(*row) for row in found.rows}
 
@@ -293,11 +320,13 @@ async def count_poison(tx: Connection, operation: int) -> int:
 
 
 async def flush(db: Database, tx: Connection, owned: OwnedChunk, writing: ChunkWrite, **extra: Any) -> None:
-    """Write the ledger, the counters and what changed in the records; `Lost` when the chunk is no longer ours."""
-    values = writing.columns()
+    """Write the ledger, the counters, what changed in the records, and `extra` columns; `Lost` when it is not ours."""
+    values = {**writing.columns(), **_place(owned)}
     if extra:
-        await _write(tx, owned, **values, **extra)
-    elif (await tx.send(_FLUSH, {**values, **_place(owned)})).matched != 1:
+        matched = (await tx.execute(_FLUSH.values(extra), values)).rowcount
+    else:
+        matched = (await tx.send(_FLUSH, values)).matched
+    if matched != 1:
         raise Lost(f"chunk {owned.id} at fence {owned.fence}")
     await _write_records(db, tx, writing)
 
@@ -345,7 +374,7 @@ async def close(db: Database, tx: Connection, owned: OwnedChunk, writing: ChunkW
     await finish_if_over(db, tx, head, actor=actor)
 
 
-async def hand_over(db: Database, owned: OwnedChunk, writing: ChunkWrite, actor: str, tx: Connection) -> None:
+async def hand_over(db: Database, tx: Connection, owned: OwnedChunk, writing: ChunkWrite, *, actor: str) -> None:
     """Give up a raw chunk whose rows are validated; they run when all chunks are. `NewMessages` as above."""
     is_over = owned.ledger.is_over
     head = await end_raw_chunk(tx, owned.operation, is_over=is_over)
@@ -362,22 +391,9 @@ def _hand_over(db: Database) -> Update:
 
 
 async def _give_up(tx: Connection, statement: Update, owned: OwnedChunk, **values: Any) -> None:
-    if (await tx.send(statement, {**values, "seen_messages": owned.message_count, **_place(owned)})).matched != 1:
-        await _raise_refusal(tx, owned)
-
-
-async def _write(tx: Connection, owned: OwnedChunk, *guards: ColumnElement[bool], **values: Any) -> None:
-    done = await tx.execute(
-        update(chunks)
-        .where(chunks.c.id == owned.id, chunks.c.fence == owned.fence, chunks.c.version == owned.version, *guards)
-        .values(version=chunks.c.version + 1, **values)
-    )
-    if done.rowcount != 1:
-        await _raise_refusal(tx, owned)
-
-
-async def _raise_refusal(tx: Connection, owned: OwnedChunk) -> None:
-    """Raise why a guarded write changed nothing: new messages, or the chunk was lost."""
+    """End our ownership by a write that is made only if all messages were seen; `NewMessages` when there are others."""
+    if (await tx.send(statement, {**values, "seen_messages": owned.message_count, **_place(owned)})).matched == 1:
+        return
     query = select(chunks.c.fence, chunks.c.version).where(chunks.c.id == owned.id)
     found = (await tx.execute(query)).one_or_none()
     if found is not None and tuple(found) == (owned.fence, owned.version):

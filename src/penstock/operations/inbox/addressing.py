@@ -39,20 +39,16 @@ class Subject:
 
     def steps_for(self, key: str) -> list[int]:
         """The signalled steps, by index, for which a row could wait with this key."""
-        return [
-            index
-            for index, step in enumerate(self.plan["steps"])
-            if step["kind"] == "signal" and _could_make(step["options"]["key"], key)
-        ]
+        found = [(index, step["options"]["key"]) for index, step in self._signalled()]
+        return [index for index, template in found if template is None or KeyTemplate.parse(template).matches(key)]
 
     @property
     def key_templates(self) -> list[str | None]:
         """The templates of its signalled steps; None where a method makes the key."""
-        return [step["options"]["key"] for step in self.plan["steps"] if step["kind"] == "signal"]
+        return [step["options"]["key"] for _, step in self._signalled()]
 
-
-def _could_make(template: str | None, key: str) -> bool:
-    return template is None or KeyTemplate.parse(template).matches(key)
+    def _signalled(self) -> list[tuple[int, Any]]:
+        return [(index, step) for index, step in enumerate(self.plan["steps"]) if step["kind"] == "signal"]
 
 
 _SUBJECT = select(*(operations.c[name] for name in Subject.__dataclass_fields__)).where(

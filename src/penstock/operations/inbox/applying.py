@@ -14,7 +14,6 @@ import msgspec
 
 from penstock.operations.chunk.ledger import CANCELLED, FAILED, INVALID, PENDING, TIMED_OUT, WAITING
 from penstock.operations.chunk.owned import OwnedChunk
-from penstock.operations.chunk.waits import end_wait, waited_out
 from penstock.operations.inbox.matching import Match
 from penstock.operations.states import ROW_STEP
 
@@ -26,9 +25,8 @@ class Request:
     """A request to run failed rows again: one row, or every eligible row of the chunk when `row` is None."""
 
     id: int
-    kind: str
     row: int | None
-    confirms_doubt: bool
+    confirms_doubt: int  # 0 or 1
     data: Any
     accepted_at: int
 
@@ -53,11 +51,11 @@ def apply_signals(owned: OwnedChunk, matches: Mapping[Match, SignalContent], now
         if content.outcome == "ok":
             if content.payload is not None:
                 owned.ledger.tracks[place].outputs[i] = msgspec.json.encode(content.payload)
-            end_wait(owned, i, place, "signalled", now)
+            owned.end_wait(i, place, "signalled", now)
         else:
             # An output that is not what the step declares is a failure of the step; nobody has said that it failed.
             error_type = "StepFailure" if content.outcome == "unfit" else "SignalFailure"
-            end_wait(owned, i, place, "signal_failed", now, error_type=error_type, message=content.message)
+            owned.end_wait(i, place, "signal_failed", now, error_type=error_type, message=content.message)
 
 
 def apply_deadlines(owned: OwnedChunk, now: int) -> None:
@@ -72,8 +70,7 @@ def apply_deadlines(owned: OwnedChunk, now: int) -> None:
             and ledger.tracks[place].state[i] == WAITING
             and owned.option(place, "kind") == "signal"
         ):
-            message = waited_out(owned.option(place, "timeout"))
-            end_wait(owned, i, place, "timed_out", now, error_type="Timeout", message=message)
+            owned.time_out(i, place, now)
 
 
 def refusal(owned: OwnedChunk, i: int, *, is_named: bool, confirms_doubt: bool, has_data: bool) -> str | None:
@@ -102,17 +99,15 @@ def apply_requests(
     outcomes = {}
     for request in requests:
         rows = range(owned.row_count) if request.row is None else (request.row - owned.first_row,)
+        is_named, confirms, has_data = request.row is not None, bool(request.confirms_doubt), request.data is not None
         reset = 0
         why = "nothing to run again"
         for i in rows:
-            has_data = request.data is not None
-            refused = refusal(
-                owned, i, is_named=request.row is not None, confirms_doubt=request.confirms_doubt, has_data=has_data
-            )
+            refused = refusal(owned, i, is_named=is_named, confirms_doubt=confirms, has_data=has_data)
             if refused is None:
                 _reset(owned, i, request, raw_of(i), now)
                 reset += 1
-            elif request.row is not None:
+            elif is_named:
                 why = refused
         outcomes[request.id] = f"applied to {reset} rows" if reset else f"refused: {why}"
     return outcomes

@@ -8,27 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from sqlalchemy import ColumnElement, and_, exists, func, or_
 
 from penstock.operations.tables import row_records, signals
 
-__all__ = ["Match", "Message", "Signal", "Waiter", "accepts", "has_signal", "is_awaited", "match", "since"]
+__all__ = ["Match", "Signal", "Waiter", "accepts", "has_signal", "is_awaited", "match", "since"]
 
 
-class Message(Protocol):
-    """The fields of a signal that decide which waits accept it; one that names a row is for that row only."""
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """A stored signal: for any row that waits on `key`; with `row`, for that row only."""
 
-    @property
-    def key(self) -> str: ...
-    @property
-    def row(self) -> int | None: ...
-    @property
-    def accepted_at(self) -> int: ...
+    id: int
+    key: str
+    row: int | None
+    accepted_at: int
 
 
-def accepts(signal: Message, *, key: str | None, row: int, since: int | None) -> bool:
+def accepts(signal: Signal, *, key: str | None, row: int, since: int | None) -> bool:
     """Whether a signal may end the wait of this row of its operation."""
     return signal.key == key and signal.accepted_at >= (since or 0) and signal.row in (None, row)
 
@@ -56,16 +54,6 @@ def has_signal(*of_signals: ColumnElement[bool]) -> ColumnElement[bool]:
 def is_awaited(*of_waits: ColumnElement[bool]) -> ColumnElement[bool]:
     """Whether a signal is accepted by a row that waits now, among those waits, in SQL."""
     return exists().where(_accepts(), row_records.c.state == "WaitingForCompletion", *of_waits)
-
-
-@dataclass(frozen=True, slots=True)
-class Signal:
-    """A stored signal: for any row that waits on `key`; with `row`, for that row only."""
-
-    id: int
-    key: str
-    row: int | None
-    accepted_at: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,21 +124,9 @@ async def drain(
 
 
 async def _requests(tx: Connection, chunk: int) -> list[Request]:
-    query = (
-        select(
-            requests.c.id,
-            requests.c.kind,
-            requests.c.row,
-            requests.c.confirms_doubt,
-            requests.c.data,
-            requests.c.accepted_at,
-        )
-        .where(requests.c.chunk == chunk, requests.c.outcome.is_(None))
-        .order_by(requests.c.id)
-    )
-    return [
-        Request(r.id, r.kind, r.row, bool(r.confirms_doubt), r.data, r.accepted_at) for r in await tx.execute(query)
-    ]
+    columns = (requests.c[name] for name in Request.__dataclass_fields__)
+    query = select(*columns).where(requests.c.chunk == chunk, requests.c.outcome.is_(None)).order_by(requests.c.id)
+    return [Request(*row) for row in await tx.execute(query)]
 
 
 async def _answer(tx: Connection, outcomes: Mapping[int, str]) -> None:

@@ -369,8 +369,9 @@ def refuse_unstorable(pending: PendingSignal) -> None:
     _refuse_text("the actor of a signal", pending.content["actor"], most=ACTOR_MAX)
     if pending.dedupe_id is not None:
         _refuse_text("the id of a signal", pending.dedupe_id, most=ID_MAX)
-    if pending.given_row is not None:
-        _refuse_row(pending.given_row)
+    row: Any = pending.given_row
+    if row is not None and (not isinstance(row, int) or isinstance(row, bool) or not 1 <= row <= ROW_MAX):
+        raise InvalidInput(f"the row of a signal is a number from 1 to {ROW_MAX}; found {row!r:.60}")
 
 
 def _refuse_text(what: str, text: Any, *, most: int | None = None) -> None:
@@ -382,8 +383,3 @@ def _refuse_text(what: str, text: Any, *, most: int | None = None) -> None:
         storable(text)
     except NotStorable as error:
         raise InvalidInput(f"{what} cannot be stored: {error}") from None
-
-
-def _refuse_row(row: Any) -> None:
-    if not isinstance(row, int) or isinstance(row, bool) or not 1 <= row <= ROW_MAX:
-        raise InvalidInput(f"the row of a signal is a number from 1 to {ROW_MAX}; found {row!r:.60}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from penstock.journal.queries import Entry
 from penstock.operations.chunk.ledger import Ledger
@@ -31,12 +32,12 @@ class OperationFacts:
     unfinished: int = 0
     counts: Counts = field(default_factory=Counts)
 
-    def add_chunk(self, *, first_row: int, row_count: int, is_open: bool, is_raw: bool) -> None:
-        """Count one more chunk, whether or not its ledger can be read."""
+    def add_chunk(self, chunk: Any) -> None:
+        """Count one more chunk, by its record, whether or not its ledger can be read."""
         self.chunks += 1
-        self.open_chunks += is_open
-        self.raw_chunks += is_raw and is_open
-        self.last_row = max(self.last_row, first_row + row_count - 1)
+        self.open_chunks += chunk.is_open
+        self.raw_chunks += chunk.is_raw and chunk.is_open
+        self.last_row = max(self.last_row, chunk.first_row + chunk.row_count - 1)
 
     def add_ledger(self, ledger: Ledger) -> None:
         """Count what a chunk's ledger says, not what its counters say."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock.operations.chunk.records import StepRecord
-from penstock.operations.inbox.matching import accepts
+from penstock.operations.inbox.matching import Signal, accepts
 from penstock.operations.proof.chunk_invariants import ChunkFacts, Finding
 
 __all__ = ["MESSAGE_RULES", "MessageFacts", "RequestFacts", "SignalFacts"]
@@ -16,14 +16,10 @@ _NEW_GENERATION = ("retried", "edited")
 
 
 @dataclass(frozen=True, slots=True)
-class SignalFacts:
-    """A signal: its key and row and, once it was taken, by which step of which row in which generation."""
+class SignalFacts(Signal):
+    """A signal and, once it was taken, by which step of which row in which generation."""
 
-    id: int
-    key: str
-    row: int | None
     outcome: str
-    accepted_at: int
     consumed_row: int | None
     consumed_step: int | None
     consumed_generation: int | None

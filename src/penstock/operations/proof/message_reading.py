@@ -59,7 +59,7 @@ class MessageReader:
         first, last = batch[0].first_row, batch[-1].first_row + batch[-1].row_count - 1
         ids = [chunk.id for chunk in batch]
         return Messages(
-            [*await self._taken(first, last), *await self._free(ids)],
+            [*await self._signals(signals.c.consumed_row.between(first, last)), *await self._free(ids)],
             await self._requests(ids),
             await self._lines(first, last),
             self._now,
@@ -85,9 +85,6 @@ class MessageReader:
         return of_signals + [
             (None, f"request {request} is for chunk {chunk}, which is not the operation's") for request, chunk in asked
         ]
-
-    async def _taken(self, first: int, last: int) -> list[SignalFacts]:
-        return await self._signals(signals.c.consumed_row.between(first, last))
 
     async def _free(self, ids: Sequence[int]) -> list[SignalFacts]:
         """Free signals that waiting rows of these chunks accept."""

@@ -33,6 +33,7 @@ from penstock.operations.proof.message_invariants import MESSAGE_RULES, generati
 from penstock.operations.proof.message_reading import OVERLOOKED_US, MessageReader, Messages
 from penstock.operations.states import OPERATION
 from penstock.operations.tables import REMOVED, chunk_rows, chunks, operations, requests, row_records, signals, workers
+from penstock.operations.views.row_views import records_by_chunk
 from penstock.operations.visibility import EVERYTHING, Visible
 
 __all__ = ["verify"]
@@ -111,7 +112,7 @@ async def _verify_operation(db: Database, files: Storage, number: int, report: _
         facts = await _operation_facts(tx, row)
         reader = MessageReader(tx, number, now=await _swept_now(db, tx, row))
         async for batch in _chunk_batches(tx, number):
-            records = await _records(tx, [chunk.id for chunk in batch])
+            records = await records_by_chunk(tx, [chunk.id for chunk in batch])
             messages = await reader.read(batch)
             await asyncio.to_thread(_check_batch, row, batch, records, messages=messages, facts=facts, report=report)
         strays = [*await _stray_records(tx, number), *await reader.strays()]
@@ -163,13 +164,6 @@ async def _chunk_batches(tx: Connection, number: int) -> AsyncIterator[Sequence[
         last = found[-1].first_row
 
 
-async def _records(tx: Connection, ids: Sequence[int]) -> dict[int, dict[tuple[int, int], StepRecord]]:
-    records: dict[int, dict[tuple[int, int], StepRecord]] = {}
-    for found in await tx.execute(select(row_records).where(row_records.c.chunk.in_(ids))):
-        records.setdefault(found.chunk, {})[found.row, found.step] = StepRecord(**found._mapping)
-    return records
-
-
 def _check_batch(
     operation: Row[Any],
     batch: Sequence[Row[Any]],
@@ -184,12 +178,7 @@ def _check_batch(
         report.chunks += 1
         report.rows += chunk.row_count
         report.add_all("rows_are_contiguous", _gap(facts, chunk), operation.id, chunk.id)
-        facts.add_chunk(
-            first_row=chunk.first_row,
-            row_count=chunk.row_count,
-            is_open=bool(chunk.is_open),
-            is_raw=bool(chunk.is_raw),
-        )
+        facts.add_chunk(chunk)
         try:
             known = _chunk_facts(operation, chunk, records.get(chunk.id, {}))
         except _Unreadable as error:
@@ -200,11 +189,10 @@ def _check_batch(
         facts.add_ledger(known.ledger)
         for rule in CHUNK_RULES:
             report.add_all(rule.__name__, rule(known), operation.id, chunk.id)
+        told = messages.of(chunk, known, kinds)
         for message_rule in MESSAGE_RULES:
-            if message_rule is generations_have_history and "history" in (operation.pruned or {}):
-                continue
-            found = message_rule(messages.of(chunk, known, kinds))
-            report.add_all(message_rule.__name__, found, operation.id, chunk.id)
+            if not (message_rule is generations_have_history and "history" in (operation.pruned or {})):
+                report.add_all(message_rule.__name__, message_rule(told), operation.id, chunk.id)
 
 
 def _gap(facts: OperationFacts, chunk: Row[Any]) -> Iterator[Finding]:

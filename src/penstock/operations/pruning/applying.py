@@ -6,12 +6,12 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import repeat
 from typing import Any
 
-from sqlalchemy import Row, func, or_, select
+from sqlalchemy import func, or_, select
 
 from penstock.blobs.storage import Storage
 from penstock.blobs.tables import rows as blobs
@@ -22,8 +22,7 @@ from penstock.errors import Conflict, Unavailable
 from penstock.operations.model import Pruned
 from penstock.operations.operation_ids import IS_THERE
 from penstock.operations.pruning.parts import begin_part, end_part, remove_part
-from penstock.operations.pruning.removal import IS_BEGUN, IS_OVER, Due, Removal
-from penstock.operations.states import OPERATION
+from penstock.operations.pruning.removal import DUE, IS_BEGUN, IS_OVER, Due, Removal, require_over
 from penstock.operations.tables import REMOVED, operations
 from penstock.retention import Keep, due_parts
 
@@ -48,11 +47,6 @@ TRIES_MAX = 20
 
 log = logging.getLogger("penstock.retention")
 
-_NAMES = (
-    "number", "id", "file_key", "file_sha256", "file_bytes", "blob", "rows_read", "finished_at", "revision", "keep",
-    "pruned", "stop_outcome",
-)  # fmt: skip
-
 
 @dataclass(frozen=True, slots=True)
 class Policy:
@@ -64,7 +58,7 @@ class Policy:
     keep: Keep = field(default_factory=dict)
     all_before: int | None = None
 
-    def due(self, row: Row[Any], now_us: int) -> tuple[str, ...]:
+    def due(self, row: Any, now_us: int) -> tuple[str, ...]:
         """What of an operation is due."""
         if row.stop_outcome == REMOVED:
             return ("operations",)
@@ -87,33 +81,16 @@ async def due_operations(db: Database, policy: Policy, now_us: int, *, after: in
         operations.c.pruned.is_not(None),  # begun under an earlier policy, or by an erasure that was cut off
     )
     is_due = or_(IS_OVER & operations.c.hold.is_(None) & may_be_due, IS_BEGUN)
-    query = select(*(operations.c[name] for name in _NAMES)).where(is_due).order_by(operations.c.number)
+    query = select(*DUE, operations.c.keep).where(is_due).order_by(operations.c.number)
     while True:
         async with db.read() as tx:
             found = (await tx.execute(query.where(operations.c.number > after).limit(LOOKED_AT))).all()
         for row in found:
             if parts := policy.due(row, now_us):
-                yield _due(row, parts)
+                yield Due.of(row, parts)
         if len(found) < LOOKED_AT:
             return
         after = found[-1].number
-
-
-def _due(row: Row[Any], parts: tuple[str, ...]) -> Due:
-    return Due(
-        number=row.number,
-        id=row.id,
-        file_key=row.file_key,
-        file_sha256=row.file_sha256,
-        file_bytes=row.file_bytes,
-        blob=row.blob,
-        rows=row.rows_read,
-        ended_us=row.finished_at,
-        revision=row.revision,
-        pruned=row.pruned or {},
-        parts=parts,
-        is_begun=row.stop_outcome == REMOVED,
-    )
 
 
 async def prune(db: Database, files: Storage, policy: Policy, now_us: int) -> Pruned:
@@ -144,11 +121,11 @@ async def _remove(removal: Removal, found: Sequence[Due], budget: Iterator[None]
 
 async def _remove_parts(removal: Removal, due: Due, budget: Iterator[None]) -> bool:
     """Remove parts of an operation; False when the budget is spent before that."""
-    db, pruned, revision = removal.db, dict(due.pruned), due.revision
+    db, pruned, revision = removal.db, dict(due.pruned or {}), due.revision
     for part in due.parts:
         if part not in pruned:
             begin = partial(
-                begin_part, number=due.number, part=part, ended_us=due.ended_us, pruned=pruned, revision=revision
+                begin_part, number=due.number, part=part, ended_us=due.finished_at, pruned=pruned, revision=revision
             )
             if not await db.transaction(begin, "prune_part"):
                 return True  # it was retried, held or changed meanwhile; the next look sees it as it is
@@ -171,7 +148,7 @@ async def would_prune(db: Database, policy: Policy, now_us: int) -> Pruned:
         file = due.blob or due.file_sha256
         if due.parts == ("operations",):
             found.operations += 1
-            found.rows += due.rows
+            found.rows += due.rows_read
         else:
             found.parts.update(due.parts)
         if due.parts == ("operations",) or "files" in due.parts:
@@ -197,16 +174,13 @@ async def _used(tx: Connection, files: Sequence[str]) -> list[tuple[str, int]]:
     return [(name, count) for name, count in await tx.execute(query)]
 
 
-async def _ended(db: Database, number: int) -> Row[Any]:
-    """An operation that has ended; `Conflict` while it is held or not over."""
+async def _ended(db: Database, number: int, *parts: str) -> Due:
+    """An operation that has ended, and of which these parts are due; `Conflict` while it is held or not over."""
     async with db.read() as tx:
-        columns = (*(operations.c[name] for name in _NAMES), operations.c.state, operations.c.hold)
+        columns = (*DUE, operations.c.state, operations.c.hold)
         row = (await tx.execute(select(*columns).where(operations.c.number == number, IS_THERE))).one()
-    if row.hold is not None:
-        raise Conflict(f"operation {row.id} is held ({row.hold}); release it first")
-    if not OPERATION.is_settled(row.state):
-        raise Conflict(f"operation {row.id} is {row.state}; cancel it first, or wait for its end")
-    return row
+    require_over(row)
+    return Due.of(row, parts)
 
 
 async def remove_parts_now(db: Database, files: Storage, number: int, parts: tuple[str, ...]) -> Pruned:
@@ -217,20 +191,20 @@ async def remove_parts_now(db: Database, files: Storage, number: int, parts: tup
     """
     removal = Removal(db, files)
     for _ in range(TRIES_MAX):
-        row = await _ended(db, number)
-        left = tuple(part for part in parts if not (row.pruned or {}).get(part))
+        due = await _ended(db, number)
+        left = tuple(part for part in parts if not (due.pruned or {}).get(part))
         if not left or (left == ("files",) and removal.done.files_left):
             return removal.done
-        await _remove(removal, [_due(row, left)], repeat(None))
-    raise Conflict(f"operation {row.id} was changed by others again and again; try again")
+        await _remove(removal, [replace(due, parts=left)], repeat(None))
+    raise Conflict(f"operation {due.id} was changed by others again and again; try again")
 
 
 async def delete(db: Database, files: Storage, number: int, *, actor: str) -> Pruned:
     """Remove one operation that has ended, whatever any policy says; `Conflict` while it is held or not over."""
-    row, removal = await _ended(db, number), Removal(db, files, actor)
-    await _remove(removal, [_due(row, ("operations",))], repeat(None))
+    due, removal = await _ended(db, number, "operations"), Removal(db, files, actor)
+    await _remove(removal, [due], repeat(None))
     if not removal.done.operations:
-        raise Conflict(f"operation {row.id} was changed meanwhile; look at it again")
+        raise Conflict(f"operation {due.id} was changed meanwhile; look at it again")
     return removal.done
 
 

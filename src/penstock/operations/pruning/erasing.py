@@ -26,7 +26,7 @@ from penstock.operations.chunk.packing import pack_rows, unpack_rows
 from penstock.operations.model import Pruned
 from penstock.operations.moves import touch
 from penstock.operations.pruning.applying import remove_parts_now
-from penstock.operations.pruning.removal import IS_OVER
+from penstock.operations.pruning.removal import IS_OVER, require_over
 from penstock.operations.states import OPERATION
 from penstock.operations.tables import chunk_rows, chunks, history, operations, requests, row_records, signals
 from penstock.outbox.retention import erase_texts
@@ -84,10 +84,9 @@ async def _begin(db: Database, number: int, actor: str, rows: list[int] | None, 
     """Lock the operation, see that it is over and has these rows, and say in the audit log what happens now."""
     head = await touch(tx, number, IS_OVER, operations.c.hold.is_(None))
     row = (await tx.execute(select(operations).where(operations.c.number == number))).one()
-    if row.hold is not None:
-        raise Conflict(f"operation {row.id} is held ({row.hold}); release it first")
     if head is None:
-        raise Conflict(f"operation {row.id} is {row.state}; cancel it first, or wait for its end")
+        require_over(row)
+        raise Conflict(f"operation {row.id} was changed meanwhile; look at it again")
     wrong = [n for n in rows or () if not 1 <= n <= row.rows_read]
     if wrong:
         raise NotFound(f"operation {row.id} has {row.rows_read} rows; there is no row {wrong[0]}")

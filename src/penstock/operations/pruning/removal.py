@@ -12,8 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
+from typing import Any
 
-from sqlalchemy import delete, or_, select
+from sqlalchemy import Row, delete, or_, select
 
 from penstock.blobs import queries as blob_queries
 from penstock.blobs.model import BlobDescriptor
@@ -22,7 +23,7 @@ from penstock.blobs.sweeping import clear
 from penstock.clock import from_micros
 from penstock.db.connection import Connection
 from penstock.db.database import Database
-from penstock.errors import FileUnreadable, NotFound
+from penstock.errors import Conflict, FileUnreadable, NotFound
 from penstock.journal.numbering import start_counter
 from penstock.journal.tables import transitions
 from penstock.operations.auditing import log_act
@@ -43,7 +44,7 @@ from penstock.operations.tables import (
 from penstock.outbox.states import DELIVERY
 from penstock.outbox.tables import deliveries, subscriptions
 
-__all__ = ["IS_BEGUN", "IS_OVER", "Due", "Removal", "reference_of"]
+__all__ = ["DUE", "IS_BEGUN", "IS_OVER", "Due", "Removal", "reference_of", "require_over"]
 
 log = logging.getLogger("penstock")
 
@@ -56,20 +57,36 @@ IS_BEGUN = operations.c.stop_outcome.is_not_distinct_from(REMOVED)
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """An operation of which something is to be removed, as it was when we looked."""
+    """An operation of which something is to be removed, as it was when we looked: what is due, and some columns."""
 
+    parts: tuple[str, ...]
     number: int
     id: str
     file_key: str
     file_sha256: str
     file_bytes: int
     blob: str | None
-    rows: int
-    ended_us: int
+    rows_read: int
+    finished_at: int
     revision: int
-    pruned: Mapping[str, bool]
-    parts: tuple[str, ...]
-    is_begun: bool  # its removal as a whole
+    pruned: Mapping[str, bool] | None
+    stop_outcome: str | None
+
+    @classmethod
+    def of(cls, row: Any, parts: tuple[str, ...]) -> Due:
+        """From a record that begins with the columns `DUE`."""
+        return cls(parts, *row[: len(DUE)])
+
+
+DUE = [operations.c[name] for name in Due.__dataclass_fields__ if name != "parts"]
+
+
+def require_over(operation: Row[Any]) -> None:
+    """`Conflict` while the operation is held, or not over."""
+    if operation.hold is not None:
+        raise Conflict(f"operation {operation.id} is held ({operation.hold}); release it first")
+    if not OPERATION.is_settled(operation.state):
+        raise Conflict(f"operation {operation.id} is {operation.state}; cancel it first, or wait for its end")
 
 
 def reference_of(operation: str) -> str:
@@ -92,7 +109,7 @@ class Removal:
 
         One that was retried or held since we looked stays as it is.
         """
-        if due.is_begun or await self.db.transaction(partial(self._begin, due), "prune_begin"):
+        if due.stop_outcome == REMOVED or await self.db.transaction(partial(self._begin, due), "prune_begin"):
             if not await self._empty(due, budget):
                 return False
             self.emptied.append(due)
@@ -100,7 +117,7 @@ class Removal:
 
     async def _begin(self, due: Due, tx: Connection) -> bool:
         """From now on the operation is gone for callers; False when it was retried or held, or another was first."""
-        as_seen = (operations.c.finished_at == due.ended_us, operations.c.hold.is_(None))
+        as_seen = (operations.c.finished_at == due.finished_at, operations.c.hold.is_(None))
         if await touch(tx, due.number, IS_OVER, *as_seen, stop_outcome=REMOVED, reading="abandoned") is None:
             return False
         await start_counter(self.db, tx)  # or the numbers of moves that are removed could be given out again

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from math import floor
 from typing import Protocol
 
-__all__ = ["Gate", "Limiter", "NoUnits", "Pace", "Refused"]
+__all__ = ["Gate", "Limiter", "NoUnits", "Pace", "Refused", "happens_within"]
 
 
 class Refused(Exception):
@@ -158,8 +158,8 @@ class Pace:
         return min(starts)
 
 
-async def happens_within(event: asyncio.Event, seconds: float) -> bool:
-    """Whether an event happens before so much time has passed."""
+async def happens_within(event: asyncio.Event, seconds: float | None) -> bool:
+    """Whether an event happens before so much time has passed; for None, wait for it without a limit."""
     try:
         async with asyncio.timeout(seconds):
             return await event.wait()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import Fault, InvalidInput
 from penstock.formats import Batch
 from penstock.operations.chunk.records import ROW_KEY_MAX, StepRecord
-from penstock.operations.messages import cut, describe, message_of
+from penstock.operations.messages import cut, message_of
 from penstock.operations.rows.runtime import OperationRuntime
 from penstock.operations.rows.task_pool import SLICE_NS, is_ours
 from penstock.operations.rows.verdicts import error_text
@@ -21,9 +21,9 @@ __all__ = [
     "Objection",
     "ask_validators",
     "check_batch",
-    "faults_json",
     "find_objections",
     "killed_its_validator",
+    "note_objection",
     "parse",
     "validate",
 ]
@@ -213,8 +213,6 @@ def killed_its_validator(runtime: OperationRuntime, batch: Batch, deaths: int) -
 
 
 def _rejected(runtime: OperationRuntime, batch: Batch, i: int, objection: Objection) -> StepRecord:
-    key = runtime.definition.row.key_of_raw(batch.rows[i], runtime.columns)
-    objection = objection.without_secrets(runtime, batch.rows[i])
     record = StepRecord(
         chunk=0,
         row=batch.start.row + i,
@@ -223,13 +221,15 @@ def _rejected(runtime: OperationRuntime, batch: Batch, i: int, objection: Object
         state="Failed",
         at=runtime.clock.now_us(),
         attempt=1,
-        row_key=cut(key, ROW_KEY_MAX) if key else None,
-        faults=faults_json(objection.faults),
     )
-    record.set_error(objection.error_type, describe(objection.faults))
+    note_objection(runtime, record, objection, batch.rows[i])
     return record
 
 
-def faults_json(faults: Sequence[Fault]) -> list[list[str | None]]:
-    """Faults as stored with a record."""
-    return [[fault.field, cut(fault.message)] for fault in faults]
+def note_objection(runtime: OperationRuntime, record: StepRecord, objection: Objection, raw: Any) -> None:
+    """Note in its record why a row is not valid, and its key; secrets are left out."""
+    objection = objection.without_secrets(runtime, raw)
+    record.faults = [[fault.field, cut(fault.message)] for fault in objection.faults]
+    if record.row_key is None and (key := runtime.definition.row.key_of_raw(raw, runtime.columns)):
+        record.row_key = cut(key, ROW_KEY_MAX)
+    record.set_error(objection.error_type, cut("; ".join(map(str, objection.faults))))

@@ -12,11 +12,14 @@ from concurrent.futures import Executor
 from contextlib import nullcontext
 from datetime import datetime
 from functools import partial
-from typing import Any
+from typing import Any, BinaryIO
+
+import msgspec
 
 from penstock.blobs.model import StoredBytes
 from penstock.clock import Clock, from_micros
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, SecretsUnreadable
+from penstock.formats import Limits, Reader, open_reader
 from penstock.operations.rows.gates import Gate, Limiter, Pace
 from penstock.operations.rows.segments import Span, cut_spans
 from penstock.operations.rows.start_limit import StartLimit
@@ -26,8 +29,9 @@ from penstock.pipeline import BoundStep, Definition, Done, Hook, Run, StepPlan
 from penstock.pipeline.outputs import OUTPUT_BYTES_MAX
 from penstock.pipeline.secret_values import mask_texts
 from penstock.pipeline.tracing import traced
+from penstock.secret_keys import SecretKeys
 
-__all__ = ["Broken", "CannotRun", "DoesNotFit", "NoOutput", "OperationRuntime", "StepRuntime"]
+__all__ = ["Broken", "CannotRun", "DoesNotFit", "NoOutput", "OperationRuntime", "StepRuntime", "load_metadata"]
 
 Call = Callable[[Any, Any], Any]
 
@@ -45,21 +49,6 @@ class StepRuntime:
     Its calls raise `LeaseOver` when the lease has run out on the way to the user's code. The caller checks the limit
     before the call.
     """
-
-    __slots__ = (
-        "_gate",
-        "_pace",
-        "_start_limit",
-        "bound",
-        "call",
-        "check",
-        "encode",
-        "key",
-        "plan",
-        "run",
-        "waits",
-        "when",
-    )
 
     def __init__(
         self,
@@ -239,6 +228,10 @@ class OperationRuntime:
             return text
         return mask_texts(text, [*self._secrets, *self.definition.row.secret_texts(raw, self.columns)])
 
+    def open_reader(self, stream: BinaryIO, limits: Limits) -> Reader:
+        """A reader of the operation's file, or of one like it."""
+        return open_reader(stream, format=self.file_format, schema=self.definition.row.schema, limits=limits)
+
     def use_columns(self, columns: Sequence[str] | None) -> None:
         """Rows come as cells of these columns, or as records when there are none."""
         self.columns = None if columns is None else tuple(columns)
@@ -253,6 +246,16 @@ def _validators(definition: Definition, pipeline: object) -> tuple[Hook, ...]:
     if own is None:
         return definition.validators
     return (*definition.validators, Hook(partial(own.call, pipeline), own.is_async))
+
+
+def load_metadata(definition: Definition, operation: str, stored: Any, encrypted: str | None, keys: SecretKeys) -> Any:
+    """The metadata of an operation, from its record; `SecretsUnreadable` when this process has not the key."""
+    if encrypted is not None:
+        try:
+            stored = msgspec.json.decode(keys.decrypt(encrypted))
+        except SecretsUnreadable as error:
+            raise SecretsUnreadable(f"the secrets of operation {operation} cannot be decrypted: {error}") from error
+    return definition.meta.load(stored)
 
 
 class Broken(PenstockError):

@@ -1,1 +1,1 @@
-"""One chunk at work: claimed, planned, run, written."""
+"""One chunk at work: planned, run, written."""

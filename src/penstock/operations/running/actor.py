@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 from functools import partial
 from typing import Literal, TypeVar
 
@@ -19,36 +18,26 @@ from penstock.db.database import Database
 from penstock.errors import Unavailable
 from penstock.operations.chunk import store
 from penstock.operations.chunk.owned import OwnedChunk, interrupt
-from penstock.operations.chunk.persist import persist
+from penstock.operations.chunk.persist import never, persist
 from penstock.operations.chunk.store import Lost, NewMessages, Stopped
 from penstock.operations.inbox import settling
 from penstock.operations.inbox.payloads import signalled_steps
 from penstock.operations.inbox.settling import Overtaken, Settlement
-from penstock.operations.moves import break_if, state_of
+from penstock.operations.moves import break_operation, state_of, tally
+from penstock.operations.rows.gates import happens_within
 from penstock.operations.running.chunk_progress import ChunkProgress
 from penstock.operations.running.job import RowsJob
 from penstock.operations.running.jobs import job_for
 from penstock.operations.running.late_results import record_late_results
 from penstock.operations.running.planning import Group, next_due, next_group
-from penstock.operations.thresholds import Tally, breach_while_running
+from penstock.operations.thresholds import breach_while_running
+from penstock.settings import Settings
 
-__all__ = ["ChunkActor", "Halt", "Timing", "working_state"]
+__all__ = ["ChunkActor", "Halt", "working_state"]
 
 T = TypeVar("T")
 Halt = Literal["Paused", "shutdown", "Stopping", "lost"]
 HALTS: tuple[Halt, ...] = ("Paused", "shutdown", "Stopping", "lost")  # each overrules those before it
-
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """How often an actor writes and how long it waits."""
-
-    flush_s: float
-    flush_rows: int
-    grace_s: float
-    shutdown_s: float
-    patience_s: float
-    poison_rows_max: int
 
 
 def working_state(owned: OwnedChunk) -> str:
@@ -66,10 +55,10 @@ class ChunkActor:
         group: Group | None,
         *,
         owner: str,
-        timing: Timing,
+        settings: Settings,
         turn: Callable[[bool], AbstractAsyncContextManager[None]],
     ) -> None:
-        self.db, self.progress, self.owner, self.timing = db, progress, owner, timing
+        self.db, self.progress, self.owner, self.settings = db, progress, owner, settings
         self.owned: OwnedChunk = progress.owned
         self.runtime = progress.runtime
         self._signalled = signalled_steps(self.runtime.definition, self.owned.plan)
@@ -132,7 +121,7 @@ class ChunkActor:
                 await self._flush()  # they may stop the operation before its last chunk ends it
             return not await self._close()
         self._group = next_group(
-            self.owned, self.runtime.spans, now=self.runtime.clock.now_us(), limit=self.timing.flush_rows
+            self.owned, self.runtime.spans, now=self.runtime.clock.now_us(), limit=self.settings.flush_rows
         )
         if self._group is not None:
             self.owned.ledger.start(self._group.rows)
@@ -153,7 +142,7 @@ class ChunkActor:
                 if self._halt is not None:
                     ledger.undo_start(rows)
                 elif rows:
-                    await self._run_job(job_for(self.runtime, self.progress, segment, rows, self._changed))
+                    await self._run_job(job_for(self.progress, segment, rows, self._changed))
         self.progress.has_moved = True
         self._group = None
         if (trouble := self.progress.trouble) is not None:
@@ -180,7 +169,7 @@ class ChunkActor:
             if self._must_look:
                 await self._settle()
             left, places = job.left, self.owned.ledger.at[:]
-            await _wait_for(self._changed, self.timing.flush_s)
+            await happens_within(self._changed, self.settings.flush_s)
             self._changed.clear()
             has_moved = job.left != left or self.owned.changed or self.owned.ledger.at != places
             if job.left > 0 and has_moved:
@@ -194,7 +183,7 @@ class ChunkActor:
             why, began = self._halt, loop.time()
             limit = self._grace_s()
             self._changed.clear()
-            await _wait_for(self._changed, limit)
+            await happens_within(self._changed, limit)
             if self._halt == why and limit is not None and loop.time() >= began + limit:
                 job.cut_off()
 
@@ -204,10 +193,10 @@ class ChunkActor:
             case "Paused":
                 return None
             case "shutdown":
-                return self.timing.shutdown_s
+                return self.settings.shutdown_s
             case "lost":
                 return 0.0
-        return self.timing.grace_s
+        return self.settings.cancel_grace_s
 
     # --- writing
 
@@ -256,7 +245,9 @@ class ChunkActor:
     async def _hand_over(self) -> bool:
         """Give up a raw chunk whose rows are all validated."""
         writing = self.owned.writing()
-        return await self._give_up(partial(store.hand_over, self.db, self.owned, writing, self.owner), "hand_over")
+        return await self._give_up(
+            lambda tx: store.hand_over(self.db, tx, self.owned, writing, actor=self.owner), "hand_over"
+        )
 
     async def _release(self) -> bool:
         due = next_due(self.owned)
@@ -306,23 +297,16 @@ class ChunkActor:
 
     async def _commit(self, work: Callable[[Connection], Awaitable[T]], point: str) -> T:
         """Write our chunk exactly once; `Lost` when the database was away for longer than our lease."""
-        return await self._persist(work, point, partial(store.is_written, self.db, self.owned))
+        return await self._persist(work, point, has_happened=partial(store.is_written, self.db, self.owned))
 
     async def _commit_again(self, work: Callable[[Connection], Awaitable[T]], point: str) -> T:
         """Write something else, which may be written twice without harm."""
-
-        async def has_happened() -> bool:
-            return False
-
-        return await self._persist(work, point, has_happened)
+        return await self._persist(work, point, has_happened=never)
 
     async def _persist(
-        self,
-        work: Callable[[Connection], Awaitable[T]],
-        point: str,
-        has_happened: Callable[[], Awaitable[bool]],
+        self, work: Callable[[Connection], Awaitable[T]], point: str, *, has_happened: Callable[[], Awaitable[bool]]
     ) -> T:
-        clock, patience_s = self.runtime.clock, self.timing.patience_s
+        clock, patience_s = self.runtime.clock, self.settings.lease_s
         try:
             return await persist(self.db, work, point, has_happened=has_happened, clock=clock, patience_s=patience_s)
         except Unavailable:
@@ -334,19 +318,23 @@ class ChunkActor:
             return
         self._failures = self.owned.ledger.counts().unsuccessful
 
+        number, poison_rows_max = self.owned.operation, self.settings.poison_rows_max
+
         async def stop(tx: Connection) -> None:
-            poison = await store.count_poison(tx, self.owned.operation)
-            reason = f"{poison} rows killed their workers; poison_rows_max is {self.timing.poison_rows_max}"
-            is_poisoned = poison > self.timing.poison_rows_max
-            why = (lambda _: reason) if is_poisoned else self._stop_reason
-            await break_if(self.db, tx, self.owned.operation, why, actor=self.owner)
+            poison = await store.count_poison(tx, number)
+            if poison > poison_rows_max:
+                reason: str | None = f"{poison} rows killed their workers; poison_rows_max is {poison_rows_max}"
+            else:
+                reason = breach_while_running(self.runtime.definition.options, await tally(tx, number))
+            if reason is not None:
+                await break_operation(self.db, tx, number, reason, actor=self.owner)
 
         await self._commit_again(stop, "broke")
 
     async def _break(self, reason: str) -> None:
         """Stop the operation, because it cannot go on."""
         number = self.owned.operation
-        await self._commit_again(lambda tx: break_if(self.db, tx, number, lambda _: reason, actor=self.owner), "broke")
+        await self._commit_again(lambda tx: break_operation(self.db, tx, number, reason, actor=self.owner), "broke")
 
     def _has_new_failures(self) -> bool:
         """Whether rows have failed since we last looked, and that could stop the operation."""
@@ -356,13 +344,3 @@ class ChunkActor:
         # Only rows that were lost with a worker can be poison.
         has_limits = options.max_errors is not None or options.max_error_rate is not None or any(self.owned.ledger.lost)
         return has_limits and self.owned.ledger.counts().unsuccessful > self._failures
-
-    def _stop_reason(self, tally: Tally) -> str | None:
-        return breach_while_running(self.runtime.definition.options, tally)
-
-
-async def _wait_for(event: asyncio.Event, seconds: float | None) -> None:
-    """Wait for an event, at most so long; without a limit for None."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            await event.wait()

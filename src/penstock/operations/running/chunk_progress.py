@@ -13,10 +13,9 @@ from penstock.operations.chunk.ledger import COMPLETED, FAILED, INVALID, SKIPPED
 from penstock.operations.chunk.owned import OwnedChunk, no_key
 from penstock.operations.chunk.packing import StoredRows
 from penstock.operations.chunk.records import ROW_KEY_MAX, StepRecord
-from penstock.operations.chunk.waits import end_wait, waited_out
-from penstock.operations.messages import cut, describe
+from penstock.operations.messages import cut
 from penstock.operations.rows.gates import Refused
-from penstock.operations.rows.judging import Objection, faults_json
+from penstock.operations.rows.judging import Objection, note_objection
 from penstock.operations.rows.runtime import OperationRuntime
 from penstock.operations.rows.verdicts import Verdict, WrongLength, error_text, judge
 from penstock.operations.states import ROW_STEP
@@ -32,22 +31,6 @@ ERASED = "its data was erased"
 
 class ChunkProgress:
     """An owned chunk with its rows parsed; every outcome of a row is noted here, on the loop's thread."""
-
-    __slots__ = (
-        "_faults",
-        "has_moved",
-        "has_outputs",
-        "has_parked",
-        "ledger",
-        "owned",
-        "raws",
-        "rows",
-        "runtime",
-        "trouble",
-        "unread",
-        "unreadable",
-        "was_refused",
-    )
 
     def __init__(
         self,
@@ -195,7 +178,7 @@ class ChunkProgress:
         verdict = judge(
             error,
             self.runtime.steps[place - 1].plan.options,
-            errors=record.errors if record else 0,
+            errors=self.errors(i, place),
             postponed_s=(now - record.put_off_since) / 1e6 if record and record.put_off_since else 0.0,
             jitter=self.runtime.jitter,
         )
@@ -279,16 +262,10 @@ class ChunkProgress:
 
     def rejected(self, i: int, objection: Objection, raw: Any) -> None:
         """A row is invalid, or its validator broke."""
-        objection = objection.without_secrets(self.runtime, raw)
-        is_verdict = objection.error_type == "Validation"
-        self.ledger.reject(i, INVALID if is_verdict else FAILED)
+        self.ledger.reject(i, INVALID if objection.error_type == "Validation" else FAILED)
         self.ledger.in_flight[i] = 0
         record = self.owned.record(i, 0, "Failed", self.runtime.clock.now_us())
-        record.faults = faults_json(objection.faults)
-        if record.row_key is None:
-            key = self.runtime.definition.row.key_of_raw(raw, self.runtime.columns)
-            record.row_key = cut(key, ROW_KEY_MAX) if key else None
-        record.set_error(objection.error_type, describe(objection.faults))
+        note_objection(self.runtime, record, objection, raw)
 
     # --- waits
 
@@ -312,16 +289,17 @@ class ChunkProgress:
         """A check said that the step is done."""
         if output is not None:
             self.store_output(i, place, output)
-        self.end_wait(i, place, "poll_succeeded")
+        self.owned.end_wait(i, place, "poll_succeeded", self.runtime.clock.now_us())
 
     def check_raised(self, i: int, place: int, error: BaseException) -> None:
         """A check raised: it failed the step, or it is asked again."""
+        message, now = self._without_secrets(i, error_text(error)), self.runtime.clock.now_us()
         if isinstance(error, StepFailed):
-            self.end_wait(i, place, "poll_failed", "StepFailure", self._without_secrets(i, error_text(error)))
+            self.owned.end_wait(i, place, "poll_failed", now, error_type="StepFailure", message=message)
             return
         record = self.owned.record_of(i, place)
         assert record is not None
-        self.owned.check_raised(record, self._without_secrets(i, error_text(error)), self.runtime.clock.now_us())
+        self.owned.check_raised(record, message, now)
         self.ask_again(i, place)
 
     def ask_again(self, i: int, place: int) -> None:
@@ -332,18 +310,12 @@ class ChunkProgress:
         assert record.deadline is not None
         assert every is not None
         if now >= record.deadline:
-            self.end_wait(i, place, "timed_out", "Timeout", waited_out(self.owned.option(place, "timeout")))
+            self.owned.time_out(i, place, now)
             return
         pause = every * (1 + POLL_JITTER * self.runtime.jitter.random())
         record.due_at = min(now + round(pause * 1e6), record.deadline)
         self.ledger.in_flight[i] = 0
         self.owned.changed.add((record.row, record.step))
-
-    def end_wait(
-        self, i: int, place: int, event: str, error_type: str | None = None, message: str | None = None
-    ) -> None:
-        """End the wait of row i by an event."""
-        end_wait(self.owned, i, place, event, self.runtime.clock.now_us(), error_type=error_type, message=message)
 
     # --- step records
 

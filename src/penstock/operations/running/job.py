@@ -7,30 +7,21 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from penstock.operations.rows.runtime import OperationRuntime
 from penstock.operations.rows.segments import Segment
-from penstock.operations.rows.task_pool import SLICE_NS, is_ours
 from penstock.operations.running.chunk_progress import ChunkProgress
 from penstock.pipeline import Context
 
-__all__ = ["SLICE_NS", "RowsJob", "is_ours"]
+__all__ = ["RowsJob"]
 
 
 class RowsJob(ABC):
     """What all jobs share: the rows that are still to be taken, and how many are left; at the end `ended` is set."""
 
-    def __init__(
-        self,
-        runtime: OperationRuntime,
-        progress: ChunkProgress,
-        segment: Segment,
-        rows: Sequence[int],
-        ended: asyncio.Event,
-    ) -> None:
-        self.runtime, self.progress, self.segment = runtime, progress, segment
+    def __init__(self, progress: ChunkProgress, segment: Segment, rows: Sequence[int], ended: asyncio.Event) -> None:
+        self.runtime, self.progress, self.segment = progress.runtime, progress, segment
         self.todo: Iterator[int] = iter(rows)
         self.left = len(rows)
-        self.is_cut_off = False
+        self.is_cut_off = self.is_withdrawn = False
         self._ended = ended
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -60,6 +51,7 @@ class RowsJob(ABC):
 
     def withdraw(self) -> list[int]:
         """Take back the rows that no task has taken; they will not begin."""
+        self.is_withdrawn = True
         rest = list(self.todo)
         self.finished(len(rest))
         return rest

@@ -10,12 +10,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from penstock.operations.chunk.ledger import COMPLETED, SKIPPED, WAITING
-from penstock.operations.rows.runtime import NoOutput, OperationRuntime, StepRuntime
+from penstock.operations.rows.runtime import NoOutput, StepRuntime
 from penstock.operations.rows.segments import Segment
 from penstock.operations.rows.start_limit import LeaseOver
+from penstock.operations.rows.task_pool import SLICE_NS, is_ours
 from penstock.operations.rows.verdicts import WrongLength
 from penstock.operations.running.chunk_progress import ChunkProgress
-from penstock.operations.running.job import SLICE_NS, RowsJob, is_ours
+from penstock.operations.running.job import RowsJob
 from penstock.operations.running.validation_jobs import ReadJob, ValidateJob
 from penstock.pipeline import BatchContext, Context, Done
 from penstock.pipeline.rows import TOGETHER
@@ -30,33 +31,21 @@ class AwaitJob(RowsJob):
     Rows are parsed shortly before they run and dropped when they are through, so that they stay in the cache.
     """
 
-    def __init__(
-        self,
-        runtime: OperationRuntime,
-        progress: ChunkProgress,
-        segment: Segment,
-        rows: Sequence[int],
-        ended: asyncio.Event,
-    ) -> None:
-        super().__init__(runtime, progress, segment, rows, ended)
-        self._is_withdrawn = False
+    def __init__(self, progress: ChunkProgress, segment: Segment, rows: Sequence[int], ended: asyncio.Event) -> None:
+        super().__init__(progress, segment, rows, ended)
         self.todo = self._parsed(rows)
 
     def _parsed(self, rows: Sequence[int]) -> Iterator[int]:
         progress, in_flight = self.progress, self.progress.ledger.in_flight
         for k in range(0, len(rows), TOGETHER):
             block = rows[k : k + TOGETHER]
-            if not self._is_withdrawn:
+            if not self.is_withdrawn:
                 progress.parse(block)
             for i in block:
                 if in_flight[i]:
                     yield i
                 else:  # it no longer fits its model
                     self.finished(1)
-
-    def withdraw(self) -> list[int]:
-        self._is_withdrawn = True
-        return super().withdraw()
 
     async def take(self) -> bool:
         runtime, progress, stop = self.runtime, self.progress, self.segment.stop
@@ -240,16 +229,9 @@ class ThreadJob(RowsJob):
 class BatchJob(RowsJob):
     """The step gets many rows at once and answers for each."""
 
-    def __init__(
-        self,
-        runtime: OperationRuntime,
-        progress: ChunkProgress,
-        segment: Segment,
-        rows: Sequence[int],
-        ended: asyncio.Event,
-    ) -> None:
-        super().__init__(runtime, progress, segment, rows, ended)
-        self.step: StepRuntime = runtime.steps[segment.first - 1]
+    def __init__(self, progress: ChunkProgress, segment: Segment, rows: Sequence[int], ended: asyncio.Event) -> None:
+        super().__init__(progress, segment, rows, ended)
+        self.step: StepRuntime = self.runtime.steps[segment.first - 1]
         self.batches = self._batches(rows)
 
     def _batches(self, rows: Sequence[int]) -> Iterator[list[int]]:
@@ -363,10 +345,8 @@ _JOBS: dict[str, type[RowsJob]] = {
 }
 
 
-def job_for(
-    runtime: OperationRuntime, progress: ChunkProgress, segment: Segment, rows: Sequence[int], ended: asyncio.Event
-) -> RowsJob:
+def job_for(progress: ChunkProgress, segment: Segment, rows: Sequence[int], ended: asyncio.Event) -> RowsJob:
     """The job for a segment; `ended` is set at its end."""
     if segment.manner == "validate" and progress.unread is not None:
-        return ReadJob(runtime, progress, segment, rows, ended)
-    return _JOBS[segment.manner](runtime, progress, segment, rows, ended)
+        return ReadJob(progress, segment, rows, ended)
+    return _JOBS[segment.manner](progress, segment, rows, ended)

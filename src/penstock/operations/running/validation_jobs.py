@@ -9,7 +9,7 @@ from typing import Any
 
 from penstock.formats import Batch, Position
 from penstock.operations.rows.judging import Objection, ask_validators, find_objections, parse
-from penstock.operations.rows.runtime import Broken, OperationRuntime
+from penstock.operations.rows.runtime import Broken
 from penstock.operations.rows.segments import Segment
 from penstock.operations.running.chunk_progress import ChunkProgress
 from penstock.operations.running.job import RowsJob
@@ -21,12 +21,6 @@ __all__ = ["ReadJob", "ValidateJob"]
 
 class JudgeJob(RowsJob):
     """What both share: no validator is called once the job was withdrawn or the lease is over."""
-
-    is_withdrawn = False
-
-    def withdraw(self) -> list[int]:
-        self.is_withdrawn = True
-        return super().withdraw()
 
     def may_start(self) -> bool:
         """Whether a validator may be called now."""
@@ -97,18 +91,11 @@ class ValidateJob(JudgeJob):
 class ReadJob(JudgeJob):
     """New rows are read from their file and validated, piece by piece."""
 
-    def __init__(
-        self,
-        runtime: OperationRuntime,
-        progress: ChunkProgress,
-        segment: Segment,
-        rows: Sequence[int],
-        ended: asyncio.Event,
-    ) -> None:
-        super().__init__(runtime, progress, segment, rows, ended)
+    def __init__(self, progress: ChunkProgress, segment: Segment, rows: Sequence[int], ended: asyncio.Event) -> None:
+        super().__init__(progress, segment, rows, ended)
         assert progress.unread is not None
-        self._pieces = progress.unread
-        self._draft: Draft | None = Draft(runtime, Position(progress.owned.source_offset, progress.owned.first_row))
+        self._pieces, owned = progress.unread, progress.owned
+        self._draft: Draft | None = Draft(self.runtime, Position(owned.source_offset, owned.first_row))
 
     async def take(self) -> bool:
         if not self.runtime.may_start():

@@ -12,12 +12,12 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Seque
 from contextlib import AbstractAsyncContextManager, aclosing
 from typing import Any, BinaryIO, TypeVar
 
-from sqlalchemy import Insert, bindparam, case, delete, func, insert, select, update
+from sqlalchemy import ColumnElement, Insert, bindparam, case, delete, func, insert, select, update
 
 from penstock.db.connection import Connection
 from penstock.db.database import Database
 from penstock.errors import FileRejected, Unavailable
-from penstock.formats import Batch, Limits, Position, Reader, open_reader
+from penstock.formats import Batch, Limits, Position, Reader
 from penstock.operations.chunk.persist import persist
 from penstock.operations.chunk.records import StepRecord
 from penstock.operations.chunk.store import NEW_ROWS, is_free
@@ -32,6 +32,7 @@ from penstock.operations.thresholds import breach
 from penstock.operations.validating.drafts import Draft, Finished
 from penstock.operations.validating.sizes import SUSPECT_ROWS_MAX, chunk_size, largest_chunk, piece_size
 from penstock.operations.validating.without_rows import no_rows
+from penstock.settings import Settings
 
 __all__ = ["Reading", "take"]
 
@@ -127,18 +128,15 @@ class Reading:
         head: Head,
         *,
         owner: str,
-        limits: Limits,
-        chunk_rows: int,
-        patience_s: float,
+        settings: Settings,
         turn: Callable[[bool], AbstractAsyncContextManager[None]],
         helpers: Callable[[], int],
-        is_local: bool = True,
+        is_local: bool,
     ) -> None:
         self.db, self.runtime, self.head, self.owner = db, runtime, head, owner
         self.helpers, self.raw_chunks = helpers, head.raw_chunks
-        self.limits, self.chunk_rows, self.turn = limits, chunk_rows, turn
+        self.limits, self.settings, self.turn = Limits(row_bytes_max=settings.row_bytes_max), settings, turn
         self._is_local = is_local
-        self.patience_s = patience_s
         self.crashes, self.suspect_until = head.crashes, head.suspect_until or 0
         self.is_halted = False
         self.counts = Counts()
@@ -151,13 +149,7 @@ class Reading:
     async def run(self, source: BinaryIO) -> None:
         """Read from the last stored position to the end, then let the rows run; or stop when halted or taken over."""
         try:
-            reader = await asyncio.to_thread(
-                open_reader,
-                source,
-                format=self.runtime.file_format,
-                schema=self.runtime.definition.row.schema,
-                limits=self.limits,
-            )
+            reader = await asyncio.to_thread(self.runtime.open_reader, source, self.limits)
             self.runtime.use_columns(reader.columns)
             async with self.db.read() as tx:
                 self.counts = await sum_counts(tx, self.head.number)
@@ -226,7 +218,8 @@ class Reading:
         size = self._next_size(pieces.start)
         piece = piece_size(size)
         while (batch := await self._read_by(pieces.take, piece)) is not None:
-            self._raise_when_halted()
+            if not self._may_go_on():
+                raise Interrupted
             draft = draft or Draft(self.runtime, batch.start, is_raw=not pieces.can_skip and self._is_left_to_others())
             draft.add(batch, () if draft.is_raw else await self._check(batch))
             if draft.rows > size - piece or draft.source_bytes >= self.limits.batch_bytes_max // 2:
@@ -238,16 +231,12 @@ class Reading:
     def _may_go_on(self) -> bool:
         return not self.is_halted and self.runtime.may_start()
 
-    def _raise_when_halted(self) -> None:
-        if not self._may_go_on():
-            raise Interrupted
-
     def _next_size(self, start: Position | None) -> int:
         if self.crashes:
             return SUSPECT_ROWS_MAX if self.crashes == 1 else 1
         # Messages for rows that wait are settled chunk by chunk, so their chunks stay small.
         may_grow = not any(step.kind in ("poll", "signal") for step in self.runtime.definition.steps)
-        return chunk_size(start.row - 1 if start else 0, self.chunk_rows, may_grow=may_grow)
+        return chunk_size(start.row - 1 if start else 0, self.settings.chunk_rows, may_grow=may_grow)
 
     def _is_left_to_others(self) -> bool:
         """Whether the next chunk is left to other workers: there are some, and they have few raw chunks to do."""
@@ -314,10 +303,13 @@ class Reading:
         self.raw_chunks = await self._persist(append, "append", lambda head: head.position == str(end))
         self.crashes = crashes
 
-    async def _touch(self, tx: Connection, **values: Any) -> None:
+    async def _touch(self, tx: Connection, *guards: ColumnElement[bool], **values: Any) -> Head:
+        """Write to the operation that we read; `Interrupted` when it is not ours, or not validated any more."""
         mine = (operations.c.fence == self.head.fence, operations.c.state == "Validating")
-        if await touch(tx, self.head.number, *mine, **values) is None:
+        head = await touch(tx, self.head.number, *mine, *guards, **values)
+        if head is None:
             raise Interrupted
+        return head
 
     async def _persist(
         self, work: Callable[[Connection], Awaitable[T]], point: str, has_done: Callable[[Head], bool]
@@ -331,11 +323,9 @@ class Reading:
                 raise Interrupted
             return False
 
-        clock = self.runtime.clock
+        clock, patience_s = self.runtime.clock, self.settings.lease_s
         try:
-            return await persist(
-                self.db, work, point, has_happened=has_happened, clock=clock, patience_s=self.patience_s
-            )
+            return await persist(self.db, work, point, has_happened=has_happened, clock=clock, patience_s=patience_s)
         except Unavailable:
             raise Interrupted from None
 
@@ -358,19 +348,14 @@ class Reading:
 
     async def _seal(self) -> None:
         async def seal(tx: Connection) -> None:
-            head = await touch(
+            head = await self._touch(
                 tx,
-                self.head.number,
-                operations.c.fence == self.head.fence,
-                operations.c.state == "Validating",
                 operations.c.reading == "open",
                 reading="complete",
                 owner=None,
                 total_rows=operations.c.rows_read,
                 open_chunks=operations.c.open_chunks - 1,
             )
-            if head is None:
-                raise Interrupted
             await end_validation(self.db, tx, head, actor=self.owner)
 
         await self._persist(seal, "seal", lambda head: head.reading == "complete")

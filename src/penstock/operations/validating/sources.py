@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import BinaryIO
 
 from penstock.blobs.storage import Storage
-from penstock.formats import Batch, Limits, Position, Reader, open_reader
+from penstock.formats import Batch, Limits, Position, Reader
 from penstock.operations.chunk.owned import OwnedChunk
 from penstock.operations.rows.runtime import Broken, OperationRuntime
 from penstock.operations.validating.sizes import piece_size
@@ -27,23 +27,19 @@ class Sources:
         """A reader that stays open while chunks of the operation are read; for the loop's thread alone."""
         if runtime.number not in self._kept:
             source = self._files.opened(runtime.file)
-            self._kept[runtime.number] = source, self._reader(runtime, source)
+            self._kept[runtime.number] = source, runtime.open_reader(source, self._limits)
         return self._kept[runtime.number][1]
 
     @contextmanager
     def opened(self, runtime: OperationRuntime) -> Iterator[Reader]:
         """A reader for the caller alone."""
         with self._files.open(runtime.file) as source:
-            yield self._reader(runtime, source)
+            yield runtime.open_reader(source, self._limits)
 
     def close(self, *, but: Collection[int] = ()) -> None:
         """Close the files of operations but these."""
         for number in self._kept.keys() - but:
             self._kept.pop(number)[0].close()
-
-    def _reader(self, runtime: OperationRuntime, source: BinaryIO) -> Reader:
-        schema = runtime.definition.row.schema
-        return open_reader(source, format=runtime.file_format, schema=schema, limits=self._limits)
 
 
 def pieces(reader: Reader, owned: OwnedChunk) -> Iterator[Batch]:

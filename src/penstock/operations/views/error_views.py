@@ -10,14 +10,14 @@ from sqlalchemy import ColumnElement, Row, func, select, tuple_
 from penstock.clock import from_micros
 from penstock.db.connection import Connection
 from penstock.errors import InvalidInput
-from penstock.operations.chunk.records import ROW_KEY_MAX
+from penstock.operations.chunk.records import ROW_KEY_MAX, StepRecord
 from penstock.operations.messages import cut
 from penstock.operations.model import Change, ErrorGroup, HistoryEntry, Page, RowError
 from penstock.operations.tables import chunks, history, requests, row_records
 from penstock.operations.views.chunk_view import RowLayout, fault_values
-from penstock.operations.views.row_views import chunk_at, first_row_at, load_raws
+from penstock.operations.views.row_views import RowFilter, chunk_at, first_row_at, load_raws
 
-__all__ = ["ERROR_TYPES", "error_groups", "error_type_named", "errors", "history_of"]
+__all__ = ["ERROR_TYPES", "error_groups", "error_type_named", "errors", "history_of", "row_error"]
 
 ERROR_TYPES = (
     "Validation", "Processing", "StepFailure", "Timeout", "SignalFailure", "InDoubt", "Poison", "Cancelled",
@@ -42,30 +42,24 @@ def error_type_named(name: str) -> str:
 async def errors(
     tx: Connection,
     layout: RowLayout,
+    wanted: RowFilter,
     *,
-    row: int | None,
-    row_key: str | None,
-    error_type: str | None,
-    step: int | None,
-    first: int,
-    last: int | None,
     limit: int,
     with_data: bool,
 ) -> Page[RowError]:
     """Rows that are Invalid, Failed or TimedOut, in row order; the cursor of the next page is the last row's number."""
-    wanted: tuple[tuple[ColumnElement[Any], Any], ...] = (
-        (row_records.c.row, row),
-        (row_records.c.row_key, None if row_key is None else cut(row_key, ROW_KEY_MAX)),
-        (row_records.c.error_type, error_type),
-        (row_records.c.step, step),
+    columns: tuple[tuple[ColumnElement[Any], Any], ...] = (
+        (row_records.c.row_key, None if wanted.row_key is None else cut(wanted.row_key, ROW_KEY_MAX)),
+        (row_records.c.error_type, wanted.error_type),
+        (row_records.c.step, wanted.step),
     )
-    fits = [column == value for column, value in wanted if value is not None]
+    fits = [column == value for column, value in columns if value is not None]
     # Through the chunks in row order, so that a page ends early whatever the operation's size.
     near = (
         select(chunks.c.id, chunks.c.first_row)
         .where(
             chunks.c.operation == layout.number,
-            chunks.c.first_row >= first_row_at(layout, first),
+            chunks.c.first_row >= first_row_at(layout, wanted.first),
             chunks.c.invalid + chunks.c.failed + chunks.c.timed_out > 0,
         )
         .order_by(chunks.c.first_row)
@@ -76,16 +70,16 @@ async def errors(
     query = (
         select(row_records, near.c.first_row)
         .join(near, near.c.id == row_records.c.chunk)
-        .where(_IS_ERROR, row_records.c.row >= first, *fits)
+        .where(_IS_ERROR, row_records.c.row >= wanted.first, *fits)
         .order_by(near.c.first_row, row_records.c.row, row_records.c.step)
         .limit(limit + 1)
     )
-    if last is not None:
-        query = query.where(row_records.c.row <= last)
+    if wanted.last is not None:
+        query = query.where(row_records.c.row <= wanted.last)
     found = (await tx.execute(query)).all()
     shown = found[:limit]
     data = await _data(tx, layout, shown) if with_data else [None] * len(shown)
-    items = [_row_error(layout, record, raw) for record, raw in zip(shown, data, strict=True)]
+    items = [row_error(layout, record, raw) for record, raw in zip(shown, data, strict=True)]
     return Page(items, str(items[-1].row) if len(found) > limit else None)
 
 
@@ -106,15 +100,16 @@ async def _data(tx: Connection, layout: RowLayout, records: Sequence[Row[Any]]) 
     return [layout.shown(by_row.get(record.row)) for record in records]
 
 
-def _row_error(layout: RowLayout, record: Row[Any], data: Any) -> RowError:
+def row_error(layout: RowLayout, record: Row[Any] | StepRecord, data: Any) -> RowError:
+    """What is wrong with a row, by its record."""
     return RowError(
         row=record.row,
         row_key=record.row_key,
         step=record.step,
         step_name=layout.step_name(record.step),
         state="Invalid" if record.error_type == "Validation" else record.state,
-        error_type=record.error_type,
-        message=record.message,
+        error_type=str(record.error_type),
+        message=str(record.message),
         faults=fault_values(record.faults),
         generation=record.generation,
         attempt=record.attempt,

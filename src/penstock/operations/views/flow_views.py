@@ -47,7 +47,7 @@ async def flow(tx: Connection, layout: RowLayout) -> Flow:
         if _is_untouched(chunk):
             at[-1 if chunk.is_raw else 0, "pending"] += chunk.others
     begun = [chunk for chunk in found if not _is_untouched(chunk)]
-    opened = _spread(begun, CHUNKS_OPENED_MAX)
+    opened = _spread(begun)
     if opened:
         ledgers = await _ledgers(tx, layout, opened)
         counted = await asyncio.to_thread(_in_ledgers, ledgers)
@@ -94,7 +94,7 @@ async def throughput(tx: Connection, layout: RowLayout, *, spans: int) -> Throug
     has_ended = chunks.c.succeeded + chunks.c.failed + chunks.c.timed_out > 0
     query = select(chunks.c.id).where(chunks.c.operation == layout.number, has_ended).order_by(chunks.c.first_row)
     found = (await tx.execute(query)).all()
-    opened = _spread(found, CHUNKS_OPENED_MAX)
+    opened = _spread(found)
     ledgers = await _ledgers(tx, layout, opened)
     ends = await asyncio.to_thread(lambda: sorted(end for ledger in ledgers for end in _ends(ledger)))
     if not ends:
@@ -125,8 +125,7 @@ async def _ledgers(tx: Connection, layout: RowLayout, found: Sequence[AnyRow]) -
     )
 
 
-def _spread(found: Sequence[AnyRow], limit: int) -> Sequence[AnyRow]:
-    """At most so many of them, evenly spread."""
-    if len(found) <= limit:
-        return found
+def _spread(found: Sequence[AnyRow]) -> Sequence[AnyRow]:
+    """As many of them as may be opened, evenly spread."""
+    limit = min(len(found), CHUNKS_OPENED_MAX)
     return [found[place * len(found) // limit] for place in range(limit)]

@@ -8,7 +8,7 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, RowMapping, Select, bindparam, case, exists, func, or_, select, tuple_
+from sqlalchemy import ColumnElement, Row, RowMapping, Select, bindparam, case, exists, func, or_, select, tuple_
 
 from penstock.blobs.model import StoredBytes
 from penstock.clock import from_micros, micros
@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 FEED_READ = 500
-STATEMENTS_KEPT = 500  # one for each set of operations that somebody may see
+STATEMENTS_KEPT = 1000  # two for each set of operations that somebody may see
 
 _SORT_COLUMNS = {
     "created_at": operations.c.number,
@@ -55,17 +55,22 @@ _SORT_COLUMNS = {
 
 
 # Statements that are asked for often are made once.
+_WHOLE = select(operations)
 _LAYOUT = select(*(operations.c[name] for name in ("number", "id", "name", "rows_read", "columns", "plan")))
 
 
 @lru_cache(STATEMENTS_KEPT)
-def _whole(visible: Visible) -> Select[Any]:
-    return select(operations).where(operations.c.id == bindparam("id"), IS_THERE, *visible.conditions)
+def _by_id(query: Select[Any], visible: Visible) -> Select[Any]:
+    return query.where(operations.c.id == bindparam("id"), IS_THERE, *visible.conditions)
 
 
-@lru_cache(STATEMENTS_KEPT)
-def _for_layout(visible: Visible) -> Select[Any]:
-    return _LAYOUT.where(operations.c.id == bindparam("id"), IS_THERE, *visible.conditions)
+async def _find(tx: Connection, query: Select[Any], operation: str, visible: Visible) -> Row[Any]:
+    """An operation by its id, or a beginning of it; `NotFound` when there is none."""
+    row: Row[Any] | None = (await tx.execute(_by_id(query, visible), {"id": operation})).one_or_none()
+    if row is None:
+        number = await number_of(tx, operation, visible)
+        row = (await tx.execute(query.where(operations.c.number == number))).one()
+    return row
 
 
 async def latest_instant(tx: Connection, lease_s: float) -> int:
@@ -85,10 +90,7 @@ async def is_time_counted(tx: Connection, db: Database) -> bool:
 
 async def get(db: Database, tx: Connection, operation: str, visible: Visible = EVERYTHING) -> Operation:
     """The operation with this id."""
-    row = (await tx.execute(_whole(visible), {"id": operation})).one_or_none()
-    if row is None:
-        number = await number_of(tx, operation, visible)
-        row = (await tx.execute(select(operations).where(operations.c.number == number))).one()
+    row = await _find(tx, _WHOLE, operation, visible)
     tallied = (await tallies(tx, [row.number])).get(row.number, Tallied())
     return _operation(row._mapping, tallied, await _live_code(db, tx, [row._mapping]))
 
@@ -97,10 +99,7 @@ async def layout(
     tx: Connection, operation: str, definitions: Mapping[str, Definition], visible: Visible = EVERYTHING
 ) -> RowLayout:
     """What it takes to read the operation's rows; `definitions`, where it is among them, know its key's other names."""
-    row = (await tx.execute(_for_layout(visible), {"id": operation})).one_or_none()
-    if row is None:
-        number = await number_of(tx, operation, visible)
-        row = (await tx.execute(_LAYOUT.where(operations.c.number == number))).one()
+    row = await _find(tx, _LAYOUT, operation, visible)
     known = definitions.get(row.name.casefold())
     return RowLayout(
         number=row.number,
@@ -156,8 +155,7 @@ async def count_operations(tx: Connection, filters: OperationFilter) -> int:
 
 async def file_of(tx: Connection, operation: str, visible: Visible = EVERYTHING) -> tuple[str, StoredBytes]:
     """The name of the file, and where its bytes are; `NotFound` once they were removed."""
-    number = await number_of(tx, operation, visible)
-    row = (await tx.execute(select(operations).where(operations.c.number == number))).one()
+    row = await _find(tx, _WHOLE, operation, visible)
     if "files" in (row.pruned or {}):
         raise NotFound(f"the file of operation {row.id} was removed")
     return row.file_name, StoredBytes(row.file_key, row.file_bytes, row.file_sha256, row.file_version)
@@ -168,11 +166,11 @@ async def list_operations(
     tx: Connection,
     filters: OperationFilter,
     *,
-    sort: str = "created_at",
-    descending: bool = True,
-    cursor: str | None = None,
-    offset: int = 0,
-    limit: int = 20,
+    sort: str,
+    descending: bool,
+    cursor: str | None,
+    offset: int,
+    limit: int,
 ) -> Page[Operation]:
     """Operations that match every filter given; names and creators match when they contain the text, ignoring case."""
     if sort not in _SORT_COLUMNS:
@@ -263,8 +261,7 @@ async def events(
 ) -> list[Event]:
     """The numbered moves of one operation, or of all, after `since`, by number; without it the newest."""
     if operation is not None:
-        number = await number_of(tx, operation, visible)
-        operation = (await tx.execute(select(operations.c.id).where(operations.c.number == number))).scalar_one()
+        operation = (await _find(tx, _LAYOUT, operation, visible)).id
     found = await _moves(tx, operation, since, limit, visible)
     ids = {entry.subject for entry in found}
     named = await tx.execute(select(operations.c.id, operations.c.name).where(operations.c.id.in_(ids)))

@@ -12,7 +12,7 @@ from sqlalchemy import ColumnElement, Integer, Row, Select, bindparam, func, or_
 
 from penstock.db.connection import Connection
 from penstock.db.dialects import place_of
-from penstock.errors import InvalidInput, NotFound
+from penstock.errors import NotFound
 from penstock.operations.chunk.ledger import (
     CANCELLED,
     COMPLETED,
@@ -32,7 +32,7 @@ from penstock.operations.row_keys import GROUPS, mark
 from penstock.operations.tables import chunk_rows, chunks, requests, row_records
 from penstock.operations.views.chunk_view import ChunkView, RowLayout
 
-__all__ = ["RowFilter", "chunk_at", "first_row_at", "load_raws", "parse_cursor", "row", "rows"]
+__all__ = ["RowFilter", "chunk_at", "first_row_at", "load_raws", "records_by_chunk", "row", "rows"]
 
 BATCH_MIN, BATCH_MAX = 4, 32  # chunks that are read at once: few at first, more while nothing matches
 BATCH_PLAIN = 2  # at first, where every row fits
@@ -109,15 +109,6 @@ class RowFilter:
         if self.error_type is not None:
             guards.append(chunks.c.id.in_(_chunks_with_records(layout, row_records.c.error_type == self.error_type)))
         return guards
-
-
-def parse_cursor(cursor: str | None) -> int:
-    """The number of the last row of the page before."""
-    if cursor is None:
-        return 0
-    if not (cursor.isascii() and cursor.isdigit()):
-        raise InvalidInput(f"{cursor!r} is not a cursor of this list")
-    return int(cursor)
 
 
 async def rows(tx: Connection, layout: RowLayout, wanted: RowFilter, *, limit: int, with_data: bool) -> Page[RowView]:
@@ -223,7 +214,7 @@ async def _chunk_batches(tx: Connection, layout: RowLayout, wanted: RowFilter) -
         raws = {} if search is None else await tx.compute(partial(search.pick, found))
         possible = found if search is None else [chunk for chunk in found if chunk.id in raws]
         decides = wanted.error_type is not None or search is not None
-        records = await _records(tx, [chunk.id for chunk in possible]) if decides else {}
+        records = await records_by_chunk(tx, [chunk.id for chunk in possible]) if decides else {}
         yield _ChunkBatch(layout, possible, records, raws)
         if len(found) < size:
             return
@@ -246,7 +237,7 @@ async def _fill(tx: Connection, picked: Sequence[Picked], *, with_data: bool) ->
     if without_records:
         numbers = [chunk_view.first_row + i for chunk_view, places in picked for i in places]
         ids = [chunk_view.chunk for chunk_view in without_records]
-        records = await _records(tx, ids, first=numbers[0], last=numbers[-1])
+        records = await records_by_chunk(tx, ids, first=numbers[0], last=numbers[-1])
         for chunk_view in without_records:
             chunk_view.records = records.get(chunk_view.chunk, {})
     unread = [
@@ -259,7 +250,9 @@ async def _fill(tx: Connection, picked: Sequence[Picked], *, with_data: bool) ->
         chunk_view.raws = raws.get(chunk_view.chunk)
 
 
-async def _records(tx: Connection, ids: Sequence[int], *, first: int = 1, last: int = ROW_MAX) -> dict[int, Records]:
+async def records_by_chunk(
+    tx: Connection, ids: Sequence[int], *, first: int = 1, last: int = ROW_MAX
+) -> dict[int, Records]:
     """The records of chunks, by chunk, from one row to another."""
     records: dict[int, Records] = {}
     if ids:

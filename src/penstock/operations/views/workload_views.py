@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import case, func, select
+from sqlalchemy import ColumnElement, case, func, select
 
 from penstock.clock import from_micros
 from penstock.db.connection import Connection
@@ -33,20 +33,8 @@ async def workload(db: Database, tx: Connection) -> Workload:
         )
     ).one()
     total, owned, due, oldest = (int(value or 0) for value in sums)
-    held = {
-        owner: int(number)
-        for owner, number in await tx.execute(
-            select(chunks.c.owner, func.count())
-            .where(chunks.c.is_open == 1, chunks.c.owner.is_not(None))
-            .group_by(chunks.c.owner)
-        )
-    }
-    readers = {
-        owner: int(number)
-        for owner, number in await tx.execute(
-            select(operations.c.owner, func.count()).where(operations.c.owner.is_not(None)).group_by(operations.c.owner)
-        )
-    }
+    held = await _by_owner(tx, chunks.c.owner, chunks.c.is_open == 1)
+    readers = await _by_owner(tx, operations.c.owner)
     known = await tx.execute(select(workers).order_by(workers.c.started_at))
     return Workload(
         chunks_open=total,
@@ -57,6 +45,12 @@ async def workload(db: Database, tx: Connection) -> Workload:
         workers=tuple(_load(row, now, held, readers) for row in known),
         limits=await _limits(tx),
     )
+
+
+async def _by_owner(tx: Connection, owner: ColumnElement[str], *fits: ColumnElement[bool]) -> dict[str, int]:
+    """How many records each owner has."""
+    query = select(owner, func.count()).where(owner.is_not(None), *fits).group_by(owner)
+    return {name: int(number) for name, number in await tx.execute(query)}
 
 
 def _load(row: Any, now: int, held: dict[str, int], readers: dict[str, int]) -> WorkerLoad:

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from penstock.errors import FileRejected, FileUnreadable, NotFound, Unavailable
-from penstock.operations.chunk.owned import OwnedChunk
+from penstock.errors import Fault, FileRejected, FileUnreadable, NotFound, Unavailable
+from penstock.formats import Position, RawRow
+from penstock.operations.chunk import store
+from penstock.operations.chunk.owned import OwnedChunk, recover
+from penstock.operations.chunk.packing import StoredRows, unpack_rows
 from penstock.operations.draining import drain_chunk
 from penstock.operations.moves import move
-from penstock.operations.rows.runtime import Broken, CannotRun
-from penstock.operations.running.actor import Timing
-from penstock.operations.running.claiming import Claims
+from penstock.operations.rows.runtime import Broken, CannotRun, OperationRuntime
+from penstock.operations.running.actor import ChunkActor, working_state
+from penstock.operations.running.chunk_progress import ChunkProgress
+from penstock.operations.running.planning import Group, next_group
 from penstock.operations.tables import operations
+from penstock.operations.validating.drafts import Draft
+from penstock.operations.validating.sources import Sources, pieces
 
 if TYPE_CHECKING:
     from penstock.operations.worker.worker import Worker
@@ -26,23 +33,6 @@ class ChunkRunner:
 
     def __init__(self, worker: Worker) -> None:
         self._worker, self._db, self._owner = worker, worker.db, worker.lease.id
-        settings = worker.settings
-        timing = Timing(
-            flush_s=settings.flush_s,
-            flush_rows=settings.flush_rows,
-            grace_s=settings.cancel_grace_s,
-            shutdown_s=settings.shutdown_s,
-            patience_s=settings.lease_s,
-            poison_rows_max=settings.poison_rows_max,
-        )
-        self._claims = Claims(
-            worker.db,
-            worker.sources,
-            owner=self._owner,
-            clock=worker.clock,
-            timing=timing,
-            turn=worker.shared_lock.turn,
-        )
 
     async def start(self, owned: OwnedChunk) -> bool:
         """Claim a candidate and begin to work on it; False when it cannot be had now."""
@@ -88,7 +78,7 @@ class ChunkRunner:
                 lambda tx: move(self._db, tx, owned.operation, "resumed", is_retrying, actor=self._owner), "resumed"
             )
         worker.stopped.pop(owned.operation, None)  # the claim reads the state anew; what comes after it counts
-        actor = await self._claims.claim(runtime, owned)
+        actor = await self._claim(runtime, owned)
         if actor is None:
             return None
         worker.actors[owned.id] = actor
@@ -98,6 +88,51 @@ class ChunkRunner:
         elif owned.operation in worker.stopped:  # since we began to claim
             actor.halt(worker.stopped[owned.operation])
         return actor.run
+
+    async def _claim(self, runtime: OperationRuntime, owned: OwnedChunk) -> ChunkActor | None:
+        """Claim a chunk and make its actor; None when another was first or the operation has stopped.
+
+        A fresh chunk gets its first intent in the same statement. In others, rows that were lost with the last owner
+        are recovered.
+        """
+        worker = self._worker
+        if runtime.columns != owned.columns:  # the runtime was made before the file was first opened
+            runtime.use_columns(owned.columns)
+        is_new = owned.version == 0 or (owned.ledger.is_fresh and not owned.is_raw)
+        if owned.message_count == 0 and is_new:
+            owned.ledger.base = worker.clock.now_us()
+            group = next_group(owned, runtime.spans, now=owned.ledger.base, limit=worker.settings.flush_rows)
+            is_whole = group is not None and len(group.rows) == owned.row_count
+            progress = await self._progress(runtime, owned, is_whole=is_whole)
+            if group is not None:
+                owned.ledger.start(group.rows)
+            return self._actor(progress, group) if await self._own(owned, write=group is not None) else None
+        if not await self._own(owned, write=False):
+            return None
+        async with self._db.read() as tx:
+            owned.records = await store.records_of(tx, owned.id)
+        recover(owned, worker.clock.now_us())
+        return self._actor(await self._progress(runtime, owned), None)
+
+    async def _own(self, owned: OwnedChunk, *, write: bool) -> bool:
+        state, clock = working_state(owned), self._worker.clock
+        return await store.own(self._db, owned, owner=self._owner, state=state, clock=clock, write=write)
+
+    def _actor(self, progress: ChunkProgress, group: Group | None) -> ChunkActor:
+        settings, turn = self._worker.settings, self._worker.shared_lock.turn
+        return ChunkActor(self._db, progress, group, owner=self._owner, settings=settings, turn=turn)
+
+    async def _progress(self, runtime: OperationRuntime, owned: OwnedChunk, *, is_whole: bool = False) -> ChunkProgress:
+        """The chunk with its rows; `is_whole` when the first group has all rows, so that its job can read them."""
+        sources = self._worker.sources
+        if owned.data is not None:
+            return ChunkProgress(runtime, owned, unpack_rows(owned.data))
+        if owned.is_raw and is_whole and sources.is_local:
+            progress = ChunkProgress(runtime, owned, StoredRows.of([]))
+            progress.unread = pieces(sources.kept(runtime), owned)
+            return progress
+        rows, faults = await asyncio.to_thread(_reread, sources, runtime, owned)
+        return ChunkProgress(runtime, owned, StoredRows.of(rows), faults)
 
     async def _run(self, owned: OwnedChunk, work: Callable[[], Awaitable[object]]) -> None:
         worker = self._worker
@@ -121,3 +156,21 @@ class ChunkRunner:
             await worker.troubles.put_aside(owned.operation, actor.progress.unreadable)
         else:
             await worker.troubles.take_up(owned.operation, had_trouble=owned.has_trouble)
+
+
+def _reread(
+    sources: Sources, runtime: OperationRuntime, owned: OwnedChunk
+) -> tuple[list[RawRow], dict[int, list[Fault]]]:
+    """The rows of a chunk from its source, and what the reader finds wrong with them.
+
+    They were not stored yet, because nobody has validated them, or the operation keeps no row data.
+    """
+    draft = Draft(runtime, Position(owned.source_offset, owned.first_row))
+    rows, faults = list[RawRow](), dict[int, list[Fault]]()
+    with sources.opened(runtime) as reader:
+        for batch in pieces(reader, owned):
+            draft.add(batch)
+            faults |= {len(rows) + i: found for i, found in batch.faults.items()}
+            rows += batch.rows
+    owned.unstored = draft.finished().stored
+    return rows, faults

@@ -34,7 +34,7 @@ class Lease:
         self._start_ns = round((lease_s - margin_s) * 1e9)
         self.id = f"{socket.gethostname()[:20]}-{entropy.bits(64):016x}"
         self.start_limit = StartLimit(clock)  # not in the last seconds of a lease
-        self._renewed_until_ns = 0
+        self.renewed_until_ns = 0  # read this before the check that `confirm` needs
 
     def may_start(self) -> bool:
         """Whether user code may start now."""
@@ -58,7 +58,7 @@ class Lease:
 
         sent = self._clock.ticks_ns()
         await db.transaction(announce, "register_worker")
-        self.start_limit.until_ns = self._renewed_until_ns = sent + self._start_ns
+        self.start_limit.until_ns = self.renewed_until_ns = sent + self._start_ns
 
     async def beat(self, over: Database | None = None) -> bool:
         """Renew the lease; False when the worker is no longer known, so that it must begin again under a new id.
@@ -77,20 +77,15 @@ class Lease:
         if is_known:
             # By the time of the answer, not of the request: the database may have been slow.
             has_lapsed = self._clock.ticks_ns() > self.start_limit.until_ns
-            self._renewed_until_ns = sent + self._start_ns
+            self.renewed_until_ns = sent + self._start_ns
             # While it was over, others may have claimed what we own: see `confirm`.
-            self.start_limit.until_ns = 0 if has_lapsed else self._renewed_until_ns
+            self.start_limit.until_ns = 0 if has_lapsed else self.renewed_until_ns
         return is_known
 
     @property
     def has_lapsed(self) -> bool:
         """Whether the lease was over before it was renewed, so that nothing may begin yet."""
-        return self.start_limit.until_ns < self._renewed_until_ns
-
-    @property
-    def renewed_until_ns(self) -> int:
-        """How far the lease has been renewed; read this before the check that `confirm` needs."""
-        return self._renewed_until_ns
+        return self.start_limit.until_ns < self.renewed_until_ns
 
     def confirm(self, renewed_until_ns: int) -> None:
         """Allow starts up to that renewal: since then we have checked what is still ours, and dropped the rest."""
@@ -102,5 +97,5 @@ class Lease:
         async def leave(tx: Connection) -> None:
             await tx.execute(delete(workers).where(workers.c.id == self.id))
 
-        self.start_limit.until_ns = self._renewed_until_ns = 0
+        self.start_limit.until_ns = self.renewed_until_ns = 0
         await self._db.transaction(leave, "unregister_worker")

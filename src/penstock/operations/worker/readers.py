@@ -89,37 +89,31 @@ class Readers:
     async def _run(self, head: Head, runtime: OperationRuntime, *, had_trouble: bool) -> None:
         worker = self._worker
         try:
-            await self._read(head, runtime, had_trouble=had_trouble)
+            try:
+                with await asyncio.to_thread(worker.files.opened, runtime.file) as source:
+                    reading = worker.readings[head.number] = Reading(
+                        self._db,
+                        runtime,
+                        head,
+                        owner=self._owner,
+                        settings=worker.settings,
+                        turn=worker.shared_lock.turn,
+                        helpers=lambda: worker.peers.workers - 1,
+                        is_local=worker.files.is_local,
+                    )
+                    if worker.is_stopping:
+                        reading.halt()
+                    await worker.troubles.take_up(head.number, had_trouble=had_trouble)
+                    await reading.run(source)
+            except (NotFound, FileUnreadable, OSError) as error:
+                if isinstance(error, NotFound):
+                    await worker.troubles.break_operation(head.number, str(error))
+                else:
+                    await worker.troubles.put_aside(head.number, error)
+                await give_back_reading(self._db, head, actor=self._owner)
         except Unavailable as error:
             worker.outage.failed("work", error)  # the reading is given up within a second, and begun again
         finally:
             worker.readings.pop(head.number, None)
             self._began.pop(head.number, None)
             worker.wake.set()
-
-    async def _read(self, head: Head, runtime: OperationRuntime, *, had_trouble: bool) -> None:
-        worker = self._worker
-        try:
-            with await asyncio.to_thread(worker.files.opened, runtime.file) as source:
-                reading = worker.readings[head.number] = Reading(
-                    self._db,
-                    runtime,
-                    head,
-                    owner=self._owner,
-                    limits=worker.limits,
-                    chunk_rows=worker.settings.chunk_rows,
-                    patience_s=worker.settings.lease_s,
-                    turn=worker.shared_lock.turn,
-                    helpers=lambda: worker.peers.workers - 1,
-                    is_local=worker.files.is_local,
-                )
-                if worker.is_stopping:
-                    reading.halt()
-                await worker.troubles.take_up(head.number, had_trouble=had_trouble)
-                await reading.run(source)
-        except NotFound as error:
-            await worker.troubles.break_operation(head.number, str(error))
-            await give_back_reading(self._db, head, actor=self._owner)
-        except (FileUnreadable, OSError) as error:
-            await worker.troubles.put_aside(head.number, error)
-            await give_back_reading(self._db, head, actor=self._owner)

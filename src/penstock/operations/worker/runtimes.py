@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Set
+import random
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Row, select
 
 from penstock.blobs.model import StoredBytes
-from penstock.clock import Clock, Entropy
-from penstock.db.database import Database
 from penstock.errors import InvalidInput, OperationUnready, PenstockError
 from penstock.operations.rows.lifespans import Lifespans
-from penstock.operations.rows.runtime import CannotRun, DoesNotFit, OperationRuntime
-from penstock.operations.rows.start_limit import StartLimit
-from penstock.operations.rows.stored_metadata import load_metadata
-from penstock.operations.rows.task_pool import Spawn, TaskPool
+from penstock.operations.rows.runtime import CannotRun, DoesNotFit, OperationRuntime, load_metadata
+from penstock.operations.rows.task_pool import TaskPool
 from penstock.operations.states import OPERATION
 from penstock.operations.tables import operations
 from penstock.pipeline import Definition, Run
-from penstock.settings import Settings
+
+if TYPE_CHECKING:
+    from penstock.operations.worker.worker import Worker
 
 __all__ = ["OperationRuntimes"]
 
@@ -33,34 +32,22 @@ class OperationRuntimes:
 
     def __init__(
         self,
-        db: Database,
+        worker: Worker,
         definitions: Mapping[str, Definition],
-        settings: Settings,
         lifespans: Lifespans,
-        *,
-        clock: Clock,
-        entropy: Entropy,
-        spawn: Spawn,
-        start_limit: StartLimit,
-        beat: Callable[[], None],
+        jitter: random.Random,
         capabilities: Mapping[type, object],
     ) -> None:
-        self._beat, self._capabilities = beat, capabilities
-        self._db, self.definitions, self._settings, self._lifespans = db, definitions, settings, lifespans
-        self._clock, self._entropy, self._spawn, self._start_limit = clock, entropy, spawn, start_limit
+        self._worker, self._db, self.definitions, self._lifespans = worker, worker.db, definitions, lifespans
+        self._jitter, self._capabilities = jitter, capabilities
         self._made: dict[int, OperationRuntime] = {}
         self._plans: dict[int, Mapping[str, Any]] = {}  # that they were made by
-        self._threads = ThreadPoolExecutor(settings.sync_threads, thread_name_prefix="penstock-step")
+        self._threads = ThreadPoolExecutor(worker.settings.sync_threads, thread_name_prefix="penstock-step")
 
     @property
     def names(self) -> list[str]:
         """The operations we have code for."""
         return [definition.name for definition in self.definitions.values()]
-
-    @property
-    def numbers(self) -> Set[int]:
-        """The operations that have a runtime here."""
-        return self._made.keys()
 
     @property
     def widest(self) -> int:
@@ -94,9 +81,10 @@ class OperationRuntimes:
         declared = self.definitions[row.name.casefold()]
         if found := declared.differences(row.plan):
             raise DoesNotFit(found)
+        worker, settings = self._worker, self._worker.settings
         try:
             definition = declared.as_planned(row.plan)
-            keys = self._settings.secret_keys
+            keys = settings.secret_keys
             meta = load_metadata(definition, row.id, row.metadata, row.encrypted_metadata, keys)
         except InvalidInput as error:
             raise CannotRun(f"it does not fit its declaration any more: {error}") from error
@@ -111,26 +99,26 @@ class OperationRuntimes:
                 row.name,
                 meta,
                 definition,
-                beat=self._beat,
-                public_url=self._settings.public_url,
+                beat=worker.loop_is_alive,
+                public_url=settings.public_url,
                 capabilities=self._capabilities,
                 secret_keys=keys,
                 tenant=row.tenant or "",
             ),
             columns=row.columns,
-            task_pool=TaskPool(definition.options.max_row_concurrency, self._spawn),
-            clock=self._clock,
-            jitter=self._entropy.jitter,
+            task_pool=TaskPool(definition.options.max_row_concurrency, worker.tasks.spawn),
+            clock=worker.clock,
+            jitter=self._jitter,
             threads=self._threads,
-            start_limit=self._start_limit,
-            output_bytes_max=self._settings.output_bytes_max,
-            trace_ratio=self._settings.trace_ratio,
+            start_limit=worker.lease.start_limit,
+            output_bytes_max=settings.output_bytes_max,
+            trace_ratio=settings.trace_ratio,
         )
 
     async def _pipeline(self, definition: Definition) -> object:
         # On a clock that stands still nothing is tried again later.
         try:
-            async with asyncio.timeout(LIFESPAN_WAIT_S if self._clock.is_real else None):
+            async with asyncio.timeout(LIFESPAN_WAIT_S if self._worker.clock.is_real else None):
                 return await self._lifespans.pipeline(definition)
         except TimeoutError:
             raise OperationUnready(

@@ -5,13 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sqlalchemy import or_
-
-from penstock.db.connection import Connection
-from penstock.operations.moves import Head, touch
-from penstock.operations.tables import operations
-
-__all__ = ["SetAside", "clear_trouble", "write_trouble"]
+__all__ = ["SetAside"]
 
 PAUSE_FIRST_S = 1.0
 PAUSE_MAX_S = 60.0
@@ -61,14 +55,3 @@ class SetAside:
     def take_up(self, number: int) -> None:
         """Set it aside no longer."""
         self._pauses.pop(number, None)
-
-
-async def write_trouble(tx: Connection, number: int, trouble: str) -> bool:
-    """Write to the operation's record why it does not go on; False when that is there already."""
-    is_new = or_(operations.c.trouble.is_(None), operations.c.trouble != trouble)
-    return await touch(tx, number, is_new, trouble=trouble) is not None
-
-
-async def clear_trouble(tx: Connection, number: int) -> Head | None:
-    """Remove the trouble from the operation's record; None when there was none."""
-    return await touch(tx, number, operations.c.trouble.is_not(None), trouble=None)

@@ -6,16 +6,16 @@ import contextlib
 import logging
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import or_, select
 
 from penstock.db.connection import Connection
 from penstock.db.database import Database
 from penstock.errors import NotFound, Unavailable
 from penstock.operations.messages import cut
-from penstock.operations.moves import Head, head_of, move
+from penstock.operations.moves import Head, break_operation, head_of, touch
 from penstock.operations.rows.runtime import DoesNotFit
 from penstock.operations.tables import operations
-from penstock.operations.worker.set_aside import SetAside, clear_trouble, write_trouble
+from penstock.operations.worker.set_aside import SetAside
 from penstock.operations.worker_records import code_of_live_workers, misfits
 
 __all__ = ["Troubles"]
@@ -38,7 +38,6 @@ class Troubles:
             return
         pause_s = self._set_aside.for_trouble(number)
         trouble = cut(f"its stored file cannot be read: {error}" if isinstance(error, OSError) else str(error))
-
         await self._write(number, trouble, pause_s)
 
     async def _leave_to_others(self, number: int, error: DoesNotFit) -> None:
@@ -58,8 +57,9 @@ class Troubles:
 
     async def _write(self, number: int, trouble: str, pause_s: float) -> None:
         async def write(tx: Connection) -> tuple[Head, bool]:
-            is_new = await write_trouble(tx, number, trouble)
-            return await head_of(tx, number), is_new
+            is_new = or_(operations.c.trouble.is_(None), operations.c.trouble != trouble)
+            head = await touch(tx, number, is_new, trouble=trouble)
+            return head or await head_of(tx, number), head is not None
 
         with contextlib.suppress(NotFound):  # it was removed
             head, is_new = await self._db.transaction(write, "trouble")
@@ -72,17 +72,15 @@ class Troubles:
         self._set_aside.take_up(number)
         if had_trouble:
             with contextlib.suppress(Unavailable):
-                head = await self._db.transaction(lambda tx: clear_trouble(tx, number), "trouble")
+                has_trouble = operations.c.trouble.is_not(None)
+                head = await self._db.transaction(lambda tx: touch(tx, number, has_trouble, trouble=None), "trouble")
                 if head is not None:
                     log.info("%s goes on", _named(head), extra=_fields(head))
 
     async def break_operation(self, number: int, reason: str) -> None:
         """Stop an operation that no worker can go on with."""
         head = await self._db.transaction(
-            lambda tx: move(
-                self._db, tx, number, "broke", actor=self._owner, cause=reason, stop_outcome="Failed", error=reason
-            ),
-            "broke",
+            lambda tx: break_operation(self._db, tx, number, reason, actor=self._owner), "broke"
         )
         if head is not None:
             log.error("%s broke: %s", _named(head), reason, extra=_fields(head))

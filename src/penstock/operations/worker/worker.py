@@ -21,7 +21,7 @@ from penstock.operations.running.actor import ChunkActor, Halt
 from penstock.operations.validating.reading import Reading
 from penstock.operations.validating.sources import Sources
 from penstock.operations.worker.background import BackgroundDuties
-from penstock.operations.worker.dispatching import DispatcherFactory, PollingDispatcher
+from penstock.operations.worker.dispatching import Dispatcher
 from penstock.operations.worker.lease import Lease
 from penstock.operations.worker.limit_shares import LimitShares
 from penstock.operations.worker.outage import Outage
@@ -78,11 +78,10 @@ class Worker:
         entropy: Entropy,
         owns_process: bool = False,
         services: Sequence[Service] = (),
-        dispatcher: DispatcherFactory = PollingDispatcher,
         capabilities: Mapping[type, object] = MappingProxyType({}),
     ) -> None:
         self.db, self.files, self.settings = db, files, settings
-        self._owns_process = owns_process
+        self.owns_process = owns_process
         self.clock = FollowingClock(clock)
         self.wake = asyncio.Event()
         self.tasks = Tasks(self.wake)
@@ -97,33 +96,22 @@ class Worker:
         code = {definition.name: definition.code_document() for definition in definitions.values()}
         self.lease = Lease(db, clock, entropy, lease_s=settings.lease_s, margin_s=settings.lease_margin_s, code=code)
         self.troubles = Troubles(db, self.set_aside, owner=self.lease.id)
-        self.runtimes = OperationRuntimes(
-            db,
-            definitions,
-            settings,
-            lifespans,
-            clock=self.clock,
-            entropy=entropy,
-            spawn=self.tasks.spawn,
-            start_limit=self.lease.start_limit,
-            beat=self._is_alive,
-            capabilities=capabilities,
-        )
+        self.runtimes = OperationRuntimes(self, definitions, lifespans, entropy.jitter, capabilities)
         self.limit_shares = LimitShares(db, worker=self.lease.id, clock=clock, look_s=settings.control_poll_s)
-        self.limits = Limits(row_bytes_max=settings.row_bytes_max)
-        self.sources = Sources(files, self.limits)
-        self._background, self.dispatcher = BackgroundDuties(self, services), dispatcher(self)
+        self.sources = Sources(files, Limits(row_bytes_max=settings.row_bytes_max))
+        self._background, self.dispatcher = BackgroundDuties(self, services), Dispatcher(self)
         self._vitals: Vitals | None = None
         self.is_stopping = self._is_gone = False
         self._due_us: int | None = None  # when a hint says that something is due
 
     async def __aenter__(self) -> Self:
-        if self._owns_process:
+        if self.owns_process:
             calm_collector()
         await self._background.follow_clock()
         await self.lease.begin()
         if self.clock.is_real:  # on a manual clock nothing happens by itself
-            self._vitals = self._start_vitals()
+            self._vitals = Vitals(self)
+            self._vitals.start()
             self.tasks.spawn(self._background.run())
             self.tasks.spawn(self._background.listen())
             for service in self._background.services:
@@ -257,19 +245,7 @@ class Worker:
             for wait in waits:
                 wait.cancel()
 
-    def _is_alive(self) -> None:
+    def loop_is_alive(self) -> None:
         """Called by a step that makes progress while it blocks the loop."""
         if self._vitals is not None:
             self._vitals.loop_is_alive()
-
-    def _start_vitals(self) -> Vitals:
-        vitals = Vitals(
-            self.lease,
-            self.settings,
-            self.clock,
-            self.outage,
-            owns_process=self._owns_process,
-            on_lost=lambda why: self.tasks.fail(Unavailable(why)),
-        )
-        vitals.start()
-        return vitals
