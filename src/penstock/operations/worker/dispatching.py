@@ -1,9 +1,9 @@
-"""Finding work for a worker: it looks in the database for what is due. A hint only says that a look is worth while."""
+"""Finding work for a worker: what a dispatcher is, and the one that looks in the database."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Protocol
 
 from penstock.operations.chunk import store
 from penstock.operations.worker.chunk_runner import ChunkRunner
@@ -12,7 +12,7 @@ from penstock.operations.worker.readers import Readers
 if TYPE_CHECKING:
     from penstock.operations.worker.worker import Worker
 
-__all__ = ["Dispatcher"]
+__all__ = ["Dispatcher", "DispatcherFactory", "PollingDispatcher"]
 
 CHUNKS_OWNED_MIN = 3  # one runs, one is written, one is fetched
 FILES_LOOK_S = 0.25
@@ -20,8 +20,19 @@ CHUNKS_BESIDE_MAX = 16  # more than these are never owned, however many operatio
 BESIDE_LOOK_S = 0.25
 
 
-class Dispatcher:
-    """Looks in the database for chunks that are due, and for files to be read, and has them started."""
+class Dispatcher(Protocol):
+    """Finds work that is due, and has it started. A hint only says that a look is worth while; the database decides."""
+
+    async def start_some(self) -> bool:
+        """Start what can be started now; returns whether anything was."""
+        ...
+
+
+DispatcherFactory = Callable[["Worker"], Dispatcher]
+
+
+class PollingDispatcher:
+    """Looks in the database for chunks that are due, and for files to be read."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker

@@ -21,7 +21,7 @@ from penstock.operations.running.actor import ChunkActor, Halt
 from penstock.operations.validating.reading import Reading
 from penstock.operations.validating.sources import Sources
 from penstock.operations.worker.background import BackgroundDuties
-from penstock.operations.worker.dispatching import Dispatcher
+from penstock.operations.worker.dispatching import DispatcherFactory, PollingDispatcher
 from penstock.operations.worker.lease import Lease
 from penstock.operations.worker.limit_shares import LimitShares
 from penstock.operations.worker.outage import Outage
@@ -78,6 +78,7 @@ class Worker:
         entropy: Entropy,
         owns_process: bool = False,
         services: Sequence[Service] = (),
+        dispatcher: DispatcherFactory = PollingDispatcher,
         capabilities: Mapping[type, object] = MappingProxyType({}),
     ) -> None:
         self.db, self.files, self.settings = db, files, settings
@@ -99,7 +100,7 @@ class Worker:
         self.runtimes = OperationRuntimes(self, definitions, lifespans, entropy.jitter, capabilities)
         self.limit_shares = LimitShares(db, worker=self.lease.id, clock=clock, look_s=settings.control_poll_s)
         self.sources = Sources(files, Limits(row_bytes_max=settings.row_bytes_max))
-        self._background, self.dispatcher = BackgroundDuties(self, services), Dispatcher(self)
+        self._background, self.dispatcher = BackgroundDuties(self, services), dispatcher(self)
         self._vitals: Vitals | None = None
         self.is_stopping = self._is_gone = False
         self._due_us: int | None = None  # when a hint says that something is due
