@@ -8,6 +8,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # The stamp is named after the Python that the environment was made with: another one makes it anew.
 READY := $(VENV)/.ready-$(shell $(PYTHON) -c 'import platform; print(platform.python_version())' 2>/dev/null)
+# Penstock is compiled once, not by each of the hundreds of processes that the tests start.
+unexport PYTHONDONTWRITEBYTECODE
 PYTEST_WORKERS ?= 3
 # Databases of tests live in memory where there is room: they are thrown away, and a disk is a sixth of their time.
 TEST_TMP := $(shell [ "$$(df --output=avail /dev/shm 2>/dev/null | tail -n 1)" -gt 6000000 ] 2>/dev/null && echo /dev/shm || echo $${TMPDIR:-/tmp})

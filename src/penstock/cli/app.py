@@ -6,9 +6,10 @@ Modules of commands import what is heavy inside their commands, so that `penstoc
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Annotated
+from functools import cache
+from typing import Annotated, Any
 
 import typer
 
@@ -86,6 +87,12 @@ def _root(
     """Options stand after the subcommand."""
 
 
+@cache
+def _command() -> Callable[..., Any]:
+    """All there is to call, made when it is first asked for."""
+    return typer.main.get_command(app)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and say with which code the process should exit; a bug still shows its traceback."""
     given = list(sys.argv[1:] if arguments is None else arguments)
@@ -96,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _called(given: list[str], *, as_json: bool) -> int:
     try:
-        return app(given, prog_name="penstock", standalone_mode=False) or 0
+        return _command()(given, prog_name="penstock", standalone_mode=False) or 0
     except PenstockError as error:
         report(error, as_json=as_json)
         return exit_code(error)
