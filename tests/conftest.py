@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import shutil
-from collections.abc import AsyncIterator, Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterator
 from pathlib import Path
-from typing import Any
+from threading import Thread
+from typing import Any, ClassVar, TypeVar, cast
+from weakref import WeakKeyDictionary
 
 import pytest
 import servers
@@ -16,12 +19,14 @@ from hypothesis import HealthCheck, settings
 from sqlalchemy import inspect, make_url
 from sqlalchemy.util import LRUCache
 
-from penstock.clock import ManualClock, SystemClock
+from penstock.clock import Clock, ManualClock, SystemClock
 from penstock.db.database import Database
 from penstock.db.schema import VERSION_TABLE
 from penstock.db.upgrade import upgrade
 
 DATABASES = ("sqlite", "postgresql", "mariadb")
+
+T = TypeVar("T")
 
 # An example takes as long as it takes: the machine may be slow.
 # The same examples at each run; `pytest --hypothesis-profile=search` looks for others.
@@ -46,30 +51,108 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("database_kind", kinds, scope="session")
 
 
-def share_compiled_statements() -> None:
-    """Let all engines of this process share what SQLAlchemy compiles: every test opens some."""
-    shared: LRUCache[Any, Any] = LRUCache(10_000)
-    connect = Database.connect.__func__
+def pytest_collection_finish() -> None:
+    """Leave what was imported and collected alone when garbage is looked for, and look more seldom."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 50, 100)
 
-    def connected(cls: type[Database], url: str, **options: Any) -> Database:
-        database: Database = connect(cls, url, **options)
+
+class CompiledStatements:
+    """What was compiled for one database, kept when it is closed for the next of its kind: every test opens some.
+
+    Statements read the clock when they are sent, through this object: the next database may have another clock.
+    """
+
+    free: ClassVar[defaultdict[Hashable, list[CompiledStatements]]] = defaultdict(list)
+    cached: ClassVar[LRUCache[Any, Any]] = LRUCache(10_000)
+
+    def __init__(self, database: Database) -> None:
+        self.clock = database.clock
+        self.now = database.dialect.now(cast("Clock", self))
+        self.prepared, self.statements = database._prepared, database._statements
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.clock, name)
+
+    def now_us(self) -> int:
+        return self.clock.now_us()
+
+    def ticks_ns(self) -> int:
+        return self.clock.ticks_ns()
+
+    @classmethod
+    def give_to(cls, database: Database) -> Callable[[], None]:
+        """Let a new database use what another of its kind has left; the answer is to be called when it is closed."""
         engine = database._engine.sync_engine
-        engine._compiled_cache = shared
+        engine._compiled_cache = cls.cached
         kind = type(engine.dialect)
         kind.__eq__ = lambda one, other: type(one) is type(other)
         kind.__hash__ = lambda one: hash(type(one))
+        left = cls.free[kind, database.clock.is_real, database.clock.boot, database.schema]
+        found = left.pop() if left else cls(database)
+        found.clock = database.clock
+        database._now, database._prepared, database._statements = found.now, found.prepared, found.statements
+        return lambda: left.append(found)
+
+
+def share_compiled_statements() -> None:
+    """Let the databases of this process use what was compiled for others before them."""
+    connect, close = Database.connect.__func__, Database.close
+    leave: WeakKeyDictionary[Database, Callable[[], None]] = WeakKeyDictionary()
+
+    def connected(cls: type[Database], url: str, **options: Any) -> Database:
+        database: Database = connect(cls, url, **options)
+        leave[database] = CompiledStatements.give_to(database)
         return database
 
+    async def closed(database: Database) -> None:
+        await close(database)
+        leave.pop(database, lambda: None)()
+
     Database.connect = classmethod(connected)
+    Database.close = closed
 
 
 share_compiled_statements()
 
 
-def run_apart(work: Coroutine[Any, Any, Any]) -> Any:
-    """Run a coroutine to its end on a loop of its own, whether or not a test's loop exists here."""
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(asyncio.run, work).result()
+class Apart:
+    """An event loop on a thread of its own, which sets databases up beside the loops of tests."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._databases: dict[str, Database] = {}
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine to its end."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def database(self, url: str) -> Database:
+        """A connection to a server, kept for the next test."""
+        if url not in self._databases:
+            self._databases[url] = Database.connect(url, clock=SystemClock(), pool_size=1)
+        return self._databases[url]
+
+    async def _close(self) -> None:
+        for database in self._databases.values():
+            await database.close()
+
+    def close(self) -> None:
+        self.run(self._close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+@pytest.fixture(scope="session")
+def apart() -> Iterator[Apart]:
+    """Where databases are set up."""
+    made = Apart()
+    yield made
+    made.close()
 
 
 @pytest.fixture(scope="session")
@@ -81,7 +164,7 @@ def server_url(request: pytest.FixtureRequest, worker_id: str) -> Callable[[str]
 
 @pytest.fixture(scope="session")
 def worker_database(
-    server_url: Callable[[str], str], worker_id: str, tmp_path_factory: pytest.TempPathFactory
+    apart: Apart, server_url: Callable[[str], str], worker_id: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str], str]:
     """An upgraded database of this worker process, made when first asked for; a template file for SQLite."""
     made: dict[str, str] = {}
@@ -91,31 +174,32 @@ def worker_database(
             if kind == "sqlite":
                 made[kind] = f"sqlite:///{tmp_path_factory.mktemp('template') / 'template.db'}"
             else:
-                made[kind] = run_apart(_create_database(server_url(kind), f"penstock_{worker_id}"))
-            run_apart(upgrade(made[kind], SystemClock()))
+                made[kind] = apart.run(_create_database(server_url(kind), f"penstock_{worker_id}"))
+            apart.run(upgrade(made[kind], SystemClock()))
         return made[kind]
 
     return url
 
 
 @pytest.fixture
-def database_url(database_kind: str, worker_database: Callable[[str], str], tmp_path: Path) -> str:
+def database_url(database_kind: str, worker_database: Callable[[str], str], apart: Apart, tmp_path: Path) -> str:
     """An empty, upgraded database, on each of the three in turn."""
     url = worker_database(database_kind)
     if database_kind == "sqlite":
         copy = shutil.copy(str(make_url(url).database), tmp_path / "penstock.db")
         return f"sqlite:///{copy}"
-    run_apart(_empty(url))
+    apart.run(_empty(apart.database(url)))
     return url
 
 
 @pytest.fixture
-def fresh_url(database_kind: str, server_url: Callable[[str], str], worker_id: str, tmp_path: Path) -> str:
+def fresh_url(
+    database_kind: str, apart: Apart, server_url: Callable[[str], str], worker_id: str, tmp_path: Path
+) -> str:
     """A database with no schema at all, on each of the three in turn."""
     if database_kind == "sqlite":
         return f"sqlite:///{tmp_path / 'fresh.db'}"
-    url: str = run_apart(_create_database(server_url(database_kind), f"penstock_fresh_{worker_id}"))
-    return url
+    return apart.run(_create_database(server_url(database_kind), f"penstock_fresh_{worker_id}"))
 
 
 @pytest.fixture
@@ -151,19 +235,15 @@ async def _create_database(server: str, name: str) -> str:
     return make_url(server).set(database=name).render_as_string(hide_password=False)
 
 
-_tables: dict[str, list[str]] = {}
+_looks: WeakKeyDictionary[Database, str] = WeakKeyDictionary()
 
 
-async def _empty(url: str) -> None:
+async def _empty(database: Database) -> None:
     """Delete all rows: look first, because most tables of a test are empty and a DELETE costs more than a look."""
-    database = Database.connect(url, clock=SystemClock(), pool_size=1)
-    try:
-        async with database.write() as tx:
-            if url not in _tables:
-                names = await tx.run_sync(lambda connection: inspect(connection).get_table_names())
-                _tables[url] = [tx.dialect.identifier_preparer.quote(name) for name in names if name != VERSION_TABLE]
-            looks = (f"(SELECT '{name}' FROM {name} LIMIT 1)" for name in _tables[url])
-            for (name,) in (await tx.exec_driver_sql(" UNION ALL ".join(looks))).all():
-                await tx.exec_driver_sql(f"DELETE FROM {name}")
-    finally:
-        await database.close()
+    async with database.write() as tx:
+        if database not in _looks:
+            names = await tx.run_sync(lambda connection: inspect(connection).get_table_names())
+            quoted = [tx.dialect.identifier_preparer.quote(name) for name in names if name != VERSION_TABLE]
+            _looks[database] = " UNION ALL ".join(f"(SELECT '{name}' FROM {name} LIMIT 1)" for name in quoted)
+        for (name,) in (await tx.exec_driver_sql(_looks[database])).all():
+            await tx.exec_driver_sql(f"DELETE FROM {name}")
