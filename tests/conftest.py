@@ -61,9 +61,11 @@ def pytest_collection_finish() -> None:
 class CompiledStatements:
     """What was compiled for one database, kept when it is closed for the next of its kind: every test opens some.
 
-    Statements read the clock when they are sent, through this object: the next database may have another clock.
+    Statements read the clock when they are sent, through this object: the next database may have another clock. Tests
+    that patch something share nothing, for it may be part of a statement.
     """
 
+    is_shared: ClassVar[bool] = True
     free: ClassVar[defaultdict[Hashable, list[CompiledStatements]]] = defaultdict(list)
     cached: ClassVar[LRUCache[Any, Any]] = LRUCache(10_000)
 
@@ -84,6 +86,8 @@ class CompiledStatements:
     @classmethod
     def give_to(cls, database: Database) -> Callable[[], None]:
         """Let a new database use what another of its kind has left; the answer is to be called when it is closed."""
+        if not cls.is_shared:
+            return lambda: None
         engine = database._engine.sync_engine
         engine._compiled_cache = cls.cached
         kind = type(engine.dialect)
@@ -94,6 +98,10 @@ class CompiledStatements:
         found.clock = database.clock
         database._now, database._prepared, database._statements = found.now, found.prepared, found.statements
         return lambda: left.append(found)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    CompiledStatements.is_shared = "monkeypatch" not in getattr(item, "fixturenames", ())
 
 
 def share_compiled_statements() -> None:

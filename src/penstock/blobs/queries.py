@@ -353,13 +353,13 @@ async def _log(
     details: Mapping[str, Any] | None = None,
 ) -> None:
     await journal.record(
+        db,
         tx,
         machine=BLOB.name,
         subject=blob.id,
         source=source,
         event=event,
         target=blob.status,
-        at=db.now(),
         actor=actor,
         cause=cause,
         details=details,

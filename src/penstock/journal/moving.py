@@ -68,13 +68,13 @@ async def move(
     row = (await tx.execute(select(*reading, *labelled).where(moved.key == key))).one()
     subject, source, target = row[len(reading) :]
     await journal.record(
+        db,
         tx,
         machine=moved.machine.name,
         subject=subject,
         source=source,
         event=event,
         target=target,
-        at=db.now(),
         actor=actor,
         cause=cause,
         details=details,

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, bindparam, insert, select
+from sqlalchemy import Insert, Select, bindparam, insert, select
 
 from penstock.db.connection import Connection
+from penstock.db.database import Database
 from penstock.journal.tables import transitions
 
 __all__ = ["LAST", "Entry", "entries", "feed", "newest", "numbered", "record"]
@@ -34,6 +35,7 @@ class Entry:
 
 
 async def record(
+    db: Database,
     tx: Connection,
     *,
     machine: str,
@@ -41,25 +43,17 @@ async def record(
     source: str | None,
     event: str,
     target: str,
-    at: ColumnElement[int],
     actor: str,
     cause: str | None = None,
     details: Mapping[str, Any] | None = None,
 ) -> None:
     """Log a move, in the transaction that makes it."""
-    await tx.execute(
-        insert(transitions).values(
-            machine=machine,
-            subject=subject,
-            source=source,
-            event=event,
-            target=target,
-            at=at,
-            actor=actor,
-            cause=cause,
-            details=details,
-        )
-    )
+    given = {"machine": machine, "subject": subject, "source": source, "event": event, "target": target}
+    await tx.send(db.prepared(_entry), {**given, "actor": actor, "cause": cause, "details": details})
+
+
+def _entry(db: Database) -> Insert:
+    return insert(transitions).values(at=db.now())
 
 
 async def entries(tx: Connection, *, machine: str, subject: str, since: int = 0, limit: int = 100) -> Sequence[Entry]:

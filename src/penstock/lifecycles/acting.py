@@ -161,8 +161,8 @@ async def delete_instance(
         for table in (logs, checkpoints, timers, deliveries):
             await tx.execute(delete(table).where(table.c.tenant == scope.tenant, table.c.instance == record.id))
         await record_move(
-            tx, machine=MACHINE, subject=record.guid, source=graph.by_id[record.state].name[:JOURNAL_CHARS],
-            event="deleted", target="Deleted", at=scope.db.now(), actor=actor, cause=cause,
+            scope.db, tx, machine=MACHINE, subject=record.guid, source=graph.by_id[record.state].name[:JOURNAL_CHARS],
+            event="deleted", target="Deleted", actor=actor, cause=cause,
             details={
                 "tenant": scope.tenant, "definition": graph.version.definition.name, "reference": record.reference,
                 "state": graph.by_id[record.state].name, "revision": record.revision,

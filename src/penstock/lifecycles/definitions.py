@@ -192,8 +192,8 @@ class Definitions:
             await tx.execute(delete(versions).where(versions.c.definition == found.id))
             await tx.execute(delete(definitions).where(definitions.c.id == found.id))
             await record(
-                tx, machine=MACHINE, subject=str(found.id), source=None, event="deleted", target="Deleted",
-                at=scope.db.now(), actor=actor or scope.actor,
+                scope.db, tx, machine=MACHINE, subject=str(found.id), source=None, event="deleted", target="Deleted",
+                actor=actor or scope.actor,
                 details={"name": found.name, "environment": found.environment, "tenant": scope.tenant},
             )  # fmt: skip
             await scope.audit(tx, "delete", found.name, actor=actor, environment=found.environment)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import Select, bindparam, select
 
 from penstock.clock import Clock
 from penstock.db.connection import Connection
@@ -77,16 +78,19 @@ def _keys(owned: OwnedChunk, definitions: Mapping[str, Definition]) -> Callable[
 
 async def abandon_readings(db: Database, *, actor: str, operation: int | None = None) -> int:
     """End the reading of stopping operations that no live worker reads; returns how many."""
+    query = db.prepared(_stopping, operation is not None)
     async with db.read() as tx:
-        query = select(*HEAD).where(
-            operations.c.state == "Stopping", operations.c.reading == "open", store.is_free(db, operations.c.owner)
-        )
-        if operation is not None:
-            query = query.where(operations.c.number == operation)
-        heads = [Head(**row._mapping) for row in await tx.execute(query)]
+        heads = [Head(*row) for row in (await tx.send(query, {} if operation is None else {"of": operation})).rows]
     for head in heads:
         await db.transaction(partial(abandon, db, head, actor=actor), "abandon")
     return len(heads)
+
+
+def _stopping(db: Database, is_of_one: bool) -> Select[*tuple[Any, ...]]:
+    query = select(*HEAD).where(
+        operations.c.state == "Stopping", operations.c.reading == "open", store.is_free(db, operations.c.owner)
+    )
+    return query.where(operations.c.number == bindparam("of")) if is_of_one else query
 
 
 async def abandon(db: Database, head: Head, tx: Connection, *, actor: str) -> Head | None:

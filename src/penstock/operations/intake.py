@@ -228,13 +228,13 @@ async def _insert(
         )
     )
     await journal.record(
+        db,
         tx,
         machine=OPERATION.name,
         subject=new_id,
         source=None,
         event="created",
         target=OPERATION.initial,
-        at=db.now(),
         actor=created_by,
     )
     if told:

@@ -69,6 +69,9 @@ _MOVED = moving.Moved(OPERATION, operations, key=operations.c.number, subject=op
 HEAD = [operations.c[name] for name in Head.__dataclass_fields__]
 _HEAD_OF = select(*HEAD).where(operations.c.number == bindparam("number"))
 _STATE_OF = select(operations.c.state).where(operations.c.number == bindparam("number"))
+_SUMS = select(*(func.coalesce(func.sum(chunks.c[name]), 0) for name in Counts.__dataclass_fields__)).where(
+    chunks.c.operation == bindparam("counted_in")
+)
 _CHUNK_ENDED = (
     update(operations)
     .where(operations.c.number == bindparam("ended_in"), operations.c.open_chunks > 0)
@@ -131,13 +134,13 @@ async def note(db: Database, tx: Connection, head: Head, event: str, *, actor: s
     """Log something of an operation that does not change its state; its row was updated in this transaction."""
     assert event in NOTES
     await journal.record(
+        db,
         tx,
         machine=OPERATION.name,
         subject=head.id,
         source=head.state,
         event=event,
         target=head.state,
-        at=db.now(),
         actor=actor,
         cause=cause,
     )
@@ -177,9 +180,7 @@ def ending(head: Head, counts: Counts) -> str:
 
 async def sum_counts(tx: Connection, number: int) -> Counts:
     """The operation's counters: sums over its chunks."""
-    sums = (func.coalesce(func.sum(chunks.c[name]), 0).label(name) for name in Counts.__dataclass_fields__)
-    row = (await tx.execute(select(*sums).where(chunks.c.operation == number))).one()
-    return Counts(**{name: int(value) for name, value in row._mapping.items()})
+    return Counts(*map(int, (await tx.send(_SUMS, {"counted_in": number})).one()))
 
 
 async def tally(tx: Connection, number: int) -> Tally:

@@ -289,13 +289,13 @@ async def _moved(
     if (await tx.execute(changed)).rowcount != 1:
         return False
     await journal.record(
+        db,
         tx,
         machine=DELIVERY.name,
         subject=delivery,
         source=source,
         event=event,
         target=target,
-        at=db.now(),
         actor=WORKER,
         cause=cause,
     )

@@ -45,6 +45,7 @@ __all__ = [
     "claim",
     "close",
     "count_poison",
+    "filled_up",
     "flush",
     "hand_over",
     "is_dead",
@@ -52,6 +53,8 @@ __all__ = [
     "is_written",
     "load",
     "lock",
+    "numbered",
+    "one_of",
     "own",
     "records_of",
     "release",
@@ -110,15 +113,14 @@ async def candidates(
     """
     if not limit:
         return []
-    # Filled up with 0, which is no id, so that the statement stays the same while a list grows a little.
-    skipped = [*skip, *[0] * (SKIPPED_EACH - len(skip) % SKIPPED_EACH)]
+    skipped = filled_up(skip)
     set_aside = [*aside, *[0] * (-len(aside) % SKIPPED_EACH)]
     read = [*reading, *[0] * (READINGS_MAX - len(reading))]
     given = {"many": limit, "of": operation, "rank": rank, "workers": workers}
-    given |= _numbered("skip", skipped) | _numbered("name", names)
-    given |= _numbered("read", read) | _numbered("aside", set_aside)
-    busy = [] if beside is None else [*beside, *[0] * (SKIPPED_EACH - len(beside) % SKIPPED_EACH)]
-    given |= _numbered("busy", busy)
+    given |= numbered("skip", skipped) | numbered("name", names)
+    given |= numbered("read", read) | numbered("aside", set_aside)
+    busy = [] if beside is None else filled_up(beside)
+    given |= numbered("busy", busy)
     sizes = len(skipped), len(names), len(set_aside), len(busy)
     found = (await tx.send(db.prepared(_draining, len(skipped), operation is not None), given)).rows
     if names and len(found) < limit and workers > 1:
@@ -128,12 +130,18 @@ async def candidates(
     return [_owned(dict(zip(_CANDIDATE, row, strict=True))) for row in found[:limit]]
 
 
-def _numbered(name: str, values: Iterable[Any]) -> dict[str, Any]:
-    """A list as single parameters: the length of a list would be part of a statement's text."""
+def numbered(name: str, values: Iterable[Any]) -> dict[str, Any]:
+    """A list as single parameters, for `one_of`: the length of a list is part of a statement's text."""
     return {f"{name}{place}": value for place, value in enumerate(values)}
 
 
-def _one_of(column: ColumnElement[Any], name: str, many: int) -> ColumnElement[bool]:
+def filled_up(ids: Collection[int]) -> list[int]:
+    """Ids and zeros, which are no ids, so that a statement stays the same while a list grows a little."""
+    return [*ids, *[0] * (SKIPPED_EACH - len(ids) % SKIPPED_EACH)]
+
+
+def one_of(column: ColumnElement[Any], name: str, many: int) -> ColumnElement[bool]:
+    """Whether a column has one of the values that are sent as `numbered(name, …)`."""
     return column.in_([bindparam(f"{name}{place}", type_=column.type) for place in range(many)])
 
 
@@ -152,7 +160,7 @@ def _claimable(db: Database, skipped: int, is_of_one: bool) -> Select[*tuple[Any
         select(*_CANDIDATE.values())
         .join(operations, operations.c.number == chunks.c.operation)
         .outerjoin(chunk_rows, chunk_rows.c.chunk == chunks.c.id)
-        .where(chunks.c.is_open == 1, is_free(db, chunks.c.owner), ~_one_of(chunks.c.id, "skip", skipped))
+        .where(chunks.c.is_open == 1, is_free(db, chunks.c.owner), ~one_of(chunks.c.id, "skip", skipped))
         .limit(bindparam("many"))
     )
     return query.where(chunks.c.operation == bindparam("of")) if is_of_one else query
@@ -164,18 +172,18 @@ def _draining(db: Database, skipped: int, is_of_one: bool) -> Select[*tuple[Any,
 
 def _runnable(db: Database, sizes: tuple[int, int, int, int], is_part: bool = False) -> Select[*tuple[Any, ...]]:
     skipped, names, aside, busy = sizes
-    is_read = _one_of(operations.c.number, "read", READINGS_MAX)
+    is_read = one_of(operations.c.number, "read", READINGS_MAX)
     is_to_validate = (operations.c.state == "Validating") & (chunks.c.is_raw == 1) & ~is_read
     is_due = (
         or_(operations.c.state == "Running", operations.c.state == "Retrying", is_to_validate),
-        _one_of(operations.c.name, "name", names),
+        one_of(operations.c.name, "name", names),
         chunks.c.due_at <= db.now(),
     )
     query = _claimable(db, skipped, is_of_one=False).where(*is_due).order_by(chunks.c.due_at, chunks.c.id)
     if aside:
-        query = query.where(~_one_of(operations.c.number, "aside", aside))
+        query = query.where(~one_of(operations.c.number, "aside", aside))
     if busy:
-        query = query.where(or_(chunks.c.waiting > 0, ~_one_of(operations.c.number, "busy", busy)))
+        query = query.where(or_(chunks.c.waiting > 0, ~one_of(operations.c.number, "busy", busy)))
     return query.where(chunks.c.id % bindparam("workers") == bindparam("rank")) if is_part else query
 
 

@@ -11,7 +11,7 @@ import socket
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import delete, insert, update
+from sqlalchemy import Update, bindparam, delete, insert, update
 
 from penstock.clock import Clock, Entropy
 from penstock.db.connection import Connection
@@ -68,9 +68,8 @@ class Lease:
         db = over or self._db
 
         async def renew(tx: Connection) -> bool:
-            lease_until = db.now() + round(self._lease_s * 1e6)
-            done = await tx.execute(update(workers).where(workers.c.id == self.id).values(lease_until=lease_until))
-            return done.rowcount == 1
+            done = await tx.send(db.prepared(_renewed), {"the_worker": self.id, "lease_us": round(self._lease_s * 1e6)})
+            return done.matched == 1
 
         sent = self._clock.ticks_ns()
         is_known = await db.transaction(renew, "beat")
@@ -99,3 +98,8 @@ class Lease:
 
         self.start_limit.until_ns = self.renewed_until_ns = 0
         await self._db.transaction(leave, "unregister_worker")
+
+
+def _renewed(db: Database) -> Update:
+    lease_until = db.now() + bindparam("lease_us", type_=workers.c.lease_until.type)
+    return update(workers).where(workers.c.id == bindparam("the_worker")).values(lease_until=lease_until)

@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import select
+from sqlalchemy import Select, bindparam, or_, select
 
+from penstock.db.database import Database
 from penstock.errors import FileUnreadable, NotFound, Unavailable
 from penstock.operations.chunk import store
 from penstock.operations.draining import abandon_readings, give_back_reading
@@ -56,20 +57,11 @@ class Readers:
     async def _find(self, limit: int) -> list[tuple[Head, Mapping[str, Any], bool]]:
         """Operations to be read, their plans, and whether a worker had trouble with them."""
         worker = self._worker
-        query = (
-            select(*HEAD, operations.c.plan, operations.c.trouble)
-            .where(
-                operations.c.state.in_(("Pending", "Validating")),
-                operations.c.reading == "open",
-                operations.c.name.in_(worker.runtimes.names),
-                operations.c.number.not_in((*worker.readings, *worker.set_aside.numbers)),
-                store.is_free(self._db, operations.c.owner),
-            )
-            .order_by(operations.c.number)
-            .limit(limit)
-        )
+        names, skipped = worker.runtimes.names, store.filled_up((*worker.readings, *worker.set_aside.numbers))
+        given = {"many": limit} | store.numbered("name", names) | store.numbered("skip", skipped)
         async with self._db.read() as tx:
-            return [(Head(*row[:-2]), row.plan, row.trouble is not None) for row in await tx.execute(query)]
+            found = (await tx.send(self._db.prepared(_unread, len(names), len(skipped)), given)).rows
+        return [(Head(*head), plan, trouble is not None) for *head, plan, trouble in found]
 
     async def _start(self, seen: Head, plan: Mapping[str, Any], *, had_trouble: bool) -> bool:
         worker = self._worker
@@ -117,3 +109,18 @@ class Readers:
             worker.readings.pop(head.number, None)
             self._began.pop(head.number, None)
             worker.wake.set()
+
+
+def _unread(db: Database, names: int, skipped: int) -> Select[*tuple[Any, ...]]:
+    return (
+        select(*HEAD, operations.c.plan, operations.c.trouble)
+        .where(
+            or_(operations.c.state == "Pending", operations.c.state == "Validating"),
+            operations.c.reading == "open",
+            store.one_of(operations.c.name, "name", names),
+            ~store.one_of(operations.c.number, "skip", skipped),
+            store.is_free(db, operations.c.owner),
+        )
+        .order_by(operations.c.number)
+        .limit(bindparam("many"))
+    )
