@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from approvals import Paper, papers
-from sqlalchemy import delete, literal, select, update
+from sqlalchemy import delete, select, update
 
 from penstock import Context, operation
 from penstock.db.database import Database
@@ -166,7 +166,7 @@ async def test_moves_of_other_machines_are_no_events_and_hide_none(e):
     async def move_blobs(tx):
         for _ in range(3):
             await record(
-                tx, machine="blob", subject="b", source=None, event="x", target="y", at=literal(0), actor="ana"
+                e.penstock.db, tx, machine="blob", subject="b", source=None, event="x", target="y", actor="ana"
             )
 
     first = await e.create(file_papers, papers(1))
