@@ -15,7 +15,8 @@ from orders import opened, text
 from penstock import Penstock
 from penstock.clock import ManualClock
 from penstock.errors import InvalidInput, NotFound
-from penstock.lifecycles import Lifecycles, Start, Trigger
+from penstock.lifecycles import Lifecycles, Start, Trigger, bulk
+from penstock.lifecycles.changes import write_many
 from penstock.lifecycles.records import INSTANCES_EACH
 
 
@@ -132,6 +133,40 @@ async def test_an_instance_that_is_named_several_times_takes_its_events_in_order
     assert [outcome.sequence for outcome in outcomes[:5]] == [2, 3, 4, 5, 6]
     with pytest.raises(InvalidInput, match="guids need an event"):
         await lifecycles.trigger_many([guid])
+
+
+async def test_an_instance_that_is_named_again_in_the_next_transaction_takes_its_events_in_order(
+    lifecycles: Lifecycles,
+):
+    started = await lifecycles.start_many("order", (f"A-{n}" for n in range(INSTANCES_EACH + 1)))
+    guids = [each.guid for each in started]
+    triggers = [*(Trigger(guid, "pay") for guid in guids), Trigger(guids[0], "hold"), Trigger(guids[-1], "hold")]
+    outcomes = await lifecycles.trigger_many(triggers, retries=0)
+    assert [outcome.guid for outcome in outcomes] == [trigger.instance for trigger in triggers]
+    assert all(outcome.applied for outcome in outcomes)
+    assert [outcome.sequence for outcome in outcomes[-2:]] == [3, 3]
+
+
+async def test_a_bulk_call_that_fails_leaves_whole_transactions_and_nothing_under_way(
+    lifecycles: Lifecycles, monkeypatch: pytest.MonkeyPatch
+):
+    written: list[int] = []
+
+    async def write_once(tx: Any, scope: Any, changes: Any) -> set[int]:
+        if written:
+            raise NotFound("the disk")
+        written.append(len(changes))
+        return await write_many(tx, scope, changes)
+
+    monkeypatch.setattr(bulk, "write_many", write_once)
+    started = await lifecycles.start_many("order", (f"A-{n}" for n in range(3 * INSTANCES_EACH)))
+    before = asyncio.all_tasks()
+    with pytest.raises(NotFound, match="the disk"):
+        await lifecycles.trigger_many([each.guid for each in started], "pay")
+    assert asyncio.all_tasks() <= before
+    counted = {each.state: each.instances for each in await lifecycles.counts()}
+    assert counted == {"Paid": INSTANCES_EACH, "New": 2 * INSTANCES_EACH}
+    assert await lifecycles.verify() == (3 * INSTANCES_EACH, [])
 
 
 async def test_bulk_calls_at_once_move_each_instance_once(

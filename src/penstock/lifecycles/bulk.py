@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
+from itertools import zip_longest
 
 from penstock.db.connection import Connection
 from penstock.db.types import NotStorable, storable
@@ -30,22 +30,37 @@ Numbered = dict[int, Trigger]
 """Triggers by their place in the input."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What to do about some triggers: those that are settled already, and the moves to write, by their places."""
+
+    outcomes: dict[int, Outcome]
+    moves: dict[int, tuple[Change, LifecycleTransition]]
+
+
 async def trigger_many(scope: Scope, triggers: Iterable[Trigger], stamp: Stamp, *, retries: int = 0) -> list[Outcome]:
     """What became of each trigger. One transaction for each slice, so a failure leaves whole slices behind it done.
 
     An instance that is named several times takes its events in order. With a trigger that cannot be stored, nothing
-    moves.
+    moves. While a server writes a slice, the next one is looked at, unless it names the same instances.
     """
-    outcomes: list[Outcome] = []
-    todo = iter([_checked(each) for each in triggers])
-    while some := list(islice(todo, INSTANCES_EACH)):
-        found: dict[int, Outcome] = {}
-        for turn in _turns(some):
-            found |= await _turn(scope, turn, stamp, retries)
-        outcomes += (found[place] for place in range(len(some)))
-    for outcome in outcomes:
+    turns = list(_turns([_checked(each) for each in triggers]))
+    outcomes: dict[int, Outcome] = {}
+    ahead: asyncio.Task[_Plan] | None = None
+    try:
+        for turn, following in zip_longest(turns, turns[1:]):
+            plan = await (ahead or _plan(scope, turn, stamp))
+            ahead = None
+            if following and not scope.db.dialect.is_file and _instances(turn).isdisjoint(_instances(following)):
+                ahead = asyncio.create_task(_plan(scope, following, stamp))
+            outcomes |= await _turn(scope, turn, plan, stamp, retries)
+    finally:
+        if ahead is not None:
+            ahead.cancel()
+            await asyncio.gather(ahead, return_exceptions=True)
+    for outcome in outcomes.values():
         scope.tally["lifecycle_transitions_total", outcome.kind] += 1
-    return outcomes
+    return [outcomes[place] for place in range(len(outcomes))]
 
 
 def _checked(each: Trigger) -> Trigger:
@@ -60,28 +75,35 @@ def _checked(each: Trigger) -> Trigger:
 
 def _turns(triggers: Sequence[Trigger]) -> Iterator[Numbered]:
     """The triggers in turns that name each instance once, in the order in which they were given."""
-    turns: list[Numbered] = []
-    seen: dict[str, int] = {}
-    for place, each in enumerate(triggers):
-        turn = seen.get(each.instance, 0)
-        seen[each.instance] = turn + 1
-        if turn == len(turns):
-            turns.append({})
-        turns[turn][place] = each
-    yield from turns
+    for first in range(0, len(triggers), INSTANCES_EACH):
+        turns: list[Numbered] = []
+        seen: dict[str, int] = {}
+        for place, each in enumerate(triggers[first : first + INSTANCES_EACH], first):
+            turn = seen.get(each.instance, 0)
+            seen[each.instance] = turn + 1
+            if turn == len(turns):
+                turns.append({})
+            turns[turn][place] = each
+        yield from turns
 
 
-async def _turn(scope: Scope, todo: Numbered, stamp: Stamp, retries: int) -> dict[int, Outcome]:
-    outcomes = await _try(scope, todo, stamp)
+def _instances(turn: Numbered) -> set[str]:
+    return {each.instance for each in turn.values()}
+
+
+async def _turn(scope: Scope, todo: Numbered, plan: _Plan, stamp: Stamp, retries: int) -> dict[int, Outcome]:
+    outcomes = plan.outcomes | await _write(scope, plan.moves)
     for _ in range(retries):
         again = {place: todo[place] for place, outcome in outcomes.items() if outcome.kind == "conflict"}
         if not again:
             break
-        outcomes |= await _try(scope, again, stamp.again())
+        plan = await _plan(scope, again, stamp.again())
+        outcomes |= plan.outcomes | await _write(scope, plan.moves)
     return outcomes
 
 
-async def _try(scope: Scope, todo: Numbered, stamp: Stamp) -> dict[int, Outcome]:
+async def _plan(scope: Scope, todo: Numbered, stamp: Stamp) -> _Plan:
+    """Look at the instances, decide, and ask the guards."""
     async with scope.db.connection() as look:
         records = await records_of(look, scope, [each.instance for each in todo.values()])
         graphs = {v: await graph_of(look, scope, v) for v in {record.version for record in records.values()}}
@@ -104,8 +126,7 @@ async def _try(scope: Scope, todo: Numbered, stamp: Stamp) -> dict[int, Outcome]
             guarded.append((place, change, found, graph))
         planned[place] = (change, found)
     denied = await _denials(scope, guarded)
-    outcomes |= denied
-    return outcomes | await _write(scope, {place: plan for place, plan in planned.items() if place not in denied})
+    return _Plan(outcomes | denied, {place: plan for place, plan in planned.items() if place not in denied})
 
 
 def _stamped(stamp: Stamp, each: Trigger) -> Stamp:
