@@ -78,6 +78,15 @@ async def test_a_server_that_is_not_there_is_unavailable(database_kind):
         await Database.open(f"{database_kind}://u:p@127.0.0.1:1/d", clock=SystemClock())
 
 
+@pytest.mark.databases("postgresql", "mariadb")
+async def test_a_server_that_takes_a_connection_and_says_nothing_is_unavailable(database_kind, monkeypatch):
+    monkeypatch.setattr("penstock.db.database.HANDSHAKE_S", 0.2)
+    silent = socket.create_server(("127.0.0.1", 0))
+    url = f"{database_kind}://u:p@127.0.0.1:{silent.getsockname()[1]}/x"
+    with silent, pytest.raises(Unavailable, match="cannot be reached: it does not answer"):
+        await Database.open(url, clock=SystemClock())
+
+
 @pytest.mark.databases("sqlite")
 async def test_a_file_that_is_no_database_is_refused(tmp_path, database_kind):
     (tmp_path / "notes.db").write_text("these are notes, not a database\n" * 100)

@@ -38,6 +38,7 @@ TRIES_MAX = 10
 BACKOFF_S = 0.005
 BACKOFF_MAX_S = 0.5
 POOL_WAIT_S = 10
+HANDSHAKE_S = 20  # a driver may stop counting once a server, or a proxy before it, has taken the connection
 DAMAGE_MAX = 5  # findings that are told
 
 
@@ -319,7 +320,8 @@ class Database:
         while True:
             tries += 1
             try:
-                connection = await Link(self._engine, self.dialect, self._statements).start()
+                async with asyncio.timeout(None if self.dialect.is_file else HANDSHAKE_S):
+                    connection = await Link(self._engine, self.dialect, self._statements).start()
                 if _cancels() == cancels:
                     return connection
                 # A driver that connects with `wait_for` loses a cancel that comes with the answer (Python 3.11).

@@ -58,7 +58,7 @@ class Refusals:
                 return SettingsInvalid(f"the database URL has an option the driver does not know: {error}")
             case InvalidRequestError():  # a MySQL server behind a mariadb URL
                 return DatabaseUnsafe(f"this server is not the database its URL names: {error}")
-        return Unavailable(f"{self._dialect.name} cannot be reached: {error}")
+        return Unavailable(f"{self._dialect.name} cannot be reached: {str(error) or 'it does not answer'}")
 
     def _not_connected(self, error: DBAPIError) -> PenstockError:
         match self._dialect.trouble(error):
