@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
+import pytest
+from patience import HANG_S
 from pydantic import BaseModel
 
 from penstock import Context, Penstock, Pipeline, operation, step
+from penstock.errors import Unavailable
 from penstock.services import Service
 from penstock.settings import Settings
 from penstock.testing import json_lines
@@ -40,3 +44,25 @@ async def test_a_service_that_fails_is_done_again_and_rows_go_on(database_url, t
         done = await penstock.run_until_done(made.id)
     assert (done.status, done.successful_rows) == ("Completed", 1)
     assert "the background service 'broken' failed" in caplog.text
+
+
+async def test_a_worker_leaves_though_a_driver_lost_the_cancel_of_a_service(
+    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    begun = asyncio.Event()
+
+    async def lose_the_cancel() -> None:
+        begun.set()
+        try:
+            await asyncio.sleep(HANG_S)
+        except asyncio.CancelledError:
+            raise Unavailable("the connection broke meanwhile") from None
+
+    async def work_for_a_moment() -> None:
+        settings = Settings(database_url=database_url, storage_url=str(tmp_path / "files"), control_poll_s=0.01)
+        async with Penstock.open(settings=settings) as penstock:
+            monkeypatch.setattr(penstock, "_services", lambda: (Service("away", 0.0, lose_the_cancel),))
+            async with penstock.working():
+                await begun.wait()
+
+    await asyncio.wait_for(work_for_a_moment(), HANG_S / 2)

@@ -327,12 +327,13 @@ class Database:
                 # A driver that connects with `wait_for` loses a cancel that comes with the answer (Python 3.11).
                 await _let_go(connection)
                 raise asyncio.CancelledError
-            except DBAPIError as error:
+            except (DBAPIError, OSError, InvalidRequestError, TypeError) as error:
+                if _cancels() != cancels:  # lost likewise, and then the connection failed
+                    raise asyncio.CancelledError from error
                 # Processes that open a new SQLite file at once collide when they switch it to WAL.
-                if self.dialect.trouble(error) != "contended" or tries == TRIES_MAX:
+                is_contended = isinstance(error, DBAPIError) and self.dialect.trouble(error) == "contended"
+                if not is_contended or tries == TRIES_MAX:
                     raise self._refusals.at_connect(error) from error
-            except (OSError, InvalidRequestError, TypeError) as error:
-                raise self._refusals.at_connect(error) from error
             await _back_off(tries)
 
     async def damage(self) -> tuple[str, ...]:

@@ -55,7 +55,7 @@ class BackgroundDuties:
 
     async def run(self) -> None:
         """Look round until cancelled."""
-        while True:
+        while not _is_told_to_end():
             await asyncio.sleep(self._worker.settings.control_poll_s)
             try:
                 await self.look_round()
@@ -65,7 +65,7 @@ class BackgroundDuties:
 
     async def listen(self) -> None:
         """Wake the worker when another process has left work, where the database notifies."""
-        while self._db.dialect.hears:
+        while self._db.dialect.hears and not _is_told_to_end():
             with contextlib.suppress(Unavailable):
                 await self._db.listen(self._on_notified)
             self._worker.wake.set()  # a notification may have been missed meanwhile
@@ -139,7 +139,7 @@ class BackgroundDuties:
 
     async def serve(self, service: Service) -> None:
         """Do a service's passes for as long as the worker lives. One that fails is logged, and done again."""
-        while True:
+        while not _is_told_to_end():
             await asyncio.sleep(max(service.every_s, self._worker.settings.control_poll_s))
             try:
                 if await service.tick():
@@ -167,3 +167,9 @@ class BackgroundDuties:
         """Set our clock by the database's, which due times and deadlines are on; the machine's may be off."""
         if self._worker.clock.is_real:
             self._worker.clock.follow(*await self._db.clock_bounds())
+
+
+def _is_told_to_end() -> bool:
+    """Whether this task was cancelled, also if a driver made another error of it while its connection broke."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
