@@ -14,7 +14,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,25 +77,33 @@ async def soak(folder: Path, *, url: str | None = None, per_day: int, days: int,
     async with engine([Parcels], tmp_path=folder, url=url, settings=settings) as e:
         retention = next(service for service in e.worker.services if service.name == "retention")
         for number in range(1, days + 1):
-            for each in range(per_day):
-                await _one_operation(e, f"{number}-{each}")
+            await _work_of_a_day(e, [f"{number}-{each}" for each in range(per_day)])
             _age_files(folder)
-            await e.advance(DAY_S - per_day)
+            await e.advance(DAY_S - 1)
             await _prune(e, retention.tick)
             yield Day(number, await _sizes(e), len(list((folder / "files").rglob("*"))), await _look_us(e))
 
 
-async def _one_operation(e: Engine, name: str) -> None:
-    made = await e.create(Parcels, [{"code": f"{kind}-{name}"} for kind in ("late", "bad", "good")])
+async def _work_of_a_day(e: Engine, names: Sequence[str]) -> None:
+    """Operations that are under way together: they wait, fail, are signalled and retried, and end."""
+    made = {name: (await e.create(Parcels, _rows(name))).id for name in names}
     await e.work_until_idle()
     await e.advance(1)
     await e.work_until_idle()
-    for kind in ("late", "good"):
-        await e.penstock.signals.complete(made.id, f"sent-{kind}-{name}")
+    await _signal(e, made, "late", "good")
+    await asyncio.gather(*(e.operations.retry(each, rows=[2]) for each in made.values()))
     await e.work_until_idle()
-    await e.operations.retry(made.id, rows=[2])
-    await e.work_until_idle()
-    await e.penstock.signals.complete(made.id, f"sent-bad-{name}")
+    await _signal(e, made, "bad")
+
+
+def _rows(name: str) -> list[dict[str, str]]:
+    return [{"code": f"{kind}-{name}"} for kind in ("late", "bad", "good")]
+
+
+async def _signal(e: Engine, made: Mapping[str, str], *kinds: str) -> None:
+    signals = e.penstock.signals
+    sent = (signals.complete(each, f"sent-{kind}-{name}") for name, each in made.items() for kind in kinds)
+    await asyncio.gather(*sent)
     await e.work_until_idle()
 
 
