@@ -75,12 +75,13 @@ async def soak(folder: Path, *, url: str | None = None, per_day: int, days: int,
     """Live through so many days, and say how each ended."""
     settings = Settings(keep={"operations": keep_days * DAY_S}, chunk_rows=100)
     async with engine([Parcels], tmp_path=folder, url=url, settings=settings) as e:
-        retention = next(service for service in e.worker.services if service.name == "retention")
+        services = {service.name: service for service in e.worker.services}
         for number in range(1, days + 1):
             await _work_of_a_day(e, [f"{number}-{each}" for each in range(per_day)])
             _age_files(folder)
             await e.advance(DAY_S - 1)
-            await _prune(e, retention.tick)
+            await services["idle operations"].tick()
+            await _prune(e, services["retention"].tick)
             yield Day(number, await _sizes(e), len(list((folder / "files").rglob("*"))), await _look_us(e))
 
 

@@ -47,7 +47,7 @@ class BackgroundDuties:
         self.services = (
             Service("clock", SWEEP_S, self.follow_clock),
             Service("retention", SWEEP_S, retention.tick),
-            Service("settled operations", SWEEP_S, self._forget_settled),
+            Service("idle operations", SWEEP_S, self._forget_idle),
             Service("dead workers", SWEEP_S, self._remove_dead),
             Service("waits beside signals", SWEEP_S, partial(settling.sweep, worker.db)),
             *services,
@@ -150,10 +150,10 @@ class BackgroundDuties:
             except Exception:
                 log.exception("the background service %r failed; it is tried again", service.name)
 
-    async def _forget_settled(self) -> None:
-        """Drop what is kept in memory of operations that have ended."""
+    async def _forget_idle(self) -> None:
+        """Drop what is kept in memory of operations that wait or have ended."""
         worker = self._worker
-        await worker.runtimes.forget_settled(worker.working)
+        await worker.runtimes.forget_idle(worker.working)
         if None not in worker.actors.values():  # a chunk that is being claimed may be about to be read
             worker.sources.close(but={a.owned.operation for a in worker.actors.values() if a and a.owned.is_raw})
 

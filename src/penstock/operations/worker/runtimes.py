@@ -1,4 +1,4 @@
-"""The runtimes of the operations in this process: made when first needed, dropped when the operation is settled."""
+"""The runtimes of operations in this process: made when needed, dropped when nothing of the operation is in work."""
 
 from __future__ import annotations
 
@@ -42,6 +42,8 @@ class OperationRuntimes:
         self._jitter, self._capabilities = jitter, capabilities
         self._made: dict[int, OperationRuntime] = {}
         self._plans: dict[int, Mapping[str, Any]] = {}  # that they were made by
+        self._idle: set[int] = set()  # not asked for since `forget_idle` was last called
+        self.widest = 0  # the largest number of rows that one of them may have in flight
         self._threads = ThreadPoolExecutor(worker.settings.sync_threads, thread_name_prefix="penstock-step")
 
     @property
@@ -49,16 +51,12 @@ class OperationRuntimes:
         """The operations we have code for."""
         return [definition.name for definition in self.definitions.values()]
 
-    @property
-    def widest(self) -> int:
-        """The largest number of rows that one of the running operations may have in flight."""
-        return max((made.definition.options.max_row_concurrency for made in self._made.values()), default=0)
-
     async def get(self, number: int, plan: Mapping[str, Any] | None = None) -> OperationRuntime:
         """The operation's runtime; one that was made by another plan than this is made anew.
 
         `CannotRun` when the code does not fit what is stored, or cannot be started.
         """
+        self._idle.discard(number)
         made_by = self._plans.get(number)
         if made_by is None or (plan is not None and made_by != plan):
             async with self._db.read() as tx:
@@ -75,6 +73,7 @@ class OperationRuntimes:
                 raise CannotRun(f"{type(error).__name__}: {error}") from error
             if self._plans.get(number) != row.plan:  # nobody else has made it meanwhile
                 self._made[number], self._plans[number] = made, row.plan
+                self.widest = max(self.widest, made.definition.options.max_row_concurrency)
         return self._made[number]
 
     async def _make(self, row: Row[Any]) -> OperationRuntime:
@@ -125,17 +124,26 @@ class OperationRuntimes:
                 f"operation {definition.name!r} is not ready: its lifespan is being entered"
             ) from None
 
-    async def forget_settled(self, working: Collection[int]) -> None:
-        """Drop the runtimes of operations that have ended or were removed."""
+    async def forget_idle(self, working: Collection[int]) -> None:
+        """Drop the runtimes of operations of which nothing was in work since the last call: they wait, or have ended.
+
+        One with limits is kept until its operation has ended, for it knows of the last calls.
+        """
         idle = set(self._made) - set(working)
-        if not idle:
-            return
-        async with self._db.read() as tx:
-            is_open = operations.c.number.in_(idle) & operations.c.state.not_in(OPERATION.settled)
-            opened = (await tx.execute(select(operations.c.number).where(is_open))).scalars().all()
-        for number in idle - set(opened):
+        limited = {number for number in idle if self._made[number].limiters}
+        for number in (idle & self._idle - limited) | await self._settled(limited):
             self._made.pop(number, None)
             self._plans.pop(number, None)
+        self._idle = idle
+        self.widest = max((made.definition.options.max_row_concurrency for made in self._made.values()), default=0)
+
+    async def _settled(self, numbers: Collection[int]) -> set[int]:
+        """Those that have ended or were removed."""
+        if not numbers:
+            return set()
+        async with self._db.read() as tx:
+            is_open = operations.c.number.in_(numbers) & operations.c.state.not_in(OPERATION.settled)
+            return set(numbers).difference((await tx.execute(select(operations.c.number).where(is_open))).scalars())
 
     def set_cancelled(self, number: int) -> None:
         """Tell running steps of the operation, when they ask, that they should stop."""
