@@ -22,12 +22,13 @@ from penstock.targets.sql.postgres.statements import (
 )
 from penstock.targets.sql.row_groups import RowGroup
 from penstock.targets.sql.target import CREATED, DONE, UNCHANGED, TableBatch, left_out, not_found
-from penstock.targets.target import UniformVerdicts
+from penstock.targets.verdicts import CODES, UniformVerdicts, Verdicts
 
 __all__ = ["STAGE_FROM", "ids_in_table", "plan_for", "stage", "write_group"]
 
 STAGE_FROM = 2000
 """Rows from which a stage is quicker than arrays."""
+CREATED_OR_UPDATED = bytes.maketrans(bytes((True, False)), bytes((CODES[Outcome.CREATED], CODES[Outcome.UPDATED])))
 
 
 def plan_for(connection: Any, work: TableBatch, group: RowGroup) -> Plan:
@@ -114,4 +115,4 @@ def _by_value(work: TableBatch, group: RowGroup, created: list[list[Any] | None]
         return UniformVerdicts(updated if created[0] is None else CREATED, len(group))
     new = set(ids_of([values or [] for values in created]))
     keys = ids_of([group.column(name) for name in work.key])
-    return [CREATED if key in new else updated for key in keys]
+    return Verdicts(bytes(map(new.__contains__, keys)).translate(CREATED_OR_UPDATED))

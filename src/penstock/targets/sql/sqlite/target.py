@@ -18,7 +18,7 @@ from penstock.targets.sql.sqlite.catalog import read_table
 from penstock.targets.sql.sqlite.error_codes import refusal
 from penstock.targets.sql.sqlite.writing import ids_in_table, row_writer
 from penstock.targets.sql.table import Table
-from penstock.targets.sql.target import JUDGED, SqlTarget, TableBatch, with_ids
+from penstock.targets.sql.target import JUDGED, GroupVerdicts, SqlTarget, TableBatch, with_ids
 from penstock.targets.sql.values import UNKNOWN_TO_DRIVERS, Converters, not_nan
 
 __all__ = ["SqliteTarget"]
@@ -86,10 +86,10 @@ class SqliteTarget(SqlTarget):
     async def _read_table(self, name: str) -> Table:
         return await self._run(lambda: read_table(self._open(), name))
 
-    async def _write(self, work: TableBatch) -> list[list[Verdict]]:
+    async def _write(self, work: TableBatch) -> GroupVerdicts:
         return await self._run(lambda: self._transact(work, work.layout.groups, self._write_group))
 
-    async def _write_each(self, work: TableBatch) -> list[list[Verdict]]:
+    async def _write_each(self, work: TableBatch) -> GroupVerdicts:
         return await self._run(lambda: self._each(work))
 
     async def _run(self, job: Callable[[], T]) -> T:
@@ -114,7 +114,7 @@ class SqliteTarget(SqlTarget):
         work: TableBatch,
         groups: Sequence[RowGroup],
         write: Callable[[sqlite3.Cursor, TableBatch, RowGroup], list[Verdict]],
-    ) -> list[list[Verdict]]:
+    ) -> GroupVerdicts:
         connection = self._open()
         cursor = connection.cursor()
         cursor.execute("BEGIN IMMEDIATE")
@@ -123,7 +123,7 @@ class SqliteTarget(SqlTarget):
             for group in groups:
                 told = write(cursor, work, group)
                 ids = ids_in_table(cursor, work, group) if work.foreign_ids else None
-                verdicts.append(list(with_ids(work, group, told, ids)))
+                verdicts.append(with_ids(work, group, told, ids))
             cursor.execute("COMMIT")
         except BaseException:
             if connection.in_transaction:
@@ -131,7 +131,7 @@ class SqliteTarget(SqlTarget):
             raise
         return verdicts
 
-    def _each(self, work: TableBatch) -> list[list[Verdict]]:
+    def _each(self, work: TableBatch) -> GroupVerdicts:
         try:
             return self._transact(work, work.layout.groups, self._write_group_by_row)
         except (TargetError, *ERRORS) as error:
