@@ -70,10 +70,7 @@ class Verdicts(Sequence[Verdict]):
     __slots__ = ("codes", "errors", "ids")
 
     def __init__(
-        self,
-        codes: bytes,
-        ids: Sequence[RecordId] | None = None,
-        errors: Mapping[int, TargetError] | None = None,
+        self, codes: bytes, ids: Sequence[RecordId] | None = None, errors: Mapping[int, TargetError] | None = None
     ) -> None:
         self.codes, self.ids, self.errors = codes, ids, errors or {}
 
@@ -108,11 +105,6 @@ class Verdicts(Sequence[Verdict]):
     def __iter__(self) -> Iterator[Verdict]:
         errors = map(self.errors.get, range(len(self)))
         return map(Verdict, map(BY_CODE.__getitem__, self.codes), self.ids or repeat(None), errors)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and len(self) == len(other) and all(map(eq, self, other))
-
-    __hash__ = None  # type: ignore[assignment]
 
 
 class UniformVerdicts(Verdicts):

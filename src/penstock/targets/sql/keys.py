@@ -7,7 +7,7 @@ from contextlib import suppress
 from operator import itemgetter
 from typing import Any
 
-from penstock.targets.model import ErrorKind, Mode, Record, TargetError
+from penstock.targets.model import ErrorKind, Mode, TargetError
 from penstock.targets.sql.table import Column, Table
 from penstock.targets.sql.values import Step
 
@@ -84,8 +84,8 @@ def ids_of(columns: Sequence[list[Any]]) -> list[Any]:
     return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
 
 
-def picker(columns: tuple[str, ...]) -> Callable[[Record], Row]:
-    """A function from a record to the tuple of these columns."""
+def picker(columns: tuple[Any, ...]) -> Callable[[Any], Row]:
+    """A function from a record to the tuple of these columns; from a row, of these places."""
     if len(columns) == 1:
         return lambda record: (record[columns[0]],)
     return itemgetter(*columns) if columns else lambda record: ()

@@ -46,6 +46,10 @@ class RowGroup:
         """All values of one column."""
         return list(map(itemgetter(self.columns.index(name)), self.rows))
 
+    def values(self, names: Iterable[str]) -> Iterator[Row]:
+        """Of every row the values of these columns."""
+        return map(picker(tuple(map(self.columns.index, names))), self.rows)
+
     def pick(self, indexes: Sequence[int]) -> RowGroup:
         """Some of the rows, in that order."""
         return RowGroup(self.columns, [self.rows[i] for i in indexes], [self.positions[i] for i in indexes])

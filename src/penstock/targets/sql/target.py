@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -16,15 +16,27 @@ from penstock.targets.sql.row_groups import Layout, RowGroup, assemble, lay_out
 from penstock.targets.sql.table import Table, choose_key
 from penstock.targets.sql.values import Converters
 from penstock.targets.target import Answer, Batch, Capabilities, Target
-from penstock.targets.verdicts import Verdicts
+from penstock.targets.verdicts import CODES, Verdicts
 
-__all__ = ["CREATED", "DONE", "JUDGED", "UNCHANGED", "SqlTarget", "TableBatch", "left_out", "not_found", "with_ids"]
+__all__ = [
+    "CREATED",
+    "DONE",
+    "JUDGED",
+    "UNCHANGED",
+    "SqlTarget",
+    "TableBatch",
+    "created_or_updated",
+    "left_out",
+    "not_found",
+    "with_ids",
+]
 
 GroupVerdicts: TypeAlias = Sequence[Sequence[Verdict]]
 """What the groups of a batch came to: their verdicts, in the order of the groups and their rows."""
 DONE = {mode: Verdict(outcome) for mode, outcome in OUTCOMES.items()} | {Mode.UPSERT: Verdict(Outcome.UPDATED)}
 JUDGED = (ErrorKind.DATA, ErrorKind.BUSINESS)
 """Errors that are about a record."""
+CREATED_OR_UPDATED = bytes.maketrans(b"\1\0", bytes((CODES[Outcome.CREATED], CODES[Outcome.UPDATED])))
 CREATED, UNCHANGED = Verdict(Outcome.CREATED), Verdict(Outcome.UNCHANGED)
 
 
@@ -171,6 +183,11 @@ def with_ids(
     else:
         ids = [found.get(n) for n in range(len(group))]
     return Verdicts(told.codes, ids, told.errors)
+
+
+def created_or_updated(are_new: Iterable[bool]) -> Verdicts:
+    """The verdicts on an upsert that wrote every row."""
+    return Verdicts(bytes(are_new).translate(CREATED_OR_UPDATED))
 
 
 def left_out(work: TableBatch) -> TargetError:

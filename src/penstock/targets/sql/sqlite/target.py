@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from types import NoneType
 from typing import TypeVar
@@ -16,7 +17,7 @@ from penstock.targets.model import BadInput, ErrorKind, Outcome, TargetError, Ve
 from penstock.targets.sql.row_groups import RowGroup
 from penstock.targets.sql.sqlite.catalog import read_table
 from penstock.targets.sql.sqlite.error_codes import refusal
-from penstock.targets.sql.sqlite.writing import ids_in_table, row_writer
+from penstock.targets.sql.sqlite.writing import can_upsert_at_once, ids_in_table, row_writer, upsert_at_once
 from penstock.targets.sql.table import Table
 from penstock.targets.sql.target import JUDGED, GroupVerdicts, SqlTarget, TableBatch, with_ids
 from penstock.targets.sql.values import UNKNOWN_TO_DRIVERS, Converters, not_nan
@@ -113,7 +114,7 @@ class SqliteTarget(SqlTarget):
         self,
         work: TableBatch,
         groups: Sequence[RowGroup],
-        write: Callable[[sqlite3.Cursor, TableBatch, RowGroup], list[Verdict]],
+        write: Callable[[sqlite3.Cursor, TableBatch, RowGroup], Sequence[Verdict]],
     ) -> GroupVerdicts:
         connection = self._open()
         cursor = connection.cursor()
@@ -146,7 +147,11 @@ class SqliteTarget(SqlTarget):
         except (TargetError, *ERRORS) as error:
             return Verdict(Outcome.FAILED, error=refusal(error))
 
-    def _write_group(self, cursor: sqlite3.Cursor, work: TableBatch, group: RowGroup) -> list[Verdict]:
+    def _write_group(self, cursor: sqlite3.Cursor, work: TableBatch, group: RowGroup) -> Sequence[Verdict]:
+        if can_upsert_at_once(work, group):
+            told = self._guarded(cursor, lambda: upsert_at_once(cursor, work, group))
+            if not isinstance(told, TargetError):
+                return told  # otherwise the rows are looked at one by one
         write = row_writer(cursor, work, group)
         n = 0
         try:
@@ -161,20 +166,23 @@ class SqliteTarget(SqlTarget):
 
     def _write_group_by_row(self, cursor: sqlite3.Cursor, work: TableBatch, group: RowGroup) -> list[Verdict]:
         write = row_writer(cursor, work, group)
-        return [self._guarded(cursor, write, n) for n in range(len(group))]
+        told = (self._guarded(cursor, partial(write, n)) for n in range(len(group)))
+        return [Verdict(Outcome.FAILED, error=one) if isinstance(one, TargetError) else one for one in told]
 
-    def _guarded(self, cursor: sqlite3.Cursor, write: Callable[[int], Verdict], n: int) -> Verdict:
+    def _guarded(self, cursor: sqlite3.Cursor, write: Callable[[], T]) -> T | TargetError:
+        """Do something, or say why it was undone."""
+        told: T | TargetError
         cursor.execute("SAVEPOINT penstock")
         try:
-            verdict = write(n)
-        except ERRORS as error:
+            told = write()
+        except (TargetError, *ERRORS) as error:
             refused = refusal(error)
             if refused.kind not in JUDGED or not cursor.connection.in_transaction:
                 raise refused from error
             cursor.execute("ROLLBACK TO penstock")
-            verdict = Verdict(Outcome.FAILED, error=refused)
+            told = refused
         cursor.execute("RELEASE penstock")
-        return verdict
+        return told
 
     def _open(self) -> sqlite3.Connection:
         if self._connection is None:
