@@ -78,7 +78,7 @@ class SqlTarget(Target):
     """
 
     options_type = SqlOptions
-    batch_size = 5000
+    batch_size = 10_000
     _converters: Converters | None = None
     _stale_codes: frozenset[str] = frozenset()
     """Codes after which what we know of the table is out of date."""
