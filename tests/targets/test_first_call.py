@@ -91,8 +91,8 @@ def test_an_option_that_the_target_does_not_have_is_named():
 
 async def test_tables_get_batches_of_thousands(place: Place):
     await place.products()
-    result = await place.target.create_multiple("products", ({"id": n, "name": "n"} for n in range(6000)))
-    assert (result.statistics.calls, result.statistics.batch_size_max) == (2, 5000)
+    result = await place.target.create_multiple("products", ({"id": n, "name": "n"} for n in range(12_000)))
+    assert (result.statistics.calls, result.statistics.batch_size_max) == (2, 10_000)
 
 
 def test_executors_of_one_target_share_its_slots():

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.targets.model import BadInput, BulkOptions, Mode, Outcome, TargetError, Verdict
-from penstock.targets.sql.keys import identify
+from penstock.targets.sql.keys import KeyReader
 from penstock.targets.sql.options import SqlOptions
 from penstock.targets.sql.row_groups import Layout, assemble, lay_out
 from penstock.targets.sql.table import Column, Table, ansi, backticks, choose_key, split_name
@@ -179,16 +179,16 @@ def test_ids_of_sorted_rows_return_to_their_records():
 
 
 def test_the_identity_of_a_record_is_its_key_as_the_table_compares_it():
-    by_id = identify(TABLE, Mode.UPSERT, ("id",))
-    by_name = identify(TABLE, Mode.UPSERT, ("region", "name"))
+    by_id = KeyReader(TABLE, Mode.UPSERT, ("id",))
+    by_name = KeyReader(TABLE, Mode.UPSERT, ("region", "name"))
     assert by_id({"id": 5}) == by_id({"id": 5, "name": "x"}) != by_id({"id": 6})
     assert by_name({"region": "EU", "name": "a"}) == by_name({"region": "eu", "name": "a"})
-    assert identify(TABLE, Mode.DELETE, ("id",))(5) == identify(TABLE, Mode.DELETE, ("id",))({"id": 5})
+    assert KeyReader(TABLE, Mode.DELETE, ("id",))(5) == KeyReader(TABLE, Mode.DELETE, ("id",))({"id": 5})
 
 
 @pytest.mark.parametrize("record", [{}, {"id": None}, {"id": [1]}, None, 5])
 def test_a_record_without_a_usable_key_has_no_identity(record: Any):
-    assert identify(TABLE, Mode.UPDATE, ("id",))(record) is None
+    assert KeyReader(TABLE, Mode.UPDATE, ("id",))(record) is None
 
 
 def test_the_key_is_the_primary_key_unless_told_otherwise():

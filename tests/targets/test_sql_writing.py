@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from uuid import UUID
@@ -44,6 +45,50 @@ async def test_five_old_and_five_new_records_are_five_updated_and_five_created(p
     answer = await place.send(Mode.UPSERT, [product(n, note="new") for n in (7, 1, 9, 3, 5, 0, 2, 6, 4, 8)])
     assert outcomes(answer) == ["created" if n > 4 else "updated" for n in (7, 1, 9, 3, 5, 0, 2, 6, 4, 8)]
     assert answer.counts_exact
+
+
+PLAIN = "CREATE TABLE plain (id integer, area integer, name varchar(20) NOT NULL, size integer, PRIMARY KEY (id, area))"
+
+
+def plain(n: int, **more: object) -> dict[str, object]:
+    return {"id": n, "area": n % 3, "name": f"name {n}", "size": n, **more}
+
+
+async def plain_table(place: Place, old: Iterable[int]) -> None:
+    await place.make("plain", PLAIN)
+    await place.send(Mode.CREATE, [plain(n, size=-1) for n in old], table="plain")
+
+
+async def test_an_upsert_of_a_table_with_one_key_tells_what_became_of_each_record(place: Place):
+    await plain_table(place, range(0, 2500, 2))
+    order = [n * 7 % 2500 for n in range(2500)]
+    result = await place.target.upsert_multiple("plain", [plain(n) for n in order])
+    assert [str(outcome) for outcome in result.outcomes] == ["created" if n % 2 else "updated" for n in order]
+    assert [result.id_of(index) for index in range(2500)] == [(n, n % 3) for n in order]
+    assert await place.rows("SELECT count(*), min(size) FROM plain") == [(2500, 0)]
+
+
+async def test_a_bad_record_in_an_upsert_of_a_table_with_one_key_fails_alone(place: Place):
+    await plain_table(place, range(0, 50, 2))
+    result = await place.target.upsert_multiple("plain", [plain(n, name=None if n == 13 else "n") for n in range(50)])
+    assert [(error.index, error.field) for error in result.errors] == [(13, "name")]
+    assert (result.created_count, result.updated_count) == (24, 25)
+    assert await place.rows("SELECT count(*) FROM plain WHERE name = 'n'") == [(49,)]
+
+
+async def test_an_upsert_changes_rows_that_are_there_without_a_column_that_new_ones_need(place: Place):
+    await plain_table(place, range(5))
+    result = await place.target.upsert_multiple("plain", [{"id": n, "area": n % 3, "size": 9} for n in range(5)])
+    assert result.updated_count == 5
+    assert await place.rows("SELECT DISTINCT size FROM plain") == [(9,)]
+
+
+@pytest.mark.databases("sqlite")
+async def test_keys_of_several_types_that_are_one_row_to_sqlite_are_one_row(place: Place):
+    await place.make("plain", "CREATE TABLE plain (id integer PRIMARY KEY, size integer)")
+    result = await place.target.upsert_multiple("plain", [{"id": "01", "size": 1}, {"id": "1", "size": 2}])
+    assert sorted(map(str, result.outcomes)) == ["created", "updated"]
+    assert await place.rows("SELECT count(*) FROM plain") == [(1,)]
 
 
 async def test_an_upsert_finds_rows_by_another_unique_key_when_told(place: Place):

@@ -65,7 +65,7 @@ def load(
         typer.Option("--unknown", help="With --retry: send also records that the earlier load may have created."),
     ] = False,
     batch_size: Annotated[
-        int | None, typer.Option("--batch-size", metavar="N", min=1, help="Records in one transaction. Default: 5000.")
+        int | None, typer.Option("--batch-size", metavar="N", min=1, help="Records in one transaction. Default: 10000.")
     ] = None,
     max_errors: Annotated[
         int | None, typer.Option("--max-errors", metavar="N", min=0, help="Stop when more records have failed.")

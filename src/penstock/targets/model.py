@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal, Self, TypeAlias, overload
+from typing import Any, Literal, Self, TypeAlias
 
 from penstock.errors import InvalidInput, PenstockError
 
@@ -24,7 +24,6 @@ __all__ = [
     "RecordId",
     "Reference",
     "TargetError",
-    "UniformVerdicts",
     "Verdict",
 ]
 
@@ -221,32 +220,6 @@ class Batch:
     def record_key(self, position: int) -> str:
         """A key of one record: the same in every batch that carries it, unlike that of any other record."""
         return f"{self.call_id}/{self.indexes[position]}" if self.indexes else f"{self.key}/{position}"
-
-
-@dataclass(frozen=True, slots=True)
-class UniformVerdicts(Sequence[Verdict]):
-    """One outcome for every record of a batch, told once; `ids` are the records' own, when they have any.
-
-    A list of verdicts says the same; this costs nothing per record.
-    """
-
-    verdict: Verdict
-    length: int
-    ids: Sequence[RecordId] | None = None
-
-    def __len__(self) -> int:
-        return self.length
-
-    @overload
-    def __getitem__(self, position: int) -> Verdict: ...
-    @overload
-    def __getitem__(self, position: slice) -> UniformVerdicts: ...
-    def __getitem__(self, position: int | slice) -> Verdict | UniformVerdicts:
-        found = range(self.length)[position]
-        ids = self.ids[position] if self.ids is not None else None
-        if isinstance(found, range):
-            return UniformVerdicts(self.verdict, len(found), ids)
-        return self.verdict if ids is None else Verdict(self.verdict.outcome, ids, self.verdict.error)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,64 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import eq
-from typing import Any, Literal, TypeAlias, overload
+from typing import Literal, TypeAlias
 
 from penstock.targets.diagnostics.analysis import Diagnostic
 from penstock.targets.ids import PackedIds
 from penstock.targets.model import SUCCESSES, ErrorKind, Mode, Outcome, RecordId
+from penstock.targets.verdicts import CODES, Outcomes
 
-__all__ = ["BulkError", "BulkResult", "Outcomes", "Statistics", "StoppedReason"]
+__all__ = ["CODES", "BulkError", "BulkResult", "Outcomes", "Statistics", "StoppedReason"]
 
 StoppedReason: TypeAlias = Literal[
     "cancelled", "deadline", "systemic", "error in input", "error in on_outcomes", "stopped on error", "too many errors"
 ]
-BY_CODE = tuple(Outcome)
-CODES = {outcome: code for code, outcome in enumerate(BY_CODE)}
-
-
-class Outcomes(Sequence[Outcome]):
-    """The outcome of every record by its position in the input, a byte each."""
-
-    __slots__ = ("_codes",)
-
-    def __init__(self, codes: bytes | bytearray) -> None:
-        self._codes = codes
-
-    def __len__(self) -> int:
-        return len(self._codes)
-
-    @overload
-    def __getitem__(self, position: int) -> Outcome: ...
-    @overload
-    def __getitem__(self, position: slice) -> Outcomes: ...
-    def __getitem__(self, position: int | slice) -> Outcome | Outcomes:
-        if isinstance(position, slice):
-            return Outcomes(self._codes[position])
-        return BY_CODE[self._codes[position]]
-
-    def __iter__(self) -> Iterator[Outcome]:
-        return map(BY_CODE.__getitem__, self._codes)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and len(self) == len(other) and all(map(eq, self, other))
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __repr__(self) -> str:
-        counts = ((self.count(outcome), outcome) for outcome in BY_CODE)
-        return f"<outcomes: {', '.join(f'{count} {outcome}' for count, outcome in counts if count) or 'none'}>"
-
-    def count(self, value: Any) -> int:
-        """How many records ended so."""
-        return self._codes.count(CODES[value])
-
-    def positions(self, outcome: Outcome) -> Iterator[int]:
-        """Where in the input the records of this outcome are."""
-        wanted = CODES[outcome]
-        return (position for position, code in enumerate(self._codes) if code == wanted)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,8 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from penstock.errors import SettingsInvalid
-from penstock.targets.model import Answer, Batch, BulkOptions, Capabilities, Mode, Reference, UniformVerdicts, Verdict
+from penstock.targets.model import Answer, Batch, BulkOptions, Capabilities, Mode, Reference, Verdict
+from penstock.targets.verdicts import UniformVerdicts
 
 if TYPE_CHECKING:
     from penstock.targets.executor import BulkCall
@@ -135,7 +136,8 @@ class Target(BulkMethods):
     def identifier(self, table: str, mode: Mode, options: BulkOptions) -> Callable[[Any], Hashable | None] | None:
         """`identity` for the records of one call, asked after `describe`; None when nothing identifies them.
 
-        A target whose options say what identifies a record has this instead of `identity`.
+        A target whose options say what identifies a record has this instead of `identity`. What it returns may have a
+        method `of_all`, which gives the keys of many records at once.
         """
         if type(self).identity is Target.identity:
             return None

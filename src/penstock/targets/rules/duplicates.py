@@ -25,12 +25,18 @@ class DuplicateKeys:
         self, identity: Callable[[Any], Hashable | None], policy: Policy, left_out: frozenset[int] = frozenset()
     ) -> None:
         self.identity = identity
+        self._of_all = getattr(identity, "of_all", None)
         self._policy = policy
         self._left_out = left_out
         self._busy: set[Hashable] = set()
         self._seen: set[Hashable] | None = set() if policy in ("first", "error") else None
         self._held: dict[Hashable, deque[Waiting]] = {}
         self.held_count = 0
+
+    def identities(self, records: Sequence[Any]) -> list[Hashable | None]:
+        """The keys of records, at once where that is quicker."""
+        keys: list[Hashable | None] = self._of_all(records) if self._of_all else list(map(self.identity, records))
+        return keys
 
     def claim_all(self, identities: Sequence[Hashable | None]) -> bool:
         """Take all these keys at once, or none of them when they are not all free and different."""

@@ -19,7 +19,7 @@ from penstock.targets.running.calls import Caller, CallSpec, PendingBatch
 from penstock.targets.running.input import Batcher, InputReader, NextBatch, Records, faults_in, refuse_faults
 from penstock.targets.running.lifecycle import BatchLifecycle
 from penstock.targets.running.outcomes import Callback, Counts, OutcomeRecorder
-from penstock.targets.target import UniformVerdicts
+from penstock.targets.verdicts import UniformVerdicts, Verdicts
 
 __all__ = ["BulkRun"]
 
@@ -232,7 +232,7 @@ class BulkRun:
             return False  # the search waits for this work: it holds the table
         return any(other.isolation is not None for other in self._open)
 
-    def _settle(self, work: PendingBatch, verdicts: Sequence[Verdict]) -> None:
+    def _settle(self, work: PendingBatch, verdicts: Verdicts) -> None:
         counts = self._recorder.settle(work, verdicts)
         if self._batcher is not None:
             self._batcher.release(work.identities)
@@ -252,7 +252,7 @@ class BulkRun:
         elif options.max_errors is not None and self._errors > options.max_errors:
             self.stop("too many errors")
 
-    def _tell(self, work: PendingBatch, verdicts: Sequence[Verdict]) -> None:
+    def _tell(self, work: PendingBatch, verdicts: Verdicts) -> None:
         if self._spec.options.on_outcomes is not None:
             try:
                 self._spec.options.on_outcomes(list(zip(work.indexes, verdicts, strict=True)))

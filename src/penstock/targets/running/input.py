@@ -284,7 +284,7 @@ class Batcher:
         """The keys of all these records, taken; None when they must be looked at one by one."""
         assert self._duplicate_keys is not None
         try:
-            identities = list(map(self._duplicate_keys.identity, records))
+            identities = self._duplicate_keys.identities(records)
             return identities if self._duplicate_keys.claim_all(identities) else None
         except Exception:
             return None

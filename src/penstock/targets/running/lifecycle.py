@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from enum import Enum, auto
 from itertools import count
-from operator import attrgetter
 
 from penstock.targets.diagnostics.causes import cause_of
 from penstock.targets.model import ErrorKind, Mode, Outcome, TargetError, Verdict
@@ -22,13 +21,13 @@ from penstock.targets.rules.isolation import Isolation, Search, halves, next_act
 from penstock.targets.rules.retry import RETRYABLE, Act, Move, RetryBudget, after_lost_question, after_refusal
 from penstock.targets.running.calls import Caller, CallPostponed, CallSpec, PendingBatch, SendMode
 from penstock.targets.running.outcomes import batch_diagnostics
-from penstock.targets.target import Answer, UniformVerdicts
+from penstock.targets.target import Answer
+from penstock.targets.verdicts import UniformVerdicts, Verdicts
 
 __all__ = ["BatchLifecycle"]
 
 JUDGED = frozenset({ErrorKind.DATA, ErrorKind.BUSINESS})
 """The remote looked at the records and said no; an earlier, unanswered call was told the same."""
-_ERROR = attrgetter("error")
 
 
 class _Next(Enum):
@@ -51,7 +50,7 @@ class BatchLifecycle:
         spec: CallSpec,
         caller: Caller,
         *,
-        settle: Callable[[PendingBatch, Sequence[Verdict]], None],
+        settle: Callable[[PendingBatch, Verdicts], None],
         stop: Callable[[StoppedReason, BaseException], None],
     ) -> None:
         self._spec, self._caller, self._settle, self._stop = spec, caller, settle, stop
@@ -82,16 +81,15 @@ class BatchLifecycle:
         return self._answered(work, answer)
 
     def _answered(self, work: PendingBatch, answer: Answer) -> list[PendingBatch]:
-        verdicts = answer.verdicts
+        verdicts = Verdicts.of(answer.verdicts)
         self._budget.earn()
         # After a lost answer, what that call created is updated by this one.
         self.counts_exact &= answer.counts_exact and (work.unresolved is None or self._spec.mode is not Mode.UPSERT)
-        has_errors = verdicts.verdict.error if isinstance(verdicts, UniformVerdicts) else any(map(_ERROR, verdicts))
         self._learn(work, verdicts)
-        if not has_errors:
-            self._settle(work, verdicts)
-            return []
-        return self._sort_verdicts(work, verdicts)
+        if verdicts.errors:
+            return self._sort_verdicts(work, verdicts)
+        self._settle(work, verdicts)
+        return []
 
     def _learn(self, work: PendingBatch, verdicts: Sequence[Verdict]) -> None:
         """What is said of a piece says something about the rest of the batch that failed."""
@@ -160,7 +158,7 @@ class BatchLifecycle:
         verdicts = [verdict for verdict in told if verdict is not None]
         match what:
             case _Next.SETTLE:
-                self._settle(piece, verdicts)
+                self._settle(piece, Verdicts.of(verdicts))
                 return []
             case _Next.ASK:
                 piece.verdicts = verdicts

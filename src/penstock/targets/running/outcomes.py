@@ -14,19 +14,17 @@ from penstock.targets.diagnostics.causes import cause_of
 from penstock.targets.ids import PackedIds
 from penstock.targets.model import SUCCESSES, Mode, Outcome, TargetError, Verdict
 from penstock.targets.progress import Progress, Report
-from penstock.targets.results import CODES, BulkError, Outcomes
+from penstock.targets.results import BulkError
 from penstock.targets.running.calls import CallSpec, PendingBatch
-from penstock.targets.target import Reference, Target, UniformVerdicts
+from penstock.targets.target import Reference, Target
+from penstock.targets.verdicts import CODES, FAILED, Outcomes, Verdicts
 
 __all__ = ["Callback", "Counts", "OutcomeRecorder", "batch_diagnostics"]
 
 log = logging.getLogger("penstock.targets")
 
-# Enum members hash in Python code, their identities in C; this runs once for every record.
-_CODE_BY_IDENTITY = {id(outcome): code for outcome, code in CODES.items()}
-_OUTCOME, _ID = attrgetter("outcome"), attrgetter("id")
 _SUCCESSES = tuple(CODES[outcome] for outcome in SUCCESSES)
-NOT_RUN, FAILED, UNKNOWN = CODES[Outcome.NOT_RUN], CODES[Outcome.FAILED], CODES[Outcome.UNKNOWN]
+NOT_RUN, UNKNOWN = CODES[Outcome.NOT_RUN], CODES[Outcome.UNKNOWN]
 
 Diagnostics: TypeAlias = Mapping[int, Sequence[Diagnostic]]
 
@@ -109,9 +107,9 @@ class OutcomeRecorder:
         for position in positions:
             self._codes[position] = CODES[Outcome.SKIPPED]
 
-    def settle(self, work: PendingBatch, verdicts: Sequence[Verdict]) -> Counts:
+    def settle(self, work: PendingBatch, verdicts: Verdicts) -> Counts:
         """Write down what became of the records of a batch."""
-        positions, codes = work.indexes, _encoded(verdicts)
+        positions, codes = work.indexes, verdicts.codes
         if isinstance(positions, range):
             self._codes[positions.start : positions.stop] = codes
         else:
@@ -120,13 +118,11 @@ class OutcomeRecorder:
         counts = Counts(sum(map(codes.count, _SUCCESSES)), codes.count(FAILED), codes.count(UNKNOWN))
         if counts.failed or counts.unknown:
             self._keep_errors(work, verdicts)
-        if self.ids is not None and counts.succeeded:
-            ids = verdicts.ids if isinstance(verdicts, UniformVerdicts) else list(map(_ID, verdicts))
-            if ids is not None and any(identifier is not None for identifier in ids):
-                self.ids.put(positions, ids)
+        if self.ids is not None and counts.succeeded and verdicts.ids is not None:
+            self.ids.put(positions, verdicts.ids)
         return counts
 
-    def _keep_errors(self, work: PendingBatch, verdicts: Sequence[Verdict]) -> None:
+    def _keep_errors(self, work: PendingBatch, verdicts: Verdicts) -> None:
         for position, record, verdict in zip(work.indexes, work.records, verdicts, strict=True):
             if verdict.outcome in (Outcome.FAILED, Outcome.UNKNOWN):
                 cause = verdict.error or TargetError("the remote gave no reason")
@@ -143,13 +139,6 @@ class OutcomeRecorder:
                         diagnostics=tuple(replace(diagnostic, index=position) for diagnostic in found),
                     )
                 )
-
-
-def _encoded(verdicts: Sequence[Verdict]) -> bytes:
-    """The outcomes of verdicts, a byte each."""
-    if isinstance(verdicts, UniformVerdicts):
-        return bytes((CODES[verdicts.verdict.outcome],)) * len(verdicts)
-    return bytes(map(_CODE_BY_IDENTITY.__getitem__, map(id, map(_OUTCOME, verdicts))))
 
 
 class Callback:

@@ -7,15 +7,15 @@ from contextlib import suppress
 from operator import itemgetter
 from typing import Any
 
-from penstock.targets.model import ErrorKind, Mode, Record, TargetError
+from penstock.targets.model import ErrorKind, Mode, TargetError
 from penstock.targets.sql.table import Column, Table
 from penstock.targets.sql.values import Step
 
 __all__ = [
+    "KeyReader",
     "Row",
     "fault",
     "folded",
-    "identify",
     "ids_of",
     "is_whole",
     "key_of_id",
@@ -26,22 +26,33 @@ __all__ = [
 Row = tuple[Any, ...]
 
 
-def identify(table: Table, mode: Mode, key: tuple[str, ...]) -> Callable[[Any], Hashable]:
-    """What makes two records the same, as a function that never fails; None for a record without a whole key."""
-    columns = [table.columns[name] for name in key]
-    pick = picker(key)
+class KeyReader:
+    """What makes two records the same: their key, or None for a record without a whole one. It never fails."""
 
-    def carefully(record: Any) -> Hashable:
+    def __init__(self, table: Table, mode: Mode, key: tuple[str, ...]) -> None:
+        self._mode, self._key, self._pick = mode, key, picker(key)
+        self._columns = [table.columns[name] for name in key]
+        column = self._columns[0]
+        is_plain = mode is not Mode.DELETE and len(key) == 1 and column.fold is None
+        texts = {str} if column.from_text is None else set()
+        self._plain_types: set[type] = {int, *texts} if is_plain else set()
+
+    def __call__(self, record: Any) -> Hashable:
         try:
-            given = key_of_id(record, key) if mode is Mode.DELETE else pick(record)
-            value = tuple(map(_as_compared, given, columns))
+            given = key_of_id(record, self._key) if self._mode is Mode.DELETE else self._pick(record)
+            value = tuple(map(_as_compared, given, self._columns))
         except (KeyError, TypeError, TargetError):
             return None
         return (value[0] if len(value) == 1 else value) if is_whole(value) else None
 
-    if mode is not Mode.DELETE and len(key) == 1 and columns[0].fold is None:
-        return _quickly(key[0], carefully, has_texts=columns[0].from_text is None)
-    return carefully
+    def of_all(self, records: Sequence[Any]) -> list[Hashable]:
+        """The keys of many records. Most are whole numbers, or texts of a column of texts, which need no look."""
+        if self._plain_types:
+            with suppress(KeyError, TypeError):
+                keys: list[Hashable] = list(map(itemgetter(self._key[0]), records))
+                if self._plain_types.issuperset(map(type, keys)):
+                    return keys
+        return list(map(self, records))
 
 
 def _as_compared(value: Any, column: Column) -> Any:
@@ -49,19 +60,6 @@ def _as_compared(value: Any, column: Column) -> Any:
         with suppress(ValueError):
             value = column.from_text(value)
     return folded(value, column.fold)
-
-
-def _quickly(name: str, carefully: Callable[[Any], Hashable], *, has_texts: bool) -> Callable[[Any], Hashable]:
-    """Most keys are whole numbers, or texts of a column of texts, which need no look."""
-
-    def of_record(record: Any) -> Hashable:
-        try:
-            value = record[name]
-        except (KeyError, TypeError):
-            return None
-        return value if type(value) is int or (has_texts and type(value) is str) else carefully(record)
-
-    return of_record
 
 
 def folded(value: Any, fold: Step | None) -> Any:
@@ -86,8 +84,8 @@ def ids_of(columns: Sequence[list[Any]]) -> list[Any]:
     return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
 
 
-def picker(columns: tuple[str, ...]) -> Callable[[Record], Row]:
-    """A function from a record to the tuple of these columns."""
+def picker(columns: tuple[Any, ...]) -> Callable[[Any], Row]:
+    """A function from a record to the tuple of these columns; from a row, of these places."""
     if len(columns) == 1:
         return lambda record: (record[columns[0]],)
     return itemgetter(*columns) if columns else lambda record: ()

@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from operator import itemgetter, lt
 from typing import Any, TypeAlias
 
-from penstock.targets.model import Mode, Outcome, TargetError, Verdict
+from penstock.targets.model import Mode, TargetError, Verdict
 from penstock.targets.sql.keys import Row, fault, folded, ids_of, is_whole, key_of_id, missing_key, picker
 from penstock.targets.sql.table import Column, Table
 from penstock.targets.sql.values import Converters, Step
-from penstock.targets.target import UniformVerdicts
+from penstock.targets.verdicts import FAILED, Verdicts
 
 __all__ = ["Layout", "RowGroup", "assemble", "by_position", "lay_out"]
 
@@ -37,9 +37,18 @@ class RowGroup:
     def __len__(self) -> int:
         return len(self.rows)
 
+    @property
+    def is_in_order(self) -> bool:
+        """Whether the rows are where they were in the batch, and all of it."""
+        return self.positions == range(len(self.rows))
+
     def column(self, name: str) -> list[Any]:
         """All values of one column."""
         return list(map(itemgetter(self.columns.index(name)), self.rows))
+
+    def values(self, names: Iterable[str]) -> Iterator[Row]:
+        """Of every row the values of these columns."""
+        return map(picker(tuple(map(self.columns.index, names))), self.rows)
 
     def pick(self, indexes: Sequence[int]) -> RowGroup:
         """Some of the rows, in that order."""
@@ -86,14 +95,20 @@ def lay_out(
     return Layout([group for group in groups if group], faults)
 
 
-def assemble(count: int, layout: Layout, verdicts: Iterable[Sequence[Verdict]]) -> Sequence[Verdict]:
+def assemble(count: int, layout: Layout, verdicts: Iterable[Sequence[Verdict]]) -> Verdicts:
     """The verdicts of a batch in its own order, from those of its groups."""
-    told = list(verdicts)
-    if len(told) == 1 and len(told[0]) == count and _is_in_order(layout.groups[0], told[0]):
+    told = [Verdicts.of(one) for one in verdicts]
+    if len(told) == 1 and len(told[0]) == count and (layout.groups[0].is_in_order or told[0].are_alike):
         return told[0]
-    placed = {at: Verdict(Outcome.FAILED, error=wrong) for at, wrong in layout.faults.items()}
-    placed |= by_position(layout.groups, told)
-    return [placed[position] for position in range(count)]
+    positions = [*chain.from_iterable(group.positions for group in layout.groups), *layout.faults]
+    order = sorted(range(count), key=positions.__getitem__)
+    codes = b"".join(one.codes for one in told) + bytes((FAILED,)) * len(layout.faults)
+    ids = [*chain.from_iterable(one.ids or [None] * len(one) for one in told), *[None] * len(layout.faults)]
+    errors = dict(layout.faults)
+    for group, one in zip(layout.groups, told, strict=True):
+        errors.update({group.positions[n]: error for n, error in one.errors.items()})
+    has_ids = any(one.ids for one in told)
+    return Verdicts(bytes([codes[n] for n in order]), [ids[n] for n in order] if has_ids else None, errors)
 
 
 def by_position(groups: Sequence[RowGroup], verdicts: Sequence[Sequence[Verdict]]) -> dict[int, Verdict]:
@@ -102,10 +117,6 @@ def by_position(groups: Sequence[RowGroup], verdicts: Sequence[Sequence[Verdict]
     for group, told in zip(groups, verdicts, strict=True):
         placed.update(zip(group.positions, told, strict=True))
     return placed
-
-
-def _is_in_order(group: RowGroup, verdicts: Sequence[Verdict]) -> bool:
-    return group.positions == range(len(group)) or (isinstance(verdicts, UniformVerdicts) and verdicts.ids is None)
 
 
 def _by_columns(records: Sequence[Any]) -> Iterable[RowGroup]:

@@ -66,6 +66,8 @@ class Table:
     """A trigger runs before each insert, and may leave the row out."""
     has_update_trigger: bool = False
     """The same of updates."""
+    has_one_key: bool = False
+    """It has one unique index and no triggers, so nothing but its key can be in the way of a row."""
     key_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """The columns of every unique index, where errors name the index."""
 

@@ -3,27 +3,40 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from penstock.errors import SettingsInvalid
 from penstock.targets.model import DONE as OUTCOMES
 from penstock.targets.model import BulkOptions, ErrorKind, Mode, Outcome, TargetError, Verdict
-from penstock.targets.sql.keys import identify, ids_of
+from penstock.targets.sql.keys import KeyReader, ids_of
 from penstock.targets.sql.options import SqlOptions
 from penstock.targets.sql.row_groups import Layout, RowGroup, assemble, lay_out
 from penstock.targets.sql.table import Table, choose_key
 from penstock.targets.sql.values import Converters
-from penstock.targets.target import Answer, Batch, Capabilities, Target, UniformVerdicts
+from penstock.targets.target import Answer, Batch, Capabilities, Target
+from penstock.targets.verdicts import CODES, Verdicts
 
-__all__ = ["CREATED", "DONE", "JUDGED", "UNCHANGED", "SqlTarget", "TableBatch", "left_out", "not_found", "with_ids"]
+__all__ = [
+    "CREATED",
+    "DONE",
+    "JUDGED",
+    "UNCHANGED",
+    "SqlTarget",
+    "TableBatch",
+    "created_or_updated",
+    "left_out",
+    "not_found",
+    "with_ids",
+]
 
 GroupVerdicts: TypeAlias = Sequence[Sequence[Verdict]]
 """What the groups of a batch came to: their verdicts, in the order of the groups and their rows."""
 DONE = {mode: Verdict(outcome) for mode, outcome in OUTCOMES.items()} | {Mode.UPSERT: Verdict(Outcome.UPDATED)}
 JUDGED = (ErrorKind.DATA, ErrorKind.BUSINESS)
 """Errors that are about a record."""
+CREATED_OR_UPDATED = bytes.maketrans(b"\1\0", bytes((CODES[Outcome.CREATED], CODES[Outcome.UPDATED])))
 CREATED, UNCHANGED = Verdict(Outcome.CREATED), Verdict(Outcome.UNCHANGED)
 
 
@@ -65,7 +78,7 @@ class SqlTarget(Target):
     """
 
     options_type = SqlOptions
-    batch_size = 5000
+    batch_size = 10_000
     _converters: Converters | None = None
     _stale_codes: frozenset[str] = frozenset()
     """Codes after which what we know of the table is out of date."""
@@ -91,7 +104,7 @@ class SqlTarget(Target):
         if found is None or mode is Mode.CREATE:
             return None
         try:
-            return identify(found, mode, choose_key(found, mode, options))
+            return KeyReader(found, mode, choose_key(found, mode, options))
         except TargetError:
             return None  # `describe` has refused the call
 
@@ -160,17 +173,21 @@ class SqlTarget(Target):
 
 def with_ids(
     work: TableBatch, group: RowGroup, verdicts: Sequence[Verdict], found: Mapping[int, Any] | None = None
-) -> Sequence[Verdict]:
+) -> Verdicts:
     """The verdicts on an upsert with the ids of its records: their keys, or those `found` by the rows' places."""
+    told = Verdicts.of(verdicts)
     if not work.tells_ids:
-        return verdicts
+        return told
     if found is None:
         ids = ids_of([group.column(name) for name in work.key])
     else:
         ids = [found.get(n) for n in range(len(group))]
-    if isinstance(verdicts, UniformVerdicts):
-        return UniformVerdicts(verdicts.verdict, len(group), ids)
-    return [Verdict(told.outcome, key, told.error) for told, key in zip(verdicts, ids, strict=True)]
+    return Verdicts(told.codes, ids, told.errors)
+
+
+def created_or_updated(are_new: Iterable[bool]) -> Verdicts:
+    """The verdicts on an upsert that wrote every row."""
+    return Verdicts(bytes(are_new).translate(CREATED_OR_UPDATED))
 
 
 def left_out(work: TableBatch) -> TargetError:

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
-from penstock.targets.sql.keys import Row
 from penstock.targets.sql.row_groups import RowGroup
 from penstock.targets.sql.table import Table, backticks, listed
 
@@ -35,13 +34,13 @@ def find_ids(table: Table, key: tuple[str, ...], group: RowGroup, ids: Sequence[
 
 def _look_up(table: Table, key: tuple[str, ...], group: RowGroup, told: str, rest: Sequence[str] = ()) -> Statement:
     """Ask for something about the rows that are there, by their keys and, to compare them, the rest of them."""
-    places = [group.columns.index(name) for name in (*key, *rest)]
-    given = [(n, *(row[place] for place in places)) for n, row in enumerate(group.rows)]
+    names = (*key, *rest)
+    values = ", ".join([f"({n}{', %s' * len(names)})" for n in range(len(group))])
     text = (
-        f"SELECT g.{backticks(ORDINAL)}, {told} FROM {_given((ORDINAL, *key, *rest), given)} "
+        f"SELECT g.{backticks(ORDINAL)}, {told} FROM {_given((ORDINAL, *names), values)} "
         f"STRAIGHT_JOIN {table.quoted(backticks)} t ON {_same_key(table, key)}"
     )
-    return text, list(chain.from_iterable(given))
+    return text, list(chain.from_iterable(group.values(names)))
 
 
 def insert(table: Table, group: RowGroup, returning: Sequence[str] = ()) -> Statement:
@@ -55,7 +54,7 @@ def insert(table: Table, group: RowGroup, returning: Sequence[str] = ()) -> Stat
 def update(table: Table, key: tuple[str, ...], group: RowGroup) -> Statement:
     """Change rows that are there and locked."""
     changes = ", ".join(f"t.{backticks(c)} = g.{backticks(c)}" for c in group.columns if c not in key)
-    given = _given(group.columns, group.rows)
+    given = _given(group.columns, _marks(len(group.columns), len(group)))
     text = f"UPDATE {given} STRAIGHT_JOIN {table.quoted(backticks)} t ON {_same_key(table, key)} SET {changes}"
     return text, list(chain.from_iterable(group.rows))
 
@@ -73,13 +72,12 @@ def update_one(table: Table, key: tuple[str, ...], group: RowGroup) -> Statement
 
 def delete(table: Table, key: tuple[str, ...], group: RowGroup) -> Statement:
     """Delete rows that are there and locked."""
-    given = _given(group.columns, group.rows)
+    given = _given(group.columns, _marks(len(group.columns), len(group)))
     text = f"DELETE t FROM {given} STRAIGHT_JOIN {table.quoted(backticks)} t ON {_same_key(table, key)}"
     return text, list(chain.from_iterable(group.rows))
 
 
-def _given(columns: Sequence[str], rows: Sequence[Row]) -> str:
-    values = _marks(len(columns), len(rows))
+def _given(columns: Sequence[str], values: str) -> str:
     return f"(WITH g ({listed(columns, backticks)}) AS (VALUES {values}) SELECT * FROM g) g"
 
 

@@ -132,13 +132,13 @@ async def _change(connection: Any, work: TableBatch, group: RowGroup) -> list[Ve
     only_changed = work.options.update_only_changed and work.mode is not Mode.DELETE
     found = await _found_in(connection, work, group, compare=only_changed)
     has_rest = work.mode is Mode.DELETE or set(group.columns) != set(work.key)
-    touched = [n for n, differs in found.items() if has_rest and (differs or not only_changed)]
+    touched = sorted([n for n, differs in found.items() if differs or not only_changed] if has_rest else ())
     new = [n for n in range(len(group)) if n not in found] if work.mode is Mode.UPSERT else []
     if touched and work.mode is Mode.DELETE:
-        part = group.pick(sorted(touched))
+        part = group.pick(touched)
         await _run(connection, delete(work.table, work.key, part), work, part)
     elif touched:
-        await _update(connection, work, group, sorted(touched))
+        await _update(connection, work, group, touched)
     if new:
         part = group.pick(new)
         await _run(connection, insert(work.table, part), work, part, is_insert=True)
@@ -148,8 +148,8 @@ async def _change(connection: Any, work: TableBatch, group: RowGroup) -> list[Ve
 
 async def _update(connection: Any, work: TableBatch, group: RowGroup, touched: Sequence[int]) -> None:
     """Change rows that are there. Where a trigger runs first, only a plain update refuses NULL for a column without."""
-    strict = [n for n, name in enumerate(group.columns) if not work.table.columns[name].takes_null]
-    lacking = [row for row in touched if any(group.rows[row][n] is None for n in strict)]
+    strict = (group.column(name) for name in group.columns if not work.table.columns[name].takes_null)
+    lacking = sorted({row for values in strict if None in values for row in touched if values[row] is None})
     for row in lacking:
         part = group.pick([row])
         await _run(connection, update_one(work.table, work.key, part), work, part)

@@ -7,6 +7,7 @@ a single round trip, or, when there are many of them, by COPY into a stage.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from penstock.targets.model import Mode, Outcome, Verdict
@@ -21,8 +22,8 @@ from penstock.targets.sql.postgres.statements import (
     stage_table,
 )
 from penstock.targets.sql.row_groups import RowGroup
-from penstock.targets.sql.target import CREATED, DONE, UNCHANGED, TableBatch, left_out, not_found
-from penstock.targets.target import UniformVerdicts
+from penstock.targets.sql.target import CREATED, DONE, UNCHANGED, TableBatch, created_or_updated, left_out, not_found
+from penstock.targets.verdicts import UniformVerdicts
 
 __all__ = ["STAGE_FROM", "ids_in_table", "plan_for", "stage", "write_group"]
 
@@ -57,6 +58,8 @@ async def write_group(connection: Any, work: TableBatch, group: RowGroup) -> tup
 async def stage(connection: Any, work: TableBatch, group: RowGroup, *, is_numbered: bool, more: str = "") -> str:
     """Put the rows where statements can reach them; ordinals count from 1."""
     columns = [work.table.columns[name] for name in group.columns]
+    if not is_numbered:  # nothing is compared, so lengths need not be looked at again when rows leave the stage
+        columns = [replace(column, type=column.full_type) for column in columns]
     name = stage_name(columns, more)
     # A key that comes twice, or another portion, may have used the same stage in this transaction.
     await connection.execute(f"{stage_table(name, columns, more)}; DELETE FROM {name}")
@@ -114,4 +117,4 @@ def _by_value(work: TableBatch, group: RowGroup, created: list[list[Any] | None]
         return UniformVerdicts(updated if created[0] is None else CREATED, len(group))
     new = set(ids_of([values or [] for values in created]))
     keys = ids_of([group.column(name) for name in work.key])
-    return [CREATED if key in new else updated for key in keys]
+    return created_or_updated(map(new.__contains__, keys))

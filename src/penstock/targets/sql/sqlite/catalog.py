@@ -28,9 +28,16 @@ def read_table(connection: sqlite3.Connection, name: str) -> Table:
     listed = connection.execute(
         "SELECT name, type, dflt_value, pk, hidden FROM pragma_table_xinfo(?, ?)", (plain, place)
     ).fetchall()
-    keys = _unique_keys(connection, plain, place)
+    indexes = connection.execute(
+        'SELECT name, partial, origin FROM pragma_index_list(?, ?) WHERE "unique"', (plain, place)
+    ).fetchall()
+    has_trigger = connection.execute(
+        f"SELECT 1 FROM {ansi(place)}.sqlite_master WHERE type = 'trigger' AND tbl_name = ? COLLATE NOCASE", (plain,)
+    ).fetchone()
+    keys = _unique_keys(connection, [name for name, is_partial, _ in indexes if not is_partial], place)
     folds = {column: fold for key in keys for column, fold in key}
     primary = tuple(row[0] for row in sorted((row for row in listed if row[3]), key=lambda row: row[3]))
+    is_row_number = bool(primary) and all(origin != "pk" for _, _, origin in indexes)  # which has no index
     return Table(
         schema=schema,
         name=plain,
@@ -40,16 +47,16 @@ def read_table(connection: sqlite3.Connection, name: str) -> Table:
         },
         primary_key=primary,
         unique_keys=tuple(tuple(column for column, _ in key) for key in keys),
+        has_one_key=len(indexes) + is_row_number == 1 and not has_trigger,
     )
 
 
-def _unique_keys(connection: sqlite3.Connection, table: str, schema: str) -> list[list[tuple[str, Step | None]]]:
-    """The columns of unique indexes over whole tables and plain columns, with how each compares text."""
-    names = connection.execute(
-        'SELECT name FROM pragma_index_list(?, ?) WHERE "unique" AND NOT partial', (table, schema)
-    ).fetchall()
+def _unique_keys(
+    connection: sqlite3.Connection, indexes: list[str], schema: str
+) -> list[list[tuple[str, Step | None]]]:
+    """The columns of those indexes that are over plain columns, with how each compares text."""
     keys = []
-    for (name,) in names:
+    for name in indexes:
         parts = connection.execute(
             'SELECT name, coll FROM pragma_index_xinfo(?, ?) WHERE "key" ORDER BY seqno', (name, schema)
         ).fetchall()

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from types import NoneType
 from typing import TypeVar
@@ -16,9 +17,9 @@ from penstock.targets.model import BadInput, ErrorKind, Outcome, TargetError, Ve
 from penstock.targets.sql.row_groups import RowGroup
 from penstock.targets.sql.sqlite.catalog import read_table
 from penstock.targets.sql.sqlite.error_codes import refusal
-from penstock.targets.sql.sqlite.writing import ids_in_table, row_writer
+from penstock.targets.sql.sqlite.writing import can_upsert_at_once, ids_in_table, row_writer, upsert_at_once
 from penstock.targets.sql.table import Table
-from penstock.targets.sql.target import JUDGED, SqlTarget, TableBatch, with_ids
+from penstock.targets.sql.target import JUDGED, GroupVerdicts, SqlTarget, TableBatch, with_ids
 from penstock.targets.sql.values import UNKNOWN_TO_DRIVERS, Converters, not_nan
 
 __all__ = ["SqliteTarget"]
@@ -86,10 +87,10 @@ class SqliteTarget(SqlTarget):
     async def _read_table(self, name: str) -> Table:
         return await self._run(lambda: read_table(self._open(), name))
 
-    async def _write(self, work: TableBatch) -> list[list[Verdict]]:
+    async def _write(self, work: TableBatch) -> GroupVerdicts:
         return await self._run(lambda: self._transact(work, work.layout.groups, self._write_group))
 
-    async def _write_each(self, work: TableBatch) -> list[list[Verdict]]:
+    async def _write_each(self, work: TableBatch) -> GroupVerdicts:
         return await self._run(lambda: self._each(work))
 
     async def _run(self, job: Callable[[], T]) -> T:
@@ -113,8 +114,8 @@ class SqliteTarget(SqlTarget):
         self,
         work: TableBatch,
         groups: Sequence[RowGroup],
-        write: Callable[[sqlite3.Cursor, TableBatch, RowGroup], list[Verdict]],
-    ) -> list[list[Verdict]]:
+        write: Callable[[sqlite3.Cursor, TableBatch, RowGroup], Sequence[Verdict]],
+    ) -> GroupVerdicts:
         connection = self._open()
         cursor = connection.cursor()
         cursor.execute("BEGIN IMMEDIATE")
@@ -123,7 +124,7 @@ class SqliteTarget(SqlTarget):
             for group in groups:
                 told = write(cursor, work, group)
                 ids = ids_in_table(cursor, work, group) if work.foreign_ids else None
-                verdicts.append(list(with_ids(work, group, told, ids)))
+                verdicts.append(with_ids(work, group, told, ids))
             cursor.execute("COMMIT")
         except BaseException:
             if connection.in_transaction:
@@ -131,7 +132,7 @@ class SqliteTarget(SqlTarget):
             raise
         return verdicts
 
-    def _each(self, work: TableBatch) -> list[list[Verdict]]:
+    def _each(self, work: TableBatch) -> GroupVerdicts:
         try:
             return self._transact(work, work.layout.groups, self._write_group_by_row)
         except (TargetError, *ERRORS) as error:
@@ -146,7 +147,11 @@ class SqliteTarget(SqlTarget):
         except (TargetError, *ERRORS) as error:
             return Verdict(Outcome.FAILED, error=refusal(error))
 
-    def _write_group(self, cursor: sqlite3.Cursor, work: TableBatch, group: RowGroup) -> list[Verdict]:
+    def _write_group(self, cursor: sqlite3.Cursor, work: TableBatch, group: RowGroup) -> Sequence[Verdict]:
+        if can_upsert_at_once(work, group):
+            told = self._guarded(cursor, lambda: upsert_at_once(cursor, work, group))
+            if not isinstance(told, TargetError):
+                return told  # otherwise the rows are looked at one by one
         write = row_writer(cursor, work, group)
         n = 0
         try:
@@ -161,20 +166,23 @@ class SqliteTarget(SqlTarget):
 
     def _write_group_by_row(self, cursor: sqlite3.Cursor, work: TableBatch, group: RowGroup) -> list[Verdict]:
         write = row_writer(cursor, work, group)
-        return [self._guarded(cursor, write, n) for n in range(len(group))]
+        told = (self._guarded(cursor, partial(write, n)) for n in range(len(group)))
+        return [Verdict(Outcome.FAILED, error=one) if isinstance(one, TargetError) else one for one in told]
 
-    def _guarded(self, cursor: sqlite3.Cursor, write: Callable[[int], Verdict], n: int) -> Verdict:
+    def _guarded(self, cursor: sqlite3.Cursor, write: Callable[[], T]) -> T | TargetError:
+        """Do something, or say why it was undone."""
+        told: T | TargetError
         cursor.execute("SAVEPOINT penstock")
         try:
-            verdict = write(n)
-        except ERRORS as error:
+            told = write()
+        except (TargetError, *ERRORS) as error:
             refused = refusal(error)
             if refused.kind not in JUDGED or not cursor.connection.in_transaction:
                 raise refused from error
             cursor.execute("ROLLBACK TO penstock")
-            verdict = Verdict(Outcome.FAILED, error=refused)
+            told = refused
         cursor.execute("RELEASE penstock")
-        return verdict
+        return told
 
     def _open(self) -> sqlite3.Connection:
         if self._connection is None:

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterable
+from itertools import chain, compress
+from operator import not_
 from typing import Any
 
 from penstock.targets.model import Mode, Outcome, Verdict
+from penstock.targets.sql.keys import Row, picker
 from penstock.targets.sql.row_groups import RowGroup
 from penstock.targets.sql.table import ansi, listed
-from penstock.targets.sql.target import CREATED, DONE, UNCHANGED, TableBatch, left_out, not_found
+from penstock.targets.sql.target import CREATED, DONE, UNCHANGED, TableBatch, created_or_updated, left_out, not_found
+from penstock.targets.verdicts import Verdicts
 
-__all__ = ["WriteRow", "ids_in_table", "row_writer"]
+__all__ = ["WriteRow", "can_upsert_at_once", "ids_in_table", "row_writer", "upsert_at_once"]
 
 WriteRow = Callable[[int], Verdict]
+VALUES_MAX = 900
+"""Values in one statement; older libraries take 999."""
 
 
 def row_writer(cursor: sqlite3.Cursor, work: TableBatch, group: RowGroup) -> WriteRow:
@@ -22,11 +28,45 @@ def row_writer(cursor: sqlite3.Cursor, work: TableBatch, group: RowGroup) -> Wri
     return verb[work.mode](cursor, work, group)
 
 
+def can_upsert_at_once(work: TableBatch, group: RowGroup) -> bool:
+    """Whether all rows will be written, and the order in which that is done does not matter."""
+    is_plain = work.mode is Mode.UPSERT and work.table.has_one_key and not work.options.update_only_changed
+    return is_plain and bool(_rest(work, group))
+
+
+def upsert_at_once(cursor: sqlite3.Cursor, work: TableBatch, group: RowGroup) -> Verdicts:
+    """Look which rows are there and write them all; raises when one was not written."""
+    is_there = _are_there(cursor, work, group)
+    there, new = list(compress(group.rows, is_there)), list(compress(group.rows, map(not_, is_there)))
+    updated = cursor.executemany(_change(work, group), map(_picked(group, (*_rest(work, group), *work.key)), there))
+    if there and updated.rowcount != len(there):
+        raise left_out(work)
+    if new and cursor.executemany(_insert(work, group), new).rowcount != len(new):
+        raise left_out(work)
+    return created_or_updated(map(not_, is_there))
+
+
+def _are_there(cursor: sqlite3.Cursor, work: TableBatch, group: RowGroup) -> bytearray:
+    """Which of the rows the table has, a byte each."""
+    keys, found = list(group.values(work.key)), bytearray(len(group))
+    same = " AND ".join(f"t.{ansi(name)} = g.{ansi(name)}" for name in work.key)
+    step = max(VALUES_MAX // len(work.key), 1)
+    for start in range(0, len(keys), step):
+        some = keys[start : start + step]
+        given = ", ".join(f"({n}{', ?' * len(work.key)})" for n in range(len(some)))
+        text = (
+            f'WITH "penstock given" ("penstock ordinal", {listed(work.key)}) AS (VALUES {given}) '
+            f'SELECT g."penstock ordinal" FROM "penstock given" g CROSS JOIN {work.table.quoted(ansi)} t ON {same}'
+        )
+        for (n,) in cursor.execute(text, list(chain.from_iterable(some))):
+            found[start + n] = True
+    return found
+
+
 def ids_in_table(cursor: sqlite3.Cursor, work: TableBatch, group: RowGroup) -> dict[int, Any]:
     """The primary keys of an upsert's rows by their places in the group, when it went by another key."""
     text = f"SELECT {listed(work.foreign_ids)} FROM {work.table.quoted(ansi)} WHERE {_is_key(work)}"
-    keys = _picked(group, work.key)
-    found = {n: cursor.execute(text, keys(n)).fetchone() for n in range(len(group))}
+    found = {n: cursor.execute(text, key).fetchone() for n, key in enumerate(group.values(work.key))}
     return {n: row[0] if len(row) == 1 else row for n, row in found.items() if row is not None}
 
 
@@ -73,7 +113,7 @@ def _delete(cursor: sqlite3.Cursor, work: TableBatch, group: RowGroup) -> WriteR
     keys, find = _picked(group, work.key), _finder(cursor, work, group)
 
     def write(n: int) -> Verdict:
-        is_done = cursor.execute(text, keys(n)).rowcount
+        is_done = cursor.execute(text, keys(group.rows[n])).rowcount
         return DONE[Mode.DELETE] if is_done else _unwritten(work, group, n, find)
 
     return write
@@ -89,11 +129,8 @@ def _left_out(work: TableBatch) -> Verdict:
 
 
 def _updater(cursor: sqlite3.Cursor, work: TableBatch, group: RowGroup) -> Callable[[int], int]:
-    rest = _rest(work, group)
-    changes = ", ".join(f"{ansi(name)} = ?" for name in rest)
-    text = f"UPDATE {work.table.quoted(ansi)} SET {changes} WHERE {_is_key(work)}"
-    values = _picked(group, (*rest, *work.key))
-    return lambda n: cursor.execute(text, values(n)).rowcount
+    text, values = _change(work, group), _picked(group, (*_rest(work, group), *work.key))
+    return lambda n: cursor.execute(text, values(group.rows[n])).rowcount
 
 
 def _finder(cursor: sqlite3.Cursor, work: TableBatch, group: RowGroup) -> Callable[[int], Any]:
@@ -102,12 +139,17 @@ def _finder(cursor: sqlite3.Cursor, work: TableBatch, group: RowGroup) -> Callab
     differs = " OR ".join(f"{ansi(name)} COLLATE BINARY IS NOT ?" for name in rest) or "0"
     text = f"SELECT {differs} FROM {work.table.quoted(ansi)} WHERE {_is_key(work)}"
     values = _picked(group, (*rest, *work.key))
-    return lambda n: cursor.execute(text, values(n)).fetchone()
+    return lambda n: cursor.execute(text, values(group.rows[n])).fetchone()
 
 
 def _insert(work: TableBatch, group: RowGroup) -> str:
     marks = ", ".join("?" * len(group.columns))
     return f"INSERT INTO {work.table.quoted(ansi)} ({listed(group.columns)}) VALUES ({marks})"
+
+
+def _change(work: TableBatch, group: RowGroup) -> str:
+    changes = ", ".join(f"{ansi(name)} = ?" for name in _rest(work, group))
+    return f"UPDATE {work.table.quoted(ansi)} SET {changes} WHERE {_is_key(work)}"
 
 
 def _is_key(work: TableBatch) -> str:
@@ -118,6 +160,5 @@ def _rest(work: TableBatch, group: RowGroup) -> tuple[str, ...]:
     return tuple(name for name in group.columns if name not in work.key)
 
 
-def _picked(group: RowGroup, names: Iterable[str]) -> Callable[[int], tuple[Any, ...]]:
-    places = [group.columns.index(name) for name in names]
-    return lambda n: tuple([group.rows[n][place] for place in places])
+def _picked(group: RowGroup, names: Iterable[str]) -> Callable[[Row], Row]:
+    return picker(tuple(map(group.columns.index, names)))
