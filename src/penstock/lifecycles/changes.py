@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 from sqlalchemy import Delete, Insert, Update, and_, bindparam, delete, exists, insert, literal, or_, select, update
 
 from penstock.db.connection import Connection
@@ -60,8 +61,7 @@ class Stamp:
         return replace(self, flags=self.flags | LogFlag.RETRY)
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(Struct, frozen=True):
     """What an instance becomes, and how the log tells it. `leaves` is the state that it was in, unless that stays."""
 
     record: Record
@@ -137,14 +137,15 @@ async def write_many(tx: Connection, scope: Scope, changes: Sequence[Change]) ->
     wanted = {change.record.id: change for change in changes}
     found = await tx.execute(scope.db.prepared(_locked), {"of_tenant": scope.tenant, "ids": list(wanted)})
     # The rows are ours until the commit: what is compared now is what is changed.
-    mine = [wanted[row.id] for row in found if row.revision == wanted[row.id].record.revision]
+    mine = [wanted[id] for id, revision in found.all() if revision == wanted[id].record.revision]
     groups: dict[tuple[Any, ...], list[Change]] = {}
     for change in mine:
-        groups.setdefault((change.enters, *_columns(change).items()), []).append(change)
-    for (enters, *columns), group in groups.items():
+        made = change.version, change.state.id, change.last_event, change.flags, change.enters
+        groups.setdefault(made, []).append(change)
+    for group in groups.values():
         ids = [change.record.id for change in group]
-        changed = scope.db.prepared(_changed_many, enters)
-        done = await tx.execute(changed, {"of_tenant": scope.tenant, "ids": ids, **dict(columns)})
+        changed = scope.db.prepared(_changed_many, group[0].enters)
+        done = await tx.execute(changed, {"of_tenant": scope.tenant, "ids": ids, **_columns(group[0])})
         if done.rowcount != len(ids):
             raise RuntimeError(f"{done.rowcount} of {len(ids)} locked instances were changed")
     if mine:
@@ -268,7 +269,8 @@ async def _tell(tx: Connection, scope: Scope, changes: Sequence[Change], now: in
     rows = [
         row
         for each in changes
-        for row in effect_rows(scope, each.record.id, each.record.guid, each.effects, sequence=each.sequence, now=now)
+        if (effects := each.effects)
+        for row in effect_rows(scope, each.record.id, each.record.guid, effects, sequence=each.sequence, now=now)
     ]
     told = [change for change in changes if change.is_told]
     found = (await tx.execute(select(consumers).where(consumers.c.tenant == scope.tenant))).all() if told else []
