@@ -12,7 +12,22 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
-from sqlalchemy import Delete, Insert, Update, and_, bindparam, delete, exists, insert, literal, or_, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Delete,
+    Insert,
+    Update,
+    and_,
+    bindparam,
+    delete,
+    exists,
+    insert,
+    literal,
+    literal_column,
+    or_,
+    select,
+    update,
+)
 
 from penstock.db.connection import Connection
 from penstock.db.database import Database
@@ -341,6 +356,16 @@ def _is_it() -> Any:
     )
 
 
+def _numbered(db: Database) -> ColumnElement[bool]:
+    """Some instances by number. Their tenant is compared, not looked up: a database without statistics takes it for
+    rare, and would go through all that the tenant has.
+    """
+    tenant = instances.c.tenant + literal_column("''")
+    return and_(
+        tenant == bindparam("of_tenant", type_=instances.c.tenant.type), db.dialect.among(instances.c.id, "ids")
+    )
+
+
 def _changed(db: Database, enters: bool, is_alone: bool) -> Update:
     times = {"modified_at": db.now(), **({"entered_at": db.now()} if enters else {})}
     changed = update(instances).where(_is_it()).values(revision=instances.c.revision + 1, **times)
@@ -351,23 +376,13 @@ def _changed_many(db: Database, enters: bool) -> Update:
     times = {"modified_at": db.now(), **({"entered_at": db.now()} if enters else {})}
     names = ("version", "state", "last_event", "flags")
     values = {name: bindparam(name, type_=instances.c[name].type) for name in names}
-    return (
-        update(instances)
-        .where(
-            instances.c.tenant == bindparam("of_tenant", type_=instances.c.tenant.type),
-            db.dialect.among(instances.c.id, "ids"),
-        )
-        .values(revision=instances.c.revision + 1, **times, **values)
-    )
+    return update(instances).where(_numbered(db)).values(revision=instances.c.revision + 1, **times, **values)
 
 
 def _locked(db: Database) -> Any:
     return (
         select(instances.c.id, instances.c.revision)
-        .where(
-            instances.c.tenant == bindparam("of_tenant", type_=instances.c.tenant.type),
-            db.dialect.among(instances.c.id, "ids"),
-        )
+        .where(_numbered(db))
         .order_by(instances.c.id)  # all who lock several take them in one order
         .with_for_update()
     )
@@ -387,10 +402,7 @@ def _alike_entries(db: Database) -> Insert:
     values = [
         _FROM_INSTANCE.get(column.name, bindparam(f"the_{column.name}", type_=column.type)) for column in logs.columns
     ]
-    changed = select(*values).where(
-        instances.c.tenant == bindparam("of_tenant", type_=instances.c.tenant.type),
-        db.dialect.among(instances.c.id, "ids"),
-    )
+    changed = select(*values).where(_numbered(db))
     return insert(logs).from_select([column.name for column in logs.columns], changed)
 
 

@@ -167,16 +167,12 @@ def _one(_: Database, by: str, is_keyed: bool) -> Select[Any]:
 
 
 def _many(db: Database) -> Select[Any]:
-    return select_records().where(
-        instances.c.tenant == bindparam("of_tenant", type_=instances.c.tenant.type),
-        db.dialect.among(instances.c.guid, "wanted"),
-    )
+    return select_records().where(db.dialect.among_of(instances.c.tenant, "of_tenant", instances.c.guid, "wanted"))
 
 
 def _prior(db: Database) -> Select[Any]:
     return select(logs.c.instance, logs.c.request_key, logs.c.sequence).where(
-        logs.c.tenant == bindparam("of_tenant", type_=logs.c.tenant.type),
-        db.dialect.among(logs.c.instance, "ids"),
+        db.dialect.among_of(logs.c.tenant, "of_tenant", logs.c.instance, "ids"),
         db.dialect.among(logs.c.request_key, "keys"),
     )
 

@@ -7,7 +7,7 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from sqlalchemy import Select, bindparam, insert, select
+from sqlalchemy import Select, insert, select
 
 from penstock.db.connection import Connection
 from penstock.db.database import Database
@@ -93,8 +93,7 @@ async def _stored(
 def _by(db: Database, name: str) -> Select[Any]:
     """Instances by reference or guid; of any version, since an index on tenant and version would be the wrong one."""
     return select(instances.c[name], instances.c.id, instances.c.guid, instances.c.version).where(
-        instances.c.tenant == bindparam("of_tenant", type_=instances.c.tenant.type),
-        db.dialect.among(instances.c[name], "wanted"),
+        db.dialect.among_of(instances.c.tenant, "of_tenant", instances.c[name], "wanted")
     )
 
 
