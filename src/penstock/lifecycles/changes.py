@@ -183,11 +183,15 @@ async def _log_many(tx: Connection, scope: Scope, changes: Sequence[Change], now
         if len(group) == 1:
             single.append(entry)
         else:
-            values = {f"the_{name}": value for name, value in entry.items() if name not in _FROM_INSTANCE}
-            values |= {"of_tenant": scope.tenant, "ids": [change.record.id for change in group]}
-            await tx.execute(scope.db.prepared(_alike_entries), values)
+            await log_alike(tx, scope, [change.record.id for change in group], entry)
     if single:
         await tx.send(_ENTRIES, single)
+
+
+async def log_alike(tx: Connection, scope: Scope, ids: Sequence[int], entry: Mapping[str, Any]) -> None:
+    """Add the same entry for each of some instances, numbered by its revision."""
+    values = {f"the_{name}": value for name, value in entry.items() if name not in _FROM_INSTANCE}
+    await tx.execute(scope.db.prepared(_alike_entries), {**values, "of_tenant": scope.tenant, "ids": ids})
 
 
 def message_id(guid: str, sequence: int, consumer: str) -> str:
