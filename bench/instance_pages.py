@@ -50,7 +50,9 @@ async def measure(url: str, folder: Path, count: int) -> bool:
     is_well = True
     settings = Settings(database_url=url, storage_url=str(folder / "files"))
     async with Penstock.open(settings=settings) as penstock:
+        began = time.perf_counter()
         await _fill(penstock, count)
+        print(f"  filled in {time.perf_counter() - began:.0f} s", flush=True)
         for name, filters in FILTERS.items():
             times, plan = await _pages(penstock, filters)
             middle, worst = (percentile(times, percent) * 1000 for percent in (50, 99))

@@ -50,7 +50,7 @@ class Lab:
 
     @property
     def usual(self) -> Sequence[str]:
-        """The databases for all but the main job: MariaDB only where it alone is asked for."""
+        """The databases for most sections: MariaDB only where it alone is asked for."""
         return [name for name in self.databases if name != "mariadb"] or self.databases
 
     def compare(self, contenders: Sequence[Contender], *, rounds: int) -> Samples:

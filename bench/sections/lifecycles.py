@@ -21,16 +21,16 @@ NOTE = (
 
 def lifecycles(lab: Lab) -> Section:
     """Moves a second, and what the guarantees of a trigger cost."""
-    contenders = [one for database in lab.usual for one in _contenders(lab, database)]
+    contenders = [one for database in lab.databases for one in _contenders(lab, database)]
     samples = lab.compare(contenders, rounds=lab.sizes.again)
-    lines = [line for database in lab.usual for line in _lines(samples, database)]
+    lines = [line for database in lab.databases for line in _lines(samples, database)]
     verdicts = [
         Verdict(goals.TRIGGER, ratio(samples, _one(database), to=_hand(database)), DATABASES[database])
-        for database in lab.usual
+        for database in lab.databases
     ]
     verdicts += [
         Verdict(goals.TRIGGER_MANY, ratio(samples, _many(database), to=_one(database)), DATABASES[database])
-        for database in lab.usual
+        for database in lab.databases
     ]
     return Section("lifecycles", "Lifecycles", NOTE, lines, verdicts, samples)
 

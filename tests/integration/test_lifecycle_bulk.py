@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 from orders import opened, text
+from sqlalchemy import event
 
 from penstock import Penstock
 from penstock.clock import ManualClock
@@ -42,6 +44,29 @@ async def test_instances_are_started_in_bulk_once_for_each_reference(lifecycles:
     assert [(each.id, each.guid) for each in again] == [(each.id, each.guid) for each in started[:1500]]
     assert await lifecycles.count(definition="order") == 1501
     assert await lifecycles.verify() == (1501, [])
+
+
+async def test_bulk_calls_find_their_instances_by_key_however_many_the_tenant_has(
+    penstock: Penstock, lifecycles: Lifecycles
+):
+    # An index that only begins with the tenant leads to all of its instances.
+    sent: list[tuple[str, Any]] = []
+
+    def note(_c: Any, _cursor: Any, statement: str, parameters: Any, _x: Any, is_many: bool) -> None:
+        if "penstock_lifecycle_instance" in statement and not is_many:
+            sent.append((statement, parameters))
+
+    event.listen(penstock.db._engine.sync_engine, "before_cursor_execute", note)
+    started = await lifecycles.start_many("order", (f"A-{n}" for n in range(1000)))
+    await lifecycles.trigger_many([each.guid for each in started], "pay")
+    event.remove(penstock.db._engine.sync_engine, "before_cursor_execute", note)
+    assert len(sent) >= 5
+    word = "EXPLAIN QUERY PLAN" if penstock.db.dialect.is_file else "EXPLAIN"
+    async with penstock.db.connection() as connection:
+        for statement, parameters in sent:
+            rows = (await connection.exec_driver_sql(f"{word} {statement}", parameters)).mappings().all()
+            plan = "\n".join(str(row.get("key", row)) for row in rows)  # MariaDB names others that it did not take
+            assert not re.search(r"instance_(state|version|event|flags)|instance_external \(tenant=\?\)", plan), plan
 
 
 async def test_thousands_move_in_one_call_with_an_outcome_for_each_in_order(lifecycles: Lifecycles):

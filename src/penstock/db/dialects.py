@@ -20,6 +20,7 @@ from sqlalchemy import (
     ColumnElement,
     Integer,
     Table,
+    and_,
     bindparam,
     func,
     literal,
@@ -45,6 +46,7 @@ from penstock.db.onehop import ask, use_one_hop
 from penstock.db.prepared import Answer, Prepared
 from penstock.db.safety import Requirement, at_least, one_of
 from penstock.db.shared_clock import asked, shared_now
+from penstock.db.types import Json
 from penstock.errors import Unavailable
 
 __all__ = ["DIALECTS", "Dialect", "Trouble", "place_of"]
@@ -157,6 +159,12 @@ class Dialect(ABC):
         """Whether a column has one of the values that are sent as a list of this name."""
         return column.in_(bindparam(name, expanding=True, type_=column.type))
 
+    def among_of(
+        self, owner: ColumnElement[Any], owned_by: str, column: ColumnElement[Any], name: str
+    ) -> ColumnElement[bool]:
+        """`among`, for the rows of one owner, which is sent too; an index has (owner, column)."""
+        return and_(owner == bindparam(owned_by, type_=owner.type), self.among(column, name))
+
 
 class _StrictTypes(SQLiteTypeCompiler):
     """STRICT tables know INTEGER, REAL, TEXT and BLOB only, and want them spelled so."""
@@ -242,6 +250,12 @@ class Sqlite(Dialect):
     def least(self, *values: ColumnElement[int]) -> ColumnElement[int]:
         # SQLite calls it min.
         return func.min(*values)
+
+    def among(self, column: ColumnElement[Any], name: str) -> ColumnElement[bool]:
+        # One parameter, however many values: SQLAlchemy takes longer to write a thousand of them than SQLite to find
+        # their rows.
+        listed = func.json_each(bindparam(name, type_=Json)).table_valued("value")
+        return column.in_(select(listed.c.value))
 
 
 class Postgresql(Dialect):
@@ -357,6 +371,14 @@ class Postgresql(Dialect):
         # One parameter, however many values, so the statement is written once. A join and not `= ANY`: while there are
         # no statistics, an index on a column with few values looks as good, and each of its rows is compared with all.
         return column.in_(select(func.unnest(bindparam(name, type_=ARRAY(column.type)))))
+
+    def among_of(
+        self, owner: ColumnElement[Any], owned_by: str, column: ColumnElement[Any], name: str
+    ) -> ColumnElement[bool]:
+        # While there are no statistics, it takes an owner's rows for few, and would go through all of them by any index
+        # that begins with the owner. Joined by both columns at once, only the index on both will do.
+        wanted = func.unnest(bindparam(name, type_=ARRAY(column.type)))
+        return tuple_(owner, column).in_(select(bindparam(owned_by, type_=owner.type), wanted))
 
 
 class Mariadb(Dialect):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -67,7 +66,7 @@ async def change_data(
         if _is_same(data, record.data):
             return None
         told = Stamp(stamp.actor, stamp.cause, stamp.correlation, None, {"changes": dict(changes)}, stamp.flags)
-        return replace(_same_state(record, graph, told, "data_changed", record.flags), data=data)
+        return msgspec.structs.replace(_same_state(record, graph, told, "data_changed", record.flags), data=data)
 
     return await _change(scope, instance, plan, "change_data", tx)
 

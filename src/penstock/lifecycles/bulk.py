@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import zip_longest
+from typing import Any
+
+from msgspec import structs
 
 from penstock.db.connection import Connection
 from penstock.db.types import NotStorable, storable
@@ -58,8 +62,8 @@ async def trigger_many(scope: Scope, triggers: Iterable[Trigger], stamp: Stamp, 
         if ahead is not None:
             ahead.cancel()
             await asyncio.gather(ahead, return_exceptions=True)
-    for outcome in outcomes.values():
-        scope.tally["lifecycle_transitions_total", outcome.kind] += 1
+    for kind, many in Counter(outcome.kind for outcome in outcomes.values()).items():
+        scope.tally["lifecycle_transitions_total", kind] += many
     return [outcomes[place] for place in range(len(outcomes))]
 
 
@@ -70,7 +74,7 @@ def _checked(each: Trigger) -> Trigger:
             storable(each.request_key, REQUEST_KEY_CHARS)
         except NotStorable as error:
             raise InvalidInput(f"the request key of a trigger for {each.instance!r:.60}: {error}") from None
-    return each if each.metadata is None else replace(each, metadata=checked_data(each.metadata, "metadata"))
+    return each if each.metadata is None else structs.replace(each, metadata=checked_data(each.metadata, "metadata"))
 
 
 def _turns(triggers: Sequence[Trigger]) -> Iterator[Numbered]:
@@ -109,6 +113,7 @@ async def _plan(scope: Scope, todo: Numbered, stamp: Stamp) -> _Plan:
         graphs = {v: await graph_of(look, scope, v) for v in {record.version for record in records.values()}}
         outcomes = await _duplicates(look, scope, todo, records)
     planned: dict[int, tuple[Change, LifecycleTransition]] = {}
+    alike: dict[tuple[Any, ...], tuple[Change, LifecycleTransition]] = {}
     guarded: list[tuple[int, Change, LifecycleTransition, Graph]] = []
     for place, each in todo.items():
         record = records.get(each.instance)
@@ -116,12 +121,19 @@ async def _plan(scope: Scope, todo: Numbered, stamp: Stamp) -> _Plan:
             outcomes[place] = Outcome("not_found", each.instance, each.event, reason="no instance has this guid")
         if record is None or place in outcomes:
             continue
-        graph = graphs[record.version]
-        found = decide(graph, record.guid, record.state, record.flags, each.event)
-        if isinstance(found, Outcome):
-            outcomes[place] = found
-            continue
-        change = move_of(record, graph, found, _stamped(stamp, each))
+        graph, stamped = graphs[record.version], _stamped(stamp, each)
+        situation = record.version, record.state, int(record.flags), each.event
+        if stamped is stamp and situation in alike:
+            like, found = alike[situation]
+            change = structs.replace(like, record=record)
+        else:
+            decided = decide(graph, record.guid, record.state, record.flags, each.event)
+            if isinstance(decided, Outcome):
+                outcomes[place] = decided
+                continue
+            found, change = decided, move_of(record, graph, decided, stamped)
+            if stamped is stamp:
+                alike[situation] = change, found
         if found.is_guarded:
             guarded.append((place, change, found, graph))
         planned[place] = (change, found)

@@ -11,7 +11,23 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
-from sqlalchemy import Delete, Insert, Update, and_, bindparam, delete, exists, insert, literal, or_, select, update
+from msgspec import Struct
+from sqlalchemy import (
+    ColumnElement,
+    Delete,
+    Insert,
+    Update,
+    and_,
+    bindparam,
+    delete,
+    exists,
+    insert,
+    literal,
+    literal_column,
+    or_,
+    select,
+    update,
+)
 
 from penstock.db.connection import Connection
 from penstock.db.database import Database
@@ -60,8 +76,7 @@ class Stamp:
         return replace(self, flags=self.flags | LogFlag.RETRY)
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(Struct, frozen=True):
     """What an instance becomes, and how the log tells it. `leaves` is the state that it was in, unless that stays."""
 
     record: Record
@@ -137,14 +152,15 @@ async def write_many(tx: Connection, scope: Scope, changes: Sequence[Change]) ->
     wanted = {change.record.id: change for change in changes}
     found = await tx.execute(scope.db.prepared(_locked), {"of_tenant": scope.tenant, "ids": list(wanted)})
     # The rows are ours until the commit: what is compared now is what is changed.
-    mine = [wanted[row.id] for row in found if row.revision == wanted[row.id].record.revision]
+    mine = [wanted[id] for id, revision in found.all() if revision == wanted[id].record.revision]
     groups: dict[tuple[Any, ...], list[Change]] = {}
     for change in mine:
-        groups.setdefault((change.enters, *_columns(change).items()), []).append(change)
-    for (enters, *columns), group in groups.items():
+        made = change.version, change.state.id, change.last_event, change.flags, change.enters
+        groups.setdefault(made, []).append(change)
+    for group in groups.values():
         ids = [change.record.id for change in group]
-        changed = scope.db.prepared(_changed_many, enters)
-        done = await tx.execute(changed, {"of_tenant": scope.tenant, "ids": ids, **dict(columns)})
+        changed = scope.db.prepared(_changed_many, group[0].enters)
+        done = await tx.execute(changed, {"of_tenant": scope.tenant, "ids": ids, **_columns(group[0])})
         if done.rowcount != len(ids):
             raise RuntimeError(f"{done.rowcount} of {len(ids)} locked instances were changed")
     if mine:
@@ -167,11 +183,15 @@ async def _log_many(tx: Connection, scope: Scope, changes: Sequence[Change], now
         if len(group) == 1:
             single.append(entry)
         else:
-            values = {f"the_{name}": value for name, value in entry.items() if name not in _FROM_INSTANCE}
-            values |= {"of_tenant": scope.tenant, "ids": [change.record.id for change in group]}
-            await tx.execute(scope.db.prepared(_alike_entries), values)
+            await log_alike(tx, scope, [change.record.id for change in group], entry)
     if single:
         await tx.send(_ENTRIES, single)
+
+
+async def log_alike(tx: Connection, scope: Scope, ids: Sequence[int], entry: Mapping[str, Any]) -> None:
+    """Add the same entry for each of some instances, numbered by its revision."""
+    values = {f"the_{name}": value for name, value in entry.items() if name not in _FROM_INSTANCE}
+    await tx.execute(scope.db.prepared(_alike_entries), {**values, "of_tenant": scope.tenant, "ids": ids})
 
 
 def message_id(guid: str, sequence: int, consumer: str) -> str:
@@ -268,7 +288,8 @@ async def _tell(tx: Connection, scope: Scope, changes: Sequence[Change], now: in
     rows = [
         row
         for each in changes
-        for row in effect_rows(scope, each.record.id, each.record.guid, each.effects, sequence=each.sequence, now=now)
+        if (effects := each.effects)
+        for row in effect_rows(scope, each.record.id, each.record.guid, effects, sequence=each.sequence, now=now)
     ]
     told = [change for change in changes if change.is_told]
     found = (await tx.execute(select(consumers).where(consumers.c.tenant == scope.tenant))).all() if told else []
@@ -339,6 +360,16 @@ def _is_it() -> Any:
     )
 
 
+def _numbered(db: Database) -> ColumnElement[bool]:
+    """Some instances by number. Their tenant is compared, not looked up: a database without statistics takes it for
+    rare, and would go through all that the tenant has.
+    """
+    tenant = instances.c.tenant + literal_column("''")
+    return and_(
+        tenant == bindparam("of_tenant", type_=instances.c.tenant.type), db.dialect.among(instances.c.id, "ids")
+    )
+
+
 def _changed(db: Database, enters: bool, is_alone: bool) -> Update:
     times = {"modified_at": db.now(), **({"entered_at": db.now()} if enters else {})}
     changed = update(instances).where(_is_it()).values(revision=instances.c.revision + 1, **times)
@@ -349,23 +380,13 @@ def _changed_many(db: Database, enters: bool) -> Update:
     times = {"modified_at": db.now(), **({"entered_at": db.now()} if enters else {})}
     names = ("version", "state", "last_event", "flags")
     values = {name: bindparam(name, type_=instances.c[name].type) for name in names}
-    return (
-        update(instances)
-        .where(
-            instances.c.tenant == bindparam("of_tenant", type_=instances.c.tenant.type),
-            db.dialect.among(instances.c.id, "ids"),
-        )
-        .values(revision=instances.c.revision + 1, **times, **values)
-    )
+    return update(instances).where(_numbered(db)).values(revision=instances.c.revision + 1, **times, **values)
 
 
 def _locked(db: Database) -> Any:
     return (
         select(instances.c.id, instances.c.revision)
-        .where(
-            instances.c.tenant == bindparam("of_tenant", type_=instances.c.tenant.type),
-            db.dialect.among(instances.c.id, "ids"),
-        )
+        .where(_numbered(db))
         .order_by(instances.c.id)  # all who lock several take them in one order
         .with_for_update()
     )
@@ -385,10 +406,7 @@ def _alike_entries(db: Database) -> Insert:
     values = [
         _FROM_INSTANCE.get(column.name, bindparam(f"the_{column.name}", type_=column.type)) for column in logs.columns
     ]
-    changed = select(*values).where(
-        instances.c.tenant == bindparam("of_tenant", type_=instances.c.tenant.type),
-        db.dialect.among(instances.c.id, "ids"),
-    )
+    changed = select(*values).where(_numbered(db))
     return insert(logs).from_select([column.name for column in logs.columns], changed)
 
 

@@ -102,13 +102,13 @@ async def guids_by_reference(
     query = (
         select(instances.c.reference, instances.c.guid)
         .join(versions, (versions.c.tenant == instances.c.tenant) & (versions.c.id == instances.c.version))
-        .where(instances.c.tenant == scope.tenant, versions.c.definition == definition)
-        .where(scope.db.dialect.among(instances.c.reference, "wanted"))
+        .where(scope.db.dialect.among_of(instances.c.tenant, "of_tenant", instances.c.reference, "wanted"))
+        .where(versions.c.definition == definition)
         .order_by(versions.c.number)
     )
     found: dict[str, str] = {}
     for first in range(0, len(references), INSTANCES_EACH):
-        some = {"wanted": references[first : first + INSTANCES_EACH]}
+        some = {"of_tenant": scope.tenant, "wanted": references[first : first + INSTANCES_EACH]}
         found |= {row.reference: row.guid for row in await tx.execute(query, some)}
     return found
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
+from msgspec import Struct
+
 from penstock.errors import Conflict, Fault
 from penstock.graphs.versions import environment_label
 from penstock.lifecycles.states import EntryKind, InstanceFlag, LogFlag
@@ -137,16 +139,14 @@ class Instance:
         return InstanceFlag.ACTIVE in self.flags
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
+class Start(Struct, frozen=True):
     """What one instance of a bulk start begins with."""
 
     reference: str | None = None
     data: Mapping[str, Any] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Started:
+class Started(Struct, frozen=True):
     """An instance that a bulk start made, or found by its reference."""
 
     id: int
@@ -215,8 +215,7 @@ OutcomeKind = Literal[
 ]  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(Struct, frozen=True):
     """What became of a trigger. Refusals are values: `kind` says which, `reason` why, `allowed` what would go."""
 
     kind: OutcomeKind
@@ -247,8 +246,7 @@ class Outcome:
         return f"instance {self.guid}{where}, event {self.event!r}: {self.kind.replace('_', ' ')}{to}{why}{may}"
 
 
-@dataclass(frozen=True, slots=True)
-class Trigger:
+class Trigger(Struct, frozen=True):
     """One event for one instance, in a bulk call."""
 
     instance: str

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
+from msgspec import Struct
 from sqlalchemy import ColumnElement, Select, bindparam, exists, literal, select
 
 from penstock.clock import from_micros
@@ -28,8 +29,7 @@ GUID_CHARS = 36
 NEAR_LISTED_MAX = 10
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(Struct, frozen=True):  # made in a twentieth of the time that a frozen dataclass takes
     """An instance's row at one moment, and whether its moves are to be delivered to somebody."""
 
     id: int
@@ -47,6 +47,8 @@ class Record:
     has_consumers: bool
     prior: int | None = None  # the entry that the same request made before
 
+
+_flags = cache(InstanceFlag)  # which Python takes long to make
 
 _COLUMNS = (
     "id", "guid", "version", "state", "last_event", "flags", "reference", "revision", "data",
@@ -101,7 +103,7 @@ async def records_of(tx: Connection, scope: Scope, guids: Sequence[str]) -> dict
     """The instances with these guids; those that are not there are left out."""
     wanted = [guid for guid in guids if _may_be_guid(guid)]
     found = await tx.execute(scope.db.prepared(_many), {"of_tenant": scope.tenant, "wanted": wanted})
-    return {row[1]: from_row(row) for row in found}
+    return {row[1]: from_row(row) for row in found.all()}
 
 
 async def prior_requests(tx: Connection, scope: Scope, wanted: Mapping[int, str]) -> dict[int, int]:
@@ -165,23 +167,18 @@ def _one(_: Database, by: str, is_keyed: bool) -> Select[Any]:
 
 
 def _many(db: Database) -> Select[Any]:
-    return select_records().where(
-        instances.c.tenant == bindparam("of_tenant", type_=instances.c.tenant.type),
-        db.dialect.among(instances.c.guid, "wanted"),
-    )
+    return select_records().where(db.dialect.among_of(instances.c.tenant, "of_tenant", instances.c.guid, "wanted"))
 
 
 def _prior(db: Database) -> Select[Any]:
     return select(logs.c.instance, logs.c.request_key, logs.c.sequence).where(
-        logs.c.tenant == bindparam("of_tenant", type_=logs.c.tenant.type),
-        db.dialect.among(logs.c.instance, "ids"),
+        db.dialect.among_of(logs.c.tenant, "of_tenant", logs.c.instance, "ids"),
         db.dialect.among(logs.c.request_key, "keys"),
     )
 
 
 def from_row(row: Sequence[Any]) -> Record:
     """A row of `select_records`."""
-    id, guid, version, state, event, flags, reference, revision, data, *times, heard, prior = row
-    created, modified, entered = times
-    known = InstanceFlag(flags), reference, revision, data or {}, created, modified, entered, bool(heard), prior
+    id, guid, version, state, event, flags, reference, revision, data, created, modified, entered, heard, prior = row
+    known = _flags(flags), reference, revision, data or {}, created, modified, entered, bool(heard), prior
     return Record(id, guid, version, state, event, *known)

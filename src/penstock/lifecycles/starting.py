@@ -7,18 +7,18 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from sqlalchemy import Select, bindparam, insert, select
+from sqlalchemy import Select, select
 
 from penstock.db.connection import Connection
 from penstock.db.database import Database
 from penstock.errors import Conflict, InvalidInput
-from penstock.lifecycles.changes import Stamp, arm_started, checked_data, tell_started
+from penstock.lifecycles.changes import Stamp, arm_started, checked_data, log_alike, tell_started
 from penstock.lifecycles.model import Start, Started
 from penstock.lifecycles.records import INSTANCES_EACH
 from penstock.lifecycles.rules.graph import Graph
 from penstock.lifecycles.scope import Scope
 from penstock.lifecycles.states import InstanceFlag
-from penstock.lifecycles.tables import instances, logs, versions
+from penstock.lifecycles.tables import instances, versions
 
 __all__ = ["hold_version", "start", "start_many"]
 
@@ -57,8 +57,9 @@ async def _start(
         fresh += [(id, guid)] if is_new else []
         started.append(Started(id, guid, row["reference"], is_new))
     if fresh:
-        await tx.execute(insert(logs), [_entry(scope, graph, id, stamp, now) for id, _ in fresh])
-        await arm_started(tx, scope, [id for id, _ in fresh], graph.initial, now)
+        ids = [id for id, _ in fresh]
+        await log_alike(tx, scope, ids, _entry(graph, stamp, now))
+        await arm_started(tx, scope, ids, graph.initial, now)
         await tell_started(tx, scope, fresh, graph.initial, now)
     return started
 
@@ -93,8 +94,7 @@ async def _stored(
 def _by(db: Database, name: str) -> Select[Any]:
     """Instances by reference or guid; of any version, since an index on tenant and version would be the wrong one."""
     return select(instances.c[name], instances.c.id, instances.c.guid, instances.c.version).where(
-        instances.c.tenant == bindparam("of_tenant", type_=instances.c.tenant.type),
-        db.dialect.among(instances.c[name], "wanted"),
+        db.dialect.among_of(instances.c.tenant, "of_tenant", instances.c[name], "wanted")
     )
 
 
@@ -120,11 +120,8 @@ def _rows(scope: Scope, graph: Graph, wanted: Sequence[Start]) -> list[dict[str,
     return rows
 
 
-def _entry(scope: Scope, graph: Graph, instance: int, stamp: Stamp, now: int) -> dict[str, Any]:
+def _entry(graph: Graph, stamp: Stamp, now: int) -> dict[str, Any]:
     return {
-        "tenant": scope.tenant,
-        "instance": instance,
-        "sequence": 1,
         "kind": "started",
         "version": graph.version.id,
         "source": None,
@@ -135,6 +132,7 @@ def _entry(scope: Scope, graph: Graph, instance: int, stamp: Stamp, now: int) ->
         "actor": stamp.actor,
         "cause": stamp.cause,
         "correlation": stamp.correlation,
+        "request_key": None,
         "metadata": stamp.metadata,
         "at": now,
     }
