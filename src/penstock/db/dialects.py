@@ -23,7 +23,6 @@ from sqlalchemy import (
     and_,
     bindparam,
     func,
-    literal,
     literal_column,
     select,
     tuple_,
@@ -107,7 +106,11 @@ class Dialect(ABC):
         """Arguments for the driver; PostgreSQL has schemas."""
 
     def in_order(
-        self, column: ColumnElement[Any], value: int, number: ColumnElement[int], after: int
+        self,
+        column: ColumnElement[Any],
+        value: ColumnElement[Any],
+        number: ColumnElement[int],
+        after: ColumnElement[int],
     ) -> tuple[list[ColumnElement[bool]], list[ColumnElement[Any]]]:
         """Conditions and order for rows that have a value, by number, behind one; an index has (column, number)."""
         return [column == value, number > after], [number]
@@ -296,11 +299,15 @@ class Postgresql(Dialect):
         return url.difference_update_query(["sslmode"]).update_query_pairs([("ssl", str(url.query["sslmode"]))])
 
     def in_order(
-        self, column: ColumnElement[Any], value: int, number: ColumnElement[int], after: int
+        self,
+        column: ColumnElement[Any],
+        value: ColumnElement[Any],
+        number: ColumnElement[int],
+        after: ColumnElement[int],
     ) -> tuple[list[ColumnElement[bool]], list[ColumnElement[Any]]]:
         # With a plain comparison it goes through the primary key when many rows have the value, and meets none for long
         # where they are all at the end. Said like this only the index gives the order, and both ends are its bounds.
-        begin = tuple_(column, number) > tuple_(literal(value, column.type), literal(after, number.type))
+        begin = tuple_(column, number) > tuple_(value, after)
         return [begin, column <= value], [column, number]
 
     async def listen(self, connection: AsyncConnection, heard: Callable[[], None]) -> None:

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, Table, false, func, select, union_all
+from sqlalchemy import (
+    BindParameter,
+    ColumnElement,
+    Integer,
+    Select,
+    Table,
+    bindparam,
+    false,
+    func,
+    select,
+    union_all,
+)
 
 from penstock.db.connection import Connection
+from penstock.db.database import Database
 from penstock.graphs.names import name_key
 from penstock.lifecycles.log import one_of
 from penstock.lifecycles.model import Count, Instance
@@ -22,6 +34,7 @@ __all__ = ["count_instances", "counts", "flag_conditions", "guids_by_reference",
 
 
 MERGED_MAX = 64  # values of a column whose instances are merged
+KEPT_MAX = 256  # values of a column in a statement that is kept
 
 
 async def list_instances(
@@ -42,57 +55,85 @@ async def list_instances(
 ) -> Page[Instance]:
     """Instances that fit every filter given, in the order they were started."""
     known = await _versions(tx, scope, definition, version)
-    which: list[ColumnElement[bool]] = [instances.c.tenant == scope.tenant]
     # Of the columns that are asked for, those that have an index: the first is read by it, the others are compared.
-    indexed: list[tuple[ColumnElement[Any], Sequence[int]]] = []
+    indexed: list[tuple[str, Sequence[int]]] = []
     if state is not None:
-        indexed.append((instances.c.state, await _ids(tx, scope, states, state, known)))
+        indexed.append(("state", await _ids(tx, scope, states, state, known)))
     if last_event is not None:
-        indexed.append((instances.c.last_event, await _ids(tx, scope, events, last_event, known)))
+        indexed.append(("last_event", await _ids(tx, scope, events, last_event, known)))
     if all_of or any_of or none_of:
-        indexed.append((instances.c.flags, flag_values(all_of, any_of, none_of)))
+        indexed.append(("flags", flag_values(all_of, any_of, none_of)))
     if known is not None and state is None and last_event is None:  # these are of one version each
-        indexed.append((instances.c.version, known))
-    if reference is not None:
-        which.append(instances.c.reference == reference)
-    if entered_before_us is not None:
-        which.append(instances.c.entered_at < entered_before_us)
+        indexed.append(("version", known))
     after = 0 if cursor is None else parse_number_cursor(cursor)
-    if reference is not None:  # which has an index of its own, and few instances
-        which += [one_of(column, values) for column, values in indexed]
-        indexed = []
-    rows = await tx.execute(_page(scope, which, indexed, after=after, limit=limit + 1))
+    asked: dict[str, Any] = {"of_tenant": scope.tenant, "after": after, "most": limit + 1}
+    if reference is not None:
+        asked["the_reference"] = reference
+    if entered_before_us is not None:
+        asked["entered_before"] = entered_before_us
+    rows = await tx.execute(*_page(scope, indexed, asked))
     found = [from_row(row) for row in rows]
     shown = [await instance_of(tx, scope, record) for record in found[:limit]]
     return Page(shown, str(found[limit - 1].id) if len(found) > limit else None)
 
 
 def _page(
-    scope: Scope,
-    which: Sequence[ColumnElement[bool]],
-    indexed: Sequence[tuple[ColumnElement[Any], Sequence[int]]],
-    *,
-    after: int,
-    limit: int,
-) -> Select[Any]:
+    scope: Scope, indexed: Sequence[tuple[str, Sequence[int]]], asked: Mapping[str, Any]
+) -> tuple[Select[Any], Mapping[str, Any]]:
+    """The statement for a page, and what is sent with it. Building one takes longer than a database takes for it."""
+    values = {f"{name}_{n}": value for name, found in indexed for n, value in enumerate(found)}
+    sizes = tuple((name, len(found)) for name, found in indexed)
+    conditions = tuple(name for name in _CONDITIONS if name in asked)
+    # A reference has an index of its own, and few instances.
+    is_merged = indexed and len(indexed[0][1]) <= MERGED_MAX and "the_reference" not in asked
+    build = _merged if is_merged else _compared
+    is_kept = all(size <= KEPT_MAX for _, size in sizes)
+    statement = scope.db.prepared(build, conditions, sizes) if is_kept else build(scope.db, conditions, sizes)
+    return statement, {**asked, **values}
+
+
+_CONDITIONS: dict[str, ColumnElement[bool]] = {
+    "of_tenant": instances.c.tenant == bindparam("of_tenant", type_=instances.c.tenant.type),
+    "the_reference": instances.c.reference == bindparam("the_reference", type_=instances.c.reference.type),
+    "entered_before": instances.c.entered_at < bindparam("entered_before", type_=instances.c.entered_at.type),
+}
+_AFTER = bindparam("after", type_=instances.c.id.type)
+_MOST = bindparam("most", type_=Integer)
+
+Sizes = tuple[tuple[str, int], ...]
+"""Columns, and how many values of each are asked for."""
+
+
+def _compared(_: Database, conditions: tuple[str, ...], sizes: Sizes) -> Select[Any]:
+    fits = (*_fits(conditions, sizes), instances.c.id > _AFTER)
+    return select_records().where(*fits).order_by(instances.c.id).limit(_MOST)
+
+
+def _merged(db: Database, conditions: tuple[str, ...], sizes: Sizes) -> Select[Any]:
     """The first instances by number. An index gives them in order for one value; for several, some of each are merged.
 
     Databases would read all that have one of the values and sort them, or go through everything by number.
     """
-    if not indexed or len(indexed[0][1]) > MERGED_MAX:
-        fits = (*which, instances.c.id > after, *(one_of(column, values) for column, values in indexed))
-        return select_records().where(*fits).order_by(instances.c.id).limit(limit)
-    (column, values), *others = indexed
-    fits = (*which, *(one_of(other, found) for other, found in others))
+    (name, size), *others = sizes
+    fits, column = _fits(conditions, others), instances.c[name]
     parts = []
-    for value in values:
-        bounds, order = scope.db.dialect.in_order(column, value, instances.c.id, after)
-        parts.append(select(instances.c.id).where(*fits, *bounds).order_by(*order).limit(limit).subquery())
+    for n in range(size):
+        bounds, order = db.dialect.in_order(column, _value(name, n), instances.c.id, _AFTER)
+        parts.append(select(instances.c.id).where(*fits, *bounds).order_by(*order).limit(_MOST).subquery())
     if not parts:
         return select_records().where(false())
     page = union_all(*(select(part.c.id) for part in parts)).subquery("page")
-    first = select(page.c.id).order_by(page.c.id).limit(limit).subquery("first")
+    first = select(page.c.id).order_by(page.c.id).limit(_MOST).subquery("first")
     return select_records().join(first, first.c.id == instances.c.id).order_by(instances.c.id)
+
+
+def _fits(conditions: Iterable[str], sizes: Iterable[tuple[str, int]]) -> list[ColumnElement[bool]]:
+    compared = (one_of(instances.c[name], [_value(name, n) for n in range(size)]) for name, size in sizes)
+    return [*(_CONDITIONS[name] for name in conditions), *compared]
+
+
+def _value(name: str, n: int) -> BindParameter[Any]:
+    return bindparam(f"{name}_{n}", type_=instances.c[name].type)
 
 
 async def guids_by_reference(

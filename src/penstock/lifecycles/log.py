@@ -67,7 +67,7 @@ async def entries(
     return Page([entry_of(row) for row in found[:limit]], more)
 
 
-def one_of(column: ColumnElement[Any], ids: Sequence[int]) -> ColumnElement[bool]:
+def one_of(column: ColumnElement[Any], ids: Sequence[Any]) -> ColumnElement[bool]:
     """Whether a column has one of these values; a single one is compared, so that an index gives the rows in order."""
     return column == ids[0] if len(ids) == 1 else column.in_(ids)
 
