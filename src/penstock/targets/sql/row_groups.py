@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, islice
-from operator import itemgetter, lt
+from operator import lt
 from typing import Any, TypeAlias
 
 from penstock.targets.model import Mode, TargetError, Verdict
@@ -33,6 +33,7 @@ class RowGroup:
     columns: tuple[str, ...]
     rows: Sequence[Row]
     positions: Sequence[int]
+    _by_column: dict[str, list[Any]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -43,8 +44,11 @@ class RowGroup:
         return self.positions == range(len(self.rows))
 
     def column(self, name: str) -> list[Any]:
-        """All values of one column."""
-        return list(map(itemgetter(self.columns.index(name)), self.rows))
+        """All values of one column; whoever wants to change it takes a copy."""
+        if not self._by_column:
+            columns = map(list, zip(*self.rows, strict=True)) if self.rows else ([] for _ in self.columns)
+            self._by_column.update(zip(self.columns, columns, strict=True))
+        return self._by_column[name]
 
     def values(self, names: Iterable[str]) -> Iterator[Row]:
         """Of every row the values of these columns."""
@@ -243,10 +247,10 @@ def _converted(
     for n, name in enumerate(group.columns):
         if (step_of := steps_of(name)) is None:
             continue
-        steps = {kind: step_of(kind) for kind in set(map(type, map(itemgetter(n), group.rows)))}
+        steps = {kind: step_of(kind) for kind in set(map(type, group.column(name)))}
         if not any(steps.values()):
             continue
-        values = changed[n] = group.column(name)
+        values = changed[n] = group.column(name).copy()
         for i, value in enumerate(values):
             if (step := steps[type(value)]) is not None:
                 try:

@@ -10,7 +10,6 @@ import re
 from dataclasses import replace
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
-from operator import itemgetter
 from typing import Any
 from uuid import UUID
 
@@ -76,8 +75,8 @@ def in_column(error: TargetError, name: str) -> TargetError:
 def _columns_with_texts(group: RowGroup, table: Table) -> list[str]:
     return [
         name
-        for n, name in enumerate(group.columns)
-        if table.columns[name].is_read_by_server and str in set(map(type, map(itemgetter(n), group.rows)))
+        for name in group.columns
+        if table.columns[name].is_read_by_server and str in set(map(type, group.column(name)))
     ]
 
 
