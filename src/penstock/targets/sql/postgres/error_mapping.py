@@ -145,13 +145,15 @@ def suspects(
     group: RowGroup, table: Table, *, code: str, column: str | None, detail: str | None, context: str | None
 ) -> list[int]:
     """The rows an error points at, as far as it says; in doubt none."""
-    if code == "22001" and (too_long := _too_long(group, table)):
-        return too_long
+    too_long = _too_long(group, table) if code == "22001" else []
     line = LINE_IN_CONTEXT.match(context or "")
     if line and int(line["line"]) <= len(group):
-        return [int(line["line"]) - 1]
+        named = int(line["line"]) - 1
+        return too_long if named in too_long else [named]  # COPY stops at the first
     if code == "23502" and column in group.columns:
         return [i for i, value in enumerate(group.column(column)) if value is None]
+    if too_long:
+        return too_long
     key = KEY_IN_DETAIL.search(detail or "") if code[:2] == "23" else None
     return _with_values(group, key["columns"].split(", "), key["values"]) if key else []
 
