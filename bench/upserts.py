@@ -33,10 +33,11 @@ Upsert = Callable[[str, list[Record]], Awaitable[None]]
 
 
 def penstock(*, file: str, rows: int, url: str, folder: str) -> dict[str, Any]:
-    """The executor, as it is without options."""
+    """The executor, as it is without options; its driver is imported before, as it is by hand."""
+    target = open_target(url)
 
     async def upsert(url: str, records: list[Record]) -> None:
-        async with open_target(url) as target:
+        async with target:
             result = await target.upsert_multiple("people", records)
         assert result.created_count == result.updated_count == len(records) // 2
 

@@ -14,7 +14,7 @@ from penstock.errors import SettingsInvalid
 from penstock.targets import BulkOptions, Capabilities, ErrorKind, RateLimit, RetryPolicy, TargetError
 from penstock.targets.http import Body, Endpoint, File, HttpTarget, PagedLookup, bearer
 from penstock.targets.model import Batch, Mode, Outcome
-from penstock.targets.rules.rate_limit import TokenBucket
+from penstock.targets.rules.limits import TokenBucket
 
 PUT = Endpoint(url="/rows/{table}/{id}", method="PUT", body=Body.SINGLE, id_field="id", is_idempotent=True)
 

@@ -26,7 +26,7 @@ TABLE = Table(
     },
     key_names={"PRIMARY": ("id",), "by_name": ("name", "parent")},
 )
-SHEET = RowGroup(("id", "name", "parent"), [(1, "a", 9), (2, None, 8), (3, "too long", 9), (4, "b", None)], range(4))
+SHEET = RowGroup.of(("id", "name", "parent"), [(1, "a", 9), (2, None, 8), (3, "too long", 9), (4, "b", None)], range(4))
 
 
 @pytest.mark.covers("BX-012")
@@ -166,7 +166,7 @@ def test_errors_of_mariadb_name_their_column_or_constraint(message: str, field: 
     ],
 )
 def test_a_value_the_driver_cannot_send_is_named_with_its_column(column: str, value: object, says: str):
-    found = wrong_types(RowGroup((column,), [(None,), (value,)], range(2)), TABLE)
+    found = wrong_types(RowGroup.of((column,), [(None,), (value,)], range(2)), TABLE)
     assert list(found) == [1]
     assert found[1].message.startswith(says)
     assert found[1].field == column
@@ -177,4 +177,4 @@ def test_a_value_the_driver_cannot_send_is_named_with_its_column(column: str, va
     [("id", -(2**31)), ("id", True), ("name", "é"), ("tags", ["a"]), ("price", Decimal(1)), ("price", "1")],
 )
 def test_a_value_the_driver_can_send_is_not_blamed(column: str, value: object):
-    assert not wrong_types(RowGroup((column,), [(value,)], range(1)), TABLE)
+    assert not wrong_types(RowGroup.of((column,), [(value,)], range(1)), TABLE)

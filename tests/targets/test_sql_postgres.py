@@ -271,10 +271,7 @@ async def test_no_more_connections_are_opened_than_allowed(place: Place):
 
 
 def test_no_transaction_holds_more_rows_than_subtransactions_are_cheap(database_kind: str):
-    groups = [
-        RowGroup(("id",), [(n,) for n in range(size)], range(start, start + size))
-        for start, size in ((0, 50), (50, 95))
-    ]
+    groups = [RowGroup(("id",), [list(range(size))], range(start, start + size)) for start, size in ((0, 50), (50, 95))]
     found = list(portions(groups))
     assert [sum(map(len, portion)) for portion in found] == [ROWS_MAX, ROWS_MAX, 25]
     assert [p for portion in found for group in portion for p in group.positions] == list(range(145))

@@ -84,8 +84,9 @@ async def test_an_upsert_changes_rows_that_are_there_without_a_column_that_new_o
 
 
 @pytest.mark.databases("sqlite")
-async def test_keys_of_several_types_that_are_one_row_to_sqlite_are_one_row(place: Place):
-    await place.make("plain", "CREATE TABLE plain (id integer PRIMARY KEY, size integer)")
+@pytest.mark.parametrize("clause", ["", "ON CONFLICT REPLACE", "on conflict ignore"])
+async def test_keys_of_several_types_that_are_one_row_to_sqlite_are_one_row(place: Place, clause: str):
+    await place.make("plain", f"CREATE TABLE plain (id integer PRIMARY KEY {clause}, size integer)")
     result = await place.target.upsert_multiple("plain", [{"id": "01", "size": 1}, {"id": "1", "size": 2}])
     assert sorted(map(str, result.outcomes)) == ["created", "updated"]
     assert await place.rows("SELECT count(*) FROM plain") == [(1,)]
@@ -186,9 +187,10 @@ async def test_a_key_of_several_columns_identifies_records(place: Place):
 
 
 @pytest.mark.databases("mariadb", "sqlite")
-async def test_keys_that_differ_in_case_are_one_row_where_the_table_says_so(place: Place):
-    collate = "COLLATE NOCASE" if place.kind == "sqlite" else ""
-    await place.make("tags", f"CREATE TABLE tags (name varchar(20) {collate} PRIMARY KEY, hits integer)")
+@pytest.mark.parametrize("clause", ["", "ON CONFLICT REPLACE"])
+async def test_keys_that_differ_in_case_are_one_row_where_the_table_says_so(place: Place, clause: str):
+    collate, clause = ("COLLATE NOCASE", clause) if place.kind == "sqlite" else ("", "")
+    await place.make("tags", f"CREATE TABLE tags (name varchar(20) {collate} PRIMARY KEY {clause}, hits integer)")
     answer = await place.send(Mode.UPSERT, [{"name": "Ab", "hits": 1}, {"name": "aB", "hits": 2}], table="tags")
     assert outcomes(answer) == ["created", "updated"]
     assert await place.rows("SELECT name, hits FROM tags") == [("Ab", 2)]

@@ -28,13 +28,12 @@ if TYPE_CHECKING:
     from penstock.targets.progress import Phase, Progress, ProgressTracker
     from penstock.targets.progress_display import ProgressDisplay
     from penstock.targets.report import ErrorReport
-    from penstock.targets.request_count import count_request
     from penstock.targets.results import BulkError, BulkResult, Statistics
-    from penstock.targets.rules.rate_limit import RateLimit
+    from penstock.targets.rules.limits import RateLimit
     from penstock.targets.rules.retry import RetryPolicy
     from penstock.targets.sql import MariaDbTarget, PostgresTarget, SqliteTarget, SqlOptions
     from penstock.targets.step import TargetStep
-    from penstock.targets.target import Answer, Batch, Capabilities, Reference, Target, UniformVerdicts
+    from penstock.targets.target import Answer, Batch, Capabilities, Reference, Target, UniformVerdicts, count_request
 
 __all__ = [
     "Answer",
@@ -125,13 +124,12 @@ _HOMES = {
     "progress": ("Phase", "Progress", "ProgressTracker"),
     "progress_display": ("ProgressDisplay",),
     "report": ("ErrorReport",),
-    "request_count": ("count_request",),
     "results": ("BulkError", "BulkResult", "Statistics"),
-    "rules.rate_limit": ("RateLimit",),
+    "rules.limits": ("RateLimit",),
     "rules.retry": ("RetryPolicy",),
     "sql": ("MariaDbTarget", "PostgresTarget", "SqlOptions", "SqliteTarget"),
     "step": ("TargetStep",),
-    "target": ("Answer", "Batch", "Capabilities", "Reference", "Target", "UniformVerdicts"),
+    "target": ("Answer", "Batch", "Capabilities", "Reference", "Target", "UniformVerdicts", "count_request"),
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 from penstock.targets.model import BadInput
@@ -15,6 +15,8 @@ from penstock.targets.target import Target
 
 __all__ = ["create", "delete", "open_target", "update", "upsert"]
 
+AnyTarget: TypeAlias = Target | str
+"""A target, or the address of a database."""
 CLASSES = {
     "postgresql": "PostgresTarget",
     "postgres": "PostgresTarget",
@@ -37,34 +39,32 @@ def open_target(url: str, **settings: Any) -> Target:
 
 
 def create(
-    target: Target | str, table: str, records: Iterable[Any], *, progress: Report = None, **options: Any
+    target: AnyTarget, table: str, records: Iterable[Any], *, progress: Report = None, **options: Any
 ) -> BulkResult:
     """Create records in a table of a target, or of the database at an address."""
     return _run(target, lambda it: it.create_multiple(table, records, None, progress, **options))
 
 
 def update(
-    target: Target | str, table: str, records: Iterable[Any], *, progress: Report = None, **options: Any
+    target: AnyTarget, table: str, records: Iterable[Any], *, progress: Report = None, **options: Any
 ) -> BulkResult:
     """Change records in a table of a target, or of the database at an address."""
     return _run(target, lambda it: it.update_multiple(table, records, None, progress, **options))
 
 
 def upsert(
-    target: Target | str, table: str, records: Iterable[Any], *, progress: Report = None, **options: Any
+    target: AnyTarget, table: str, records: Iterable[Any], *, progress: Report = None, **options: Any
 ) -> BulkResult:
     """Change the records that exist and create the others: `upsert(url, "customers", rows, key="id")`."""
     return _run(target, lambda it: it.upsert_multiple(table, records, None, progress, **options))
 
 
-def delete(
-    target: Target | str, table: str, ids: Iterable[Any], *, progress: Report = None, **options: Any
-) -> BulkResult:
+def delete(target: AnyTarget, table: str, ids: Iterable[Any], *, progress: Report = None, **options: Any) -> BulkResult:
     """Delete records by their ids."""
     return _run(target, lambda it: it.delete_multiple(table, ids, None, progress, **options))
 
 
-def _run(target: Target | str, call: Callable[[Target], Awaitable[BulkResult]]) -> BulkResult:
+def _run(target: AnyTarget, call: Callable[[Target], Awaitable[BulkResult]]) -> BulkResult:
     async def called() -> BulkResult:
         # A target that was given is closed too: its connections end with this loop, and open again in the next.
         async with open_target(target) if isinstance(target, str) else target as opened:

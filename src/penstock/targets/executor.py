@@ -70,18 +70,14 @@ class BulkCall:
             if self._task.cancelled():
                 raise
             self._run.stop("cancelled")
-            await self._ended()
+            while not self._task.done():
+                try:
+                    await asyncio.wait((self._task,))
+                except asyncio.CancelledError:
+                    self._run.abandon()  # who cancels again does not want to wait for what is in flight
             if self._task.cancelled():
                 raise
             raise cancelled from self._task.exception() or BulkCancelled(self._task.result())
-
-    async def _ended(self) -> None:
-        """Wait until the call has stopped; who cancels again does not want to wait for what is in flight."""
-        while not self._task.done():
-            try:
-                await asyncio.wait((self._task,))
-            except asyncio.CancelledError:
-                self._run.abandon()
 
 
 class BulkExecutor(BulkMethods):

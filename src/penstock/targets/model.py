@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Literal, Self, TypeAlias
 
@@ -11,6 +11,8 @@ from penstock.errors import InvalidInput, PenstockError
 
 __all__ = [
     "DONE",
+    "JUDGED",
+    "TRANSIENT",
     "Answer",
     "BadInput",
     "Batch",
@@ -93,6 +95,12 @@ class ErrorKind(StrEnum):
     OTHER = "other"  # anything else the remote said
 
 
+JUDGED = frozenset({ErrorKind.DATA, ErrorKind.BUSINESS})
+"""The remote looked at the record and said no."""
+TRANSIENT = frozenset({ErrorKind.THROTTLED, ErrorKind.TOKEN, ErrorKind.CONNECTION, ErrorKind.DEADLOCK, ErrorKind.RACE})
+"""Nothing is wrong with the record: another time it may be taken."""
+
+
 class Limit(StrEnum):
     """Which of a remote's limits was hit, when it says so."""
 
@@ -101,45 +109,33 @@ class Limit(StrEnum):
     CONCURRENCY = "concurrency"  # too many calls at once: fewer workers help
 
 
-FACTS = ("message", "kind", "code", "retry_after_s", "limit", "maybe_applied", "suspects", "field", "details")
-
-
+@dataclass(eq=False, repr=False)
 class TargetError(PenstockError):
     """A remote refused a batch, or one record of it, or did not answer.
 
     A target raises it from `send` when the batch failed as a whole, and puts it into a `Verdict` when one record did.
     """
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        kind: ErrorKind = ErrorKind.OTHER,
-        code: str | None = None,
-        retry_after_s: float | None = None,
-        limit: Limit | None = None,
-        maybe_applied: bool = False,
-        suspects: tuple[int, ...] = (),
-        field: str | None = None,
-        details: Mapping[str, Any] | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.message = message
-        self.kind = kind
-        self.code = code
-        """The remote's own code, as it spells it: `0x80040237`, `23505`, `409`."""
-        self.retry_after_s = retry_after_s
-        self.limit = limit
-        self.maybe_applied = maybe_applied
-        """The call may have taken effect although no answer came: it is never simply sent again."""
-        self.suspects = suspects
-        """Positions in the batch that the remote named as the guilty ones."""
-        self.field = field
-        self.details = details or {}
+    message: str
+    _: KW_ONLY
+    kind: ErrorKind = ErrorKind.OTHER
+    code: str | None = None
+    """The remote's own code, as it spells it: `0x80040237`, `23505`, `409`."""
+    retry_after_s: float | None = None
+    limit: Limit | None = None
+    maybe_applied: bool = False
+    """The call may have taken effect although no answer came: it is never simply sent again."""
+    suspects: tuple[int, ...] = ()
+    """Positions in the batch that the remote named as the guilty ones."""
+    details: Mapping[str, Any] = field(default_factory=dict)
+    field: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__init__(self.message)
 
     def but(self, **changes: Any) -> TargetError:
         """The same error with some of its facts changed."""
-        return TargetError(**{name: getattr(self, name) for name in FACTS} | changes)
+        return replace(self, **changes)
 
 
 @dataclass(frozen=True, slots=True)

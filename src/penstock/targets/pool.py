@@ -14,8 +14,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 from penstock.clock import Clock, Entropy, SystemClock
 from penstock.errors import Unavailable
 from penstock.targets.model import ErrorKind, TargetError
-from penstock.targets.rules.limits import Share, Source, Throttles, Width
-from penstock.targets.rules.rate_limit import RateLimit
+from penstock.targets.rules.limits import RateLimit, Share, Source, Throttles, Width
 from penstock.targets.rules.retry import RetryPolicy
 from penstock.targets.target import Target
 
@@ -53,16 +52,13 @@ class CallQueue:
 
     @property
     def is_full(self) -> bool:
-        """Whether the call has all the slots it wanted."""
         return self.width_max is not None and self.in_flight >= self.width_max
 
     @property
     def is_waiting(self) -> bool:
-        """Whether anyone of the call waits for a slot."""
-        while self._begun and self._begun[0].done():
-            self._begun.popleft()
-        while self._fresh and self._fresh[0].done():
-            self._fresh.popleft()
+        for line in (self._begun, self._fresh):
+            while line and line[0].done():
+                line.popleft()
         return bool(self._begun or self._fresh)
 
     def line_up(self, priority: Priority) -> asyncio.Future[Source]:
@@ -78,7 +74,6 @@ class CallQueue:
         return future
 
     def next(self) -> asyncio.Future[Source]:
-        """The first in the line."""
         return (self._begun or self._fresh).popleft()
 
     def count_wait(self, held_before_s: float, held_s: float) -> None:
@@ -105,7 +100,6 @@ class TableGate:
             self._freed.set()
 
     def is_held_by(self, table: str, who: object) -> bool:
-        """Whether `who` itself holds the table."""
         return self._holders.get(table) is who
 
     def is_held(self, table: str, who: object) -> bool:
@@ -113,7 +107,6 @@ class TableGate:
         return table in self._holders and not self.is_held_by(table, who)
 
     async def wait_until_free(self, table: str, who: object) -> None:
-        """Wait until nobody else holds the table."""
         while self.is_held(table, who):
             self._freed.clear()
             await self._freed.wait()
@@ -198,26 +191,10 @@ class Pool:
         self._loop = loop
 
     @classmethod
-    def of(
-        cls,
-        target: Target,
-        *,
-        policy: RetryPolicy | None = None,
-        clock: Clock | None = None,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        entropy: Entropy | None = None,
-    ) -> Self:
-        """A pool with the sources and widths of a target."""
-        return cls(
-            target.sources,
-            width=target.width,
-            width_max=target.width_max,
-            rate_limit=target.rate_limit,
-            policy=policy,
-            clock=clock,
-            sleep=sleep,
-            entropy=entropy,
-        )
+    def of(cls, target: Target, **settings: Any) -> Self:
+        """A pool with the sources and limits of a target; `settings` are the other arguments of `Pool`."""
+        limits: dict[str, Any] = {name: getattr(target, name) for name in ("width", "width_max", "rate_limit")}
+        return cls(target.sources, **limits, **settings)
 
     @classmethod
     def shared(cls, target: Target, policy: RetryPolicy | None = None) -> Pool:
@@ -354,7 +331,9 @@ class Pool:
             while not future.done():
                 await asyncio.wait((future,), timeout=timeout_s)
                 # Who waits for slots of its own, or for a throttle to end, does not want for slots.
-                if not future.done() and not queue.in_flight and self._is_usable():
+                now = self.clock.monotonic()
+                is_usable = any(self._blocked_until_s(source, now) is None for source in self._sources.values())
+                if not future.done() and not queue.in_flight and is_usable:
                     raise PoolExhausted(f"no slot was free in {timeout_s:g} s")
             return future.result().name
         except BaseException:
@@ -387,10 +366,6 @@ class Pool:
     def _held_s(self) -> float:
         return self._throttles.held_s(self.clock.monotonic())
 
-    def _is_usable(self) -> bool:
-        now = self.clock.monotonic()
-        return any(self._blocked_until_s(source, now) is None for source in self._sources.values())
-
     def _blocked_until_s(self, source: Source, now: float) -> float | None:
         ends = (self._throttles.until_s(source.name, now), source.breaker.until_s(now), source.paced_until_s(now))
         return max((end for end in ends if end is not None), default=None)
@@ -415,12 +390,12 @@ class Pool:
     def _pick(self) -> Source | None:
         """The least loaded source that may be used."""
         now = self.clock.monotonic()
-        free = [source for source in self._sources.values() if self._is_free(source, now)]
-        return min(free, key=lambda source: source.load, default=None)
-
-    def _is_free(self, source: Source, now: float) -> bool:
-        is_full = source.in_flight >= source.width_now or not source.breaker.admits(now, source.in_flight)
-        return not is_full and self._blocked_until_s(source, now) is None
+        free = [
+            source
+            for source in self._sources.values()
+            if source.has_room(now) and self._blocked_until_s(source, now) is None
+        ]
+        return min(free, key=lambda source: source.in_flight / source.width_now, default=None)
 
     def _take(self, queue: CallQueue, source: Source) -> None:
         source.began(self.clock.monotonic())

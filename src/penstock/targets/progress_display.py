@@ -55,18 +55,12 @@ class ProgressDisplay:
 
 def sentence(progress: Progress) -> str:
     """A snapshot in one line of text."""
-    return ", ".join(part for part in (_share(progress), *_troubles(progress), *_pace(progress)) if part)
-
-
-def _share(progress: Progress) -> str:
-    if progress.total is None:
-        return f"{progress.processed:,} records"
-    return f"{progress.processed:,} of {progress.total:,} records ({progress.percent_complete:.0f} %)"
-
-
-def _troubles(progress: Progress) -> list[str]:
+    share = f"{progress.processed:,} records"
+    if progress.total is not None:
+        share = f"{progress.processed:,} of {progress.total:,} records ({progress.percent_complete:.0f} %)"
     counts = {"failed": progress.failed, "unknown": progress.unknown, "not run": progress.not_run}
-    return [f"{count:,} {name}" for name, count in counts.items() if count]
+    troubles = [f"{count:,} {name}" for name, count in counts.items() if count]
+    return ", ".join((share, *troubles, *_pace(progress)))
 
 
 def _pace(progress: Progress) -> list[str]:

@@ -36,7 +36,7 @@ class SqlQuotas:
         """Renew our leases, drop those that ran out, and count the members."""
         if self._is_closed:
             return {source: Share() for source in throttled_s}
-        quotas = {_digest(remote, source): source for source in throttled_s}
+        quotas = {sha256(f"{remote}\n{source}".encode()).hexdigest(): source for source in throttled_s}
 
         async def work(tx: Connection) -> Mapping[str, Share]:
             now_us = (await tx.execute(select(self._db.now()))).scalar_one()
@@ -70,7 +70,3 @@ class SqlQuotas:
         names = [member for member, _ in here]
         others_us = max((until_us for member, until_us in here if member != self._member), default=0)
         return Share(names.index(self._member), len(names), max(0.0, (others_us - now_us) / 1e6))
-
-
-def _digest(remote: str, source: str) -> str:
-    return sha256(f"{remote}\n{source}".encode()).hexdigest()

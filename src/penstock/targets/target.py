@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from penstock.errors import SettingsInvalid
 from penstock.targets.model import Answer, Batch, BulkOptions, Capabilities, Mode, Reference, Verdict
@@ -14,10 +15,21 @@ if TYPE_CHECKING:
     from penstock.targets.pool import Pool
     from penstock.targets.progress import Report
     from penstock.targets.results import BulkResult
-    from penstock.targets.rules.rate_limit import RateLimit
+    from penstock.targets.rules.limits import RateLimit
     from penstock.targets.running.input import Records
 
-__all__ = ["Answer", "Batch", "BulkMethods", "Capabilities", "Reference", "Target", "UniformVerdicts"]
+__all__ = [
+    "Answer",
+    "Batch",
+    "BulkMethods",
+    "Capabilities",
+    "RecentBatches",
+    "Reference",
+    "RequestCounter",
+    "Target",
+    "UniformVerdicts",
+    "count_request",
+]
 
 
 class BulkMethods:
@@ -155,3 +167,43 @@ class Target(BulkMethods):
 
     async def aclose(self) -> None:
         """Let go of connections."""
+
+
+class RequestCounter:
+    """The requests of one bulk call; tasks that are started after `begin` count here."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def begin(self) -> None:
+        """Count what this task, and those it starts, send."""
+        _current.set(self)
+
+
+_current: ContextVar[RequestCounter | None] = ContextVar("penstock_requests", default=None)
+
+
+def count_request() -> None:
+    """A target is about to send a request, of whatever kind."""
+    counter = _current.get()
+    if counter is not None:
+        counter.count += 1
+
+
+T = TypeVar("T")
+
+
+class RecentBatches(dict[str, T]):
+    """Something about batches, by their keys; the oldest are forgotten beyond `limit`.
+
+    So many are not in flight at once: the callers of the oldest have given them up.
+    """
+
+    def __init__(self, limit: int = 1000) -> None:
+        super().__init__()
+        self._limit = limit
+
+    def __setitem__(self, batch_key: str, known: T) -> None:
+        super().__setitem__(batch_key, known)
+        if len(self) > self._limit:
+            del self[next(iter(self))]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.targets.dataverse.target import LostBatch
-from penstock.targets.recent_batches import RecentBatches
+from penstock.targets.target import RecentBatches
 
 
 def test_what_was_there_before_the_first_try_is_not_forgotten_by_later_ones():

@@ -174,7 +174,6 @@ class _Call:
     progress: Report
 
     async def in_bulk(self, records: Records, progress: Report) -> BulkResult:
-        """Run records through the executor."""
         return await self.executor.start(self.mode, self.table, records, self.options, progress)
 
     async def singly(self, records: Records, fallback: Fallback) -> BulkResult:

@@ -10,7 +10,7 @@ from typing import Any
 
 from penstock.targets.executor import BulkCall, BulkCancelled
 from penstock.targets.ids import PackedIds
-from penstock.targets.model import BadInput, BulkOptions, ErrorKind, Mode, Outcome
+from penstock.targets.model import BadInput, BulkOptions, Mode, Outcome
 from penstock.targets.progress import Phase, Progress, ProgressTracker, Report
 from penstock.targets.results import CODES, BulkError, BulkResult, Outcomes, Statistics, StoppedReason
 from penstock.targets.running.outcomes import Callback
@@ -30,20 +30,15 @@ class MergedResult:
         self._errors: dict[int, BulkError] = {}
         self._ids = PackedIds() if mode in (Mode.CREATE, Mode.UPSERT) else None
         self._counts_exact = True
-        self._stopped: tuple[StoppedReason | None, BaseException | None] = (None, None)
+        self.stopped_reason: StoppedReason | None = None
+        """Why one of the calls ended early."""
+        self._stopped_error: BaseException | None = None
         self._statistics = Statistics()
 
-    @property
-    def stopped_reason(self) -> StoppedReason | None:
-        """Why one of the calls ended early."""
-        return self._stopped[0]
-
     def outcome(self, position: int) -> Outcome:
-        """What became of a record so far."""
         return Outcomes(self._codes)[position]
 
     def id_of(self, position: int) -> Any:
-        """The id a record was given."""
         return self._ids.get(position) if self._ids is not None else None
 
     def add(self, positions: Sequence[int], result: BulkResult) -> None:
@@ -54,12 +49,14 @@ class MergedResult:
         for position, outcome in zip(answered, result.outcomes, strict=True):
             self._codes[position] = CODES[outcome]
         for error in result.errors:
-            self._errors[positions[error.index]] = _moved(error, positions)
+            index = positions[error.index]
+            moved = (one if one.index is None else replace(one, index=index) for one in error.diagnostics)
+            self._errors[index] = replace(error, index=index, diagnostics=tuple(moved))
         if self._ids is not None and result.ids is not None:
             self._ids.put(answered, [result.id_of(index) for index in range(len(answered))])
         self._counts_exact &= result.counts_exact
-        if self._stopped[0] is None:
-            self._stopped = (result.stopped_reason, result.stopped_error)
+        if self.stopped_reason is None:
+            self.stopped_reason, self._stopped_error = result.stopped_reason, result.stopped_error
         self._statistics = _summed(self._statistics, result.statistics)
 
     async def add_call(self, positions: Sequence[int], start: Callable[[], BulkCall]) -> None:
@@ -78,9 +75,10 @@ class MergedResult:
 
     def stop(self, error: Exception) -> None:
         """A call could not be made; what it would have sent is not run."""
-        if self._stopped[0] is None:
+        if self.stopped_reason is None:
             reason: StoppedReason = "error in input" if isinstance(error, BadInput) else "systemic"
-            self._stopped = ("deadline" if isinstance(error, TimeoutError) else reason, error)
+            self.stopped_reason = "deadline" if isinstance(error, TimeoutError) else reason
+            self._stopped_error = error
 
     def mark(self, error: BulkError) -> None:
         """Say what became of one record, and why; `index` is its place in the whole input."""
@@ -88,39 +86,27 @@ class MergedResult:
         self._errors[error.index] = error
 
     def result(self, duration_s: float) -> BulkResult:
-        """The whole."""
-        reason, cause = self._stopped
         return BulkResult(
             mode=self._mode,
             outcomes=Outcomes(bytes(self._codes)),
             errors=[self._errors[index] for index in sorted(self._errors)],
             duration_s=duration_s,
             counts_exact=self._counts_exact,
-            stopped_reason=reason,
-            stopped_error=cause,
+            stopped_reason=self.stopped_reason,
+            stopped_error=self._stopped_error,
             statistics=self._statistics,
             ids=self._ids,
         )
 
 
-def _moved(error: BulkError, positions: Sequence[int]) -> BulkError:
-    diagnostics = tuple(
-        found if found.index is None else replace(found, index=positions[found.index]) for found in error.diagnostics
-    )
-    return replace(error, index=positions[error.index], diagnostics=diagnostics)
-
-
 def _summed(one: Statistics, other: Statistics) -> Statistics:
-    retries: Counter[ErrorKind] = Counter(one.retries)
-    retries.update(other.retries)
-    smallest = [size for size in (one.batch_size_min, other.batch_size_min) if size]
     return Statistics(
         calls=one.calls + other.calls,
         requests=one.requests + other.requests,
         throttles=one.throttles + other.throttles,
         waited_s=one.waited_s + other.waited_s,
-        retries=dict(retries),
-        batch_size_min=min(smallest, default=0),
+        retries=dict(Counter(one.retries) + Counter(other.retries)),
+        batch_size_min=min(filter(None, (one.batch_size_min, other.batch_size_min)), default=0),
         batch_size_max=max(one.batch_size_max, other.batch_size_max),
         batch_size_last=other.batch_size_last or one.batch_size_last,
         in_flight_max=max(one.in_flight_max, other.in_flight_max),
@@ -187,5 +173,4 @@ class MergedProgress:
         self.tell()
 
     def tell(self) -> None:
-        """Report where the whole stands."""
         self._callback(self._tracker.snapshot())

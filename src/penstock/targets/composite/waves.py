@@ -102,12 +102,10 @@ class _Waves:
         self._progress = MergedProgress(total, progress, monotonic=self._clock.monotonic)
 
     def results(self) -> dict[str, BulkResult]:
-        """How every table stands."""
         elapsed_s = self._clock.monotonic() - self._started_s
         return {table: merged.result(elapsed_s) for table, merged in self._merged.items()}
 
     async def run(self) -> None:
-        """Plan, send wave by wave, then close the circles."""
         id_fields = {table: await self._id_field(table) for table in self._tables}
         if not self._is_stopped:
             references = self._executor.target.references

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 from urllib.parse import quote
-from uuid import UUID
+from uuid import UUID, uuid5
 
-from penstock.targets.dataverse.entities import Key, Spelling, encode, key_columns, made_id
+from penstock.targets.dataverse.entities import Key, Spelling, encode, key_columns
 from penstock.targets.dataverse.odata import address, guid
 from penstock.targets.dataverse.options import BYPASS_PRIVILEGE, DataverseOptions, behaviour
 from penstock.targets.dataverse.table_metadata import Table
@@ -18,6 +18,8 @@ from penstock.targets.model import ErrorKind, Mode, TargetError
 from penstock.targets.target import Batch
 
 __all__ = ["Call"]
+
+IDS = UUID("1b6cf0f1-35a3-4dd9-9d6c-0f7f2f0e86c5")
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,6 @@ class Call:
 
     @cached_property
     def headers(self) -> Mapping[str, str]:
-        """The headers of the platform's optional behaviour."""
         return behaviour(self.options, self.mode)
 
     def query(self, *options: str) -> str:
@@ -66,7 +67,8 @@ class Call:
         own = record.get(self.table.id_column) if isinstance(record, Mapping) else record
         if own is not None:
             return guid(own)
-        return made_id(self.batch.record_key(position)) if self.makes_ids else None
+        # An id that we give a record is the same for every try, whatever batch it is in.
+        return str(uuid5(IDS, self.batch.record_key(position))) if self.makes_ids else None
 
     def key(self, position: int) -> Key:
         """What identifies a record that may be there already; ValueError when it carries no such thing."""

@@ -15,12 +15,11 @@ from penstock.targets.dataverse.table_metadata import Table
 from penstock.targets.model import ErrorKind, Mode, Record, TargetError
 from penstock.targets.target import Reference
 
-__all__ = ["Key", "Lookup", "Spelling", "encode", "identity", "key_columns", "made_id", "references", "referred_tables"]
+__all__ = ["Key", "Lookup", "Spelling", "encode", "identity", "key_columns", "references", "referred_tables"]
 
 BIND = "@odata.bind"
 BOUND = re.compile(r"/?(\w+)\((.+)\)$")
 TYPE = "Microsoft.Dynamics.CRM."
-IDS = uuid.UUID("1b6cf0f1-35a3-4dd9-9d6c-0f7f2f0e86c5")
 ENCODER = msgspec.json.Encoder(decimal_format="number")
 
 Key = Mapping[str, Any] | str
@@ -80,18 +79,14 @@ def key_columns(record: Record, columns: Sequence[str], references: Mapping[str,
     missing = [column for column in columns if record.get(column) is None]
     if missing:
         raise ValueError(f"the alternate key is incomplete: {', '.join(missing)} is empty")
-    return dict(_key_column(column, record[column], column in references) for column in columns)
-
-
-def _key_column(column: str, value: Any, is_reference: bool) -> tuple[str, Any]:
-    if isinstance(value, Lookup):
-        return f"_{column}_value", uuid.UUID(str(value.id))
-    return (f"_{column}_value", uuid.UUID(str(value))) if is_reference else (column, value)
-
-
-def made_id(record_key: str) -> str:
-    """The id we give a record: the same for every try, whatever batch it is in."""
-    return str(uuid.uuid5(IDS, record_key))
+    key: dict[str, Any] = {}
+    for column in columns:
+        value = record[column]
+        if isinstance(value, Lookup) or column in references:
+            key[f"_{column}_value"] = uuid.UUID(str(value.id if isinstance(value, Lookup) else value))
+        else:
+            key[column] = value
+    return key
 
 
 def encode(value: Any, position: int | None = None) -> bytes:
@@ -132,11 +127,9 @@ def references(record: Any, named: Mapping[str, str], tables: Mapping[str, str])
     if not isinstance(record, Mapping):
         return
     for column, value in record.items():
-        if value is None:
-            continue
         if isinstance(value, Lookup):
             yield Reference(column, value.table, value.id)
         elif column.endswith(BIND) and (found := BOUND.fullmatch(str(value))):
             yield Reference(column.removesuffix(BIND), tables.get(found[1], found[1]), found[2])
-        elif column in named:
+        elif column in named and value is not None:
             yield Reference(column, named[column], value)

@@ -98,7 +98,10 @@ class RowFailure:
 def refusal(reply: WebApiReply, now: datetime, *, is_write: bool) -> TargetError:
     """The error an answer stands for; of a write it also says whether it may have taken effect all the same."""
     error = reply.error()
-    code, message = _text(error.get("code")), _message(error, reply.status)
+    inner = error.get("innererror")
+    said = error.get("message") or (inner.get("message") if isinstance(inner, dict) else None)
+    message = str(said) if said else f"Dataverse answered {reply.status} without saying why"
+    code = _text(error.get("code"))
     wait_s = retry_after_s(reply.headers, now)
     kind = classify(reply.status, code, message, has_retry_after="retry-after" in reply.headers)
     is_unanswered = reply.status in LOST or (not error and reply.status >= 500)
@@ -118,12 +121,6 @@ def refusal(reply: WebApiReply, now: datetime, *, is_write: bool) -> TargetError
 
 def _text(value: Any) -> str | None:
     return str(value) if value else None
-
-
-def _message(error: Mapping[str, Any], status: int) -> str:
-    inner = error.get("innererror")
-    said = error.get("message") or (inner.get("message") if isinstance(inner, dict) else None)
-    return str(said) if said else f"Dataverse answered {status} without saying why"
 
 
 def _details(reply: WebApiReply) -> Mapping[str, Any]:
@@ -179,17 +176,11 @@ def classify(status: int, code: str | None, message: str, *, has_retry_after: bo
         return ErrorKind.TOKEN
     if UNSUPPORTED_WORDS.search(message):
         return ErrorKind.UNSUPPORTED
-    if code == SQL_ERROR:
-        return _sql_error_kind(message)
+    if code == SQL_ERROR:  # a number counts only next to the words that announce it
+        by_number = (SQL_NUMBERS[number] for number in sql_numbers(message) if number in SQL_NUMBERS)
+        by_words = (kind for words, kind in SQL_WORDS if re.search(words, message, re.IGNORECASE))
+        return next(by_number, None) or next(by_words, ErrorKind.OTHER)
     return KINDS.get(code) or kind_of_status(status, {}, is_single=True)
-
-
-def _sql_error_kind(message: str) -> ErrorKind:
-    """What the database under the platform ran into; a number counts only next to the words that announce it."""
-    for number in sql_numbers(message):
-        if number in SQL_NUMBERS:
-            return SQL_NUMBERS[number]
-    return next((kind for words, kind in SQL_WORDS if re.search(words, message, re.IGNORECASE)), ErrorKind.OTHER)
 
 
 def sql_numbers(message: str) -> list[int]:

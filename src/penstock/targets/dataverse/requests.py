@@ -17,7 +17,8 @@ from penstock.targets.dataverse.error_mapping import WebApiReply, row_error, row
 from penstock.targets.dataverse.odata import address, comparable, filters
 from penstock.targets.dataverse.table_metadata import Table
 from penstock.targets.dataverse.web_api import WebApi
-from penstock.targets.model import DONE, ErrorKind, Mode, Outcome, TargetError, Verdict
+from penstock.targets.diagnostics.error_parsing import guids_in
+from penstock.targets.model import DONE, TRANSIENT, Mode, Outcome, TargetError, Verdict
 from penstock.targets.target import Answer, UniformVerdicts
 
 __all__ = [
@@ -42,12 +43,10 @@ ACTIONS = {
     Mode.DELETE: "DeleteMultiple",
 }
 ENTITY_ID = re.compile(r"\(([0-9a-fA-F-]{36})\)\s*$")
-TRANSIENT = frozenset({ErrorKind.THROTTLED, ErrorKind.TOKEN, ErrorKind.CONNECTION, ErrorKind.DEADLOCK, ErrorKind.RACE})
 PARTS_MAX = 1000
 BOUNDARY = re.compile(r'boundary="?([^";,]+)"?', re.IGNORECASE)
 STATUS_LINE = re.compile(rb"HTTP/1\.[01] (\d{3})")
 PART_HEAD = b"Content-Type: application/http\r\nContent-Transfer-Encoding: binary\r\n\r\n"
-GUIDS = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,16 +102,13 @@ async def send_singles(api: WebApi, call: Call, source: str, *, continue_on_erro
 def _done(call: Call, reply: WebApiReply, present: Found | None) -> Sequence[Verdict]:
     if call.mode is Mode.UPSERT:
         return [_success(call, position, present) for position in range(len(call))]
-    ids = _created_ids(call, reply) if call.mode is Mode.CREATE else [call.id(n) for n in range(len(call))]
-    return UniformVerdicts(Verdict(DONE[call.mode]), len(call), ids)
-
-
-def _created_ids(call: Call, reply: WebApiReply) -> Sequence[str]:
+    if call.mode is not Mode.CREATE:
+        return UniformVerdicts(Verdict(DONE[call.mode]), len(call), [call.id(n) for n in range(len(call))])
     ids = reply.json().get("Ids")
     if not isinstance(ids, list) or len(ids) != len(call):
         told = len(ids) if isinstance(ids, list) else "no"
         raise unbelievable(f"told {told} ids where {len(call)} records were sent", reply)
-    return [str(id) for id in ids]
+    return UniformVerdicts(Verdict(Outcome.CREATED), len(call), [str(id) for id in ids])
 
 
 def _success(call: Call, position: int, present: Found | None) -> Verdict:
@@ -126,14 +122,8 @@ def _success(call: Call, position: int, present: Found | None) -> Verdict:
 
 def _suspects(call: Call, message: str) -> tuple[int, ...]:
     """The records that hold an id the message names."""
-    named = {found.lower() for found in GUIDS.findall(message)}
-    if not named:
-        return ()
-    return tuple(
-        position
-        for position, record in enumerate(call.records)
-        if any(found.lower() in named for found in GUIDS.findall(str(record)))
-    )
+    named = guids_in(message)
+    return tuple(at for at, record in enumerate(call.records) if named and named & guids_in(str(record)))
 
 
 def single_request(call: Call, position: int, root: str) -> Part:
@@ -183,12 +173,8 @@ def _verdict(call: Call, position: int, reply: WebApiReply, refused: Callable[[W
     if call.mode is Mode.UPSERT:
         outcome = Outcome.CREATED if reply.status == 201 else Outcome.UPDATED
         return Verdict(outcome, reply.json().get(call.table.id_column) or call.id(position))
-    return Verdict(DONE[call.mode], call.id(position) or _entity_id(reply))
-
-
-def _entity_id(reply: WebApiReply) -> str | None:
-    found = ENTITY_ID.search(reply.headers.get("odata-entityid", ""))
-    return found[1].lower() if found else None
+    made = ENTITY_ID.search(reply.headers.get("odata-entityid", ""))
+    return Verdict(DONE[call.mode], call.id(position) or (made[1].lower() if made else None))
 
 
 async def find_present(api: WebApi, call: Call, source: str) -> Found:
@@ -249,9 +235,6 @@ def _reply(piece: bytes) -> WebApiReply | None:
     head, _, body = answer.partition(b"\r\n\r\n")
     status, _, lines = head.partition(b"\r\n")
     found = STATUS_LINE.match(status)
-    return WebApiReply(int(found[1]), _headers(lines), body) if found else None
-
-
-def _headers(lines: bytes) -> Mapping[str, str]:
     pairs = (line.partition(":") for line in lines.decode("latin-1").split("\r\n") if line)
-    return {name.strip().lower(): value.strip() for name, _, value in pairs}
+    headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
+    return WebApiReply(int(found[1]), headers, body) if found else None

@@ -16,8 +16,7 @@ from penstock.targets.dataverse.table_metadata import Table, TableMetadata
 from penstock.targets.dataverse.web_api import TOTAL_S, Credential, Tokens, WebApi, default_client
 from penstock.targets.http.client import checked_base
 from penstock.targets.model import BulkOptions, ErrorKind, Mode, Outcome, TargetError, Verdict
-from penstock.targets.recent_batches import RecentBatches
-from penstock.targets.target import Answer, Batch, Capabilities, Reference, Target
+from penstock.targets.target import Answer, Batch, Capabilities, RecentBatches, Reference, Target
 
 if TYPE_CHECKING:
     import httpx
@@ -124,9 +123,6 @@ class DataverseTarget(Target):
             return [None] * len(call)  # keys that were there before say nothing of a batch that is not there whole
         return [Verdict(Outcome.CREATED, id) if id else None for id in found]
 
-    async def refresh(self, source: str) -> None:
-        """Do nothing: a token was dropped the moment it was refused, and a broken connection is never used again."""
-
     def identifier(self, table: str, mode: Mode, options: BulkOptions) -> Callable[[Any], Hashable | None] | None:
         known, alternate_key = self._metadata.recall_table(table), platform_options(options).alternate_key
         return None if known is None else lambda record: identity(known, mode, record, alternate_key)
@@ -159,12 +155,6 @@ class DataverseTarget(Target):
         call.check()
         return call
 
-    async def _deliver(self, call: Call, source: str) -> Answer:
-        """Send a call the way its table and its options ask for."""
-        if goes_as_single_requests(call.table, call.mode, call.options):
-            return await self._singly(call, source, continue_on_error=call.options.continue_on_error)
-        return await self._whole(call, source)
-
     async def _singly(self, call: Call, source: str, *, continue_on_error: bool) -> Answer:
         """Send every record as a request of its own."""
         lost = self._lost_batches.get(call.batch.key)
@@ -178,10 +168,14 @@ class DataverseTarget(Target):
             return replace(answer, counts_exact=False)
         return answer
 
-    async def _whole(self, call: Call, source: str) -> Answer:
-        """Send a call as one bulk action."""
+    async def _deliver(self, call: Call, source: str) -> Answer:
+        """Send a call the way its table and its options ask for, mostly as one bulk action."""
+        if goes_as_single_requests(call.table, call.mode, call.options):
+            return await self._singly(call, source, continue_on_error=call.options.continue_on_error)
         lost = self._lost_batches.get(call.batch.key)
-        before = await self._before(call, source, lost)
+        before = lost.present if lost is not None else None  # as it was before the first try
+        if before is None and call.mode is Mode.UPSERT and call.options.tell_created:
+            before = await find_present(self._api, call, source)
         try:
             answer = await send_action(self._api, call, source, before)
         except TargetError as error:
@@ -198,11 +192,3 @@ class DataverseTarget(Target):
     def _note(self, call: Call, error: TargetError, lost: LostBatch) -> None:
         if error.maybe_applied:
             self._lost_batches[call.batch.key] = lost.after(self._lost_batches.get(call.batch.key))
-
-    async def _before(self, call: Call, source: str, lost: LostBatch | None) -> Found | None:
-        """Which records of an upsert are there before its first try."""
-        if call.mode is not Mode.UPSERT or not call.options.tell_created:
-            return None
-        if lost is not None and lost.present is not None:
-            return lost.present
-        return await find_present(self._api, call, source)

@@ -139,11 +139,11 @@ class WebApi:
         response = await self._http.call(source, method, path, headers=sent, content=body, is_write=method != "GET")
         reply = WebApiReply(response.status_code, response.headers, response.content)
         if not reply.is_success and self.refusal(reply, is_write=False).kind is ErrorKind.TOKEN:
+            # It is dropped at once, so that the target has nothing left to refresh.
             self._tokens.refuse(source, response.request.headers["Authorization"].removeprefix("Bearer "))
         return reply
 
     def refusal(self, reply: WebApiReply, *, is_write: bool) -> TargetError:
-        """The error an answer stands for."""
         return refusal(reply, from_micros(self._clock.now_us()), is_write=is_write)
 
     async def aclose(self) -> None:

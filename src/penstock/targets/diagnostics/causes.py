@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from enum import StrEnum
-from typing import NamedTuple
 
 from penstock.targets.diagnostics.error_parsing import ParsedError
-from penstock.targets.model import ErrorKind
+from penstock.targets.model import TRANSIENT, ErrorKind
 
 __all__ = ["Cause", "cause_of"]
 
@@ -45,47 +44,34 @@ SUGGESTIONS = {
 }
 
 
-class ErrorPattern(NamedTuple):
-    """How a cause shows in an error: by the remote's code, or by its words."""
-
-    cause: Cause
-    codes: frozenset[str]
-    words: re.Pattern[str]
-
-
-def _pattern(cause: Cause, codes: str, words: str) -> ErrorPattern:
-    return ErrorPattern(cause, frozenset(codes.casefold().split()), re.compile(words, re.IGNORECASE))
-
-
-# Codes of Dataverse, PostgreSQL, MariaDB and SQLite, in this order. 1451 and "still referenced" are not among them:
-# there the parent exists, and it is the delete that is wrong. Nor are 0x80040217 and 23503: they also say such things.
+# How a cause shows in an error: by the remote's code, or by its words. Codes of Dataverse, PostgreSQL, MariaDB and
+# SQLite, in this order and in lower case. 1451 and "still referenced" are not among them: there the parent exists, and
+# it is the delete that is wrong. Nor are 0x80040217 and 23503: they also say such things.
 PATTERNS = (
-    _pattern(
-        Cause.DUPLICATE_IN_BATCH, "21000", r"cannot affect row a second time|duplicate keys? in (?:the|one) request"
-    ),
-    _pattern(
+    (Cause.DUPLICATE_IN_BATCH, "21000", r"cannot affect row a second time|duplicate keys? in (?:the|one) request"),
+    (
         Cause.DUPLICATE_IN_TARGET,
         "0x80040237 0x80060892 0x80040333 23505 1062 1555 2067",
         r"duplicate (?:key|entry|record)|already exists|matching key values|UNIQUE constraint failed",
     ),
-    _pattern(
+    (
         Cause.MISSING_REFERENCE,
         "1452 787",
         r"\bIds? ?= ?\{?[0-9a-f-]{36}|is not present in table|FOREIGN KEY constraint failed|child row: a foreign key"
         r"|insert or update on table .* violates foreign key",
     ),
-    _pattern(
+    (
         Cause.REQUIRED_MISSING,
         "23502 1048 1364 1299",
         r"null value in column|cannot be null|doesn't have a default value|NOT NULL constraint failed"
         r"|required (?:field|attribute)|is required\b|must not be (?:null|empty)",
     ),
-    _pattern(
+    (
         Cause.TOO_LONG,
         "0x80044331 22001 1406",
         r"value too long|data too long|exceed\w* (?:the )?max\w* (?:allowed )?length|longer than",
     ),
-    _pattern(
+    (
         Cause.BAD_TYPE,
         "0x80048d19 22p02 22003 22007 22008 42804 1366 1292 1264 3091",
         r"invalid input (?:syntax|value)|datatype mismatch|cannot convert|incorrect \w+ value|out of range"
@@ -97,17 +83,15 @@ KINDS = {
     ErrorKind.BUSINESS: Cause.PLUGIN,
     ErrorKind.TOO_BIG: Cause.TIMEOUT_SIZE,
 }
-PASSING = frozenset({ErrorKind.THROTTLED, ErrorKind.TOKEN, ErrorKind.CONNECTION, ErrorKind.DEADLOCK, ErrorKind.RACE})
-"""Kinds of errors that say nothing about the records."""
 
 
 def cause_of(error: BaseException) -> Cause | None:
     """What an error is about, by its code first and its words second; None when neither is known."""
     parsed = ParsedError.of(error)
-    if parsed.kind in PASSING:
+    if parsed.kind in TRANSIENT:
         return None
     if parsed.kind in KINDS:
         return KINDS[parsed.kind]
-    by_code = (pattern.cause for pattern in PATTERNS if parsed.code in pattern.codes)
-    by_words = (pattern.cause for pattern in PATTERNS if pattern.words.search(parsed.text))
+    by_code = (cause for cause, codes, _ in PATTERNS if parsed.code in codes.split())
+    by_words = (cause for cause, _, words in PATTERNS if re.search(words, parsed.text, re.IGNORECASE))
     return next(by_code, None) or next(by_words, None)

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from penstock.targets.model import ErrorKind, TargetError
 
-__all__ = ["NamedKey", "ParsedError", "named_field", "spelled"]
+__all__ = ["NamedKey", "ParsedError", "guids_in", "named_field", "spelled"]
 
 QUOTED = r"""(?:[`'"]\w+[`'"]\.)*['"`‘“]([\w.@$-]+)['"`’”]"""
 FIELD_PATTERNS = (
@@ -35,6 +35,11 @@ def named_field(message: str) -> str | None:
     return None
 
 
+def guids_in(text: str) -> frozenset[str]:
+    """Every GUID in a text, in lower case."""
+    return frozenset(found.casefold() for found in GUID.findall(text))
+
+
 class NamedKey(NamedTuple):
     """Columns and values that a database named as the offending key."""
 
@@ -43,7 +48,6 @@ class NamedKey(NamedTuple):
     table: str | None
 
     def is_of(self, record: Mapping[str, object]) -> bool:
-        """Whether a record carries this key."""
         return all(
             column in record and str(record[column]) == value
             for column, value in zip(self.columns, self.values, strict=True)
@@ -72,8 +76,7 @@ class ParsedError(NamedTuple):
 
     @property
     def ids(self) -> frozenset[str]:
-        """Every GUID in the text, in lower case."""
-        return frozenset(found.casefold() for found in GUID.findall(self.text))
+        return guids_in(self.text)
 
     @property
     def key(self) -> NamedKey | None:

@@ -88,8 +88,12 @@ def _placed(batch: Batch, results: ItemResults, body: Any, *, is_lines: bool) ->
 
 
 def _verdict(mode: Mode, endpoint: Endpoint, results: ItemResults, item: Any) -> tuple[Verdict, bool]:
+    if item is MISSING and results.only_failures:
+        outcome, is_exact = _done(mode, None)
+        return Verdict(outcome), is_exact
     if item is MISSING:
-        return _unlisted(mode, endpoint, results)
+        lost = TargetError("the answer does not mention this record", maybe_applied=endpoint.idempotency_header is None)
+        return Verdict(Outcome.UNKNOWN, error=lost), True
     status, error, identifier = (at_path(item, path) for path in (results.status, results.error, results.id))
     known = results.outcomes.get(status) if isinstance(status, str | int) else None
     number = _number(status)
@@ -105,14 +109,6 @@ def _verdict(mode: Mode, endpoint: Endpoint, results: ItemResults, item: Any) ->
     failure = item_error(number, error, endpoint, code=code, field=field)
     outcome = Outcome.UNKNOWN if number in LOST else Outcome.FAILED
     return Verdict(known or outcome, identifier, failure), True
-
-
-def _unlisted(mode: Mode, endpoint: Endpoint, results: ItemResults) -> tuple[Verdict, bool]:
-    if results.only_failures:
-        outcome, is_exact = _done(mode, None)
-        return Verdict(outcome), is_exact
-    lost = TargetError("the answer does not mention this record", maybe_applied=endpoint.idempotency_header is None)
-    return Verdict(Outcome.UNKNOWN, error=lost), True
 
 
 def _done(mode: Mode, status: int | None) -> tuple[Outcome, bool]:

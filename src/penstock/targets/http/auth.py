@@ -16,7 +16,7 @@ from penstock.targets.http.answers import decoded
 from penstock.targets.http.rate_limits import retry_after_s
 from penstock.targets.model import ErrorKind, TargetError
 from penstock.targets.per_loop import PerLoop
-from penstock.targets.request_count import count_request
+from penstock.targets.target import count_request
 
 if TYPE_CHECKING:
     import httpx

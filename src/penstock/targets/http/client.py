@@ -13,7 +13,7 @@ from penstock.targets.http.auth import LOCAL
 from penstock.targets.http.error_mapping import refuse_page
 from penstock.targets.model import ErrorKind, TargetError
 from penstock.targets.per_loop import PerLoop
-from penstock.targets.request_count import count_request
+from penstock.targets.target import count_request
 
 if TYPE_CHECKING:
     import httpx

@@ -53,7 +53,9 @@ def refusal(reply: Reply, endpoint: Endpoint, *, call: str, now: datetime, recor
         kind = ErrorKind.SERVER
     message, code = said(body)
     is_throttle = kind is ErrorKind.THROTTLED
-    text = message or f"no reason given{_whither(status, headers)}"
+    is_redirect = 300 <= status < 400 and "location" in headers
+    hint = "; it redirects, and only redirects (307, 308) within the same origin are followed" if is_redirect else ""
+    text = message or f"no reason given{hint}"
     return TargetError(
         f"{call} answered {status}: {text}",
         kind=kind,
@@ -104,7 +106,8 @@ def item_error(status: int | None, error: Any, endpoint: Endpoint, *, code: Any,
 def said(body: Any) -> tuple[str, str | None]:
     """The message and the code in an error, wherever they stand."""
     if isinstance(body, str):
-        return _short(body), None
+        line = " ".join(body.split())
+        return line if len(line) <= MESSAGE_MAX else f"{line[:MESSAGE_MAX]}…", None
     if isinstance(body, list):
         return said(body[0]) if body else ("", None)
     if not isinstance(body, Mapping):
@@ -136,13 +139,3 @@ def _may_have_been_applied(status: int, kind: ErrorKind, endpoint: Endpoint, rec
         return status != 501
     # The remote may have applied the records that stand before the one it refused.
     return kind in ABOUT_RECORDS and records > 1 and not endpoint.is_idempotent
-
-
-def _whither(status: int, headers: Mapping[str, str]) -> str:
-    is_redirect = 300 <= status < 400 and "location" in headers
-    return "; it redirects, and only redirects (307, 308) within the same origin are followed" if is_redirect else ""
-
-
-def _short(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= MESSAGE_MAX else f"{line[:MESSAGE_MAX]}…"

@@ -27,7 +27,8 @@ def retry_after_s(headers: Mapping[str, str], now: datetime) -> float | None:
     Dates are measured by the remote's own `Date`, so that a clock that is off does not matter.
     """
     at = _date(headers.get("date")) or now
-    waits = [_retry_after(headers.get("retry-after"), at), _structured(headers.get("ratelimit"))]
+    structured = [float(number) for number in STRUCTURED_RESET.findall(headers.get("ratelimit", ""))]
+    waits = [_retry_after(headers.get("retry-after"), at), max(structured, default=None)]
     waits += [_reset(headers.get(name), at) for name in RESET_HEADERS]
     return next((max(0.0, wait) for wait in waits if wait is not None), None)
 
@@ -51,11 +52,6 @@ def _retry_after(value: str | None, now: datetime) -> float | None:
         return seconds
     until = _date(value)
     return (until - now).total_seconds() if until else None
-
-
-def _structured(value: str | None) -> float | None:
-    found = [float(number) for number in STRUCTURED_RESET.findall(value or "")]
-    return max(found, default=None)
 
 
 def _reset(value: str | None, now: datetime) -> float | None:

@@ -21,10 +21,22 @@ ENCODER = msgspec.json.Encoder()
 
 def encoded(batch: Batch, endpoint: Endpoint) -> bytes | None:
     """The body of a call; None when it has none."""
-    if endpoint.body is Body.NONE:
-        return None
     try:
-        body = _encoded(batch, endpoint)
+        match endpoint.body:
+            case Body.NONE:
+                return None
+            case Body.ARRAY:
+                body = ENCODER.encode(list(batch.records))
+            case Body.WRAPPER:
+                body = ENCODER.encode({endpoint.wrapper: list(batch.records)})
+            case Body.NDJSON:
+                body = ENCODER.encode_lines(batch.records)
+            case Body.SINGLE:
+                body = ENCODER.encode(batch.records[0])
+            case Body.FORM:
+                body = urlencode(list(_form_fields(batch.records[0]))).encode()
+            case Body.MULTIPART:
+                body = _multipart(batch.records[0], _boundary(batch))
     except (TypeError, ValueError, OverflowError) as error:
         raise TargetError(f"a record cannot be written as JSON: {error}", kind=ErrorKind.DATA) from error
     return without_nan(body, batch.records)
@@ -47,31 +59,12 @@ def _has_nan(value: Any) -> bool:
     return isinstance(value, list | tuple) and any(map(_has_nan, value))
 
 
-def _encoded(batch: Batch, endpoint: Endpoint) -> bytes:
-    match endpoint.body:
-        case Body.WRAPPER:
-            return ENCODER.encode({endpoint.wrapper: list(batch.records)})
-        case Body.NDJSON:
-            return ENCODER.encode_lines(batch.records)
-        case Body.SINGLE:
-            return ENCODER.encode(batch.records[0])
-        case Body.FORM:
-            return urlencode(list(_form_fields(batch.records[0]))).encode()
-        case Body.MULTIPART:
-            return _multipart(batch.records[0], _boundary(batch))
-    return ENCODER.encode(list(batch.records))
-
-
 def content_type(batch: Batch, endpoint: Endpoint) -> str:
     """The media type of a body."""
-    match endpoint.body:
-        case Body.NDJSON:
-            return "application/x-ndjson"
-        case Body.FORM:
-            return "application/x-www-form-urlencoded"
-        case Body.MULTIPART:
-            return f"multipart/form-data; boundary={_boundary(batch)}"
-    return "application/json"
+    if endpoint.body is Body.MULTIPART:
+        return f"multipart/form-data; boundary={_boundary(batch)}"
+    plain = {Body.NDJSON: "application/x-ndjson", Body.FORM: "application/x-www-form-urlencoded"}
+    return plain.get(endpoint.body, "application/json")
 
 
 def _form_fields(value: Any, name: str = "") -> Iterator[tuple[str, str]]:

@@ -18,9 +18,8 @@ from penstock.targets.http.endpoint import Endpoint, PagedLookup
 from penstock.targets.http.error_mapping import Reply, refusal, width_hint
 from penstock.targets.http.request_body import ENCODER, content_type, encoded, filled, id_of
 from penstock.targets.model import BulkOptions, ErrorKind, Mode, Outcome, TargetError, Verdict
-from penstock.targets.recent_batches import RecentBatches
-from penstock.targets.rules.rate_limit import RateLimit
-from penstock.targets.target import Answer, Batch, Capabilities, Target
+from penstock.targets.rules.limits import RateLimit
+from penstock.targets.target import Answer, Batch, Capabilities, RecentBatches, Target
 
 if TYPE_CHECKING:
     import httpx
@@ -174,9 +173,12 @@ class HttpTarget(Target):
         """What the records that exist prove: created ones are among them, deleted ones are not."""
         ids = [id_of(record, batch.mode, endpoint) for record in batch.records]
         if isinstance(endpoint.lookup, PagedLookup):
+            if None in ids:
+                raise TargetError("a record without an id cannot be looked up", kind=ErrorKind.DATA, code="MissingId")
             path = self._http.address(filled(endpoint.lookup.url, batch.table))
+            path = path.replace("{ids}", ",".join(quote(str(one), safe="") for one in ids))
             lookup = replace(endpoint.lookup, id=endpoint.lookup.id or endpoint.id_field or "id")
-            there = await _ids_there(lookup, path, ids, lambda page: self._got(page, endpoint, source))
+            there = await _all_pages(lookup, path, lambda page: self._got(page, endpoint, source))
             is_there = [str(one) in there for one in ids]
         else:
             assert endpoint.lookup is not None
@@ -205,19 +207,6 @@ def _read(response: httpx.Response) -> Reply:
 def _shown(method: str, path: str) -> str:
     """A call without its query, which may hold a key."""
     return f"{method} {path.partition('?')[0]}"
-
-
-async def _ids_there(
-    lookup: PagedLookup, path: str, ids: Sequence[Any], get: Callable[[str], Awaitable[Reply]]
-) -> set[str]:
-    """Those of the ids that the remote has; `path` is the look-up's with the table filled in."""
-    if None in ids:
-        raise TargetError("a record without an id cannot be looked up", kind=ErrorKind.DATA, code="MissingId")
-    found: set[str] = set()
-    for start in range(0, len(ids), lookup.ids_max):
-        part = ",".join(quote(str(one), safe="") for one in ids[start : start + lookup.ids_max])
-        found |= await _all_pages(lookup, path.replace("{ids}", part), get)
-    return found
 
 
 async def _all_pages(lookup: PagedLookup, first: str, get: Callable[[str], Awaitable[Reply]]) -> set[str]:

@@ -36,7 +36,6 @@ class BatchSize:
 
     @property
     def now(self) -> int:
-        """Records in the next batch."""
         return max(1, int(self._size))
 
     def answered(self, records: int, seconds: float) -> None:

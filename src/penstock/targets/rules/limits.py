@@ -1,16 +1,59 @@
-"""What holds a source back: its width, throttles, a breaker, a rate, and our share of its quota."""
+"""What holds a source back: a rate that the user declared, its width, throttles, a breaker, our share of its quota."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from penstock.errors import SettingsInvalid
 from penstock.targets.model import Limit
 from penstock.targets.rules.pace import Pace
-from penstock.targets.rules.rate_limit import RateLimit, TokenBucket
 from penstock.targets.rules.retry import RetryPolicy
 
-__all__ = ["WHOLE", "Breaker", "Share", "Source", "Throttles", "Width"]
+__all__ = ["Breaker", "RateLimit", "Share", "Source", "Throttles", "TokenBucket", "Width"]
+
+
+@dataclass(frozen=True)
+class RateLimit:
+    """So many calls in so many seconds, for each source: `RateLimit(100, per_s=60)`.
+
+    Calls are spread evenly, so that no window of `per_s` seconds holds more of them. After a pause up to `burst` may
+    begin at once, for remotes that allow it.
+    """
+
+    calls: float
+    per_s: float = 1.0
+    burst: int = 1
+
+    def __post_init__(self) -> None:
+        if self.calls <= 0 or self.per_s <= 0 or self.burst < 1:
+            raise SettingsInvalid(f"a rate limit has calls and seconds above 0 and a burst of at least 1: {self}")
+
+
+class TokenBucket:
+    """Holds up to `burst` tokens; a call takes one, and one comes back every `per_s / calls` seconds."""
+
+    def __init__(self, limit: RateLimit) -> None:
+        self._burst, self._per_second = float(limit.burst), limit.calls / limit.per_s
+        self._whole = self._per_second
+        self._tokens, self._at_s = self._burst, float("-inf")
+
+    def share(self, members: int) -> None:
+        """Keep to an equal share of the rate among so many."""
+        self._per_second = self._whole / members
+
+    def until_s(self, now_s: float) -> float | None:
+        """When the next call may begin; None when it may now."""
+        missing = 1 - self._held(now_s)
+        return now_s + missing / self._per_second if missing > 1e-9 else None
+
+    def began(self, now_s: float) -> None:
+        """A call begins; one that had to begin all the same is paid for later."""
+        self._tokens, self._at_s = self._held(now_s) - 1, now_s
+
+    def _held(self, now_s: float) -> float:
+        return min(self._burst, self._tokens + max(0.0, now_s - self._at_s) * self._per_second)
+
 
 PATIENCE = 8
 """A width at which the remote complained of too many calls is tried again only after so many good windows."""
@@ -21,36 +64,32 @@ class Width:
 
     def __init__(self, width: int, width_max: int) -> None:
         self._max = max(1, width_max)
-        self._ceiling = self._now = self._clamped(width)
+        self._ceiling = self.now = self._clamped(width)
+        """`now` is the number of calls at once, at the moment."""
         self._refused_at: int | None = None
         self._good_calls = 0
-
-    @property
-    def now(self) -> int:
-        """Calls at once, at the moment."""
-        return self._now
 
     def hinted(self, hint: int) -> None:
         """The remote recommends this many; more raises the width, less lowers it at once."""
         hint = self._clamped(hint)
         if hint == self._ceiling:
             return
-        was_full = self._now == self._ceiling
+        was_full = self.now == self._ceiling
         self._ceiling = hint
         self._refused_at = None
-        self._now = hint if was_full else min(self._now, hint)
+        self.now = hint if was_full else min(self.now, hint)
 
     def answered(self) -> None:
         """A call went well."""
-        if self._now >= self._ceiling:
+        if self.now >= self._ceiling:
             return
         self._good_calls += 1
-        is_refused = self._refused_at is not None and self._now + 1 >= self._refused_at
-        if self._good_calls >= self._now * (PATIENCE if is_refused else 1):
+        is_refused = self._refused_at is not None and self.now + 1 >= self._refused_at
+        if self._good_calls >= self.now * (PATIENCE if is_refused else 1):
             self._good_calls = 0
-            self._now += 1
+            self.now += 1
             if is_refused:
-                self._refused_at = self._now + 1
+                self._refused_at = self.now + 1
 
     def throttled(self, limit: Limit | None) -> None:
         """After a throttle half as many start again; the width that was too much for the remote is remembered.
@@ -60,15 +99,15 @@ class Width:
         if limit is Limit.REQUESTS:
             return
         if limit is Limit.CONCURRENCY:
-            self._refused_at = self._now
-        self._lower(self._now // 2)
+            self._refused_at = self.now
+        self._lower(self.now // 2)
 
     def collided(self) -> None:
         """Calls were in each other's way."""
-        self._lower(self._now * 3 // 4)
+        self._lower(self.now * 3 // 4)
 
     def _lower(self, width: int) -> None:
-        self._now = max(1, width)
+        self.now = max(1, width)
         self._good_calls = 0
 
     def _clamped(self, width: int) -> int:
@@ -89,7 +128,6 @@ class Breaker:
         return self._open_until_s is not None
 
     def admits(self, now_s: float, in_flight: int) -> bool:
-        """Whether another call may be made."""
         if self._open_until_s is None:
             return True
         return now_s >= self._open_until_s and in_flight == 0
@@ -188,10 +226,9 @@ class Source:
         if self.bucket:
             self.bucket.began(now_s)
 
-    @property
-    def load(self) -> float:
-        """The share of its width that is taken."""
-        return self.in_flight / self.width_now
+    def has_room(self, now_s: float) -> bool:
+        """Whether its width and its breaker admit another call."""
+        return self.in_flight < self.width_now and self.breaker.admits(now_s, self.in_flight)
 
     @property
     def width_now(self) -> int:

@@ -78,7 +78,6 @@ class RetryBudget:
         return True
 
     def earn(self) -> None:
-        """A call went well."""
         self._left = min(self._capacity, self._left + 0.5)
 
 

@@ -4,9 +4,9 @@ settled as they are through."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from functools import partial
+from operator import attrgetter
 
 from penstock.targets.model import Outcome, TargetError, Verdict
 from penstock.targets.pool import Pool
@@ -18,7 +18,7 @@ from penstock.targets.rules.retry import RetryPolicy
 from penstock.targets.running.calls import Caller, CallSpec, PendingBatch
 from penstock.targets.running.input import Batcher, InputReader, NextBatch, Records, faults_in, refuse_faults
 from penstock.targets.running.lifecycle import BatchLifecycle
-from penstock.targets.running.outcomes import Callback, Counts, OutcomeRecorder
+from penstock.targets.running.outcomes import Callback, OutcomeRecorder
 from penstock.targets.verdicts import UniformVerdicts, Verdicts
 
 __all__ = ["BulkRun"]
@@ -44,7 +44,7 @@ class BulkRun:
         self._tell_progress = Callback(progress)
         self._stopped: tuple[StoppedReason | None, BaseException | None] = (None, None)
         self._stopped_by_caller = asyncio.Event()
-        self._sizes: tuple[int, int] | None = None
+        self._sizes = (0, 0)
         self._errors = 0
         self._batcher: Batcher | None = None
         self._group = asyncio.TaskGroup()
@@ -54,7 +54,6 @@ class BulkRun:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether the call must end."""
         return self._stopped[0] is not None
 
     def stop(self, reason: StoppedReason, error: BaseException | None = None) -> None:
@@ -79,21 +78,16 @@ class BulkRun:
         self._caller.counter.begin()
         try:
             await keep_share(self._pool, self._spec.target.quota)
-            async with self._watched():
+            watched = (self._end_at_deadline(), self._end_of_grace(), self._keep_share())
+            watches = [asyncio.ensure_future(watch) for watch in watched]
+            try:
                 await self._work()
+            finally:
+                _cancel(*watches)
+                await asyncio.gather(*watches, return_exceptions=True)
         finally:
             await self._reader.aclose(self._caller.policy.grace_s)
         return self._result(self._pool.clock.monotonic() - started_s)
-
-    @asynccontextmanager
-    async def _watched(self) -> AsyncIterator[None]:
-        watched = (self._end_at_deadline(), self._end_of_grace(), self._keep_share())
-        watches = [asyncio.ensure_future(watch) for watch in watched]
-        try:
-            yield
-        finally:
-            _cancel(*watches)
-            await asyncio.gather(*watches, return_exceptions=True)
 
     async def _keep_share(self) -> None:
         """Say again and again that we use the target's quota, and use our share of it."""
@@ -176,8 +170,8 @@ class BulkRun:
         if piece.refused:
             self._report()
         if piece.records:
-            smallest, biggest = self._sizes or (len(piece.records), 0)
-            self._sizes = (min(smallest, len(piece.records)), max(biggest, len(piece.records)))
+            size = len(piece.records)
+            self._sizes = (min(self._sizes[0] or size, size), max(self._sizes[1], size))
             work = self._batch(piece.indexes, piece.records)
             work.identities = piece.identities
             self._launch(work)
@@ -233,24 +227,20 @@ class BulkRun:
         return any(other.isolation is not None for other in self._open)
 
     def _settle(self, work: PendingBatch, verdicts: Verdicts) -> None:
-        counts = self._recorder.settle(work, verdicts)
+        succeeded, failed, unknown = self._recorder.settle(work, verdicts)
         if self._batcher is not None:
             self._batcher.release(work.identities)
-        self.tracker.record(**counts._asdict())
+        self.tracker.record(succeeded=succeeded, failed=failed, unknown=unknown)
         self._tell(work, verdicts)
-        if counts.failed or counts.unknown:
-            self._stop_on_errors(counts)
-
-    def _settle_alike(self, work: PendingBatch, outcome: Outcome, error: TargetError) -> None:
-        self._settle(work, UniformVerdicts(Verdict(outcome, error=error), len(work)))
-
-    def _stop_on_errors(self, counts: Counts) -> None:
-        self._errors += counts.failed + counts.unknown
+        self._errors += failed + unknown
         options = self._spec.options
-        if not options.continue_on_error:
+        if failed + unknown and not options.continue_on_error:
             self.stop("stopped on error")
         elif options.max_errors is not None and self._errors > options.max_errors:
             self.stop("too many errors")
+
+    def _settle_alike(self, work: PendingBatch, outcome: Outcome, error: TargetError) -> None:
+        self._settle(work, UniformVerdicts(Verdict(outcome, error=error), len(work)))
 
     def _tell(self, work: PendingBatch, verdicts: Verdicts) -> None:
         if self._spec.options.on_outcomes is not None:
@@ -260,7 +250,7 @@ class BulkRun:
                 self.stop("error in on_outcomes", error)
 
     def _report(self) -> None:
-        if not self._tell_progress.is_given:
+        if self._tell_progress.progress is None:
             return
         is_over = self._reader.is_over
         read = self._reader.read_count if is_over else self._reader.total
@@ -288,7 +278,7 @@ class BulkRun:
         result = BulkResult(
             mode=self._spec.mode,
             outcomes=self._recorder.outcomes,
-            errors=self._recorder.errors,
+            errors=sorted(self._recorder.errors, key=attrgetter("index")),
             duration_s=duration_s,
             counts_exact=self._lifecycle.counts_exact,
             stopped_reason=reason,
@@ -315,15 +305,14 @@ class BulkRun:
             self._settle_alike(work, Outcome.FAILED, error)
 
     def _statistics(self) -> Statistics:
-        smallest, biggest = self._sizes or (0, 0)
         return Statistics(
             calls=self._caller.calls,
             requests=self._caller.requests,
             throttles=self._lifecycle.throttles,
             waited_s=self._queue.waited_s,
             retries=dict(self._lifecycle.retries),
-            batch_size_min=smallest,
-            batch_size_max=biggest,
+            batch_size_min=self._sizes[0],
+            batch_size_max=self._sizes[1],
             batch_size_last=self._caller.size.now,
             in_flight_max=self._queue.in_flight_max,
             width_last=self._width,

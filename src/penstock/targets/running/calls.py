@@ -15,11 +15,10 @@ from typing import Any, TypeVar
 
 from penstock.targets.model import BulkOptions, ErrorKind, Mode, RecordId, TargetError, Verdict
 from penstock.targets.pool import CallQueue, Pool, PoolExhausted, Priority
-from penstock.targets.request_count import RequestCounter
 from penstock.targets.rules.batch_size import BatchSize
 from penstock.targets.rules.isolation import Isolation
 from penstock.targets.rules.retry import Act, RetryPolicy, after_lost_question
-from penstock.targets.target import Answer, Batch, Capabilities, Target
+from penstock.targets.target import Answer, Batch, Capabilities, RequestCounter, Target
 
 __all__ = ["CallPostponed", "CallSpec", "Caller", "PendingBatch", "SendMode"]
 
@@ -43,7 +42,6 @@ class CallSpec:
     capabilities: Capabilities = field(default_factory=Capabilities)
 
     def batch(self, records: Sequence[Any], key: str, indexes: Sequence[int] = ()) -> Batch:
-        """Records as one call to the target."""
         return Batch(self.table, self.mode, records, self.options, key, self.call_id, indexes)
 
     @cached_property

@@ -56,13 +56,11 @@ def checked_table(table: Any) -> str:
 
 def checked_records(mode: Mode, records: Any) -> Records:
     """Something to iterate over, or why it is not; one record or id by itself is a common mistake."""
-    what = "ids" if mode is Mode.DELETE else "records"
-    if records is None:
-        raise TypeError(f"{what} must be a list or a stream, not None")
-    if isinstance(records, str | bytes | Mapping):
-        raise TypeError(f"{what} must be a list or a stream, not one {type(records).__name__}")
-    if not isinstance(records, Iterable | AsyncIterable):
-        raise TypeError(f"{what} must be a list or a stream, not {type(records).__name__}")
+    is_one = isinstance(records, str | bytes | Mapping)
+    if is_one or not isinstance(records, Iterable | AsyncIterable):
+        what = "ids" if mode is Mode.DELETE else "records"
+        given = "None" if records is None else f"{'one ' if is_one else ''}{type(records).__name__}"
+        raise TypeError(f"{what} must be a list or a stream, not {given}")
     return records
 
 
@@ -81,14 +79,14 @@ def checked_options(options: Options, batch_size: int) -> Options:
         value = getattr(options, name)
         if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
             raise TypeError(f"{name} must be a whole number, not {value!r}")
-        if value is not None and value < 1 and name != "batch_size":
-            raise BadInput(f"{name} must be at least 1 or None, not {value}")
+    for name, least in (("batch_size_max", 1), ("max_parallel_batches", 1), ("max_errors", 0)):
+        value = getattr(options, name)
+        if value is not None and value < least:
+            raise BadInput(f"{name} must be at least {least} or None, not {value}")
     if options.batch_seconds_target <= 0:
         raise BadInput(f"batch_seconds_target must be more than 0, not {options.batch_seconds_target}")
     if options.deadline_s is not None and options.deadline_s <= 0:
         raise BadInput(f"deadline_s must be more than 0 or None, not {options.deadline_s}")
-    if options.max_errors is not None and options.max_errors < 0:
-        raise BadInput(f"max_errors must be at least 0 or None, not {options.max_errors}")
     if options.duplicates not in POLICIES:
         raise BadInput(f"duplicates must be one of {', '.join(POLICIES)}, not {options.duplicates!r}")
     if options.batch_size is not None and options.batch_size >= 1:
@@ -153,7 +151,6 @@ class InputReader:
 
     @property
     def read_count(self) -> int:
-        """Records read so far."""
         return self.taken_count + len(self._unread)
 
     async def is_empty(self) -> bool:

@@ -14,7 +14,7 @@ from enum import Enum, auto
 from itertools import count
 
 from penstock.targets.diagnostics.causes import cause_of
-from penstock.targets.model import ErrorKind, Mode, Outcome, TargetError, Verdict
+from penstock.targets.model import JUDGED, ErrorKind, Mode, Outcome, TargetError, Verdict
 from penstock.targets.pool import Priority
 from penstock.targets.results import StoppedReason
 from penstock.targets.rules.isolation import Isolation, Search, halves, next_act, suspects_and_rest
@@ -25,9 +25,6 @@ from penstock.targets.target import Answer
 from penstock.targets.verdicts import UniformVerdicts, Verdicts
 
 __all__ = ["BatchLifecycle"]
-
-JUDGED = frozenset({ErrorKind.DATA, ErrorKind.BUSINESS})
-"""The remote looked at the records and said no; an earlier, unanswered call was told the same."""
 
 
 class _Next(Enum):
@@ -127,10 +124,12 @@ class BatchLifecycle:
         for position, verdict in enumerate(verdicts):
             groups.setdefault(self._next(work, verdict), []).append(position)
         send_mode = SendMode.SEND if work.send_mode is SendMode.ASK else work.send_mode
-        pieces = [
-            (what, work.part(group, self._key_for(what, work, group), send_mode), [verdicts[at] for at in group])
-            for what, group in groups.items()
-        ]
+        pieces = []
+        for what, group in groups.items():
+            # A key is for one answer: records that got one go on under another.
+            is_unanswered = what is _Next.ABSENT and len(group) == len(work)
+            key = work.key if is_unanswered or what in (_Next.SETTLE, _Next.ASK) else self.new_key()
+            pieces.append((what, work.part(group, key, send_mode), [verdicts[at] for at in group]))
         return [left for what, piece, told in pieces for left in self._go_on(what, piece, told, absent)]
 
     def _next(self, work: PendingBatch, verdict: Verdict | None) -> _Next | tuple[ErrorKind, bool]:
@@ -142,11 +141,6 @@ class BatchLifecycle:
         if error.kind in RETRYABLE or error.maybe_applied:
             return error.kind, error.maybe_applied
         return _Next.ASK if self._is_unproven(work, error) else _Next.SETTLE
-
-    def _key_for(self, what: object, work: PendingBatch, group: Sequence[int]) -> str:
-        """A key is for one answer: records that got one go on under another."""
-        is_unanswered = what is _Next.ABSENT and len(group) == len(work)
-        return work.key if is_unanswered or what in (_Next.SETTLE, _Next.ASK) else self.new_key()
 
     def _go_on(
         self,
@@ -185,7 +179,11 @@ class BatchLifecycle:
         return [work]
 
     def _refused(self, work: PendingBatch, error: TargetError) -> list[PendingBatch]:
-        self._adapt(error)
+        if error.kind is ErrorKind.THROTTLED:
+            self.throttles += 1
+            self._caller.size.throttled(error.limit)
+        elif error.kind in (ErrorKind.TOO_BIG, ErrorKind.DEADLOCK):
+            self._caller.size.was_too_much()
         counts = work.lost_questions if work.send_mode is SendMode.ASK else work.tries
         counts[error.kind] = self._count(work, error, counts[error.kind])
         if work.send_mode is SendMode.ASK:
@@ -196,7 +194,7 @@ class BatchLifecycle:
             work.refusal = error
             return self._ask(work)
         elif error.kind in JUDGED:
-            work.believe()
+            work.believe()  # an earlier, unanswered call was told the same
         return self._decide(work, error)
 
     def _count(self, work: PendingBatch, error: TargetError, tries: int) -> int:
@@ -211,14 +209,6 @@ class BatchLifecycle:
             return 1 if was_outage else tries + 1
         work.is_outage = self._pool.silent_s < self._policy.outage_s
         return min(tries + 1, self._policy.retries_max) if work.is_outage else tries + 1
-
-    def _adapt(self, error: TargetError) -> None:
-        match error.kind:
-            case ErrorKind.THROTTLED:
-                self.throttles += 1
-                self._caller.size.throttled(error.limit)
-            case ErrorKind.TOO_BIG | ErrorKind.DEADLOCK:
-                self._caller.size.was_too_much()
 
     def _decide(self, work: PendingBatch, error: TargetError) -> list[PendingBatch]:
         move = after_refusal(error, work.tries, self._spec.capabilities, len(work), self._policy)

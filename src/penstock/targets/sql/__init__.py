@@ -5,8 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from penstock.targets.sql.options import SqlOptions
 from penstock.targets.sql.sqlite.target import SqliteTarget
+from penstock.targets.sql.table import SqlOptions
 
 if TYPE_CHECKING:
     from penstock.targets.sql.mariadb.target import MariaDbTarget

@@ -11,17 +11,7 @@ from penstock.targets.model import ErrorKind, Mode, TargetError
 from penstock.targets.sql.table import Column, Table
 from penstock.targets.sql.values import Step
 
-__all__ = [
-    "KeyReader",
-    "Row",
-    "fault",
-    "folded",
-    "ids_of",
-    "is_whole",
-    "key_of_id",
-    "missing_key",
-    "picker",
-]
+__all__ = ["KeyReader", "Row", "fault", "folded", "ids_of", "is_whole", "key_of_id", "missing_key", "picker"]
 
 Row = tuple[Any, ...]
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain, islice
-from operator import lt
+from operator import itemgetter, lt
 from typing import Any, TypeAlias
 
 from penstock.targets.model import Mode, TargetError, Verdict
-from penstock.targets.sql.keys import Row, fault, folded, ids_of, is_whole, key_of_id, missing_key, picker
+from penstock.targets.sql.keys import Row, fault, folded, ids_of, is_whole, key_of_id, missing_key
 from penstock.targets.sql.table import Column, Table
 from penstock.targets.sql.values import Converters, Step
 from penstock.targets.verdicts import FAILED, Verdicts
@@ -28,35 +28,45 @@ StepOf: TypeAlias = Callable[[type], Step | None]
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """Rows of one set of columns; `positions` says where in the batch each came from."""
+    """Rows of one set of columns; `positions` says where in the batch each came from.
+
+    Values are kept by column, a list each: that many tuples would be looked through by the garbage collector.
+    """
 
     columns: tuple[str, ...]
-    rows: Sequence[Row]
+    values: Sequence[list[Any]]
     positions: Sequence[int]
-    _by_column: dict[str, list[Any]] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @classmethod
+    def of(cls, columns: tuple[str, ...], rows: Sequence[Sequence[Any]], positions: Sequence[int]) -> RowGroup:
+        """A group from rows."""
+        return cls(columns, [[row[n] for row in rows] for n in range(len(columns))], positions)
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.positions)
 
     @property
     def is_in_order(self) -> bool:
         """Whether the rows are where they were in the batch, and all of it."""
-        return self.positions == range(len(self.rows))
+        return self.positions == range(len(self))
+
+    @property
+    def rows(self) -> Iterator[Row]:
+        """The rows, each made when it is asked for."""
+        return zip(*self.values, strict=True)
 
     def column(self, name: str) -> list[Any]:
         """All values of one column; whoever wants to change it takes a copy."""
-        if not self._by_column:
-            columns = map(list, zip(*self.rows, strict=True)) if self.rows else ([] for _ in self.columns)
-            self._by_column.update(zip(self.columns, columns, strict=True))
-        return self._by_column[name]
+        return self.values[self.columns.index(name)]
 
-    def values(self, names: Iterable[str]) -> Iterator[Row]:
+    def rows_of(self, names: Iterable[str]) -> Iterator[Row]:
         """Of every row the values of these columns."""
-        return map(picker(tuple(map(self.columns.index, names))), self.rows)
+        return zip(*map(self.column, names), strict=True)
 
     def pick(self, indexes: Sequence[int]) -> RowGroup:
         """Some of the rows, in that order."""
-        return RowGroup(self.columns, [self.rows[i] for i in indexes], [self.positions[i] for i in indexes])
+        values = [[column[i] for i in indexes] for column in self.values]
+        return RowGroup(self.columns, values, [self.positions[i] for i in indexes])
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +142,7 @@ def _by_columns(records: Sequence[Any]) -> Iterable[RowGroup]:
         columns = tuple(record) if isinstance(record, Mapping) else ()
         shapes.setdefault(frozenset(columns), (columns, []))[1].append(position)
     return [
-        RowGroup(columns, [picker(columns)(records[at]) for at in positions], positions)
+        RowGroup(columns, _values([records[at] for at in positions], columns), positions)
         for columns, positions in shapes.values()
     ]
 
@@ -142,9 +152,13 @@ def _if_all_alike(records: Sequence[Any]) -> RowGroup | None:
     try:
         if not columns or set(map(len, records)) != {len(columns)}:
             return None
-        return RowGroup(columns, list(map(picker(columns), records)), range(len(records)))
+        return RowGroup(columns, _values(records, columns), range(len(records)))
     except (KeyError, TypeError):
         return None
+
+
+def _values(records: Sequence[Any], columns: tuple[str, ...]) -> list[list[Any]]:
+    return [list(map(itemgetter(name), records)) for name in columns]
 
 
 def _by_id(ids: Sequence[Any], key: tuple[str, ...]) -> Iterator[RowGroup]:
@@ -155,9 +169,9 @@ def _by_id(ids: Sequence[Any], key: tuple[str, ...]) -> Iterator[RowGroup]:
             positions.append(position)
         except TargetError:
             wrong.append(position)
-    yield RowGroup(key, rows, positions if wrong else range(len(ids)))
+    yield RowGroup.of(key, rows, positions if wrong else range(len(ids)))
     if wrong:
-        yield RowGroup((), [()] * len(wrong), wrong)
+        yield RowGroup((), [], wrong)
 
 
 def _column_fault(columns: tuple[str, ...], mode: Mode, table: Table, key: tuple[str, ...]) -> TargetError | None:
@@ -247,10 +261,10 @@ def _converted(
     for n, name in enumerate(group.columns):
         if (step_of := steps_of(name)) is None:
             continue
-        steps = {kind: step_of(kind) for kind in set(map(type, group.column(name)))}
+        steps = {kind: step_of(kind) for kind in set(map(type, group.values[n]))}
         if not any(steps.values()):
             continue
-        values = changed[n] = group.column(name).copy()
+        values = changed[n] = group.values[n].copy()
         for i, value in enumerate(values):
             if (step := steps[type(value)]) is not None:
                 try:
@@ -260,8 +274,8 @@ def _converted(
                     faults.setdefault(group.positions[i], fault("BAD_TYPE", problem(name, value, error), name))
     if not changed:
         return group
-    columns = [changed.get(n) or group.column(name) for n, name in enumerate(group.columns)]
-    made = RowGroup(group.columns, list(zip(*columns, strict=True)), group.positions)
+    columns = [changed.get(n, values) for n, values in enumerate(group.values)]
+    made = RowGroup(group.columns, columns, group.positions)
     return made.pick([i for i in range(len(made)) if i not in wrong]) if wrong else made
 
 

@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from penstock.targets.model import ErrorKind, TargetError, Verdict
-from penstock.targets.recent_batches import RecentBatches
 from penstock.targets.sql.connections import ConnectionPool
 from penstock.targets.sql.row_groups import RowGroup, by_position
 from penstock.targets.sql.table import Table
 from penstock.targets.sql.target import GroupVerdicts, SqlTarget, TableBatch, with_ids
-from penstock.targets.target import Batch
+from penstock.targets.target import Batch, RecentBatches
 
 __all__ = ["CANCEL_S", "UNDO_S", "Pending", "ServerTarget", "WriteGroup"]
 

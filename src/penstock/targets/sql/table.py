@@ -3,14 +3,36 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from penstock.targets.model import BadInput, BulkOptions, ErrorKind, Mode, TargetError
-from penstock.targets.sql.options import SqlOptions
 from penstock.targets.sql.values import Step
 
-__all__ = ["Column", "Table", "ansi", "backticks", "choose_key", "listed", "no_such_table", "split_name"]
+__all__ = ["Column", "SqlOptions", "Table", "ansi", "backticks", "choose_key", "listed", "no_such_table", "split_name"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SqlOptions(BulkOptions):
+    """Options for tables of PostgreSQL, MariaDB and SQLite. Batches of 1,000 to 10,000 records suit them best."""
+
+    key: Sequence[str] | None = None
+    """The columns that identify a record: the primary key, or the columns of a unique index."""
+    update_only_changed: bool = False
+    """Leave rows alone that already hold what was sent, and report them as unchanged."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.key, str):
+            object.__setattr__(self, "key", (self.key,))
+
+    @classmethod
+    def of(cls, options: BulkOptions) -> SqlOptions:
+        """These options, or the defaults when the call said nothing about tables."""
+        return options if isinstance(options, cls) else DEFAULTS
+
+
+DEFAULTS = SqlOptions()
+
 
 Quote = Callable[[str], str]
 Classes = tuple[type, ...]
@@ -67,7 +89,7 @@ class Table:
     has_update_trigger: bool = False
     """The same of updates."""
     has_one_key: bool = False
-    """It has one unique index and no triggers, so nothing but its key can be in the way of a row."""
+    """It has one unique index and no triggers, and replaces no rows, so only its key can be in the way of a row."""
     key_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """The columns of every unique index, where errors name the index."""
 

@@ -11,9 +11,8 @@ from penstock.errors import SettingsInvalid
 from penstock.targets.model import DONE as OUTCOMES
 from penstock.targets.model import BulkOptions, ErrorKind, Mode, Outcome, TargetError, Verdict
 from penstock.targets.sql.keys import KeyReader, ids_of
-from penstock.targets.sql.options import SqlOptions
 from penstock.targets.sql.row_groups import Layout, RowGroup, assemble, lay_out
-from penstock.targets.sql.table import Table, choose_key
+from penstock.targets.sql.table import SqlOptions, Table, choose_key
 from penstock.targets.sql.values import Converters
 from penstock.targets.target import Answer, Batch, Capabilities, Target
 from penstock.targets.verdicts import CODES, Verdicts
@@ -21,7 +20,6 @@ from penstock.targets.verdicts import CODES, Verdicts
 __all__ = [
     "CREATED",
     "DONE",
-    "JUDGED",
     "UNCHANGED",
     "SqlTarget",
     "TableBatch",
@@ -34,8 +32,6 @@ __all__ = [
 GroupVerdicts: TypeAlias = Sequence[Sequence[Verdict]]
 """What the groups of a batch came to: their verdicts, in the order of the groups and their rows."""
 DONE = {mode: Verdict(outcome) for mode, outcome in OUTCOMES.items()} | {Mode.UPSERT: Verdict(Outcome.UPDATED)}
-JUDGED = (ErrorKind.DATA, ErrorKind.BUSINESS)
-"""Errors that are about a record."""
 CREATED_OR_UPDATED = bytes.maketrans(b"\1\0", bytes((CODES[Outcome.CREATED], CODES[Outcome.UPDATED])))
 CREATED, UNCHANGED = Verdict(Outcome.CREATED), Verdict(Outcome.UNCHANGED)
 
@@ -51,7 +47,6 @@ class TableBatch:
 
     @property
     def mode(self) -> Mode:
-        """What is done to the records."""
         return self.batch.mode
 
     @property
@@ -197,6 +192,6 @@ def left_out(work: TableBatch) -> TargetError:
 
 def not_found(work: TableBatch, group: RowGroup, index: int) -> Verdict:
     """The verdict on an update or delete of a row that is not there."""
-    values = ", ".join(f"{name}={group.rows[index][group.columns.index(name)]!r}" for name in work.key)
+    values = ", ".join(f"{name}={group.column(name)[index]!r}" for name in work.key)
     error = TargetError(f"{work.table} has no row with {values}", kind=ErrorKind.DATA, code="NOT_FOUND")
     return Verdict(Outcome.FAILED, error=error)

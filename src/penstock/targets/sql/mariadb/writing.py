@@ -1,47 +1,91 @@
-"""One group written into a MariaDB table, or looked for in it, and errors of the driver as errors of a target."""
+"""Groups written into a MariaDB table, or looked for in it, and errors of the driver as errors of a target.
+
+There are many rows in a statement, and their values are put in with `%s`. An upsert first looks which rows are there,
+locking them, and then inserts or updates. ON DUPLICATE KEY UPDATE would be one statement less, but it changes whichever
+row is in the way of any unique index, not only of the key.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 from asyncmy.errors import InterfaceError, MySQLError
 
-from penstock.targets.model import ErrorKind, Mode, Outcome, TargetError, Verdict
+from penstock.targets.model import JUDGED, ErrorKind, Mode, Outcome, TargetError, Verdict
 from penstock.targets.sql.keys import Row
 from penstock.targets.sql.mariadb.error_codes import refusal, suspects
-from penstock.targets.sql.mariadb.statements import Statement, delete, find, find_ids, insert, update, update_one
 from penstock.targets.sql.row_groups import RowGroup
 from penstock.targets.sql.server import Pending
-from penstock.targets.sql.target import CREATED, DONE, JUDGED, UNCHANGED, TableBatch, not_found
+from penstock.targets.sql.table import backticks, listed
+from penstock.targets.sql.target import CREATED, DONE, UNCHANGED, TableBatch, not_found
 
 __all__ = ["DRIVER_ERRORS", "ids_in_table", "is_done", "told", "write_each", "write_group"]
 
 ROWS_MAX = 1000
 """Rows in one statement; a batch may have more of them."""
+ORDINAL = "penstock ordinal"
 DRIVER_ERRORS = (MySQLError, OSError, EOFError, TypeError, ValueError, OverflowError)
 
 
 async def write_group(connection: Any, work: TableBatch, group: RowGroup) -> tuple[str, list[Verdict]]:
     """Write a group; the verdicts are in the order of the rows. MariaDB has no name for a transaction."""
-    verdicts: list[Verdict] = []
-    write = _create if work.mode is Mode.CREATE else _change
-    for part in _parts(group):
-        verdicts += await write(connection, work, part)
-    return "", verdicts
+    return "", await TableWriter(connection, work).write(group)
 
 
 async def write_each(connection: Any, work: TableBatch, group: RowGroup) -> tuple[str, list[Verdict]]:
     """Write the rows the table takes. A statement that fails undoes itself, so no savepoints are needed."""
-    verdicts = []
+    writer, verdicts = TableWriter(connection, work), []
     for n in range(len(group)):
         try:
-            verdicts += (await write_group(connection, work, group.pick([n])))[1]
+            verdicts += await writer.write(group.pick([n]))
         except TargetError as error:
             if error.kind not in JUDGED:
                 raise
             verdicts.append(Verdict(Outcome.FAILED, error=error))
     return "", verdicts
+
+
+async def ids_in_table(connection: Any, work: TableBatch, group: RowGroup) -> dict[int, Any]:
+    """The primary keys of an upsert's rows by their places in the group, when it went by another key."""
+    writer, found, start = TableWriter(connection, work), {}, 0
+    for part in _parts(group):
+        for row in await writer.look_up(part, ", ".join(f"t.{backticks(name)}" for name in work.foreign_ids)):
+            found[start + row[0]] = row[1] if len(row) == 2 else row[1:]
+        start += len(part)
+    return found
+
+
+async def is_done(connection: Any, pending: Pending) -> bool:
+    """Whether the table is as the batch would have left it. Locks wait for a transaction that is still ending.
+
+    It is compared by each key's last row, since earlier ones were written over.
+    """
+    writer, mode, seen = TableWriter(connection, pending.work), pending.work.mode, set()
+    for group, verdicts in zip(reversed(pending.groups), reversed(pending.verdicts), strict=True):
+        written, keys = _with_keys(pending.work, group, verdicts)
+        fresh = [n for n, key in enumerate(keys) if key not in seen and not seen.add(key)]  # type: ignore[func-returns-value]
+        for part in _parts(written.pick(fresh)) if fresh else ():
+            found = await writer.find(part, compare=mode in (Mode.UPDATE, Mode.UPSERT))
+            if len(found) != (0 if mode is Mode.DELETE else len(part)) or any(found.values()):
+                return False
+    return True
+
+
+def _with_keys(work: TableBatch, group: RowGroup, verdicts: Sequence[Verdict]) -> tuple[RowGroup, list[Any]]:
+    """The rows that were written, with the keys the database made for them."""
+    written = [n for n, verdict in enumerate(verdicts) if verdict.outcome is not Outcome.FAILED]
+    if work.mode is not Mode.CREATE:
+        kept = group.pick(written)
+        return kept, list(kept.rows_of(work.key))
+    if not work.key:
+        raise TargetError(
+            f"table {work.table} has no key to look for the records by", kind=ErrorKind.CONNECTION, maybe_applied=True
+        )
+    ids = [verdicts[n].id for n in written]
+    keys = [(one,) for one in ids] if len(work.key) == 1 else ids
+    return RowGroup.of(work.key, keys, [group.positions[n] for n in written]), keys
 
 
 def _parts(group: RowGroup) -> Iterator[RowGroup]:
@@ -53,61 +97,6 @@ def _parts(group: RowGroup) -> Iterator[RowGroup]:
         yield group.pick(range(start, min(start + ROWS_MAX, len(group))))
 
 
-async def _found_in(connection: Any, work: TableBatch, group: RowGroup, *, compare: bool) -> dict[int, bool]:
-    """The rows that the table has, by their place in the group, and whether they differ from it; they are locked."""
-    told = await _run(connection, find(work.table, work.key, group, compare=compare), work, group)
-    return {place: bool(differs) for place, differs in told}
-
-
-async def ids_in_table(connection: Any, work: TableBatch, group: RowGroup) -> dict[int, Any]:
-    """The primary keys of an upsert's rows by their places in the group, when it went by another key."""
-    found: dict[int, Any] = {}
-    start = 0
-    for part in _parts(group):
-        statement = find_ids(work.table, work.key, part, work.foreign_ids)
-        for row in await _run(connection, statement, work, part):
-            found[start + row[0]] = row[1] if len(row) == 2 else row[1:]
-        start += len(part)
-    return found
-
-
-async def is_done(connection: Any, pending: Pending) -> bool:
-    """Whether the table is as the batch would have left it. Locks wait for a transaction that is still ending.
-
-    It is compared by each key's last row, since earlier ones were written over.
-    """
-    seen: set[Any] = set()
-    for group, verdicts in zip(reversed(pending.groups), reversed(pending.verdicts), strict=True):
-        written, keys = _with_keys(pending.work, group, verdicts)
-        fresh = [n for n, key in enumerate(keys) if key not in seen and not seen.add(key)]  # type: ignore[func-returns-value]
-        for part in _parts(written.pick(fresh)) if fresh else ():
-            if not await _holds(connection, pending.work, part):
-                return False
-    return True
-
-
-async def _holds(connection: Any, work: TableBatch, part: RowGroup) -> bool:
-    if work.mode is Mode.DELETE:
-        return not await _found_in(connection, work, part, compare=False)
-    found = await _found_in(connection, work, part, compare=work.mode is not Mode.CREATE)
-    return len(found) == len(part) and not any(found.values())
-
-
-def _with_keys(work: TableBatch, group: RowGroup, verdicts: Sequence[Verdict]) -> tuple[RowGroup, list[Any]]:
-    """The rows that were written, with the keys the database made for them."""
-    written = [n for n, verdict in enumerate(verdicts) if verdict.outcome is not Outcome.FAILED]
-    if work.mode is not Mode.CREATE:
-        kept = group.pick(written)
-        return kept, list(zip(*(kept.column(name) for name in work.key), strict=True))
-    if not work.key:
-        raise TargetError(
-            f"table {work.table} has no key to look for the records by", kind=ErrorKind.CONNECTION, maybe_applied=True
-        )
-    ids = [verdicts[n].id for n in written]
-    keys = [(one,) for one in ids] if len(work.key) == 1 else ids
-    return RowGroup(work.key, keys, [group.positions[n] for n in written]), keys
-
-
 def told(error: BaseException) -> TargetError:
     """Any error as a target's."""
     if isinstance(error, MySQLError) and len(error.args) > 1 and error.args[0]:
@@ -117,58 +106,116 @@ def told(error: BaseException) -> TargetError:
     return TargetError(f"the driver cannot send a value: {error}", kind=ErrorKind.DATA, code="BAD_TYPE")
 
 
-async def _create(connection: Any, work: TableBatch, group: RowGroup) -> list[Verdict]:
-    is_given = set(work.key) <= set(group.columns)
-    statement = insert(work.table, group, () if is_given else work.key)
-    made: Sequence[Row] = await _run(connection, statement, work, group, is_insert=True)
-    if not work.key:
-        return [CREATED] * len(group)
-    if is_given:
-        made = list(zip(*(group.column(name) for name in work.key), strict=True))
-    return [Verdict(Outcome.CREATED, key[0] if len(key) == 1 else tuple(key)) for key in made]
+class TableWriter:
+    """Writes groups of a batch into its table, and finds them there."""
 
+    def __init__(self, connection: Any, work: TableBatch) -> None:
+        self._connection, self._work = connection, work
+        self._table = work.table.quoted(backticks)
+        self._same_key = " AND ".join(f"t.{backticks(name)} = {self._as_held(name)}" for name in work.key)
 
-async def _change(connection: Any, work: TableBatch, group: RowGroup) -> list[Verdict]:
-    only_changed = work.options.update_only_changed and work.mode is not Mode.DELETE
-    found = await _found_in(connection, work, group, compare=only_changed)
-    has_rest = work.mode is Mode.DELETE or set(group.columns) != set(work.key)
-    touched = sorted([n for n, differs in found.items() if differs or not only_changed] if has_rest else ())
-    new = [n for n in range(len(group)) if n not in found] if work.mode is Mode.UPSERT else []
-    if touched and work.mode is Mode.DELETE:
-        part = group.pick(touched)
-        await _run(connection, delete(work.table, work.key, part), work, part)
-    elif touched:
-        await _update(connection, work, group, touched)
-    if new:
-        part = group.pick(new)
-        await _run(connection, insert(work.table, part), work, part, is_insert=True)
-    verdicts = dict.fromkeys(found, UNCHANGED) | dict.fromkeys(touched, DONE[work.mode]) | dict.fromkeys(new, CREATED)
-    return [verdicts.get(n) or not_found(work, group, n) for n in range(len(group))]
+    async def write(self, group: RowGroup) -> list[Verdict]:
+        """Write a group, and say what became of its rows."""
+        write = self._create if self._work.mode is Mode.CREATE else self._change
+        return [verdict for part in _parts(group) for verdict in await write(part)]
 
+    async def find(self, group: RowGroup, *, compare: bool) -> dict[int, bool]:
+        """The rows that the table has, by their place in the group, and whether they differ from it; locks them."""
+        rest = [name for name in group.columns if name not in self._work.key] if compare else []
+        pairs = ((backticks(name), self._as_held(name, is_exact=True)) for name in rest)
+        differs = " OR ".join(f"NOT (t.{name} <=> {given})" for name, given in pairs) or "0"
+        found = await self.look_up(group, differs, rest, " FOR UPDATE")
+        return {place: bool(is_other) for place, is_other in found}
 
-async def _update(connection: Any, work: TableBatch, group: RowGroup, touched: Sequence[int]) -> None:
-    """Change rows that are there. Where a trigger runs first, only a plain update refuses NULL for a column without."""
-    strict = (group.column(name) for name in group.columns if not work.table.columns[name].takes_null)
-    lacking = sorted({row for values in strict if None in values for row in touched if values[row] is None})
-    for row in lacking:
-        part = group.pick([row])
-        await _run(connection, update_one(work.table, work.key, part), work, part)
-    whole = group.pick([row for row in touched if row not in lacking] if lacking else touched)
-    if whole:
-        await _run(connection, update(work.table, work.key, whole), work, whole)
-
-
-async def _run(
-    connection: Any, statement: Statement, work: TableBatch, group: RowGroup, *, is_insert: bool = False
-) -> Sequence[Row]:
-    try:
-        async with connection.cursor() as cursor:
-            await cursor.execute(*statement)
-            rows: Sequence[Row] = await cursor.fetchall()
-    except DRIVER_ERRORS as error:
-        refused = told(error)
-        refused.suspects = tuple(
-            sorted(group.positions[n] for n in suspects(refused, group, work.table, is_insert=is_insert))
+    async def look_up(self, group: RowGroup, wanted: str, rest: Sequence[str] = (), lock: str = "") -> Sequence[Row]:
+        """The places of the rows that are there, and what is wanted of each; `rest` are columns to compare."""
+        names = (*self._work.key, *rest)
+        values = ", ".join([f"({n}{', %s' * len(names)})" for n in range(len(group))])
+        text = (
+            f"SELECT g.{backticks(ORDINAL)}, {wanted} FROM {self._given((ORDINAL, *names), values)} "
+            f"STRAIGHT_JOIN {self._table} t ON {self._same_key}{lock}"
         )
-        raise refused from error
-    return rows
+        return await self._run(text, group, group.rows_of(names))
+
+    async def _create(self, group: RowGroup) -> Sequence[Verdict]:
+        key = self._work.key
+        is_given = set(key) <= set(group.columns)
+        made: Sequence[Row] = await self._insert(group, () if is_given else key)
+        if not key:
+            return [CREATED] * len(group)
+        keys = group.rows_of(key) if is_given else made
+        return [Verdict(Outcome.CREATED, one[0] if len(one) == 1 else tuple(one)) for one in keys]
+
+    async def _change(self, group: RowGroup) -> Sequence[Verdict]:
+        mode = self._work.mode
+        only_changed = self._work.options.update_only_changed and mode is not Mode.DELETE
+        found = await self.find(group, compare=only_changed)
+        has_rest = mode is Mode.DELETE or set(group.columns) != set(self._work.key)
+        touched = sorted([n for n, differs in found.items() if differs or not only_changed] if has_rest else ())
+        new = [n for n in range(len(group)) if n not in found] if mode is Mode.UPSERT else []
+        if touched and mode is Mode.DELETE:
+            await self._join("DELETE t FROM", group.pick(touched))
+        elif touched:
+            await self._update(group, touched)
+        if new:
+            await self._insert(group.pick(new))
+        verdicts = dict.fromkeys(found, UNCHANGED) | dict.fromkeys(touched, DONE[mode]) | dict.fromkeys(new, CREATED)
+        return [verdicts.get(n) or not_found(self._work, group, n) for n in range(len(group))]
+
+    async def _update(self, group: RowGroup, touched: Sequence[int]) -> None:
+        """Change rows that are there. Where a trigger runs first, only a plain update refuses a NULL as it should."""
+        columns = self._work.table.columns
+        strict = (group.column(name) for name in group.columns if not columns[name].takes_null)
+        lacking = sorted({row for values in strict if None in values for row in touched if values[row] is None})
+        rest = [name for name in group.columns if name not in self._work.key]
+        changes = ", ".join(f"{backticks(name)} = %s" for name in rest)
+        where = " AND ".join(f"{backticks(name)} = %s" for name in self._work.key)
+        for row in lacking:
+            part = group.pick([row])
+            values = part.rows_of((*rest, *self._work.key))
+            await self._run(f"UPDATE {self._table} SET {changes} WHERE {where}", part, values)
+        whole = group.pick([row for row in touched if row not in lacking] if lacking else touched)
+        if whole:
+            changes = ", ".join(f"t.{backticks(name)} = g.{backticks(name)}" for name in rest)
+            await self._join("UPDATE", whole, f" SET {changes}")
+
+    async def _insert(self, group: RowGroup, returning: Sequence[str] = ()) -> Sequence[Row]:
+        """New rows; `returning` are told in the order of the rows."""
+        asked = f" RETURNING {listed(returning, backticks)}" if returning else ""
+        columns, values = listed(group.columns, backticks), _marks(group)
+        text = f"INSERT INTO {self._table} ({columns}) VALUES {values}{asked}"
+        return await self._run(text, group, group.rows, is_insert=True)
+
+    async def _join(self, verb: str, group: RowGroup, change: str = "") -> None:
+        """Change or delete rows that are there and locked."""
+        given = self._given(group.columns, _marks(group))
+        await self._run(f"{verb} {given} STRAIGHT_JOIN {self._table} t ON {self._same_key}{change}", group, group.rows)
+
+    async def _run(self, text: str, group: RowGroup, rows: Any, *, is_insert: bool = False) -> Sequence[Row]:
+        try:
+            async with self._connection.cursor() as cursor:
+                await cursor.execute(text, list(chain.from_iterable(rows)))
+                answer: Sequence[Row] = await cursor.fetchall()
+        except DRIVER_ERRORS as error:
+            refused = told(error)
+            found = suspects(refused, group, self._work.table, is_insert=is_insert)
+            refused.suspects = tuple(sorted(group.positions[n] for n in found))
+            raise refused from error
+        return answer
+
+    def _given(self, columns: Sequence[str], values: str) -> str:
+        return f"(WITH g ({listed(columns, backticks)}) AS (VALUES {values}) SELECT * FROM g) g"
+
+    def _as_held(self, name: str, *, is_exact: bool = False) -> str:
+        """A given value as the column would hold it: in its character set and collation, with its decimals."""
+        column = self._work.table.columns[name]
+        if column.type == "decimal":
+            return f"CAST(g.{backticks(name)} AS {column.full_type.partition(' ')[0]})"
+        if column.charset is None:
+            return f"g.{backticks(name)}"
+        collation = f"{column.charset}_bin" if is_exact else column.collation
+        return f"CONVERT(g.{backticks(name)} USING {column.charset}) COLLATE {collation}"
+
+
+def _marks(group: RowGroup) -> str:
+    return ", ".join([f"({', '.join(['%s'] * len(group.columns))})"] * len(group))

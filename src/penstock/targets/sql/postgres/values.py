@@ -81,10 +81,8 @@ def _columns_with_texts(group: RowGroup, table: Table) -> list[str]:
 
 
 def _written(group: RowGroup, names: set[str]) -> RowGroup:
-    columns = [
-        [_text(row[n]) if name in names else row[n] for row in group.rows] for n, name in enumerate(group.columns)
-    ]
-    return replace(group, rows=list(zip(*columns, strict=True)))
+    columns = zip(group.columns, group.values, strict=True)
+    return replace(group, values=[list(map(_text, values)) if name in names else values for name, values in columns])
 
 
 def _text(value: Any) -> Any:

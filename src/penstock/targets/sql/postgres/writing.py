@@ -50,8 +50,7 @@ async def write_group(connection: Any, work: TableBatch, group: RowGroup) -> tup
         name = await stage(connection, work, group, is_numbered=is_numbered)
         told = await connection.fetchrow(plan.write(work.mode, from_stage(name, columns)))
     else:
-        arrays = map(list, zip(*group.rows, strict=True))
-        told = await driven(connection.fetchrow(plan.write(work.mode, from_arrays(columns)), *arrays))
+        told = await driven(connection.fetchrow(plan.write(work.mode, from_arrays(columns)), *group.values))
     return told["xid"], _verdicts(plan, work, group, told)
 
 
@@ -63,7 +62,8 @@ async def stage(connection: Any, work: TableBatch, group: RowGroup, *, is_number
     name = stage_name(columns, more)
     # A key that comes twice, or another portion, may have used the same stage in this transaction.
     await connection.execute(f"{stage_table(name, columns, more)}; DELETE FROM {name}")
-    rows: Sequence[Any] = [(n, *row) for n, row in enumerate(group.rows, 1)] if is_numbered else group.rows
+    ordinals = [range(1, len(group) + 1)] if is_numbered else []
+    rows = zip(*ordinals, *group.values, strict=True)
     names = [ORDINAL_NAME, *group.columns] if is_numbered else list(group.columns)
     await driven(connection.copy_records_to_table(name, records=rows, columns=names))
     return name
@@ -85,7 +85,7 @@ async def ids_in_table(connection: Any, work: TableBatch, group: RowGroup) -> di
     plan, columns = plan_for(connection, work, group), [work.table.columns[name] for name in work.key]
     arrays = [group.column(name) for name in work.key]
     if any(column.is_copied_as_text or column.is_array for column in columns):
-        keys = RowGroup(work.key, list(zip(*arrays, strict=True)), group.positions)
+        keys = RowGroup(work.key, arrays, group.positions)
         source, arrays = from_stage(await stage(connection, work, keys, is_numbered=True), columns), []
     else:
         source = from_arrays(columns)

@@ -22,7 +22,7 @@ def read_table(connection: sqlite3.Connection, name: str) -> Table:
     """The table of that name, in the main or the named database."""
     schema, plain = split_name(name)
     place = schema or "main"
-    kind = connection.execute(f"SELECT type FROM {ansi(place)}.sqlite_master WHERE name = ?", (plain,)).fetchone()
+    kind = connection.execute(f"SELECT type, sql FROM {ansi(place)}.sqlite_master WHERE name = ?", (plain,)).fetchone()
     if kind is None or kind[0] != "table":
         raise no_such_table(name, f"a {kind[0]}" if kind else None)
     listed = connection.execute(
@@ -37,6 +37,7 @@ def read_table(connection: sqlite3.Connection, name: str) -> Table:
     keys = _unique_keys(connection, [name for name, is_partial, _ in indexes if not is_partial], place)
     folds = {column: fold for key in keys for column, fold in key}
     primary = tuple(row[0] for row in sorted((row for row in listed if row[3]), key=lambda row: row[3]))
+    may_replace = "REPLACE" in kind[1].upper()  # ON CONFLICT REPLACE: one new row may take the place of another
     is_row_number = bool(primary) and all(origin != "pk" for _, _, origin in indexes)  # which has no index
     return Table(
         schema=schema,
@@ -47,7 +48,7 @@ def read_table(connection: sqlite3.Connection, name: str) -> Table:
         },
         primary_key=primary,
         unique_keys=tuple(tuple(column for column, _ in key) for key in keys),
-        has_one_key=len(indexes) + is_row_number == 1 and not has_trigger,
+        has_one_key=len(indexes) + is_row_number == 1 and not (has_trigger or may_replace),
     )
 
 

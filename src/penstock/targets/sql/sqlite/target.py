@@ -11,20 +11,21 @@ from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from types import NoneType
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
-from penstock.targets.model import BadInput, ErrorKind, Outcome, TargetError, Verdict
+from penstock.targets.model import JUDGED, BadInput, ErrorKind, Outcome, TargetError, Verdict
 from penstock.targets.sql.row_groups import RowGroup
 from penstock.targets.sql.sqlite.catalog import read_table
 from penstock.targets.sql.sqlite.error_codes import refusal
-from penstock.targets.sql.sqlite.writing import can_upsert_at_once, ids_in_table, row_writer, upsert_at_once
+from penstock.targets.sql.sqlite.writing import GroupWriter
 from penstock.targets.sql.table import Table
-from penstock.targets.sql.target import JUDGED, GroupVerdicts, SqlTarget, TableBatch, with_ids
+from penstock.targets.sql.target import GroupVerdicts, SqlTarget, TableBatch, with_ids
 from penstock.targets.sql.values import UNKNOWN_TO_DRIVERS, Converters, not_nan
 
 __all__ = ["SqliteTarget"]
 
 T = TypeVar("T")
+WriteGroup: TypeAlias = Callable[[GroupWriter, RowGroup], Sequence[Verdict]]
 MEMORY = ":memory:"
 ERRORS = (sqlite3.Error, OverflowError, UnicodeError)
 
@@ -110,20 +111,16 @@ class SqliteTarget(SqlTarget):
         except ERRORS as error:
             raise refusal(error) from error
 
-    def _transact(
-        self,
-        work: TableBatch,
-        groups: Sequence[RowGroup],
-        write: Callable[[sqlite3.Cursor, TableBatch, RowGroup], Sequence[Verdict]],
-    ) -> GroupVerdicts:
+    def _transact(self, work: TableBatch, groups: Sequence[RowGroup], write: WriteGroup) -> GroupVerdicts:
         connection = self._open()
         cursor = connection.cursor()
         cursor.execute("BEGIN IMMEDIATE")
         try:
             verdicts = []
             for group in groups:
-                told = write(cursor, work, group)
-                ids = ids_in_table(cursor, work, group) if work.foreign_ids else None
+                writer = GroupWriter(cursor, work, group)
+                told = write(writer, group)
+                ids = writer.ids_in_table() if work.foreign_ids else None
                 verdicts.append(with_ids(work, group, told, ids))
             cursor.execute("COMMIT")
         except BaseException:
@@ -147,41 +144,40 @@ class SqliteTarget(SqlTarget):
         except (TargetError, *ERRORS) as error:
             return Verdict(Outcome.FAILED, error=refusal(error))
 
-    def _write_group(self, cursor: sqlite3.Cursor, work: TableBatch, group: RowGroup) -> Sequence[Verdict]:
-        if can_upsert_at_once(work, group):
-            told = self._guarded(cursor, lambda: upsert_at_once(cursor, work, group))
+    def _write_group(self, writer: GroupWriter, group: RowGroup) -> Sequence[Verdict]:
+        if writer.can_upsert_at_once:
+            told = self._guarded(writer.upsert_at_once)
             if not isinstance(told, TargetError):
                 return told  # otherwise the rows are looked at one by one
-        write = row_writer(cursor, work, group)
         n = 0
         try:
             verdicts = []
             for n in range(len(group)):
-                verdicts.append(write(n))
+                verdicts.append(writer.write(n))
         except ERRORS as error:
             refused = refusal(error)
             refused.suspects = (group.positions[n],) if refused.kind in JUDGED else ()
             raise refused from error
         return verdicts
 
-    def _write_group_by_row(self, cursor: sqlite3.Cursor, work: TableBatch, group: RowGroup) -> list[Verdict]:
-        write = row_writer(cursor, work, group)
-        told = (self._guarded(cursor, partial(write, n)) for n in range(len(group)))
+    def _write_group_by_row(self, writer: GroupWriter, group: RowGroup) -> list[Verdict]:
+        told = (self._guarded(partial(writer.write, n)) for n in range(len(group)))
         return [Verdict(Outcome.FAILED, error=one) if isinstance(one, TargetError) else one for one in told]
 
-    def _guarded(self, cursor: sqlite3.Cursor, write: Callable[[], T]) -> T | TargetError:
+    def _guarded(self, write: Callable[[], T]) -> T | TargetError:
         """Do something, or say why it was undone."""
         told: T | TargetError
-        cursor.execute("SAVEPOINT penstock")
+        connection = self._open()
+        connection.execute("SAVEPOINT penstock")
         try:
             told = write()
         except (TargetError, *ERRORS) as error:
             refused = refusal(error)
-            if refused.kind not in JUDGED or not cursor.connection.in_transaction:
+            if refused.kind not in JUDGED or not connection.in_transaction:
                 raise refused from error
-            cursor.execute("ROLLBACK TO penstock")
+            connection.execute("ROLLBACK TO penstock")
             told = refused
-        cursor.execute("RELEASE penstock")
+        connection.execute("RELEASE penstock")
         return told
 
     def _open(self) -> sqlite3.Connection:
