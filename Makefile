@@ -31,7 +31,7 @@ demo: setup
 	@$(BIN)/python examples/demo.py
 
 test: lint
-	TMPDIR=$(TEST_TMP) $(BIN)/pytest -n $(PYTEST_WORKERS) --dist loadgroup
+	TMPDIR=$(TEST_TMP) $(BIN)/pytest -n $(PYTEST_WORKERS)
 
 lint: setup
 	$(BIN)/ruff check .

@@ -18,6 +18,7 @@ import servers
 from hypothesis import HealthCheck, settings
 from sqlalchemy import inspect, make_url
 from sqlalchemy.util import LRUCache
+from xdist.scheduler import LoadScopeScheduling
 
 from penstock.clock import Clock, ManualClock, SystemClock
 from penstock.db.database import Database
@@ -33,6 +34,22 @@ T = TypeVar("T")
 settings.register_profile("search", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("penstock", settings.get_profile("search"), derandomize=True)
 settings.load_profile("penstock")
+
+
+# Files whose tests share what is slow to make: one process runs all of them, before the others.
+TOGETHER = ("test_typing.py", "test_dashboard_browser.py", "test_api_openapi.py", "test_cli_url.py")
+
+
+class FilesTogether(LoadScopeScheduling):
+    """Gives a process one test at a time, and some files whole."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return file if file.endswith(TOGETHER) else nodeid
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FilesTogether:
+    return FilesTogether(config, log)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -6,12 +6,12 @@ import json
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 from patience import HANG_S
 
@@ -272,7 +272,7 @@ def test_a_monitor_that_stays_fires_timers_until_it_is_told_to_stop(penstock: Ru
     (tmp_path / "egg.json").write_text(json.dumps(timed))
     assert penstock("lifecycle", "import", "egg.json", "--tenant", "kitchen")[0] == 0
     guid = ask(penstock, "start", "egg", "--tenant", "kitchen")["guid"]
-    command = [sys.executable, "-m", "penstock", "lifecycle", "tick", "--every", "0.1", "--json"]
+    command = [*forked.python(), "-m", "penstock", "lifecycle", "tick", "--every", "0.1", "--json"]
     monitor = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         until = time.monotonic() + HANG_S

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 
 from penstock.cli import main
@@ -113,7 +113,7 @@ def test_a_shell_is_offered_names_and_ids(folder: Path, operation: str, typed: s
     words = typed.replace("{id:.4}", operation[:4])
     asked = {"_PENSTOCK_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
     done = subprocess.run(
-        [sys.executable, "-m", "penstock"],
+        [*forked.python(), "-m", "penstock"],
         cwd=folder,
         env=os.environ | asked,
         capture_output=True,

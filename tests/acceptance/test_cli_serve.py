@@ -6,10 +6,10 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import forked
 import httpx
 import pytest
 from patience import HANG_S
@@ -26,7 +26,7 @@ class Server:
 
     def __init__(self, folder: Path, *options: str, **environment: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "penstock", "serve", "--app", str(APP), "--port", "0", *options],
+            [*forked.python(), "-m", "penstock", "serve", "--app", str(APP), "--port", "0", *options],
             cwd=folder,
             env={**os.environ, **environment},
             stderr=subprocess.PIPE,
@@ -110,7 +110,7 @@ def test_a_server_is_closed_to_strangers_and_open_to_keys(start: Start, tmp_path
     assert server.client.get("/health/ready").status_code == 200
     assert server.client.get("/api/bulks").status_code == 401
     made = subprocess.run(
-        [sys.executable, "-m", "penstock", "keys", "create", "ana", "--role", "operate", "--json"],
+        [*forked.python(), "-m", "penstock", "keys", "create", "ana", "--role", "operate", "--json"],
         cwd=tmp_path,
         env={**os.environ, "PENSTOCK_DATABASE_URL": database_url},
         capture_output=True,
@@ -147,7 +147,7 @@ def test_a_server_that_cannot_be_says_why(
     tmp_path: Path, database_url: str, options: tuple[str, ...], code: int, told: str
 ):
     done = subprocess.run(
-        [sys.executable, "-m", "penstock", "serve", "--app", str(APP), *options],
+        [*forked.python(), "-m", "penstock", "serve", "--app", str(APP), *options],
         cwd=tmp_path,
         env={**os.environ, "PENSTOCK_DATABASE_URL": database_url},
         capture_output=True,

@@ -7,11 +7,11 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 from patience import HANG_S
 
@@ -27,20 +27,9 @@ class Both:
     def __init__(self, folder: Path) -> None:
         self.db, self.folder = f"sqlite:///{folder / 'penstock.db'}", folder
         (folder / "parcels.csv").write_text(CSV)
+        words = ["-m", "penstock", "serve", "--port", "0", "--insecure"]
         self.process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "penstock",
-                "serve",
-                "--app",
-                str(APP),
-                "--db",
-                self.db,
-                "--port",
-                "0",
-                "--insecure",
-            ],
+            [*forked.python(), *words, "--app", str(APP), "--db", self.db],
             cwd=folder,
             stderr=subprocess.PIPE,
             text=True,

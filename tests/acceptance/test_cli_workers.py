@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 from patience import HANG_S, UNHURRIED
-from test_cli_processes import APP, PENSTOCK
+from test_cli_processes import APP
 
 from penstock.cli.worker_processes import QUICK_ENDS_MAX, QUICK_S, Restarts
 
@@ -30,12 +31,12 @@ class Party:
         (folder / "met").mkdir()
         (folder / "gate").touch()
         (folder / "guests.csv").write_text("name,age\n" + "Ann,30\n" * ROWS)
-        self.host: subprocess.Popen[bytes] | None = None
+        self.host: forked.Forked | None = None
 
-    def start(self, *words: str, app: str = APP, **environment: str) -> subprocess.Popen[bytes]:
-        with (self.folder / "out").open("wb") as out, (self.folder / "err").open("wb") as err:
-            self.host = subprocess.Popen(
-                [*PENSTOCK, "run", *words, "--app", app, "--workers", "2"],
+    def start(self, *words: str, app: str = APP, **environment: str) -> forked.Forked:
+        with (self.folder / "out").open("w") as out, (self.folder / "err").open("w") as err:
+            self.host = forked.start(
+                "-m", "penstock", "run", *words, "--app", app, "--workers", "2",
                 cwd=self.folder, stdout=out, stderr=err, env=os.environ | environment,
             )  # fmt: skip
         return self.host
@@ -64,8 +65,9 @@ class Party:
 
     def ask(self, *words: str) -> Any:
         done = subprocess.run(
-            [*PENSTOCK, *words, "--json"], cwd=self.folder, capture_output=True, text=True, check=False
-        )
+            [*forked.python(), "-m", "penstock", *words, "--json"],
+            cwd=self.folder, capture_output=True, text=True, check=False,
+        )  # fmt: skip
         assert done.stdout, done.stderr
         return json.loads(done.stdout)
 

@@ -6,15 +6,21 @@ they print, where a line `…` stands for any number of lines and `…` in a lin
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
+import forked
 import pytest
 from patience import HANG_S
 from servers import free_port, install
@@ -56,10 +62,21 @@ def pattern(shown: str) -> str:
     return "".join(lines)
 
 
+@cache
+def commands() -> Path:
+    """A folder with `penstock` and `python`."""
+    folder = Path(tempfile.mkdtemp(prefix="commands-"))
+    atexit.register(shutil.rmtree, folder)
+    for name, words in (("python", []), ("penstock", ["-m", "penstock"])):
+        (folder / name).write_text(f'#!/bin/sh\nexec {shlex.join([*forked.python(), *words])} "$@"\n')
+        (folder / name).chmod(0o755)
+    return folder
+
+
 def run_console(block: Block, folder: Path) -> None:
     for session in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]:
         command, _, shown = session.partition("\n")
-        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        path = os.pathsep.join([str(commands()), str(Path(sys.executable).parent), os.environ["PATH"]])
         environment = {**os.environ, "PATH": path, "COLUMNS": "140", "PYTHONDONTWRITEBYTECODE": "1"}
         done = subprocess.run(
             command,

@@ -6,9 +6,9 @@ import asyncio
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
+import forked
 import pytest
 from patience import HANG_S
 
@@ -23,7 +23,7 @@ ORDERS = 2500
 def run(url: str, kill: str | None = None) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, **({KILL_VARIABLE: kill} if kill else {})}
     return subprocess.run(
-        [sys.executable, str(WORKER), url],
+        [*forked.python(), str(WORKER), url],
         env=environment, capture_output=True, text=True, timeout=HANG_S, check=False,
     )  # fmt: skip
 

@@ -6,9 +6,9 @@ import csv
 import json
 import re
 import subprocess
-import sys
 from pathlib import Path
 
+import forked
 import pytest
 from patience import HANG_S
 from test_documents import ROOT, blocks, pattern
@@ -28,7 +28,7 @@ def shown() -> str:
 
 @pytest.mark.covers("BX-003", "BX-005", "BX-056", "BX-106")
 def test_the_migration_example_prints_what_is_shown_and_keeps_what_is_left(tmp_path: Path):
-    command = [sys.executable, str(ROOT / EXAMPLE)]
+    command = [*forked.python(), str(ROOT / EXAMPLE)]
     done = subprocess.run(
         command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=HANG_S, check=False
     )

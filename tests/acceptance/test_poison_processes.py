@@ -7,14 +7,14 @@ import os
 import resource
 import signal
 import subprocess
-import sys
-import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
+import forked
 import pytest
 from patience import HANG_S, UNHURRIED
 
@@ -71,27 +71,23 @@ LOOK_S = 0.01
 
 def penstock(folder: Path, *arguments: str, env: Mapping[str, str] = QUICK) -> subprocess.CompletedProcess[str]:
     """Run a command to its end; like the kernel out of memory, we kill it when it has taken too much."""
-    with subprocess.Popen(
-        [sys.executable, "-m", "penstock", *arguments, "--db", "sqlite:///fatal.db", "--json"],
-        cwd=folder,
-        env={**os.environ, **env},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        keeper = threading.Thread(target=kill_when_large, args=(process,))
-        keeper.start()
+    words = ["-m", "penstock", *arguments, "--db", "sqlite:///fatal.db", "--json"]
+    with TemporaryFile("w+") as out, TemporaryFile("w+") as err:
+        process = forked.start(*words, cwd=folder, env={**os.environ, **env}, stdout=out, stderr=err)
         try:
-            out, err = process.communicate(timeout=HANG_S)
+            wait(process)
         finally:
             process.kill()
-            keeper.join()
-    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+        out.seek(0)
+        err.seek(0)
+        return subprocess.CompletedProcess(words, process.wait(), out.read(), err.read())
 
 
-def kill_when_large(process: subprocess.Popen[str]) -> None:
+def wait(process: forked.Forked) -> None:
+    ends = time.monotonic() + HANG_S
     with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
         while process.poll() is None:
+            assert time.monotonic() < ends
             pages = int(Path(f"/proc/{process.pid}/statm").read_text().split()[1])
             if pages * resource.getpagesize() > MEMORY_BYTES:
                 process.kill()

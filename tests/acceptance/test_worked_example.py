@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 from patience import HANG_S
 from sqlalchemy import update
@@ -132,7 +133,7 @@ async def test_the_example_from_upload_to_retry_in_one_process(database_url: str
 def worker_process(url: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
     """A worker in a process of its own, ready to work; it is stopped in good order at the end."""
     process = subprocess.Popen(
-        [sys.executable, str(HERE / "provisioning_worker.py"), url, str(folder)],
+        [*forked.python(), str(HERE / "provisioning_worker.py"), url, str(folder)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:

@@ -3,41 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import atexit
 import io
 import json
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+import forked
 import pytest
-from forked import Forked, ForkServer
 from patience import HANG_S, UNHURRIED
 
 from penstock.cli import main
 from penstock.engine import Penstock
 from penstock.pipeline import load_app
 
-__all__ = ["APP", "PENSTOCK", "Town", "town_at"]
+__all__ = ["APP", "Town", "town_at"]
 
 APP = str(Path(__file__).parent / "town_app.py")
-PENSTOCK = (sys.executable, "-m", "penstock")
 LOOK_S = 0.05
 
 T = TypeVar("T")
-
-
-@cache
-def _fork_server() -> ForkServer:
-    """One for all tests of this process."""
-    server = ForkServer()
-    atexit.register(server.close)
-    return server
 
 
 class Town:
@@ -45,7 +33,7 @@ class Town:
 
     def __init__(self, folder: Path, url: str) -> None:
         self.folder, self.url = folder, url
-        self.processes: list[Forked] = []
+        self.processes: list[forked.Forked] = []
 
     def call(self, *words: str) -> tuple[int, str, str]:
         """Exit code, stdout and stderr of a command."""
@@ -71,40 +59,40 @@ class Town:
 
         return asyncio.run(make())
 
-    def start(self, *words: str, **environment: str) -> Forked:
+    def start(self, *words: str, **environment: str) -> forked.Forked:
         """A command as a process of its own; what it says goes to files, so that it never blocks."""
         number = len(self.processes)
         with (self.folder / f"{number}.out").open("w") as out, (self.folder / f"{number}.err").open("w") as err:
             env = os.environ | environment
-            process = _fork_server().start(*words, cwd=self.folder, env=env, stdout=out, stderr=err)
+            process = forked.start("-m", "penstock", *words, cwd=self.folder, env=env, stdout=out, stderr=err)
         self.processes.append(process)
         return process
 
-    def start_worker(self, *words: str, **environment: str) -> Forked:
+    def start_worker(self, *words: str, **environment: str) -> forked.Forked:
         """A worker process that has begun."""
         process = self.start("worker", "--app", APP, *words, **environment)
         self.until(lambda: " runs " in self.said(process), f"worker {process.pid} begins", process)
         return process
 
-    def said(self, process: Forked, to: str = "err") -> str:
+    def said(self, process: forked.Forked, to: str = "err") -> str:
         """What a process has said so far."""
         return (self.folder / f"{self.processes.index(process)}.{to}").read_text()
 
-    def halt(self, process: Forked, number: int) -> None:
+    def halt(self, process: forked.Forked, number: int) -> None:
         """Send a signal that is heard: nothing more begins."""
         process.send_signal(number)
         self.until(lambda: "press Ctrl-C again to stop now" in self.said(process), "the signal is heard")
 
-    def end(self, process: Forked, number: int) -> int:
+    def end(self, process: forked.Forked, number: int) -> int:
         """Send a signal and wait for the end; gives the exit code."""
         process.send_signal(number)
         return self.await_end(process)
 
-    def await_end(self, process: Forked) -> int:
+    def await_end(self, process: forked.Forked) -> int:
         """Wait for the end of a process that ends by itself; gives the exit code."""
         return process.wait(HANG_S)
 
-    def until(self, look: Callable[[], T], what: str, process: Forked | None = None) -> T:
+    def until(self, look: Callable[[], T], what: str, process: forked.Forked | None = None) -> T:
         """Look again and again until it is so; not for ever."""
         ends = time.monotonic() + HANG_S
         while not (found := look()):

@@ -26,8 +26,6 @@ from penstock.access.model import Principal
 from penstock.api import Trusted, create_app
 from penstock.settings import Settings
 
-pytestmark = pytest.mark.xdist_group("browser")
-
 PATIENCE_MS = HANG_S * 1000
 expect.set_options(timeout=PATIENCE_MS)
 LIFECYCLE = {

@@ -16,8 +16,6 @@ from penstock.pipeline import load_app
 HERE = Path(__file__).parent
 EXAMPLES = ("device_provisioning", "batches", "functions", "every_declaration")
 
-pytestmark = pytest.mark.xdist_group("typing")  # so that each checker runs once
-
 
 @pytest.fixture(scope="module")
 def mypy() -> str:

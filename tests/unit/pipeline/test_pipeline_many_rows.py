@@ -8,7 +8,7 @@ from typing import Annotated, Any, Self
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import (
     AliasChoices,
@@ -196,6 +196,7 @@ HEADERS = [COLUMNS, ("born", "name", "id"), ("id", "name"), ("id",), ("name",), 
 
 @pytest.mark.parametrize("columns", HEADERS, ids=" ".join)
 @pytest.mark.parametrize("model", KINDS)
+@settings(max_examples=30)  # of each model with each header
 @given(data=st.data())
 def test_whatever_a_model_does_its_rows_are_judged_as_the_model_says(
     model: Any, columns: tuple[str, ...], data: st.DataObject
