@@ -14,6 +14,7 @@ import os
 import sqlite3
 from collections import Counter
 from collections.abc import MutableMapping
+from contextlib import closing
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -35,7 +36,7 @@ def caller(scope: MutableMapping[str, Any]) -> str:
     return dict(scope["headers"]).get(b"x-user", b"").decode("latin-1")
 
 
-with sqlite3.connect(FILE) as file:
+with closing(sqlite3.connect(FILE)) as file, file:
     file.execute("CREATE TABLE IF NOT EXISTS orders (number INTEGER PRIMARY KEY, article TEXT, quantity INTEGER)")
 
 app = FastAPI(title="Orders")
@@ -63,7 +64,7 @@ async def order(order: Order, request: Request) -> dict[str, Any]:
 @app.get("/orders")
 async def orders() -> list[dict[str, Any]]:
     """All orders."""
-    with sqlite3.connect(FILE) as file:
+    with closing(sqlite3.connect(FILE)) as file:
         file.row_factory = sqlite3.Row
         return [dict(row) for row in file.execute("SELECT * FROM orders ORDER BY number")]
 

@@ -221,9 +221,8 @@ class EventSources:
         await self._lifecycles.tenant(tenant).deliveries.register(CONSUMER, attempts_max=2**31 - 1, retry_after=5)
 
     async def _tenants_heard(self) -> list[str]:
-        query = select(consumers.c.tenant).where(consumers.c.name == CONSUMER).order_by(consumers.c.tenant)
         async with self._db.read() as tx:
-            return list((await tx.execute(query)).scalars())
+            return [tenant for (tenant,) in (await tx.send(_TENANTS_HEARD)).rows]
 
     async def _follow_lifecycles(self, tenant: str) -> None:
         """Write deliveries for moves of a tenant's instances."""
@@ -314,3 +313,6 @@ def _itself(owner: object) -> Callable[[], Awaitable[object]]:
         return owner
 
     return given
+
+
+_TENANTS_HEARD = select(consumers.c.tenant).where(consumers.c.name == CONSUMER).order_by(consumers.c.tenant)

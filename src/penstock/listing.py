@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from penstock.errors import InvalidInput
 
-__all__ = ["Page", "parse_number_cursor", "parse_numbers_cursor"]
+__all__ = ["Page", "named", "parse_number_cursor", "parse_numbers_cursor"]
 
 T = TypeVar("T")
 
@@ -40,3 +40,12 @@ def parse_numbers_cursor(cursor: str, count: int) -> list[int]:
 
 def _is_number(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= NUMBER_DIGITS_MAX
+
+
+def named(names: str | Iterable[str], known: Iterable[str], what: str) -> list[str]:
+    """Names that a list is filtered by, ignoring case, as they are written; `InvalidInput` for one that is unknown."""
+    wanted = [names] if isinstance(names, str) else list(names)
+    written = {name.casefold(): name for name in known}
+    if unknown := [name for name in wanted if name.casefold() not in written]:
+        raise InvalidInput(f"no such {what}: {', '.join(unknown)}; known: {', '.join(written.values())}")
+    return [written[name.casefold()] for name in wanted]

@@ -23,7 +23,7 @@ def penstock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     monkeypatch.chdir(tmp_path)
 
     async def fill() -> None:
-        async with Idempotency.open(URL) as keys:
+        async with Idempotency.open(URL, lease=3600) as keys:
             async with keys.guard("done", scope=("acme", "ana"), label="POST /orders") as attempt:
                 attempt.answer = b"kept"
             await keys.claim(Address.of("running"), "f")

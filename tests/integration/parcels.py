@@ -82,7 +82,7 @@ async def run(penstock: Penstock, file: bytes | None = None, kind: object = Parc
     """Run a file to its end; the parcels' own unless another is given."""
     given = {"file_name": "parcels.csv", **given}
     made = await penstock.operations.create(kind, file=parcels_csv() if file is None else file, **given)
-    return await penstock.run_until_done(made.id, every_s=0.01)
+    return await penstock.run_until_done(made.id)
 
 
 async def replant(penstock: Penstock, first_row: int, change: Callable[[Ledger], None], **values: Any) -> None:

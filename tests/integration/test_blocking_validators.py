@@ -16,7 +16,7 @@ from patience import HANG_S
 from stored import records_of
 
 from penstock import Context, Penstock, Pipeline, RowInvalid, failpoints, operation, step
-from penstock.operations.worker.stalls import LoopWatch
+from penstock.operations.worker.vitals import LoopWatch
 from penstock.settings import Settings
 from penstock.testing import Engine, engine, json_lines
 

@@ -26,7 +26,7 @@ from approvals import (
 
 from penstock import Context, Pipeline, operation, step
 from penstock.errors import IllegalMove
-from penstock.operations import control
+from penstock.operations import control, draining
 from penstock.operations.inbox import settling
 from penstock.operations.model import Operation
 from penstock.operations.operation_ids import number_of
@@ -349,7 +349,7 @@ async def test_a_drain_that_another_owner_overtakes_is_made_again(e, monkeypatch
 
     monkeypatch.setattr(settling, "_consume", overtaken_once)
     if by == "worker":
-        monkeypatch.setattr(control, "drain", _leave_it_to_the_worker)
+        monkeypatch.setattr(draining, "drain", _leave_it_to_the_worker)
     await e.operations.cancel(made.id)
     await e.work_until_idle()
     assert (await e.operations.get(made.id)).status == "Cancelled"

@@ -26,7 +26,7 @@ from penstock.errors import OperationUnready, SettingsInvalid, Unavailable
 from penstock.operations.model import Operation
 from penstock.operations.proof.doctor import diagnose
 from penstock.operations.tables import operations
-from penstock.operations.validating.reading import Pieces
+from penstock.operations.validating.sources import Pieces
 from penstock.settings import Settings
 from penstock.testing import Engine, engine, json_lines
 

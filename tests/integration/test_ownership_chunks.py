@@ -23,10 +23,10 @@ from approvals import (
     states,
     two_engines,
 )
-from sqlalchemy import delete, update
+from sqlalchemy import delete, insert, select, update
 from stored import rows_of
 
-from penstock import Context, Pipeline, operation, step
+from penstock import Context, Penstock, Pipeline, operation, step
 from penstock.db.database import Database
 from penstock.operations import control
 from penstock.operations.chunk import store
@@ -37,6 +37,7 @@ from penstock.operations.moves import head_of
 from penstock.operations.operation_ids import number_of
 from penstock.operations.tables import chunks, workers
 from penstock.operations.validating.reading import Interrupted, Reading
+from penstock.operations.worker_records import host_name
 from penstock.settings import Settings
 from penstock.testing import Engine, engine
 
@@ -487,3 +488,20 @@ async def test_a_worker_whose_record_is_gone_owns_nothing(database_url, tmp_path
         assert ((await other.operations.get(made.id)).status, shop.runs[1]) == ("Completed", 2)
         assert await one.worker.lease.beat() is False
         shop.wall.gone.set()
+
+
+async def test_a_worker_that_starts_takes_over_at_once_from_a_process_of_its_host_that_is_gone(database_url, tmp_path):
+    process = await asyncio.create_subprocess_exec("true")
+    await process.wait()
+    settings = Settings(database_url=database_url, storage_url=str(tmp_path))
+    async with Penstock.open(settings=settings) as penstock:
+
+        async def leave(tx: Any) -> None:
+            for worker, host in (("here", host_name()), ("elsewhere", "elsewhere")):
+                values = {"id": worker, "host": host, "process": process.pid, "lease_until": 2**62, "started_at": 0}
+                await tx.execute(insert(workers).values(**values))
+
+        await penstock.db.transaction(leave)
+        async with penstock.worker() as worker, penstock.db.read() as tx:
+            living = set((await tx.execute(select(workers.c.id))).scalars())
+        assert living == {"elsewhere", worker.lease.id}

@@ -20,7 +20,7 @@ from penstock.operations.chunk.store import Lost
 from penstock.operations.model import Operation
 from penstock.operations.operation_ids import number_of
 from penstock.operations.rows import segments
-from penstock.operations.rows.start_limit import FOREVER, StartLimit
+from penstock.operations.rows.gates import FOREVER, StartLimit
 from penstock.operations.running.actor import ChunkActor
 from penstock.operations.tables import chunks
 from penstock.operations.worker import lease as leasing

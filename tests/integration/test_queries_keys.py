@@ -185,7 +185,7 @@ async def test_an_edited_row_is_found_by_its_new_key_and_no_longer_by_the_old(pe
     async with penstock.db.read() as tx:
         number = (await tx.execute(select(chunks.c.operation).limit(1))).scalar_one()
     await retry_rows(penstock.db, number, [201], actor="ana", token="t", data={201: ["C1", "basic"]})
-    await penstock.run_until_done(done.id, every_s=0.01)
+    await penstock.run_until_done(done.id)
     assert await found(penstock, done.id, "C1") == [201]
     assert await found(penstock, done.id, "B1") == []
     assert await found(penstock, done.id, "B2") == [202]

@@ -254,7 +254,7 @@ async def test_without_row_data_only_rows_with_a_record_have_a_key(penstock):
 async def test_an_edited_row_shows_its_new_data_and_key(penstock, done):
     number = await number_of_operation(penstock, done.id)
     await retry_rows(penstock.db, number, [3], actor="ana", token="t", data={3: ["Q3", "3"]})
-    await penstock.run_until_done(done.id, every_s=0.01)
+    await penstock.run_until_done(done.id)
     row = await penstock.operations.row(done.id, 3)
     assert (row.state, row.row_key, row.data, row.generation) == ("Completed", "Q3", {"code": "Q3", "weight": "3"}, 1)
     assert await numbers(penstock, done.id, row_key="Q3") == [3]

@@ -17,7 +17,7 @@ from penstock.access.model import Principal
 from penstock.errors import Conflict, InvalidInput, NotFound
 from penstock.operations.model import Operation
 from penstock.operations.proof.doctor import diagnose
-from penstock.operations.pruning import applying, parts
+from penstock.operations.pruning import applying
 from penstock.operations.pruning.applying import Retention
 from penstock.operations.tables import chunk_rows, history
 from penstock.settings import Settings
@@ -148,7 +148,7 @@ async def test_rows_that_miss_what_they_need_are_not_retried(e, kind):
 
 
 async def test_what_was_left_half_done_is_finished_later(e, tmp_path, monkeypatch):
-    monkeypatch.setattr(parts, "CHUNKS_EACH", 1)
+    monkeypatch.setattr(applying, "CHUNKS_EACH", 1)
     made = await ended(e, "all")
     age_files(tmp_path)
     await e.advance(2 * DAY_S)
@@ -296,14 +296,14 @@ async def test_history_that_a_retry_makes_anew_goes_as_well(e, rows):
 
 async def test_an_erasure_beside_another_leaves_nothing(e, tmp_path, monkeypatch):
     made = await ended(e, "plain")
-    begin_part, others = applying.begin_part, iter(range(2))
+    begin_part, others = applying._begin_part, iter(range(2))
 
-    async def changed_meanwhile(tx: Any, number: int, part: str, **seen: Any) -> bool:
-        if part == "outputs" and next(others, None) is not None:
+    async def changed_meanwhile(due: Any, pruned: dict[str, bool], revision: int, tx: Any) -> bool:
+        if [*pruned][-1] == "outputs" and next(others, None) is not None:
             return False  # another changed the operation since we looked
-        return await begin_part(tx, number, part, **seen)
+        return await begin_part(due, pruned, revision, tx)
 
-    monkeypatch.setattr(applying, "begin_part", changed_meanwhile)
+    monkeypatch.setattr(applying, "_begin_part", changed_meanwhile)
     await e.operations.erase(made.id)
     assert set((await e.operations.get(made.id)).pruned) == {"rows", "outputs", "history", "files"}
     assert stored_files(tmp_path) == []
@@ -334,14 +334,14 @@ async def test_what_an_erasure_left_half_done_is_finished_without_any_policy(dat
 async def test_an_operation_that_cannot_be_pruned_holds_up_no_other(e, monkeypatch):
     made = [await ended(e, "rows") for _ in range(3)]
     await e.advance(2 * DAY_S)
-    remove_part = applying.remove_part
+    remove_part = applying._remove_part
 
     async def damaged(db: Any, number: int, part: str, budget: Any) -> bool:
         if number == 1:
             raise ValueError("a ledger that cannot be read")
         return await remove_part(db, number, part, budget)
 
-    monkeypatch.setattr(applying, "remove_part", damaged)
+    monkeypatch.setattr(applying, "_remove_part", damaged)
     retention = Retention(e.penstock.db, e.penstock.files, e.clock, keep={})
     for _ in range(5):
         await retention.tick()

@@ -38,13 +38,13 @@ class Queue:
 
     async def of(self, *calls: Coroutine[Any, Any, Receipt]) -> list[asyncio.Task[Receipt]]:
         """These calls, queued in this order behind one that cannot be answered yet."""
-        db, look = self._e.penstock.db, self._e.penstock.db.look
+        db, glance = self._e.penstock.db, self._e.penstock.db.glance
 
         async def held_up(work: Any) -> Any:
             await self._wall.stop()
-            return await look(work)
+            return await glance(work)
 
-        self._patch.setattr(db, "look", held_up)
+        self._patch.setattr(db, "glance", held_up)
         first = asyncio.create_task(self._e.penstock.signals.complete("nobody's", "key"))
         first.add_done_callback(lambda done: done.exception())
         await self._wall.reached.wait()

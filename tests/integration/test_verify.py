@@ -373,7 +373,7 @@ async def test_a_row_that_failed_at_a_step_and_was_edited_is_clean(penstock, don
     async with penstock.db.read() as tx:
         number = await number_of(tx, done.id)
     await retry_rows(penstock.db, number, [14], actor="ana", token="t", data={14: ["P14", "14"]})
-    again = await penstock.run_until_done(done.id, every_s=0.01)
+    again = await penstock.run_until_done(done.id)
     report = await penstock.operations.verify(done.id)
     assert again.successful_rows == done.successful_rows + 1
     assert list(map(str, report.differences)) == []

@@ -22,7 +22,7 @@ from penstock.operations.chunk.ledger import CANCELLED
 from penstock.operations.chunk.store import Lost
 from penstock.operations.inbox import applying, matching, settling
 from penstock.operations.rows import segments
-from penstock.operations.rows.start_limit import FOREVER, StartLimit
+from penstock.operations.rows.gates import FOREVER, StartLimit
 from penstock.operations.running.actor import ChunkActor
 from penstock.operations.running.planning import next_due
 from penstock.operations.tables import chunks, operations

@@ -46,7 +46,7 @@ ROOT_LEVEL = LEVEL["engine"]
 
 # The same inside `operations/`: its folders and modules, each line over those that use it.
 OPERATIONS: tuple[tuple[str, ...], ...] = (
-    ("states", "messages", "counts", "row_keys", "thresholds"),
+    ("states", "messages", "counts", "row_keys"),
     ("model", "tables"),
     ("pace", "visibility", "auditing"),
     ("moves", "operation_ids", "worker_records"),
@@ -82,7 +82,6 @@ PURE = (
     "operations.messages",
     "operations.counts",
     "operations.row_keys",
-    "operations.thresholds",
     "operations.model",
     "operations.chunk.ledger",
     "operations.chunk.step_map",
@@ -92,7 +91,6 @@ PURE = (
     "operations.rows.verdicts",
     "operations.rows.segments",
     "operations.rows.gates",
-    "operations.validating.sizes",
     "operations.running.planning",
     "operations.worker.shares",
     "blobs.states",
@@ -118,7 +116,6 @@ PURE = (
     "lifecycles.states",
     "targets.model",
     "targets.rules.pace",
-    "targets.rules.rate_limit",
     "targets.rules.retry",
     "targets.rules.isolation",
     "targets.rules.duplicates",

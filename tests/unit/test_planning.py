@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.operations.validating.sizes import chunk_size, largest_chunk
+from penstock.operations.chunk.packing import chunk_size, largest_chunk
 
 
 def chunks(rows: int, least: int, *, may_grow: bool = True) -> Iterator[int]:

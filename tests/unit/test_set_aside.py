@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.clock import ManualClock
-from penstock.operations.worker.set_aside import SetAside
+from penstock.operations.worker.troubles import SetAside
 
 
 def test_trouble_that_does_not_end_is_looked_at_less_and_less_often():

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sqlalchemy import insert, select, update
+from sqlalchemy import Insert, Select, bindparam, insert, select, update
 
 from penstock.access.chain import ERASED, START, ChainCheck, Entry, details_digest, digest_of
 from penstock.access.model import NAME_CHARS
@@ -64,30 +64,40 @@ async def _record(db: Database, tx: Connection, acts: Sequence[Act]) -> None:
 
 async def _extend(db: Database, tx: Connection, tenant: str, acts: Sequence[Act]) -> None:
     last, before, now = await _locked_end(db, tx, tenant)
-    made, digest = list[dict[str, Any]](), before
+    made, digest = list[Mapping[str, Any]](), before
     for sequence, act in enumerate(acts, last + 1):
         entry = _entry(act, sequence, now, digest)
         digest = entry.digest
         made.append({name: getattr(entry, name) for name in Entry.__dataclass_fields__})
-    await tx.execute(insert(entries), made)
-    moved = await tx.execute(
-        update(chains)
-        .where(chains.c.tenant == tenant, chains.c.sequence == last)
-        .values(sequence=last + len(acts), digest=digest)
-    )
-    if moved.rowcount != 1:
+    await tx.send(_NEW_ENTRIES, made)
+    end = {"of_tenant": tenant, "last": last, "sequence": last + len(acts), "digest": digest}
+    if (await tx.send(_EXTENDED, end)).matched != 1:
         raise Conflict(f"the audit log of tenant {tenant!r} was extended by another at the same time")
 
 
 async def _locked_end(db: Database, tx: Connection, tenant: str) -> tuple[int, str, int]:
     """The last number and digest of a chain, locked, and the time."""
-    query = select(chains.c.sequence, chains.c.digest, db.now()).where(chains.c.tenant == tenant).with_for_update()
-    found = (await tx.execute(query)).one_or_none()
-    if found is None:
-        begin = db.dialect.upsert(chains, key=["tenant"], update=[])
-        await tx.execute(begin, [{"tenant": tenant, "sequence": 0, "digest": START}])
-        found = (await tx.execute(query)).one()
-    return int(found[0]), str(found[1]), int(found[2])
+    query = db.prepared(_end)
+    found = (await tx.send(query, {"of_tenant": tenant})).rows
+    if not found:
+        await tx.send(db.prepared(_begun), [{"tenant": tenant, "sequence": 0, "digest": START}])
+        found = (await tx.send(query, {"of_tenant": tenant})).rows
+    ((sequence, digest, now),) = found
+    return int(sequence), str(digest), int(now)
+
+
+_NEW_ENTRIES = insert(entries)
+# The columns that are sent along (sequence, digest) are set.
+_EXTENDED = update(chains).where(chains.c.tenant == bindparam("of_tenant"), chains.c.sequence == bindparam("last"))
+
+
+def _end(db: Database) -> Select[Any]:
+    locked = select(chains.c.sequence, chains.c.digest, db.now()).with_for_update()
+    return locked.where(chains.c.tenant == bindparam("of_tenant"))
+
+
+def _begun(db: Database) -> Insert:
+    return db.dialect.upsert(chains, key=["tenant"], update=[])
 
 
 def _entry(act: Act, sequence: int, at: int, before: str) -> Entry:

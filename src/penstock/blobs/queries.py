@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, delete, exists, func, insert, select, update
+from sqlalchemy import ColumnElement, Insert, Row, bindparam, delete, exists, func, insert, select, update
 
 from penstock.blobs.model import BlobDescriptor, BlobEvent, Hold, Reference
 from penstock.blobs.states import BLOB
@@ -57,7 +57,7 @@ EVENTS_MAX = 1000
 
 async def create(db: Database, tx: Connection, made: BlobDescriptor) -> None:
     """Store a new blob, and log it."""
-    await tx.execute(insert(rows).values(**_columns(made)))
+    await tx.send(_NEW, _columns(made))
     await _log(db, tx, made, None, "created", actor=made.created_by)
 
 
@@ -78,11 +78,20 @@ async def move(
     made = replace(after, revision=before.revision + 1)
     values = _columns(made)
     del values["id"]
-    done = await tx.execute(update(rows).where(*_as_seen(before)).values(**values))
-    if done.rowcount != 1:
+    seen = {"the_blob": before.id, "seen_state": before.status, "seen_revision": before.revision}
+    if (await tx.send(_CHANGED, {**values, **seen})).matched != 1:
         raise Conflict(f"blob {before.id} was changed meanwhile; look at it again")
     await _log(db, tx, made, before.status, event, actor=actor, cause=cause, details=details)
     return made
+
+
+_NEW = insert(rows)
+# The columns that are sent along are set.
+_CHANGED = update(rows).where(
+    rows.c.id == bindparam("the_blob"),
+    rows.c.state == bindparam("seen_state"),
+    rows.c.revision == bindparam("seen_revision"),
+)
 
 
 async def lock(tx: Connection, blob: str, *guards: ColumnElement[bool], tenant: str | None = None) -> bool:
@@ -257,9 +266,11 @@ async def _forget(tx: Connection, blobs: Sequence[str]) -> None:
 
 async def add_reference(db: Database, tx: Connection, blob: str, owner: str) -> None:
     """Note that something uses the blob; to note it again changes nothing."""
-    made = db.dialect.upsert(references, key=("blob", "owner"), update=())
-    now = (await tx.execute(select(db.now()))).scalar_one()
-    await tx.execute(made, [{"blob": blob, "owner": owner, "since": now}])
+    await tx.send(db.prepared(_referenced), [{"blob": blob, "owner": owner}])
+
+
+def _referenced(db: Database) -> Insert:
+    return db.dialect.upsert(references, key=("blob", "owner"), update=()).values(since=db.now())
 
 
 async def drop_reference(tx: Connection, blob: str, owner: str) -> bool:

@@ -36,6 +36,9 @@ class Connection(Protocol):
     async def send(self, statement: Statement, values: Values = NOTHING) -> Answer:
         """Send a statement that is kept to be sent again: it is prepared once, and goes straight to the driver."""
 
+    async def send_listed(self, statement: Statement, values: Values) -> Answer:
+        """`send` for a statement with a list (`Dialect.among`); where it is written out, the way of `execute`."""
+
     async def tell(self, text: str) -> None:
         """Send text straight to the driver, and hear nothing but errors."""
 
@@ -61,7 +64,13 @@ class Abandoned(Exception):
 
 
 class Driver(Protocol):
-    """How a database's own driver is spoken to; `connection` is the driver's."""
+    """How a database's own driver is spoken to; `connection` is the driver's.
+
+    `lists_are_values` says whether a list is one value for it, however long.
+    """
+
+    @property
+    def lists_are_values(self) -> bool: ...
 
     async def send(self, connection: Any, prepared: Prepared, parameters: list[Any]) -> Answer:
         """Send a statement that was prepared."""
@@ -106,6 +115,13 @@ class Link(AsyncConnection):
             return await self._driver.send(self.raw, prepared, parameters)
         except BaseException as error:
             await self.run_sync(partial(raise_known, error, prepared.text, parameters))
+
+    async def send_listed(self, statement: Statement, values: Values) -> Answer:
+        """`send` for a statement with a list (`Dialect.among`); where it is written out, the way of `execute`."""
+        if self._driver.lists_are_values:
+            return await self.send(statement, values)
+        found = await self.execute(statement, values)
+        return Answer([tuple(row) for row in found] if found.returns_rows else [], found.rowcount)
 
     async def compute(self, work: Callable[[], T]) -> T:
         """Run work that takes long and asks nothing of the database, where it does not hold up the event loop."""

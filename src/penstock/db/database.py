@@ -211,6 +211,11 @@ class Database:
         async with self.connection() as connection:
             return await self._run(connection, whole)
 
+    async def glance(self, work: Callable[[Connection], Coroutine[Any, Any, T]]) -> T:
+        """`look` for work each of whose statements may see what is committed by then; spares what a snapshot costs."""
+        async with self.connection() as connection:
+            return await self._run(connection, work)
+
     async def _run(self, connection: Link, work: Callable[[Connection], Coroutine[Any, Any, T]]) -> T:
         return await (run_there(connection, work) if self.dialect.is_file else work(connection))
 

@@ -18,6 +18,7 @@ from sqlalchemy import (
     URL,
     BigInteger,
     ColumnElement,
+    FromClause,
     Integer,
     Table,
     and_,
@@ -25,6 +26,7 @@ from sqlalchemy import (
     func,
     literal_column,
     select,
+    true,
     tuple_,
 )
 from sqlalchemy.dialects.mysql import insert as mariadb_insert
@@ -84,6 +86,8 @@ class Dialect(ABC):
     before_change: ClassVar[tuple[str, ...]] = ()
     # What to send in a transaction to wake those who `listen`; where there is nothing, they look by themselves.
     ring: ClassVar[str] = ""
+    # Whether `among` takes a list as one value, so that the statement is the same however long it is.
+    lists_are_values: ClassVar[bool] = False
     # Whether `listen` hears of what others do; and whether it cannot tell it from what we do.
     hears: ClassVar[bool] = False
     hears_itself: ClassVar[bool] = False
@@ -168,6 +172,17 @@ class Dialect(ABC):
         """`among`, for the rows of one owner, which is sent too; an index has (owner, column)."""
         return and_(owner == bindparam(owned_by, type_=owner.type), self.among(column, name))
 
+    def listed_rows(
+        self,
+        shown: Sequence[ColumnElement[Any]],
+        owner: ColumnElement[Any],
+        owned_by: str,
+        column: ColumnElement[Any],
+        name: str,
+    ) -> FromClause:
+        """The rows of `among_of` to select from, for values that differ: value by value through the index."""
+        return select(*shown).where(self.among_of(owner, owned_by, column, name)).subquery("listed")
+
 
 class _StrictTypes(SQLiteTypeCompiler):
     """STRICT tables know INTEGER, REAL, TEXT and BLOB only, and want them spelled so."""
@@ -188,6 +203,7 @@ class Sqlite(Dialect):
     module = "aiosqlite"
     is_file = True
     hears = hears_itself = True
+    lists_are_values = True
 
     # A deferred transaction that turns from reading to writing fails at once when another has written.
     begin_write = ("BEGIN IMMEDIATE",)
@@ -276,6 +292,7 @@ class Postgresql(Dialect):
     upgrade_lock = "SELECT CAST(pg_try_advisory_lock(7308324469) AS INTEGER)"
     ring = "SELECT pg_notify('penstock', '')"
     hears = True
+    lists_are_values = True
     rebuild_indexes = "REINDEX TABLE CONCURRENTLY {table}"
     waits_for_locks = ("SET statement_timeout = 0", "SET lock_timeout = 0")
     facts = (
@@ -386,6 +403,21 @@ class Postgresql(Dialect):
         # that begins with the owner. Joined by both columns at once, only the index on both will do.
         wanted = func.unnest(bindparam(name, type_=ARRAY(column.type)))
         return tuple_(owner, column).in_(select(bindparam(owned_by, type_=owner.type), wanted))
+
+    def listed_rows(
+        self,
+        shown: Sequence[ColumnElement[Any]],
+        owner: ColumnElement[Any],
+        owned_by: str,
+        column: ColumnElement[Any],
+        name: str,
+    ) -> FromClause:
+        # While there are no statistics, it takes the table for small, and would compare each of its rows with each
+        # value. With an OFFSET it cannot make one join of it.
+        values = func.unnest(bindparam(name, type_=ARRAY(column.type))).table_valued("value").render_derived("wanted")
+        is_of_value = (owner == bindparam(owned_by, type_=owner.type), column == values.c.value)
+        each = select(*shown).where(*is_of_value).offset(literal_column("0")).lateral("each")
+        return select(each).select_from(values.join(each, true())).subquery("listed")
 
 
 class Mariadb(Dialect):

@@ -146,6 +146,10 @@ class Direct:
         except Exception as error:
             raise_known(error, prepared.text, parameters, self._sync)
 
+    async def send_listed(self, statement: Statement, values: Values) -> Answer:
+        """Send a statement with a list; it is one value here."""
+        return await self.send(statement, values)
+
     async def tell(self, text: str) -> None:
         """Send text, and hear nothing but errors."""
         if self.is_abandoned and text != "ROLLBACK":

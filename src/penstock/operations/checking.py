@@ -17,14 +17,14 @@ from penstock.clock import Clock
 from penstock.errors import Fault, FileRejected, MetadataInvalid, RowInvalid
 from penstock.formats import Batch, Limits, format_of
 from penstock.operations.chunk.records import StepRecord
+from penstock.operations.counts import breach
 from penstock.operations.intake import Source, accept_metadata, name_of, open_source
 from penstock.operations.model import ErrorGroup, FileCheck, FileFault, RowError
+from penstock.operations.rows.gates import FOREVER, StartLimit
 from penstock.operations.rows.judging import check_batch, validate
 from penstock.operations.rows.runtime import OperationRuntime
-from penstock.operations.rows.start_limit import FOREVER, StartLimit
 from penstock.operations.rows.task_pool import TaskPool
-from penstock.operations.thresholds import breach
-from penstock.operations.validating.without_rows import no_rows
+from penstock.operations.validating.sources import no_rows
 from penstock.operations.views.chunk_view import VALIDATION, RowLayout
 from penstock.operations.views.error_views import row_error
 from penstock.pipeline import Definition, OperationOptions, Run
@@ -82,10 +82,13 @@ async def check_file(
     the metadata alone is checked.
     """
     resolved = definition.for_run(overrides)
-    meta, metadata_faults = await _check_metadata(resolved, pipeline, metadata, bytes_max=settings.metadata_bytes_max)
+    meta, metadata_faults = None, tuple[Fault, ...]()
+    try:
+        meta = await accept_metadata(resolved, pipeline, metadata, bytes_max=settings.metadata_bytes_max)
+    except MetadataInvalid as error:
+        metadata_faults = error.faults or (Fault(str(error)),)
     found, file_fault = _Findings(resolved.options, errors_max), None
-    with _thread() as threads:
-        runtime = _runtime(resolved, pipeline, meta, clock, threads)
+    with _runtime(resolved, pipeline, meta, clock) as runtime:
         if metadata_faults:
             runtime.validators = ()
         try:
@@ -120,21 +123,11 @@ async def check_row(
     clock: Clock,
 ) -> None:
     """Judge one row as validation would; `RowInvalid` names everything that is wrong with it."""
-    with _thread() as threads:
-        runtime = _runtime(definition, pipeline, meta, clock, threads)
+    with _runtime(definition, pipeline, meta, clock) as runtime:
         runtime.use_columns(columns)
         objection = await validate(runtime, raw)
     if objection is not None:
         raise RowInvalid(faults=objection.faults)
-
-
-async def _check_metadata(
-    definition: Definition, pipeline: object, metadata: Any, *, bytes_max: int
-) -> tuple[Any, tuple[Fault, ...]]:
-    try:
-        return await accept_metadata(definition, pipeline, metadata, bytes_max=bytes_max), ()
-    except MetadataInvalid as error:
-        return None, error.faults or (Fault(str(error)),)
 
 
 async def _check_rows(
@@ -159,36 +152,32 @@ async def _check_rows(
         found.add(layout, batch, records, with_data=with_data)
 
 
-def _runtime(
-    definition: Definition, pipeline: object, meta: Any, clock: Clock, threads: ThreadPoolExecutor
-) -> OperationRuntime:
-    """A runtime that can judge rows; its task pool has no tasks, so it starts no step."""
+@contextmanager
+def _runtime(definition: Definition, pipeline: object, meta: Any, clock: Clock) -> Iterator[OperationRuntime]:
+    """A runtime that can judge rows; its task pool has no tasks, so it starts no step.
+
+    It has a thread for sync validators; a caller that is cancelled does not wait for one that blocks.
+    """
 
     def refuse(_work: object) -> None:
         raise AssertionError("a dry run starts no step")
 
-    return OperationRuntime(
-        number=0,
-        file_format="",
-        file=StoredBytes("", 0, ""),
-        definition=definition,
-        pipeline=pipeline,
-        run=Run("", definition.name, meta, definition),
-        columns=None,
-        task_pool=TaskPool(0, refuse),
-        clock=clock,
-        jitter=random.Random(0),
-        threads=threads,
-        start_limit=StartLimit(clock, FOREVER),
-    )
-
-
-@contextmanager
-def _thread() -> Iterator[ThreadPoolExecutor]:
-    """The thread on which sync validators run; a caller that is cancelled does not wait for one that blocks."""
     threads = ThreadPoolExecutor(1, thread_name_prefix="penstock-check")
     try:
-        yield threads
+        yield OperationRuntime(
+            number=0,
+            file_format="",
+            file=StoredBytes("", 0, ""),
+            definition=definition,
+            pipeline=pipeline,
+            run=Run("", definition.name, meta, definition),
+            columns=None,
+            task_pool=TaskPool(0, refuse),
+            clock=clock,
+            jitter=random.Random(0),
+            threads=threads,
+            start_limit=StartLimit(clock, FOREVER),
+        )
     finally:
         threads.shutdown(wait=False, cancel_futures=True)
 

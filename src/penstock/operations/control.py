@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 
-from penstock.clock import Clock
 from penstock.db.connection import Connection
 from penstock.db.database import Database
 from penstock.errors import IllegalMove, NotFound
 from penstock.operations.auditing import log_act
-from penstock.operations.chunk import store
-from penstock.operations.draining import abandon_readings, drain_chunk
 from penstock.operations.moves import Head, head_of, move, note, touch
 from penstock.operations.operation_ids import IS_THERE
 from penstock.operations.states import OPERATION
 from penstock.operations.tables import operations
-from penstock.pipeline import Definition
 
-__all__ = ["cancel", "drain", "hold", "pause", "release", "resume"]
+__all__ = ["cancel", "hold", "pause", "release", "resume"]
 
 
 async def cancel(db: Database, number: int, *, actor: str, cause: str | None = None) -> Head:
@@ -118,18 +114,3 @@ async def _moved(
 
 def _cause(cause: str | None) -> dict[str, str] | None:
     return None if cause is None else {"cause": cause}
-
-
-async def drain(
-    db: Database, number: int, *, owner: str, clock: Clock, definitions: Mapping[str, Definition], within_s: float
-) -> None:
-    """Drain the chunks of a stopping operation that no live worker owns, for at most `within_s`."""
-    until = clock.monotonic() + within_s
-    await abandon_readings(db, actor=owner, operation=number)
-    while clock.monotonic() < until:
-        async with db.read() as tx:
-            found = await store.candidates(db, tx, names=(), limit=10, operation=number)
-        if not found:
-            return
-        for owned in found:
-            await drain_chunk(db, owned, owner=owner, clock=clock, definitions=definitions)

@@ -24,9 +24,24 @@ from penstock.operations.row_keys import key_names, key_of
 from penstock.operations.tables import operations
 from penstock.pipeline import Definition
 
-__all__ = ["abandon_readings", "drain_chunk", "give_back_reading"]
+__all__ = ["abandon_readings", "drain", "drain_chunk", "give_back_reading"]
 
 DRAIN_PATIENCE_S = 1.0  # a chunk that was claimed and not drained is claimed by another when our lease is over
+
+
+async def drain(
+    db: Database, number: int, *, owner: str, clock: Clock, definitions: Mapping[str, Definition], within_s: float
+) -> None:
+    """Drain the chunks of a stopping operation that no live worker owns, for at most `within_s`."""
+    until = clock.monotonic() + within_s
+    await abandon_readings(db, actor=owner, operation=number)
+    while clock.monotonic() < until:
+        async with db.read() as tx:
+            found = await store.candidates(db, tx, names=(), limit=10, operation=number)
+        if not found:
+            return
+        for owned in found:
+            await drain_chunk(db, owned, owner=owner, clock=clock, definitions=definitions)
 
 
 async def drain_chunk(

@@ -13,7 +13,7 @@ import msgspec
 from penstock.errors import InvalidInput
 from penstock.operations.model import Page, RowView, StepView
 
-__all__ = ["FORMATS", "RESULTS", "Export", "SourceFile", "exported"]
+__all__ = ["RESULTS", "Export", "SourceFile", "exported"]
 
 FORMATS: dict[str, str] = {
     "csv": "text/csv; charset=utf-8",

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
-from sqlalchemy import func, insert, select
+from sqlalchemy import Insert, func, insert, select
 
 from penstock.access.audit import Act, record
 from penstock.blobs import queries as blob_queries
@@ -30,7 +30,7 @@ from penstock.operations.operation_ids import IS_THERE
 from penstock.operations.pruning.removal import reference_of
 from penstock.operations.states import OPERATION
 from penstock.operations.tables import operations
-from penstock.operations.validating.without_rows import refuse_without_rows
+from penstock.operations.validating.sources import refuse_without_rows
 from penstock.operations.visibility import Visible
 from penstock.outbox.storing import subscribe
 from penstock.pipeline import Definition
@@ -207,26 +207,24 @@ async def _insert(
     **columns: Any,
 ) -> None:
     stored = blob.stored
-    await tx.execute(
-        insert(operations).values(
-            id=new_id,
-            name=definition.name,
-            state=OPERATION.initial,
-            reading="open",
-            open_chunks=1,
-            file_key=stored.key,
-            file_bytes=stored.size_bytes,
-            file_sha256=stored.sha256,
-            file_version=stored.version,
-            blob=blob.id,
-            plan=definition.plan_document(),
-            keep=definition.options.keep,
-            created_by=created_by,
-            tenant=tenant or None,  # the one without a name has none
-            created_at=db.now(),
-            **columns,
-        )
-    )
+    values = {
+        "id": new_id,
+        "name": definition.name,
+        "state": OPERATION.initial,
+        "reading": "open",
+        "open_chunks": 1,
+        "file_key": stored.key,
+        "file_bytes": stored.size_bytes,
+        "file_sha256": stored.sha256,
+        "file_version": stored.version,
+        "blob": blob.id,
+        "plan": definition.plan_document(),
+        "keep": definition.options.keep,
+        "created_by": created_by,
+        "tenant": tenant or None,  # the one without a name has none
+        **columns,
+    }
+    await tx.send(db.prepared(_new_operation), values)
     await journal.record(
         db,
         tx,
@@ -267,3 +265,7 @@ def name_of(source: Source) -> str:
     if isinstance(name, str):
         return Path(name).name
     raise FileRejected("a file given as bytes needs file_name, so that its format is known", code="unknown_format")
+
+
+def _new_operation(db: Database) -> Insert:
+    return insert(operations).values(created_at=db.now())

@@ -15,9 +15,8 @@ from penstock.db.connection import Connection
 from penstock.db.database import Database
 from penstock.errors import Conflict, Fault, InvalidInput
 from penstock.operations.auditing import log_act
-from penstock.operations.chunk.ledger import Ledger
 from penstock.operations.chunk.step_map import Places, StepMap
-from penstock.operations.chunk.store import is_dead, is_free
+from penstock.operations.chunk.store import is_dead, is_free, ledgers_of
 from penstock.operations.moves import Head, head_of, note, touch
 from penstock.operations.operation_ids import IS_THERE
 from penstock.operations.tables import chunks, history, operations, row_records, signals
@@ -144,7 +143,7 @@ async def _require_faultless(
 ) -> None:
     """`Conflict` with every reason why the operation cannot be migrated."""
     places = Places()
-    async for _, ledger in _ledgers(tx, head.number, len(steps.before)):
+    async for _, ledger in ledgers_of(tx, head.number, steps=len(steps.before), each=LEDGERS_EACH):
         places.add(ledger)
     faults = [*steps.faults(places), *_kind_faults(steps, places, plan, new_plan)]
     gone = [place - 1 for place, after in enumerate(steps.new_places) if after is None]
@@ -167,19 +166,8 @@ def _kind_faults(steps: StepMap, places: Places, plan: Mapping[str, Any], new_pl
                 yield f"{rows:,} rows have begun {old['attribute']!r}, a {old['kind']} step, which is {new['kind']} now"
 
 
-async def _ledgers(tx: Connection, number: int, steps: int) -> Any:
-    """The ledgers of an operation's chunks that were ever written, by chunk, a few at a time."""
-    last = 0
-    query = select(chunks.c.id, chunks.c.row_count, chunks.c.ledger).where(chunks.c.operation == number)
-    while found := (await tx.execute(query.where(chunks.c.id > last).order_by(chunks.c.id).limit(LEDGERS_EACH))).all():
-        for row in found:
-            if row.ledger:
-                yield row.id, Ledger.decode(row.ledger, rows=row.row_count, steps=steps, base=0)
-        last = found[-1].id
-
-
 async def _write_ledgers(tx: Connection, number: int, steps: StepMap) -> None:
-    async for chunk, ledger in _ledgers(tx, number, len(steps.before)):
+    async for chunk, ledger in ledgers_of(tx, number, steps=len(steps.before), each=LEDGERS_EACH):
         moved = steps.moved(ledger)
         await tx.execute(
             update(chunks).where(chunks.c.id == chunk).values(ledger=moved.encode(), steps_done=moved.steps_done())

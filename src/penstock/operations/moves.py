@@ -17,10 +17,9 @@ from penstock.db.database import Database
 from penstock.errors import NotFound
 from penstock.journal import moving
 from penstock.journal import queries as journal
-from penstock.operations.counts import Counts
+from penstock.operations.counts import Counts, Tally
 from penstock.operations.states import NOTES, OPERATION
 from penstock.operations.tables import chunks, operations
-from penstock.operations.thresholds import Tally
 
 __all__ = [
     "HEAD",

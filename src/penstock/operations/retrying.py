@@ -51,7 +51,6 @@ class Retry:
     reasons: dict[int, str] = field(default_factory=dict)  # by row, the first of them
 
     def skip(self, row: int, reason: str) -> None:
-        """Leave a row out."""
         self.skipped += 1
         if len(self.reasons) < SKIPPED_SHOWN_MAX:
             self.reasons[row] = reason
@@ -187,7 +186,8 @@ async def retry_rows(
         retry, asked = Retry(), []
         for owned in await _chunks_of(tx, number, named):
             _refuse_changed(owned, generations or {})
-            has_all = await _has_request_for_all(tx, owned.id)
+            is_for_all = (requests.c.chunk == owned.id, requests.c.row.is_(None), requests.c.outcome.is_(None))
+            has_all = (await tx.execute(select(requests.c.id).where(*is_for_all))).first() is not None
             for row in [n for n in named if n in owned.rows]:
                 i = row - owned.first_row
                 reason = refusal(owned, i, is_named=True, confirms_doubt=confirm_doubt, has_data=row in data)
@@ -334,13 +334,6 @@ async def _chunks_of(tx: Connection, number: int, rows: Sequence[int]) -> list[O
             raise NotFound(f"the operation has no row {row}")
         loaded += found
     return loaded
-
-
-async def _has_request_for_all(tx: Connection, chunk: int) -> bool:
-    query = select(requests.c.id).where(
-        requests.c.chunk == chunk, requests.c.row.is_(None), requests.c.outcome.is_(None)
-    )
-    return (await tx.execute(query)).first() is not None
 
 
 def _first(retry: Retry) -> str:

@@ -19,8 +19,8 @@ from penstock.db.database import Database
 from penstock.db.unit import UnitOfWork
 from penstock.errors import Conflict, Forbidden, InvalidInput, NotFound
 from penstock.journal.numbering import number_new
-from penstock.listing import parse_number_cursor
-from penstock.operations import control, intake, migrating, retrying
+from penstock.listing import named, parse_number_cursor
+from penstock.operations import control, draining, intake, migrating, retrying
 from penstock.operations.checking import check_file, check_row
 from penstock.operations.exporting import Export, SourceFile, exported
 from penstock.operations.intake import Source
@@ -49,7 +49,7 @@ from penstock.operations.retrying import Eligibility, Retry
 from penstock.operations.rows.lifespans import Lifespans
 from penstock.operations.rows.runtime import load_metadata
 from penstock.operations.telling import Notify, notify_types
-from penstock.operations.views import error_views, flow_views, operation_views, row_views, workload_views
+from penstock.operations.views import error_views, flow_views, operation_views, row_views
 from penstock.operations.views.chunk_view import RowLayout, verdict_codes
 from penstock.operations.views.operation_views import OperationFilter
 from penstock.operations.views.row_views import RowFilter
@@ -337,7 +337,7 @@ class Operations:
     async def workload(self) -> Workload:
         """Who works on what, over all operations."""
         async with self._db.read() as tx:
-            return await workload_views.workload(self._db, tx)
+            return await flow_views.workload(self._db, tx)
 
     async def history(
         self,
@@ -410,7 +410,7 @@ class Operations:
         head = await control.cancel(self._db, number, actor=actor or self._actor, cause=cause)
         if head.state == "Stopping":
             owner = f"cancel-{self._entropy.bits(64):016x}"
-            await control.drain(
+            await draining.drain(
                 self._db,
                 number,
                 owner=owner,
@@ -543,7 +543,7 @@ class Operations:
         """Remove one operation that has ended, for good; `Conflict` while it is held or under way."""
         number = await self._number(operation)
         self._blobs.storage.require()
-        return await pruning.delete(self._db, self._blobs.storage, number, actor=self._actor)
+        return await pruning.delete_operation(self._db, self._blobs.storage, number, actor=self._actor)
 
     async def erase(self, operation: str, *, rows: Iterable[int] | None = None, actor: str | None = None) -> Pruned:
         """Erase what is personal about an operation that has ended, or some of its rows; counters and states stay.
@@ -643,7 +643,7 @@ def _row_filter(
     return RowFilter(
         states=None if state is None else verdict_codes(state),
         step=None if step is None else layout.step_index(step),
-        error_type=None if error_type is None else error_views.error_type_named(error_type),
+        error_type=None if error_type is None else named(error_type, error_views.ERROR_TYPES, "error type")[0],
         row_key=row_key,
         first=max(first or 1, parse_number_cursor(cursor or "0") + 1),
         last=last,

@@ -11,6 +11,7 @@ from sqlalchemy import BigInteger, CheckConstraint, Column, Index, Integer, Smal
 from penstock.db.schema import Serial, table
 from penstock.db.types import Bytes, Json, Key, LongText
 from penstock.machine import Machine
+from penstock.operations.counts import Counts
 from penstock.operations.states import OPERATION, ROW_STEP
 
 __all__ = [
@@ -110,12 +111,7 @@ chunks = table(
     Column("due_at", BigInteger, nullable=False),
     # Workers of earlier releases, which may run beside this one, know the column by its first name.
     Column("mail", BigInteger, key="message_count", nullable=False, default=0),
-    Column("succeeded", Integer, nullable=False, default=0),
-    Column("invalid", Integer, nullable=False, default=0),
-    Column("failed", Integer, nullable=False, default=0),
-    Column("timed_out", Integer, nullable=False, default=0),
-    Column("cancelled", Integer, nullable=False, default=0),
-    Column("waiting", Integer, nullable=False, default=0),
+    *(Column(name, Integer, nullable=False, default=0) for name in Counts.__dataclass_fields__),
     Column("ledger", Bytes, nullable=False),
     # For progress alone, of a chunk that is open; null before the first write.
     Column("steps_done", BigInteger),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, func, or_
+from sqlalchemy import ColumnElement, false, func, or_
 
 from penstock.operations.tables import operations
 
@@ -37,9 +37,11 @@ class Visible:
             column = operations.c.tenant
             found.append(column == self.tenant if self.tenant else column.is_(None))
         if self.names is not None:
+            # One by one, and not as a list, so that the statement can be prepared.
+            is_known = (operations.c.name == name for name in sorted(self.known))
             # SQLite's lower() knows no letters but those of ASCII.
-            by_case = func.lower(operations.c.name).in_(sorted(self.names))
-            found.append(or_(operations.c.name.in_(sorted(self.known)), by_case))
+            by_case = (func.lower(operations.c.name) == name for name in sorted(self.names))
+            found.append(or_(false(), *is_known, *by_case))
         return tuple(found)
 
     def includes(self, name: str) -> bool:

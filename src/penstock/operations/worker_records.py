@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from sqlalchemy import delete, select
+from sqlalchemy import Select, delete, select
 
 from penstock.db.connection import Connection
 from penstock.db.database import Database
@@ -23,8 +23,12 @@ WorkerCode = tuple[str, Mapping[str, Any]]  # a worker, and by operation the ver
 
 async def code_of_live_workers(db: Database, tx: Connection) -> list[WorkerCode]:
     """What live workers say of their code; workers of earlier releases say nothing."""
-    query = select(workers.c.id, workers.c.code).where(workers.c.lease_until >= db.now()).order_by(workers.c.id)
-    return [(row.id, row.code) for row in await tx.execute(query) if row.code is not None]
+    found = await tx.send(db.prepared(_live))
+    return [(id, code) for id, code in found.rows if code is not None]
+
+
+def _live(db: Database) -> Select[Any]:
+    return select(workers.c.id, workers.c.code).where(workers.c.lease_until >= db.now()).order_by(workers.c.id)
 
 
 def misfits(name: str, plan: Mapping[str, Any], live: Iterable[WorkerCode]) -> tuple[tuple[Misfit, ...], bool]:

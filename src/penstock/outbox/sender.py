@@ -6,8 +6,9 @@ import asyncio
 import logging
 from collections import Counter
 from contextlib import suppress
+from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import Select, select
 
 from penstock.clock import Clock, Entropy, operation_id
 from penstock.db.database import Database
@@ -73,8 +74,7 @@ class Sender:
     async def _is_any_due(self) -> bool:
         """A look that locks nothing: mostly nothing is due."""
         async with self._db.read() as tx:
-            query = select(deliveries.c.number).where(deliveries.c.due_at <= self._db.now()).limit(1)
-            return (await tx.execute(query)).first() is not None
+            return bool((await tx.send(self._db.prepared(_some_due))).rows)
 
     async def send_due(self) -> int:
         """Send until nothing is due any more; how many attempts that took."""
@@ -152,3 +152,7 @@ class Sender:
         elif verdict.reason is not None:
             again = "" if verdict.event == "failed" else f", and is tried again in {verdict.wait_s:.0f} s"
             log.warning("delivery %s to %s failed%s: %s", claimed.id, claimed.subscription, again, verdict.reason)
+
+
+def _some_due(db: Database) -> Select[Any]:
+    return select(deliveries.c.number).where(deliveries.c.due_at <= db.now()).limit(1)

@@ -160,9 +160,11 @@ class Writer:
 
 async def _oldest(tx: Connection) -> int | None:
     """The number behind which somebody wants to be told; None when nobody does."""
-    query = select(func.min(subscriptions.c.since)).where(subscriptions.c.state == ACTIVE)
-    found: int | None = (await tx.execute(query)).scalar_one()
+    found: int | None = (await tx.send(_OLDEST)).one()[0]
     return found
+
+
+_OLDEST = select(func.min(subscriptions.c.since)).where(subscriptions.c.state == ACTIVE)
 
 
 def is_told(event: Event, subscription: Any) -> bool:

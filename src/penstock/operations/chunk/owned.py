@@ -114,20 +114,7 @@ class OwnedChunk:
 
     def add_history(self, record: StepRecord, event: str, *, at: int | None = None, data: Any = None) -> None:
         """Add a line to the row's history."""
-        self.lines.append(
-            {
-                "operation": record.operation,
-                "row": record.row,
-                "step": record.step,
-                "generation": record.generation,
-                "attempt": record.attempt,
-                "event": event,
-                "error_type": record.error_type,
-                "message": record.message,
-                "data": data,
-                "at": record.at if at is None else at,
-            }
-        )
+        self.lines.append(record.history_line(event, record.at if at is None else at, data))
 
     def check_raised(self, record: StepRecord, message: str, now: int) -> None:
         """Note that a poll's check raised. Only the first time, and an error of another kind, gets a line of history.

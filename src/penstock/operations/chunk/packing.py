@@ -1,4 +1,4 @@
-"""A chunk's rows in storage: blocks that are decoded when they are needed."""
+"""A chunk's rows: how many it has, and how they are stored, in blocks that are decoded when they are needed. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,42 @@ import msgspec
 
 from penstock.operations.chunk.ledger import compress, decompress
 
-__all__ = ["Packer", "StoredRows", "pack_rows", "unpack_rows"]
+__all__ = [
+    "SUSPECT_ROWS_MAX",
+    "Packer",
+    "StoredRows",
+    "chunk_size",
+    "largest_chunk",
+    "pack_rows",
+    "piece_size",
+    "unpack_rows",
+]
+
+# A row that was lost with its worker runs in a small group; lost again, alone.
+SUSPECT_ROWS_MAX = 32
+# Few rows are cut into chunks that several workers can share; of many, larger ones take fewer transactions.
+SHARED_CHUNKS = 16
+CHUNK_GROWTH = 4
+PIECE_ROWS_MAX = 500
+
+
+def chunk_size(rows_before: int, least: int, *, may_grow: bool) -> int:
+    """How many rows the next chunk of a file has: twice, then four times the least, once enough chunks came before."""
+    size = least
+    while may_grow and size < largest_chunk(least) and rows_before >= 2 * size * SHARED_CHUNKS:
+        size *= 2
+    return size
+
+
+def largest_chunk(least: int) -> int:
+    """No chunk has more rows than that."""
+    return CHUNK_GROWTH * least
+
+
+def piece_size(chunk: int) -> int:
+    """How many rows of a chunk are read and checked at a time: some hundreds, so that they stay in a core's cache."""
+    return chunk // -(-chunk // PIECE_ROWS_MAX)
+
 
 BLOCK = 100  # rows that are stored and decoded together
 
@@ -24,7 +59,6 @@ class Packer:
         self._rest: list[Any] = []
 
     def add(self, rows: list[Any]) -> None:
-        """Add the next rows."""
         rows = self._rest + rows if self._rest else rows
         full = len(rows) - len(rows) % BLOCK
         self._blocks += [_encode(rows[k : k + BLOCK]) for k in range(0, full, BLOCK)]

@@ -46,5 +46,11 @@ class StepRecord:
         self.error_type, self.message = error_type, message
         self.error_group = None if message is None else error_group(message)
 
+    def history_line(self, event: str, at: int, data: Any = None) -> dict[str, Any]:
+        """What is said of the step in the row's history."""
+        own = {name: getattr(self, name) for name in _IN_HISTORY}
+        return {**own, "event": event, "data": data, "at": at}
+
 
 _COLUMNS = tuple(column.name for column in fields(StepRecord))
+_IN_HISTORY = ("operation", "row", "step", "generation", "attempt", "error_type", "message")

@@ -7,7 +7,7 @@ chunk has a new owner: `Lost` ends the transaction and all that was still to be 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import AsyncGenerator, Collection, Iterable, Mapping
 from typing import Any
 
 from sqlalchemy import (
@@ -51,6 +51,7 @@ __all__ = [
     "is_dead",
     "is_free",
     "is_written",
+    "ledgers_of",
     "load",
     "lock",
     "numbered",
@@ -319,6 +320,19 @@ async def records_of(tx: Connection, chunk: int) -> dict[tuple[int, int], StepRe
 _RECORDS_OF = select(*(row_records.c[name] for name in StepRecord.__dataclass_fields__)).where(
     row_records.c.chunk == bindparam("the_chunk")
 )
+
+
+async def ledgers_of(
+    tx: Connection, operation: int, *, steps: int, each: int
+) -> AsyncGenerator[tuple[int, Ledger], None]:
+    """The ledgers of an operation's chunks that were ever written, by chunk; so many are read at once."""
+    query = select(chunks.c.id, chunks.c.row_count, chunks.c.ledger).where(chunks.c.operation == operation)
+    query, last = query.order_by(chunks.c.id).limit(each), 0
+    while found := (await tx.execute(query.where(chunks.c.id > last))).all():
+        for chunk, rows, ledger in found:
+            if ledger:
+                yield chunk, Ledger.decode(ledger, rows=rows, steps=steps, base=0)
+        last = found[-1].id
 
 
 async def count_poison(tx: Connection, operation: int) -> int:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import bindparam, select
+from sqlalchemy import select
 
 from penstock.db.connection import Connection
 from penstock.errors import InvalidInput, NoSuchWait, NotFound
-from penstock.operations.operation_ids import number_of
+from penstock.operations.operation_ids import find
 from penstock.operations.states import OPERATION
 from penstock.operations.tables import operations
 from penstock.operations.visibility import EVERYTHING, Visible
@@ -51,18 +51,15 @@ class Subject:
         return [(index, step) for index, step in enumerate(self.plan["steps"]) if step["kind"] == "signal"]
 
 
-_SUBJECT = select(*(operations.c[name] for name in Subject.__dataclass_fields__)).where(
-    operations.c.number == bindparam("number")
-)
+_SUBJECT = select(*(operations.c[name] for name in Subject.__dataclass_fields__))
 
 
 async def subject_of(tx: Connection, operation: str, visible: Visible = EVERYTHING) -> Subject:
     """The operation a signal is for; `NoSuchWait` when there is none."""
     try:
-        number = await number_of(tx, operation, visible)
+        return Subject(**await find(tx, _SUBJECT, operation, visible))
     except NotFound as error:
         raise NoSuchWait(str(error)) from None
-    return Subject(*(await tx.execute(_SUBJECT, {"number": number})).one())
 
 
 def unscope(subject: Subject, key: str, row: int | None) -> tuple[str, int | None]:

@@ -20,6 +20,7 @@ from penstock.operations.inbox import matching
 from penstock.operations.inbox.applying import Request, SignalContent, apply_deadlines, apply_requests, apply_signals
 from penstock.operations.inbox.lookup import (
     contents_of,
+    found_on_keys,
     free_signals,
     ready_after,
     ready_for_chunk,
@@ -124,9 +125,14 @@ async def drain(
 
 
 async def _requests(tx: Connection, chunk: int) -> list[Request]:
-    columns = (requests.c[name] for name in Request.__dataclass_fields__)
-    query = select(*columns).where(requests.c.chunk == chunk, requests.c.outcome.is_(None)).order_by(requests.c.id)
-    return [Request(*row) for row in await tx.execute(query)]
+    return [Request(*row) for row in (await tx.send(_OPEN_REQUESTS, {"the_chunk": chunk})).rows]
+
+
+_OPEN_REQUESTS = (
+    select(*(requests.c[name] for name in Request.__dataclass_fields__))
+    .where(requests.c.chunk == bindparam("the_chunk"), requests.c.outcome.is_(None))
+    .order_by(requests.c.id)
+)
 
 
 async def _answer(tx: Connection, outcomes: Mapping[int, str]) -> None:
@@ -153,7 +159,7 @@ async def _matches(db: Database, tx: Connection, owned: OwnedChunk) -> dict[Matc
         if all(waiter.row in served or seen[waiter.key] < each for waiter in mine):
             break
         each *= LOOK_GROWTH  # the signals that we read of a key were not for our row, and there are more
-    contents = await contents_of(tx, (one.signal.id for one in matches)) if matches else {}
+    contents = await contents_of(db, tx, (one.signal.id for one in matches)) if matches else {}
     return {one: contents[one.signal.id] for one in matches}
 
 
@@ -174,8 +180,8 @@ async def _consume(db: Database, tx: Connection, owned: OwnedChunk, matches: Col
     if not matches:
         return
     ids = sorted(found.signal.id for found in matches)
-    done = await tx.execute(db.prepared(_take), {"ids": ids})
-    if done.rowcount != len(ids):
+    done = await tx.send_listed(db.prepared(_take), {"ids": ids})
+    if done.matched != len(ids):
         raise Overtaken
     takers: list[Mapping[str, Any]] = [
         {
@@ -190,7 +196,7 @@ async def _consume(db: Database, tx: Connection, owned: OwnedChunk, matches: Col
 
 
 def _take(db: Database) -> Update:
-    is_free = (signals.c.id.in_(bindparam("ids", expanding=True)), signals.c.consumed_at.is_(None))
+    is_free = (db.dialect.among(signals.c.id, "ids"), signals.c.consumed_at.is_(None))
     return update(signals).where(*is_free).values(consumed_at=db.now())
 
 
@@ -203,23 +209,23 @@ async def wake(db: Database, operation: int, keys: Collection[str], tx: Connecti
 
     In a transaction of its own, after the commit that gave a reason for it: store, commit, then look.
     """
-    found = await tx.execute(db.prepared(_lowest), {"of": operation, "keys": list(keys)})
+    found = await found_on_keys(db, tx, _lowest, {"of": operation, "keys": list(keys)})
     is_claimable = {chunk: bool(is_due) for chunk, is_due in found}
     # Whoever claims a chunk in which a row waits reads its messages first. A chunk that was due and not owned when we
     # read this is claimed later, so its owner sees what was committed before: it needs no message.
     woken = sorted(chunk for chunk, is_due in is_claimable.items() if not is_due)
     if woken:
-        await tx.execute(db.prepared(_wake), [{"the_chunk": chunk} for chunk in woken])
+        await tx.send(db.prepared(_wake), [{"the_chunk": chunk} for chunk in woken])
         await db.ring(tx)
     return len(is_claimable)
 
 
-def _lowest(db: Database) -> Select[*tuple[Any, ...]]:
+def _lowest(db: Database, are_few: bool) -> Select[*tuple[Any, ...]]:
     """The chunks of the lowest rows that wait on each of some keys and have a signal; and whether each can be claimed.
 
     Key by key through the key's index: thousands of rows may wait on one.
     """
-    ready = ready_keys(db).subquery("ready")
+    ready = ready_keys(db, are_few).subquery("ready")
     lowest = (
         select(row_records.c.chunk)
         .where(

@@ -11,9 +11,9 @@ import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from sqlalchemy import Insert, bindparam, insert, select, update
+from sqlalchemy import Insert, Select, Update, bindparam, insert, select, update
 from sqlalchemy.exc import IntegrityError, StatementError
 
 from penstock.access.audit import Act, record
@@ -54,6 +54,19 @@ class Receipt:
     id: str
     row: int | None = None
     step: str | None = None
+
+
+class StoredSignal(NamedTuple):
+    """What is known of a signal that is stored."""
+
+    id: int
+    token: str
+    dedupe_id: str | None
+    key: str
+    row: int | None
+    outcome: str
+    consumed_row: int | None
+    consumed_step: int | None
 
 
 @dataclass(slots=True, eq=False)
@@ -117,7 +130,7 @@ class SignalBatcher:
         """Store a signal in a transaction of the caller's, and wake the chunk that takes it when that is committed."""
         refuse_unstorable(pending)
         tx = unit.connection
-        subject, known = await _subject_and_known(pending.operation, pending.visible, [pending], tx)
+        subject, known = await _subject_and_known(self.db, pending.operation, pending.visible, [pending], tx)
         pending.key, pending.row = unscope(subject, pending.given_key, pending.given_row)
         earlier = None if pending.dedupe_id is None else known.get(pending.dedupe_id)
         answer = self._refusal(subject, pending) if earlier is None else _repeated(subject, pending, earlier)
@@ -127,7 +140,7 @@ class SignalBatcher:
             return answer
         unit.before_commit(partial(self._confirm, subject, pending.token))
         try:
-            await tx.execute(self.db.prepared(_new_signals), [pending.columns(subject)])
+            await tx.send(self.db.prepared(_new_signals), [pending.columns(subject)])
         except IntegrityError as error:
             raise Conflict(
                 f"signal id {pending.dedupe_id!r} was used by another at the same time; begin the transaction again"
@@ -138,9 +151,9 @@ class SignalBatcher:
 
     async def _confirm(self, subject: Subject, token: str, tx: Connection) -> None:
         """See, right before the commit, that the operation takes the signal; that is when it counts as accepted."""
-        if (await tx.execute(_TAKES_SIGNALS, {"number": subject.number})).first() is None:
+        if not (await tx.send(_TAKES_SIGNALS, {"number": subject.number})).rows:
             raise NoSuchWait(_is_over(subject), is_over=True)
-        await tx.execute(update(signals).where(signals.c.token == token).values(accepted_at=self.db.now()))
+        await tx.send(self.db.prepared(_accepted_now), {"the_token": token})
 
     async def _wake(self, subject: Subject, keys: Collection[str]) -> bool:
         """Wake the chunks that take signals on these keys; whether there are any."""
@@ -167,7 +180,7 @@ class SignalBatcher:
     async def _accept_for(self, operation: str, visible: Visible, batch: Sequence[PendingSignal]) -> None:
         """Store and answer the signals for one operation, from callers who may know of the same operations."""
         try:
-            subject, known = await self.db.look(partial(_subject_and_known, operation, visible, batch))
+            subject, known = await self.db.glance(partial(_subject_and_known, self.db, operation, visible, batch))
         except NoSuchWait as error:
             reason = str(error)
             _answer(batch, lambda _: NoSuchWait(reason))
@@ -208,7 +221,7 @@ class SignalBatcher:
             if len(batch) == 1:
                 return await self._stored_before(subject, batch[0], error)
             return [pending for each in batch for pending in await self._stored(subject, [each])]
-        before = {earlier.token for earlier in await self.db.look(partial(_of_tokens, batch))}
+        before = {earlier.token for earlier in await self.db.glance(partial(_of_tokens, self.db, batch))}
         over = _is_over(subject)
         _answer((pending for pending in batch if pending.token not in before), lambda _: NoSuchWait(over, is_over=True))
         return [pending for pending in batch if pending.token in before]
@@ -217,7 +230,8 @@ class SignalBatcher:
         self, subject: Subject, pending: PendingSignal, refusal: Exception
     ) -> Sequence[PendingSignal]:
         """The signal that the database refused, if it is stored already; otherwise it has its answer."""
-        found = await self.db.look(partial(_known, subject, pending)) if isinstance(refusal, IntegrityError) else []
+        is_known = isinstance(refusal, IntegrityError)
+        found = await self.db.look(partial(_known, self.db, subject, pending)) if is_known else []
         if any(earlier.token == pending.token for earlier in found):
             return [pending]  # only the answer to its commit was lost
         pending.answer = _repeated(subject, pending, found[0]) if found else refusal
@@ -227,9 +241,9 @@ class SignalBatcher:
         """Insert the signals if the operation still takes any; False when not. With this commit they are accepted."""
 
         async def store(tx: Connection) -> bool:
-            if (await tx.execute(_TAKES_SIGNALS, {"number": subject.number})).first() is None:
+            if not (await tx.send(_TAKES_SIGNALS, {"number": subject.number})).rows:
                 return False
-            await tx.execute(self.db.prepared(_new_signals), [pending.columns(subject) for pending in batch])
+            await tx.send(self.db.prepared(_new_signals), [pending.columns(subject) for pending in batch])
             await record(self.db, tx, *_acts(subject, batch))
             return True
 
@@ -274,48 +288,58 @@ def _answer(batch: Iterable[PendingSignal], answer: Callable[[PendingSignal], Re
 # Locked, so that the operation does not end before the signals are stored.
 _TAKES_SIGNALS = (
     select(operations.c.number)
-    .where(operations.c.number == bindparam("number"), operations.c.state.not_in(TAKES_NO_SIGNALS))
+    .where(operations.c.number == bindparam("number"), *(operations.c.state != state for state in TAKES_NO_SIGNALS))
     .with_for_update(read=True)
 )
-_STORED = select(
-    *(
-        signals.c[name]
-        for name in ("id", "token", "dedupe_id", "key", "row", "outcome", "consumed_row", "consumed_step")
-    )
-)
-_BY_TOKEN = _STORED.where(signals.c.token.in_(bindparam("tokens", expanding=True)))
-_BY_ID = _STORED.where(
-    signals.c.operation == bindparam("of"), signals.c.dedupe_id.in_(bindparam("ids", expanding=True))
-)
+_STORED = select(*(signals.c[name] for name in StoredSignal._fields))
+
+
+def _by_token(db: Database) -> Select[Any]:
+    return _STORED.where(db.dialect.among(signals.c.token, "tokens"))
+
+
+def _by_dedupe_id(db: Database) -> Select[Any]:
+    return _STORED.where(db.dialect.among_of(signals.c.operation, "of", signals.c.dedupe_id, "ids"))
 
 
 def _new_signals(db: Database) -> Insert:
     return insert(signals).values(accepted_at=db.now())
 
 
+def _accepted_now(db: Database) -> Update:
+    return update(signals).where(signals.c.token == bindparam("the_token")).values(accepted_at=db.now())
+
+
 async def _subject_and_known(
-    operation: str, visible: Visible, batch: Sequence[PendingSignal], tx: Connection
-) -> tuple[Subject, dict[str | None, Any]]:
+    db: Database, operation: str, visible: Visible, batch: Sequence[PendingSignal], tx: Connection
+) -> tuple[Subject, dict[str | None, StoredSignal]]:
     """The operation, and the signals that are stored with the id of one of these, by that id."""
     subject = await subject_of(tx, operation, visible)
     ids = [pending.dedupe_id for pending in batch if pending.dedupe_id is not None]
-    found = (await tx.execute(_BY_ID, {"of": subject.number, "ids": ids})).all() if ids else []
-    return subject, {earlier.dedupe_id: earlier for earlier in found}
+    return subject, {earlier.dedupe_id: earlier for earlier in await _of_ids(db, subject, ids, tx)}
 
 
-async def _of_tokens(batch: Sequence[PendingSignal], tx: Connection) -> Sequence[Any]:
+async def _of_ids(db: Database, subject: Subject, ids: Sequence[str], tx: Connection) -> Sequence[StoredSignal]:
+    """The signals of an operation that are stored with one of these ids."""
+    if not ids:
+        return ()
+    found = await tx.send_listed(db.prepared(_by_dedupe_id), {"of": subject.number, "ids": ids})
+    return [StoredSignal(*row) for row in found.rows]
+
+
+async def _of_tokens(db: Database, batch: Sequence[PendingSignal], tx: Connection) -> Sequence[StoredSignal]:
     """Those of these signals that are stored."""
-    return (await tx.execute(_BY_TOKEN, {"tokens": [pending.token for pending in batch]})).all()
+    found = await tx.send_listed(db.prepared(_by_token), {"tokens": [pending.token for pending in batch]})
+    return [StoredSignal(*row) for row in found.rows]
 
 
-async def _known(subject: Subject, pending: PendingSignal, tx: Connection) -> Sequence[Any]:
+async def _known(db: Database, subject: Subject, pending: PendingSignal, tx: Connection) -> Sequence[StoredSignal]:
     """The stored signals because of which this one was refused: itself, or one of the same id."""
-    itself = await _of_tokens([pending], tx)
-    same = await tx.execute(_BY_ID, {"of": subject.number, "ids": [pending.dedupe_id]})
-    return [*itself, *same]
+    ids = [] if pending.dedupe_id is None else [pending.dedupe_id]
+    return [*await _of_tokens(db, [pending], tx), *await _of_ids(db, subject, ids, tx)]
 
 
-def _repeated(subject: Subject, pending: PendingSignal, earlier: Any) -> Receipt | Conflict:
+def _repeated(subject: Subject, pending: PendingSignal, earlier: StoredSignal) -> Receipt | Conflict:
     """The answer to a signal whose id was used before: what became of the first, or `Conflict` when they differ."""
     if (earlier.key, earlier.row, earlier.outcome) != (pending.key, pending.row, pending.content["outcome"]):
         return Conflict(
@@ -332,11 +356,11 @@ def _described(key: str, row: int | None, outcome: str) -> str:
 
 async def _takers(db: Database, subject: Subject, batch: Sequence[PendingSignal], tx: Connection) -> dict[str, Receipt]:
     """By token: the rows that have taken these signals, or will."""
-    mine = await _of_tokens(batch, tx)
+    mine = await _of_tokens(db, batch, tx)
     taken = {
         signal.token: Receipt("delivered", signal.token, signal.consumed_row, subject.step_name(signal.consumed_step))
         for signal in mine
-        if signal.consumed_row is not None
+        if signal.consumed_step is not None
     }
     if len(taken) < len(mine):
         token_of = {signal.id: signal.token for signal in mine}

@@ -29,6 +29,7 @@ from penstock.operations.tables import chunks, operations, row_records, signals,
 from penstock.operations.worker_records import code_of_live_workers, host_name, is_process_alive, misfits
 from penstock.outbox.proving import health
 from penstock.retention import keep_text
+from penstock.secret_keys import SecretKeys
 from penstock.services import SymptomSource
 from penstock.settings import Settings
 
@@ -84,7 +85,7 @@ async def _with_records(facts: Facts, settings: Settings, clock: Clock, sources:
             known = [_worker(row, now, settings) for row in await tx.execute(select(workers))]
             found = await _open_operations(db, tx, now)
             busy = await _busy_workers(db, tx)
-            encrypted = await _encrypted(tx)
+            locked, why = await _locked(tx, settings.secret_keys)
             held = (await tx.execute(select(func.count()).where(operations.c.hold.is_not(None)))).scalar_one()
             outbox = await health(tx, now, settings.secret_keys)
             late, left = await unswept(db, tx, since_us=round(UNSWEPT_S * 1e6))
@@ -98,7 +99,6 @@ async def _with_records(facts: Facts, settings: Settings, clock: Clock, sources:
         await db.close()
     files = None if settings.storage_fault else open_storage(settings)
     seen = await asyncio.to_thread(lambda: tuple(_with_file(opened, files, key) for opened, key in found))
-    locked, why = _locked(encrypted, settings)
     return replace(
         facts,
         clock_ahead_us=ahead_us,
@@ -117,21 +117,15 @@ async def _with_records(facts: Facts, settings: Settings, clock: Clock, sources:
     )
 
 
-async def _encrypted(tx: Connection) -> list[tuple[str, str]]:
-    """The newest operations with secrets in their metadata, and these secrets."""
+async def _locked(tx: Connection, keys: SecretKeys) -> tuple[tuple[str, ...], str]:
+    """Of the newest operations with secrets, those whose secrets cannot be decrypted here, and why."""
     query = select(operations.c.id, operations.c.encrypted_metadata).where(operations.c.encrypted_metadata.is_not(None))
-    newest = await tx.execute(query.order_by(operations.c.number.desc()).limit(ENCRYPTED_MAX))
-    return [(row.id, row.encrypted_metadata) for row in newest]
-
-
-def _locked(encrypted: Iterable[tuple[str, str]], settings: Settings) -> tuple[tuple[str, ...], str]:
-    """Which of them cannot be decrypted here, and why."""
-    keys, locked, why = settings.secret_keys, [], ""
-    for operation, stored in encrypted:
+    locked, why = [], ""
+    for row in await tx.execute(query.order_by(operations.c.number.desc()).limit(ENCRYPTED_MAX)):
         try:
-            keys.decrypt(stored)
+            keys.decrypt(row.encrypted_metadata)
         except SecretsUnreadable as error:
-            locked.append(operation)
+            locked.append(row.id)
             why = str(error)
     return tuple(locked), why
 

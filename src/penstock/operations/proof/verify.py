@@ -8,7 +8,7 @@ takes does not depend on the operation's size. The facts are read here; the rule
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,10 +27,21 @@ from penstock.operations.counts import Counts
 from penstock.operations.model import Difference, VerifyReport
 from penstock.operations.moves import Head
 from penstock.operations.operation_ids import number_of
-from penstock.operations.proof.chunk_invariants import CHUNK_RULES, ChunkFacts, Finding, ledger_matches_chunk
-from penstock.operations.proof.invariants import OPERATION_RULES, OperationFacts
-from penstock.operations.proof.message_invariants import MESSAGE_RULES, generations_have_history
-from penstock.operations.proof.message_reading import OVERLOOKED_US, MessageReader, Messages
+from penstock.operations.proof.invariants import (
+    CHUNK_RULES,
+    OPERATION_RULES,
+    ChunkFacts,
+    Finding,
+    OperationFacts,
+    ledger_matches_chunk,
+)
+from penstock.operations.proof.message_invariants import (
+    MESSAGE_RULES,
+    OVERLOOKED_US,
+    MessageReader,
+    Messages,
+    generations_have_history,
+)
 from penstock.operations.states import OPERATION
 from penstock.operations.tables import REMOVED, chunk_rows, chunks, operations, requests, row_records, signals, workers
 from penstock.operations.views.row_views import records_by_chunk
@@ -57,7 +68,6 @@ class _Report:
     unlisted: int = 0
 
     def add(self, rule: str, message: str, operation: str | None, chunk: int | None, row: int | None) -> None:
-        """Add a difference."""
         if len(self.listed) == LISTED_MAX:
             self.unlisted += 1
             return
@@ -177,7 +187,9 @@ def _check_batch(
     for chunk in batch:
         report.chunks += 1
         report.rows += chunk.row_count
-        report.add_all("rows_are_contiguous", _gap(facts, chunk), operation.id, chunk.id)
+        if chunk.first_row != facts.last_row + 1:
+            gap = f"it begins with row {chunk.first_row}, expected {facts.last_row + 1}"
+            report.add("rows_are_contiguous", gap, operation.id, chunk.id, None)
         facts.add_chunk(chunk)
         try:
             known = _chunk_facts(operation, chunk, records.get(chunk.id, {}))
@@ -193,11 +205,6 @@ def _check_batch(
         for message_rule in MESSAGE_RULES:
             if not (message_rule is generations_have_history and "history" in (operation.pruned or {})):
                 report.add_all(message_rule.__name__, message_rule(told), operation.id, chunk.id)
-
-
-def _gap(facts: OperationFacts, chunk: Row[Any]) -> Iterator[Finding]:
-    if chunk.first_row != facts.last_row + 1:
-        yield None, f"it begins with row {chunk.first_row}, expected {facts.last_row + 1}"
 
 
 class _Unreadable(Exception):

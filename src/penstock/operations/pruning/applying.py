@@ -1,17 +1,22 @@
-"""Applying policies: which operations have something that is due, and removing it, all at once or bit by bit."""
+"""Applying policies: which operations have something that is due, and removing it, all at once or bit by bit.
+
+A part of an operation that stays is noted on its record before anything of it goes, and once more when all of it is
+gone; so what a crash has left is found and removed later. Each slice of it is found by what is still there.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import repeat
 from typing import Any
 
-from sqlalchemy import func, or_, select
+from sqlalchemy import ColumnElement, Delete, Select, Update, delete, exists, func, or_, select, update
 
 from penstock.blobs.storage import Storage
 from penstock.blobs.tables import rows as blobs
@@ -19,18 +24,19 @@ from penstock.clock import Clock
 from penstock.db.connection import Connection
 from penstock.db.database import Database
 from penstock.errors import Conflict, Unavailable
+from penstock.operations.chunk.store import ledgers_of
 from penstock.operations.model import Pruned
+from penstock.operations.moves import touch
 from penstock.operations.operation_ids import IS_THERE
-from penstock.operations.pruning.parts import begin_part, end_part, remove_part
 from penstock.operations.pruning.removal import DUE, IS_BEGUN, IS_OVER, Due, Removal, require_over
-from penstock.operations.tables import REMOVED, operations
+from penstock.operations.tables import REMOVED, chunk_rows, chunks, history, operations, row_records
 from penstock.retention import Keep, due_parts
 
 __all__ = [
     "LOOK_AGAIN_S",
     "Policy",
     "Retention",
-    "delete",
+    "delete_operation",
     "due_operations",
     "prune",
     "remove_parts_now",
@@ -39,6 +45,8 @@ __all__ = [
 
 LOOKED_AT = 1000  # operations in one read
 FILES_EACH = 500  # in one statement
+CHUNKS_EACH = 10  # in one transaction, of an operation of which a part is removed
+RECORDS_EACH = 1000  # the same for other records
 OPERATIONS_EACH = 100  # emptied before their files are looked at and their rows go
 PASS_OPERATIONS = 10  # by a worker at a time, for it has more to do
 PASS_TRANSACTIONS = 10
@@ -124,21 +132,81 @@ async def _remove_parts(removal: Removal, due: Due, budget: Iterator[None]) -> b
     db, pruned, revision = removal.db, dict(due.pruned or {}), due.revision
     for part in due.parts:
         if part not in pruned:
-            begin = partial(
-                begin_part, number=due.number, part=part, ended_us=due.finished_at, pruned=pruned, revision=revision
-            )
-            if not await db.transaction(begin, "prune_part"):
+            pruned = pruned | {part: False}
+            if not await db.transaction(partial(_begin_part, due, pruned, revision), "prune_part"):
                 return True  # it was retried, held or changed meanwhile; the next look sees it as it is
-            pruned, revision = pruned | {part: False}, revision + 1
+            revision += 1
         if part == "files":
             if not await removal.remove_file(due):
                 continue
-        elif not await remove_part(db, due.number, part, budget):
+        elif not await _remove_part(db, due.number, part, budget):
             return False
-        await db.transaction(partial(end_part, number=due.number, part=part), "prune_part")
+        await db.transaction(partial(_end_part, due.number, part), "prune_part")
         pruned, revision = pruned | {part: True}, revision + 2
         removal.done.parts[part] += 1
     return True
+
+
+async def _begin_part(due: Due, pruned: Mapping[str, bool], revision: int, tx: Connection) -> bool:
+    """Note that a part goes; False when the operation was retried, held or changed since it was looked at."""
+    as_seen = (operations.c.revision == revision, operations.c.finished_at == due.finished_at)
+    return await touch(tx, due.number, IS_OVER, *as_seen, operations.c.hold.is_(None), pruned=pruned) is not None
+
+
+async def _end_part(number: int, part: str, tx: Connection) -> None:
+    await touch(tx, number)  # whoever ends another part does so after us
+    pruned = (await tx.execute(select(operations.c.pruned).where(operations.c.number == number))).scalar()
+    await touch(tx, number, pruned={**(pruned or {}), part: True})
+
+
+async def _remove_part(db: Database, number: int, part: str, budget: Iterator[None]) -> bool:
+    """Remove a part that has been begun, slice by slice; False when the budget is spent before that."""
+    slices = [partial(_drop_outputs, number)] if part == "outputs" else [*_slices(number, part)]
+    for remove_slice in slices:
+        for _ in budget:
+            if not await db.transaction(remove_slice, "prune_part"):
+                break
+        else:
+            return False
+    return True
+
+
+def _slices(number: int, part: str) -> Iterator[partial[Coroutine[Any, Any, bool]]]:
+    """What removes a little of a part each time, as long as anything of it is left."""
+    mine, of_history = chunks.c.operation == number, history.c.operation == number
+    records = select(history.c.id).limit(RECORDS_EACH)
+    if part == "history":
+        yield partial(_change, records.where(of_history), delete(history), history.c.id)
+        return
+    stored = select(chunk_rows.c.chunk).join(chunks, chunks.c.id == chunk_rows.c.chunk).where(mine)
+    yield partial(_change, stored.limit(CHUNKS_EACH), delete(chunk_rows), chunk_rows.c.chunk)
+    # What was typed in for rows is row data as well.
+    is_edited = exists().where(row_records.c.chunk == chunks.c.id, row_records.c.data.is_not(None))
+    edited = select(chunks.c.id).where(mine, is_edited).limit(CHUNKS_EACH)
+    yield partial(_change, edited, update(row_records).values(data=None), row_records.c.chunk)
+    kept = records.where(of_history, history.c.data.is_not(None))
+    yield partial(_change, kept, update(history).values(data=None), history.c.id)
+
+
+async def _change(query: Select[*tuple[int]], change: Delete | Update, key: ColumnElement[int], tx: Connection) -> bool:
+    """Change the records with the keys that are found; False when there are none."""
+    found = (await tx.execute(query)).scalars().all()
+    await tx.execute(change.where(key.in_(found)))
+    return bool(found)
+
+
+async def _drop_outputs(number: int, tx: Connection) -> bool:
+    """Outputs are in the ledgers: each that has some is written anew without; False when none has any."""
+    written = 0
+    async with aclosing(ledgers_of(tx, number, steps=0, each=CHUNKS_EACH)) as ledgers:
+        async for chunk, ledger in ledgers:
+            if ledger.drop_outputs():
+                values = {"ledger": ledger.encode(), "version": chunks.c.version + 1}
+                await tx.execute(update(chunks).where(chunks.c.id == chunk).values(values))
+                written += 1
+            if written == CHUNKS_EACH:
+                break
+    return written > 0
 
 
 async def would_prune(db: Database, policy: Policy, now_us: int) -> Pruned:
@@ -199,7 +267,7 @@ async def remove_parts_now(db: Database, files: Storage, number: int, parts: tup
     raise Conflict(f"operation {due.id} was changed by others again and again; try again")
 
 
-async def delete(db: Database, files: Storage, number: int, *, actor: str) -> Pruned:
+async def delete_operation(db: Database, files: Storage, number: int, *, actor: str) -> Pruned:
     """Remove one operation that has ended, whatever any policy says; `Conflict` while it is held or not over."""
     due, removal = await _ended(db, number, "operations"), Removal(db, files, actor)
     await _remove(removal, [due], repeat(None))

@@ -145,34 +145,29 @@ class Removal:
 
     async def remove_file(self, due: Due) -> bool:
         """Remove an operation's file, unless somebody else uses it; False when it must wait for a later time."""
-        if due.blob is not None:
-            return await self._let_go_of_blob(due, due.blob)
-        async with self.db.read() as tx:
-            is_needed = await _is_needed(tx, due)
-        return is_needed or await self._remove_unshared(due)
-
-    async def _let_go_of_blob(self, due: Due, blob: str) -> bool:
-        """Use a blob no more, and remove its bytes if it was made for the operation and nobody else needs it."""
+        size: int | None = 0
         try:
-            over = await self.db.transaction(partial(_release_blob, self.db, due, blob), "prune_blob")
-            if over is not None and over.has_bytes:
-                await clear(self.db, self.files, over)
-                self.done.file_bytes += over.size_bytes or 0
-        except (OSError, FileUnreadable) as error:
-            log.warning("the file of operation %s cannot be removed: %s", due.id, error)
-            self.done.files_left += 1
-            return False
-        return True
-
-    async def _remove_unshared(self, due: Due) -> bool:
-        try:
-            size = await asyncio.to_thread(self.files.remove, due.file_key)
+            if due.blob is not None:
+                size = await self._let_go_of_blob(due, due.blob)
+            else:
+                async with self.db.read() as tx:
+                    is_needed = await _is_needed(tx, due)
+                if not is_needed:
+                    size = await asyncio.to_thread(self.files.remove, due.file_key)
         except (OSError, FileUnreadable) as error:
             log.warning("the file of operation %s cannot be removed: %s", due.id, error)
             size = None
         self.done.file_bytes += size or 0
         self.done.files_left += size is None
         return size is not None
+
+    async def _let_go_of_blob(self, due: Due, blob: str) -> int:
+        """Use a blob no more, and remove its bytes if it was made for the operation and nobody else needs it."""
+        over = await self.db.transaction(partial(_release_blob, self.db, due, blob), "prune_blob")
+        if over is None or not over.has_bytes:
+            return 0
+        await clear(self.db, self.files, over)
+        return over.size_bytes or 0
 
 
 async def _remove_some(due: Due, tx: Connection) -> tuple[int, int, bool]:

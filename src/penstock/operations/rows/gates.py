@@ -1,6 +1,6 @@
-"""Per-step limits: how many at once, and how many a second.
+"""When a call of user code may begin: within the lease, and within its step's limits: so many at once, or a second.
 
-They hold over all workers: each has some units of every limit (`limit_shares`), and lets through what they allow.
+Limits hold over all workers: each has some units of every limit (`limit_shares`), and lets through what they allow.
 """
 
 from __future__ import annotations
@@ -10,13 +10,44 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from math import floor
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-__all__ = ["Gate", "Limiter", "NoUnits", "Pace", "Refused", "happens_within"]
+if TYPE_CHECKING:
+    from penstock.clock import Clock
+
+__all__ = ["FOREVER", "Gate", "LeaseOver", "Limiter", "NoUnits", "Pace", "Refused", "StartLimit", "happens_within"]
+
+
+FOREVER = 2**63
 
 
 class Refused(Exception):
     """A call may not begin here now: its row is put back, and its chunk given up."""
+
+
+class LeaseOver(Refused):
+    """No time is left in our lease: user code may not start."""
+
+
+class StartLimit:
+    """Until when user code may start, in ticks. It is checked directly before each call of user code.
+
+    Another thread moves the limit, so it is read anew each time.
+    """
+
+    __slots__ = ("_ticks_ns", "until_ns")
+
+    def __init__(self, clock: Clock, until_ns: int = 0) -> None:
+        self._ticks_ns, self.until_ns = clock.ticks_ns, until_ns
+
+    def may_start(self) -> bool:
+        """Whether user code may start now."""
+        return self._ticks_ns() < self.until_ns
+
+    def check(self) -> None:
+        """Raise `LeaseOver` unless user code may start now."""
+        if self._ticks_ns() >= self.until_ns:
+            raise LeaseOver
 
 
 class NoUnits(Refused):

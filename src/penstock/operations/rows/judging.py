@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,12 +19,10 @@ from penstock.operations.rows.verdicts import error_text
 __all__ = [
     "MayNotStart",
     "Objection",
-    "ask_validators",
     "check_batch",
     "find_objections",
     "killed_its_validator",
     "note_objection",
-    "parse",
     "validate",
 ]
 
@@ -54,7 +52,7 @@ Judged = dict[int, Objection | None]  # by index; a row that is missing was not 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What is wrong with the rows of a batch, by index; only the first so many rows were judged."""
+    """What is wrong with rows, by index; only the first so many rows were judged."""
 
     judged: int
     objections: dict[int, Objection]
@@ -62,20 +60,8 @@ class Findings:
 
 async def validate(runtime: OperationRuntime, raw: Any) -> Objection | None:
     """What is wrong with one row."""
-    row, objection = parse(runtime, raw)
-    if objection is None:
-        judged = await ask_validators(runtime, {0: row}, runtime.may_start)
-        objection = judged[0]
+    objection = (await find_objections(runtime, [raw], {}, runtime.may_start)).objections.get(0)
     return None if objection is None else objection.without_secrets(runtime, raw)
-
-
-def parse(runtime: OperationRuntime, raw: Any) -> tuple[Any, Objection | None]:
-    """The parsed row, or the objection of its model."""
-    row_type = runtime.definition.row
-    try:
-        return runtime.parse(raw), None
-    except row_type.rejects as error:
-        return None, Objection(row_type.faults(error))
 
 
 async def check_batch(runtime: OperationRuntime, batch: Batch, may_start: MayStart) -> list[StepRecord]:
@@ -83,33 +69,34 @@ async def check_batch(runtime: OperationRuntime, batch: Batch, may_start: MaySta
 
     Returns the records of the rows that are not valid. `MayNotStart` when not all rows could be judged.
     """
-    found = await find_objections(runtime, batch, may_start)
+    found = await find_objections(runtime, batch.rows, batch.faults, may_start)
     if found.judged < len(batch.rows):
         raise MayNotStart
     return [_rejected(runtime, batch, i, objection) for i, objection in found.objections.items()]
 
 
-async def find_objections(runtime: OperationRuntime, batch: Batch, may_start: MayStart) -> Findings:
-    """Judge the rows of a batch in their order, until nothing may start any more."""
-    known, rows = batch.faults, batch.rows
+async def find_objections(
+    runtime: OperationRuntime, rows: Sequence[Any], known: Mapping[int, list[Fault]], may_start: MayStart
+) -> Findings:
+    """Judge rows in their order, until nothing may start any more; `known` are faults that their reader found."""
     if not (known or runtime.validators):
         return Findings(len(rows), {i: Objection(faults) for i, faults in runtime.check(rows).items()})
     found = {i: Objection(faults) for i, faults in known.items()}
     fitting: dict[int, Any] = {}
+    row_type = runtime.definition.row
     for i, raw in enumerate(rows):
         if i not in known:
-            row, objection = parse(runtime, raw)
-            if objection is None:
-                fitting[i] = row
-            else:
-                found[i] = objection
-    judged = await ask_validators(runtime, fitting, may_start)
+            try:
+                fitting[i] = runtime.parse(raw)
+            except row_type.rejects as error:
+                found[i] = Objection(row_type.faults(error))
+    judged = await _ask_validators(runtime, fitting, may_start)
     stop = next((i for i in fitting if i not in judged), len(rows))
     found |= {i: objection for i, objection in judged.items() if objection is not None}
     return Findings(stop, {i: objection for i, objection in sorted(found.items()) if i < stop})
 
 
-async def ask_validators(runtime: OperationRuntime, rows: Mapping[int, Any], may_start: MayStart) -> Judged:
+async def _ask_validators(runtime: OperationRuntime, rows: Mapping[int, Any], may_start: MayStart) -> Judged:
     """The objections of the operation's own validators to rows that fit their model; of each row, the first one.
 
     Validator after validator is asked about all rows to which none has objected so far: many rows can go to a thread

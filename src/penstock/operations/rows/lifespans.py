@@ -54,7 +54,10 @@ class Lifespans:
             if pipeline.done():
                 raise
             del self._lifespans[definition.name]
-            pipeline.set_exception(_unready(definition, error))
+            why = f"its lifespan raised {type(error).__name__}: {error}"
+            unready = OperationUnready(f"operation {definition.name!r} is not ready: {why}")
+            unready.__cause__ = error
+            pipeline.set_exception(unready)
 
     async def close(self) -> None:
         """Leave every lifespan; the first error is raised when all are left."""
@@ -69,14 +72,6 @@ class Lifespans:
             log.error("a lifespan could not be left: %s", error, exc_info=error)
         if errors:
             raise errors[0]
-
-
-def _unready(definition: Definition, error: BaseException) -> OperationUnready:
-    raised = OperationUnready(
-        f"operation {definition.name!r} is not ready: its lifespan raised {type(error).__name__}: {error}"
-    )
-    raised.__cause__ = error
-    return raised
 
 
 def _retrieve_error(pipeline: asyncio.Future[object]) -> None:

@@ -20,9 +20,8 @@ from penstock.blobs.model import StoredBytes
 from penstock.clock import Clock, from_micros
 from penstock.errors import PenstockError, SecretsUnreadable
 from penstock.formats import Limits, Reader, open_reader
-from penstock.operations.rows.gates import Gate, Limiter, Pace
+from penstock.operations.rows.gates import Gate, Limiter, Pace, StartLimit
 from penstock.operations.rows.segments import Span, cut_spans
-from penstock.operations.rows.start_limit import StartLimit
 from penstock.operations.rows.task_pool import TaskPool
 from penstock.operations.rows.verdicts import AttemptTimedOut, OutputLost, error_text
 from penstock.pipeline import BoundStep, Definition, Done, Hook, Run, StepPlan

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
-__all__ = ["SLICE_NS", "Spawn", "TaskPool", "is_ours"]
+__all__ = ["SLICE_NS", "TaskPool", "is_ours"]
 
 SLICE_NS = 20_000_000  # how long a task keeps the loop, or a thread its rows, before others may run
 

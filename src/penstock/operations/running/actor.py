@@ -20,6 +20,7 @@ from penstock.operations.chunk import store
 from penstock.operations.chunk.owned import OwnedChunk, interrupt
 from penstock.operations.chunk.persist import never, persist
 from penstock.operations.chunk.store import Lost, NewMessages, Stopped
+from penstock.operations.counts import breach_while_running
 from penstock.operations.inbox import settling
 from penstock.operations.inbox.payloads import signalled_steps
 from penstock.operations.inbox.settling import Overtaken, Settlement
@@ -30,7 +31,6 @@ from penstock.operations.running.job import RowsJob
 from penstock.operations.running.jobs import job_for
 from penstock.operations.running.late_results import record_late_results
 from penstock.operations.running.planning import Group, next_due, next_group
-from penstock.operations.thresholds import breach_while_running
 from penstock.settings import Settings
 
 __all__ = ["ChunkActor", "Halt", "working_state"]
@@ -114,9 +114,7 @@ class ChunkActor:
             await self._settle()
             if self._must_look:
                 return True
-        if self.owned.is_raw and self.owned.is_validated:
-            return not await self._hand_over()
-        if self.owned.ledger.is_over:
+        if self._is_ended():
             if self._has_new_failures():
                 await self._flush()  # they may stop the operation before its last chunk ends it
             return not await self._close()
@@ -146,7 +144,8 @@ class ChunkActor:
         self.progress.has_moved = True
         self._group = None
         if (trouble := self.progress.trouble) is not None:
-            await self._break(trouble)
+            broken = partial(break_operation, self.db, number=self.owned.operation, reason=trouble, actor=self.owner)
+            await self._commit(broken, "broke", is_once=False)
         if self.progress.was_refused:
             self.halt("Paused")  # our lease was over: write what we have, if the chunk is still ours, and give it up
 
@@ -236,18 +235,17 @@ class ChunkActor:
         self.progress.refresh()
         keys = {found.signal.key for found in done.matches}
         if keys:
-            await self._commit_again(partial(settling.wake, self.db, self.owned.operation, keys), "pass_on")
+            await self._commit(partial(settling.wake, self.db, self.owned.operation, keys), "pass_on", is_once=False)
+
+    def _is_ended(self) -> bool:
+        """Whether nothing is left to do: every row has its verdict, or in a raw chunk is validated."""
+        return self.owned.is_validated if self.owned.is_raw else self.owned.ledger.is_over
 
     async def _close(self) -> bool:
-        writing = self.owned.writing()
-        return await self._give_up(lambda tx: store.close(self.db, tx, self.owned, writing, actor=self.owner), "close")
-
-    async def _hand_over(self) -> bool:
-        """Give up a raw chunk whose rows are all validated."""
-        writing = self.owned.writing()
-        return await self._give_up(
-            lambda tx: store.hand_over(self.db, tx, self.owned, writing, actor=self.owner), "hand_over"
-        )
+        """Close the chunk, or hand it over if it is raw; False when it has new messages."""
+        writing, point = self.owned.writing(), "hand_over" if self.owned.is_raw else "close"
+        end = store.hand_over if self.owned.is_raw else store.close
+        return await self._give_up(lambda tx: end(self.db, tx, self.owned, writing, actor=self.owner), point)
 
     async def _release(self) -> bool:
         due = next_due(self.owned)
@@ -268,21 +266,14 @@ class ChunkActor:
             raise Lost("another worker has it")
         if why == "Stopping" and await self._drain():
             return
-        if not self._must_look and await self._end():
-            return
+        with contextlib.suppress(Stopped):  # a raw chunk is handed over when the operation goes on
+            if not self._must_look and self._is_ended() and await self._close():
+                return
         interrupt(self.owned, self.runtime.clock.now_us())
         writing = self.owned.writing()
         await self._commit(
             lambda tx: store.flush(self.db, tx, self.owned, writing, owner=None, due_at=self.db.now()), "give_back"
         )
-
-    async def _end(self) -> bool:
-        """Close the chunk, or hand it over if it is raw and validated; False when it cannot be."""
-        if not self.owned.is_raw:
-            return self.owned.ledger.is_over and await self._close()
-        with contextlib.suppress(Stopped):  # it is handed over when the operation goes on
-            return self.owned.is_validated and await self._hand_over()
-        return False
 
     async def _drain(self) -> bool:
         now = self.runtime.clock.now_us()
@@ -295,17 +286,12 @@ class ChunkActor:
             except Overtaken:
                 continue
 
-    async def _commit(self, work: Callable[[Connection], Awaitable[T]], point: str) -> T:
-        """Write our chunk exactly once; `Lost` when the database was away for longer than our lease."""
-        return await self._persist(work, point, has_happened=partial(store.is_written, self.db, self.owned))
+    async def _commit(self, work: Callable[[Connection], Awaitable[T]], point: str, *, is_once: bool = True) -> T:
+        """Write our chunk exactly once; or something else, which may be written twice without harm.
 
-    async def _commit_again(self, work: Callable[[Connection], Awaitable[T]], point: str) -> T:
-        """Write something else, which may be written twice without harm."""
-        return await self._persist(work, point, has_happened=never)
-
-    async def _persist(
-        self, work: Callable[[Connection], Awaitable[T]], point: str, *, has_happened: Callable[[], Awaitable[bool]]
-    ) -> T:
+        `Lost` when the database was away for longer than our lease.
+        """
+        has_happened = partial(store.is_written, self.db, self.owned) if is_once else never
         clock, patience_s = self.runtime.clock, self.settings.lease_s
         try:
             return await persist(self.db, work, point, has_happened=has_happened, clock=clock, patience_s=patience_s)
@@ -329,12 +315,7 @@ class ChunkActor:
             if reason is not None:
                 await break_operation(self.db, tx, number, reason, actor=self.owner)
 
-        await self._commit_again(stop, "broke")
-
-    async def _break(self, reason: str) -> None:
-        """Stop the operation, because it cannot go on."""
-        number = self.owned.operation
-        await self._commit_again(lambda tx: break_operation(self.db, tx, number, reason, actor=self.owner), "broke")
+        await self._commit(stop, "broke", is_once=False)
 
     def _has_new_failures(self) -> bool:
         """Whether rows have failed since we last looked, and that could stop the operation."""

@@ -115,17 +115,14 @@ class ChunkProgress:
         is_known = row_type.row_key is not None and self.unread is None
         return row_type.key_of_raw(self.raw(i), self.runtime.columns) if is_known else None
 
-    @property
-    def has_faults(self) -> bool:
-        """Whether the reader of the file has found something wrong."""
-        return bool(self._faults)
-
-    def faults(self, i: int) -> list[Fault]:
-        """What is wrong with the row as it was read, unless it was edited since."""
-        edited = self.owned.record_of(i, 0)
-        if edited is not None and edited.data is not None:
-            return []
-        return [Fault(ERASED)] if self.raws[i] is None else self._faults.get(i, [])
+    def faults_of(self, rows: Sequence[int], raws: Sequence[Any]) -> dict[int, list[Fault]]:
+        """What is wrong with rows as they were read, by their place among these; unless they were edited since."""
+        found = {place: [Fault(ERASED)] for place, raw in enumerate(raws) if raw is None}
+        for place, i in enumerate(rows if self._faults else ()):
+            edited = self.owned.record_of(i, 0)
+            if i in self._faults and (edited is None or edited.data is None):
+                found[place] = self._faults[i]
+        return found
 
     def refuse(self, rows: Iterable[int]) -> None:
         """Put rows back that may not begin their step: our lease has no time left, or we have no units of a limit."""
@@ -222,23 +219,23 @@ class ChunkProgress:
 
     # --- validation of rows that are new or were edited
 
-    def validated(self, i: int, row: Any) -> None:
-        """A row is valid; if it was edited, it goes on at the step where it failed."""
-        ledger = self.ledger
+    def validated(self, rows: Iterable[int]) -> None:
+        """Rows are valid; those that were edited go on at the step where they failed."""
         if self.owned.is_raw:
-            self.cleared((i,))
+            self._cleared(rows)
             return
-        self.rows[i] = row
-        ledger.tracks[0].state[i] = COMPLETED
-        ended = (COMPLETED, SKIPPED)
-        ledger.at[i] = next(p for p in range(1, ledger.steps + 1) if ledger.tracks[p].state[i] not in ended)
-        ledger.in_flight[i] = 0
-        self.owned.record(i, 0, "Completed", self.runtime.clock.now_us())
-        for record in self._records(i):
-            record.row_key = self._stored_key(i)
-            self.owned.changed.add((record.row, record.step))
+        ledger, ended = self.ledger, (COMPLETED, SKIPPED)
+        for i in rows:
+            self.rows[i] = None  # what was parsed of it may be older than the edit
+            ledger.tracks[0].state[i] = COMPLETED
+            ledger.at[i] = next(p for p in range(1, ledger.steps + 1) if ledger.tracks[p].state[i] not in ended)
+            ledger.in_flight[i] = 0
+            self.owned.record(i, 0, "Completed", self.runtime.clock.now_us())
+            for record in self._records(i):
+                record.row_key = None  # it is read anew when the record is written
+                self.owned.changed.add((record.row, record.step))
 
-    def cleared(self, rows: Iterable[int]) -> None:
+    def _cleared(self, rows: Iterable[int]) -> None:
         """New rows are valid; they have a record only if a process died while it validated them."""
         ledger, records, first_row = self.ledger, self.owned.records, self.owned.first_row
         validated, attempts = ledger.tracks[0].state, ledger.tracks[0].attempt
@@ -284,12 +281,6 @@ class ChunkProgress:
         # The first poll is due at once; a row that waits for a signal is due at its deadline.
         record.due_at = now if options.every is not None else record.deadline
         self.has_parked = True
-
-    def check_passed(self, i: int, place: int, output: bytes | None) -> None:
-        """A check said that the step is done."""
-        if output is not None:
-            self.store_output(i, place, output)
-        self.owned.end_wait(i, place, "poll_succeeded", self.runtime.clock.now_us())
 
     def check_raised(self, i: int, place: int, error: BaseException) -> None:
         """A check raised: it failed the step, or it is asked again."""

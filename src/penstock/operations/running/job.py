@@ -64,13 +64,10 @@ class RowsJob(ABC):
         self.left = 0
         self._ended.set()
 
-    def context(self, i: int) -> Context[Any]:
-        """The context that the steps of row i get."""
+    def context(self, i: int, place: int) -> Context[Any]:
+        """The context that the steps of row i get, at one of them."""
         progress = self.progress
-        return Context(
-            self.runtime.run,
-            progress.owned.first_row + i,
-            progress.ledger.generation[i],
-            progress.outputs(i),
-            progress.rows[i],
-        )
+        row_number, generation = progress.owned.first_row + i, progress.ledger.generation[i]
+        ctx: Context[Any] = Context(self.runtime.run, row_number, generation, progress.outputs(i), progress.rows[i])
+        ctx.step, ctx.attempt = self.runtime.steps[place - 1].plan, progress.ledger.tracks[place].attempt[i]
+        return ctx

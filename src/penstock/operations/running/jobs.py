@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from penstock.operations.chunk.ledger import COMPLETED, SKIPPED, WAITING
+from penstock.operations.rows.gates import LeaseOver
 from penstock.operations.rows.runtime import NoOutput, StepRuntime
 from penstock.operations.rows.segments import Segment
-from penstock.operations.rows.start_limit import LeaseOver
 from penstock.operations.rows.task_pool import SLICE_NS, is_ours
 from penstock.operations.rows.verdicts import WrongLength
 from penstock.operations.running.chunk_progress import ChunkProgress
@@ -134,8 +134,7 @@ class CheckJob(RowsJob):
         progress, place = self.progress, self.segment.first
         step = self.runtime.steps[place - 1]
         assert step.check is not None
-        ctx = self.context(i)
-        ctx.step, ctx.attempt = step.plan, progress.ledger.tracks[place].attempt[i]
+        ctx = self.context(i, place)
         try:
             answer = await step.check(progress.rows[i], ctx)
             output = step.encode(answer.output) if isinstance(answer, Done) else None
@@ -148,7 +147,9 @@ class CheckJob(RowsJob):
                 progress.check_raised(i, place, error)
             return
         if isinstance(answer, Done) or answer is True:
-            progress.check_passed(i, place, output)
+            if output is not None:
+                progress.store_output(i, place, output)
+            progress.owned.end_wait(i, place, "poll_succeeded", self.runtime.clock.now_us())
         elif answer is False:
             progress.ask_again(i, place)
         else:
@@ -184,7 +185,7 @@ class ThreadJob(RowsJob):
         now, row = runtime.clock.now_us, progress.rows[i]
         steps: list[tuple[int, int, int, bytes | None]] = []
         began = now()
-        ctx = self.context(i)
+        ctx = self.context(i, progress.ledger.at[i])
         for place in range(progress.ledger.at[i], self.segment.stop):
             step = runtime.steps[place - 1]
             ctx.step, ctx.attempt = step.plan, progress.ledger.tracks[place].attempt[i] + (1 if steps else 0)
@@ -263,7 +264,8 @@ class BatchJob(RowsJob):
         progress, step, place, now = self.progress, self.step, self.segment.first, self.runtime.clock.now_us
         began = now()
         progress.parse(batch)
-        wanted = [(i, self._context(i)) for i in batch if progress.ledger.in_flight[i]]  # the others failed to parse
+        # Those that are no longer in flight failed to parse.
+        wanted = [(i, self.context(i, place)) for i in batch if progress.ledger.in_flight[i]]
         if step.when is not None:
             wanted = [(i, ctx) for i, ctx in wanted if await self._is_wanted(i, ctx, began)]
         if not wanted:
@@ -284,11 +286,6 @@ class BatchJob(RowsJob):
         for (i, ctx), answer in zip(wanted, answers, strict=True):
             if answer is None or self._is_kept(i, ctx, answer, began):
                 self._end(i, COMPLETED, began, took)
-
-    def _context(self, i: int) -> Context[Any]:
-        ctx = self.context(i)
-        ctx.step, ctx.attempt = self.step.plan, self.progress.ledger.tracks[self.segment.first].attempt[i]
-        return ctx
 
     async def _is_wanted(self, i: int, ctx: Context[Any], began: int) -> bool:
         """Whether the row's `when` condition holds; otherwise its outcome is noted: skipped, or what was raised."""

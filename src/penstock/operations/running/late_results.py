@@ -6,6 +6,7 @@ The line matters most for an at-most-once call: the row is in doubt, and the lin
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import insert, update
@@ -15,6 +16,7 @@ from penstock.db.database import Database
 from penstock.errors import Unavailable
 from penstock.operations.chunk.ledger import PENDING, STATES, WAITING
 from penstock.operations.chunk.owned import OwnedChunk
+from penstock.operations.chunk.records import StepRecord
 from penstock.operations.messages import cut
 from penstock.operations.tables import chunks, history
 
@@ -63,19 +65,11 @@ def _ended(owned: OwnedChunk, i: int, place_then: int) -> int | None:
 
 
 def _line(owned: OwnedChunk, i: int, place: int, *, owner: str, now: int) -> dict[str, Any]:
-    ledger, record = owned.ledger, owned.record_of(i, place)
+    ledger = owned.ledger
     state = STATES[ledger.tracks[place].state[i]]
-    trouble = None if record is None else record.message
-    found = f"{state}: {trouble}" if trouble else state
-    return {
-        "operation": owned.operation,
-        "row": owned.first_row + i,
-        "step": place - 1,
-        "generation": ledger.generation[i],
-        "attempt": ledger.tracks[place].attempt[i],
-        "event": "late_result",
-        "error_type": None if record is None else record.error_type,
-        "message": cut(f"worker {owner} had lost the row when its attempt ended {found}"),
-        "data": None,
-        "at": now,
-    }
+    new = StepRecord(owned.id, owned.first_row + i, place - 1, owned.operation, state, now)
+    record = replace(owned.record_of(i, place) or new, generation=ledger.generation[i])
+    found = f"{state}: {record.message}" if record.message else state
+    record.attempt = ledger.tracks[place].attempt[i]
+    record.message = cut(f"worker {owner} had lost the row when its attempt ended {found}")
+    return record.history_line("late_result", now)

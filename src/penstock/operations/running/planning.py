@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from penstock.operations.chunk.ledger import PENDING, WAITING
 from penstock.operations.chunk.owned import OwnedChunk
+from penstock.operations.chunk.packing import SUSPECT_ROWS_MAX
 from penstock.operations.rows.segments import Segment, Span
-from penstock.operations.validating.sizes import SUSPECT_ROWS_MAX
 
 __all__ = ["Group", "next_due", "next_group"]
 
@@ -90,15 +90,14 @@ def _group(owned: OwnedChunk, spans: Sequence[Span], rows: list[int], limit: int
 
 def next_due(owned: OwnedChunk) -> int | None:
     """When a postponed or waiting row is due, or None; rows that come due close together count as one moment."""
+    ledger = owned.ledger
     dues = sorted(
         record.due_at
         for (row, step), record in owned.records.items()
-        if record.due_at is not None and _is_current(owned, row - owned.first_row, step + 1)
+        if record.due_at is not None
+        and ledger.at[row - owned.first_row] == step + 1
+        and not ledger.is_terminal(row - owned.first_row)
     )
     if not dues:
         return None
     return max(due for due in dues if due <= dues[0] + COALESCE_US)
-
-
-def _is_current(owned: OwnedChunk, i: int, place: int) -> bool:
-    return owned.ledger.at[i] == place and not owned.ledger.is_terminal(i)

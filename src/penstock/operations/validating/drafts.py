@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from typing import Any
 
 from penstock.formats import Batch, Position
 from penstock.operations.chunk.ledger import FAILED, INVALID, Ledger
@@ -13,17 +13,7 @@ from penstock.operations.counts import Counts
 from penstock.operations.row_keys import key_names, key_sums, marks
 from penstock.operations.rows.runtime import OperationRuntime
 
-__all__ = ["Draft", "Finished"]
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """A chunk as it is stored: its ledger, empty where all rows are good, its counts, and its rows unless none are."""
-
-    ledger: bytes
-    counts: Counts
-    is_over: bool
-    stored: Mapping[str, bytes | None] | None
+__all__ = ["Draft"]
 
 
 class Draft:
@@ -63,12 +53,22 @@ class Draft:
             self._packer.add(batch.rows)
             self._sums += key_sums(batch.rows, self._names, self._runtime.columns)
 
-    def finished(self) -> Finished:
-        """The chunk as it is stored; call this when all rows are added."""
-        stored = None
-        if self._packer is not None:
-            stored = {"key_marks": marks(self._sums), "data": self._packer.packed()}
-        return Finished(self._ledger(), self.counts, not self.is_raw and len(self.records) == self.rows, stored)
+    def columns(self) -> dict[str, Any]:
+        """The chunk's record, once all rows are added; its ledger is empty where all rows are good."""
+        is_over = not self.is_raw and len(self.records) == self.rows
+        return {
+            "first_row": self.start.row,
+            "row_count": self.rows,
+            "source_offset": self.start.offset,
+            "is_open": int(not is_over),
+            "is_raw": int(self.is_raw),
+            "ledger": self._ledger(),
+            **self.counts.columns(),
+        }
+
+    def stored_rows(self) -> Mapping[str, bytes | None] | None:
+        """The rows as they are stored, once all are added; None where they are not."""
+        return None if self._packer is None else {"key_marks": marks(self._sums), "data": self._packer.packed()}
 
     def _ledger(self) -> bytes:
         if not self.records:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
 from typing import Any, BinaryIO, TypeVar
 
@@ -18,20 +18,19 @@ from penstock.db.connection import Connection
 from penstock.db.database import Database
 from penstock.errors import FileRejected, Unavailable
 from penstock.formats import Batch, Limits, Position, Reader
+from penstock.operations.chunk.packing import SUSPECT_ROWS_MAX, chunk_size, largest_chunk, piece_size
 from penstock.operations.chunk.persist import persist
 from penstock.operations.chunk.records import StepRecord
 from penstock.operations.chunk.store import NEW_ROWS, is_free
-from penstock.operations.counts import Counts
+from penstock.operations.counts import Counts, breach
 from penstock.operations.draining import give_back_reading
 from penstock.operations.messages import cut
 from penstock.operations.moves import Head, end_validation, head_of, move, sum_counts, touch
 from penstock.operations.rows.judging import MayNotStart, check_batch, killed_its_validator
 from penstock.operations.rows.runtime import OperationRuntime
 from penstock.operations.tables import chunk_rows, chunks, operations, row_records
-from penstock.operations.thresholds import breach
-from penstock.operations.validating.drafts import Draft, Finished
-from penstock.operations.validating.sizes import SUSPECT_ROWS_MAX, chunk_size, largest_chunk, piece_size
-from penstock.operations.validating.without_rows import no_rows
+from penstock.operations.validating.drafts import Draft
+from penstock.operations.validating.sources import Pieces, no_rows
 from penstock.settings import Settings
 
 __all__ = ["Reading", "take"]
@@ -91,33 +90,6 @@ async def take(db: Database, head: Head, *, owner: str, chunk_rows: int) -> Head
     return await db.transaction(claim, "claim_reading")
 
 
-class Pieces:
-    """A file from `start` on, some rows at a time."""
-
-    def __init__(self, reader: Reader, start: Position | None) -> None:
-        self._reader, self.start = reader, start
-        self.can_skip = True  # as far as we know
-        self._batches: Iterator[Batch] | None = None
-        self._size = 0
-
-    def take(self, size: int) -> Batch | None:
-        """At most so many rows; None at the end."""
-        if self._batches is None or size != self._size:
-            self._batches, self._size = self._reader.batches(size, self.start), size
-        batch = next(self._batches, None)
-        if batch is not None:
-            self.start = batch.end
-        return batch
-
-    def skip(self, count: int) -> Position | None:
-        """Pass over so many rows, if that can be done without reading them; where they end."""
-        end = self._reader.skip(count, self.start)
-        self.can_skip = end is not None
-        if end is not None:
-            self.start, self._batches = end, None
-        return end
-
-
 class Reading:
     """One pass over one file by its owner."""
 
@@ -155,7 +127,10 @@ class Reading:
                 self.counts = await sum_counts(tx, self.head.number)
             await self._read(reader)
             if not (self.rows_read or self.runtime.definition.options.allow_empty):
-                raise no_rows(self.runtime.definition, await self._file_name(), reader.columns)
+                query = select(operations.c.file_name).where(operations.c.number == self.head.number)
+                async with self.db.read() as tx:
+                    name = str((await tx.execute(query)).scalar_one())
+                raise no_rows(self.runtime.definition, name, reader.columns)
             await self._seal()
         except FileRejected as error:
             with contextlib.suppress(Interrupted):
@@ -163,11 +138,6 @@ class Reading:
         except Interrupted:
             with contextlib.suppress(Unavailable):
                 await give_back_reading(self.db, self.head, actor=self.owner)
-
-    async def _file_name(self) -> str:
-        async with self.db.read() as tx:
-            query = select(operations.c.file_name).where(operations.c.number == self.head.number)
-            return str((await tx.execute(query)).scalar_one())
 
     async def _read(self, reader: Reader) -> None:
         pending: asyncio.Task[None] | None = None
@@ -272,9 +242,9 @@ class Reading:
         if reason:
             raise FileRejected(f"stopped while validating: {reason}", code="too_many_errors")
 
-    async def _append(self, drafts: Sequence[Draft], columns: tuple[str, ...] | None) -> None:
+    async def _append(self, drafts: Sequence[Draft], names: tuple[str, ...] | None) -> None:
         before, end = drafts[0].start.row - 1, drafts[-1].end
-        finished = [draft.finished() for draft in drafts]
+        made = [(draft.columns(), draft.stored_rows(), draft.records) for draft in drafts]
         # These rows are no longer suspect; the other suspect ones go on being checked in small batches or one by one.
         crashes = min(self.crashes, ONE_BY_ONE) if end.row < self.suspect_until else 0
 
@@ -282,9 +252,9 @@ class Reading:
             read = {
                 "position": str(end),
                 "rows_read": end.row - 1,
-                "columns": columns,
-                "opened": sum(not each.is_over for each in finished),
-                "left_raw": sum(draft.is_raw for draft in drafts),
+                "columns": names,
+                "opened": sum(columns["is_open"] for columns, *_ in made),
+                "left_raw": sum(columns["is_raw"] for columns, *_ in made),
                 "crashes": crashes,
                 "suspect_row": None,
                 "suspect_until": self.suspect_until if crashes else None,
@@ -293,8 +263,8 @@ class Reading:
             # First: a reader that has taken over, or an earlier try of ours, may have stored these very chunks.
             if (await tx.send(_READ_ON, {**read, **place})).matched != 1:
                 raise Interrupted
-            for draft, each in zip(drafts, finished, strict=True):
-                await self._insert(tx, draft, each)
+            for each in made:
+                await self._insert(tx, *each)
             if not self.helpers():
                 return 0
             await self.db.ring(tx)
@@ -329,22 +299,15 @@ class Reading:
         except Unavailable:
             raise Interrupted from None
 
-    async def _insert(self, tx: Connection, draft: Draft, finished: Finished) -> None:
-        values = {
-            "operation": self.head.number,
-            "first_row": draft.start.row,
-            "row_count": draft.rows,
-            "source_offset": draft.start.offset,
-            "is_open": int(not finished.is_over),
-            "is_raw": int(draft.is_raw),
-            "ledger": finished.ledger,
-            **finished.counts.columns(),
-        }
-        (chunk,) = (await tx.send(self.db.prepared(_new_chunk), values)).one()
-        if finished.stored is not None:
-            await tx.send(NEW_ROWS, {"chunk": chunk, **finished.stored})
-        if draft.records:
-            await tx.send(_NEW_RECORDS, [record.columns() | {"chunk": chunk} for record in draft.records])
+    async def _insert(
+        self, tx: Connection, columns: Mapping[str, Any], rows: Mapping[str, Any] | None, records: Sequence[StepRecord]
+    ) -> None:
+        new_chunk = self.db.prepared(_new_chunk)
+        (chunk,) = (await tx.send(new_chunk, {"operation": self.head.number, **columns})).one()
+        if rows is not None:
+            await tx.send(NEW_ROWS, {"chunk": chunk, **rows})
+        if records:
+            await tx.send(_NEW_RECORDS, [record.columns() | {"chunk": chunk} for record in records])
 
     async def _seal(self) -> None:
         async def seal(tx: Connection) -> None:

@@ -11,6 +11,7 @@ import msgspec
 
 from penstock.clock import from_micros
 from penstock.errors import Fault, InvalidInput
+from penstock.listing import named
 from penstock.operations.chunk.ledger import INVALID, STATES, Ledger, Track
 from penstock.operations.chunk.packing import StoredRows
 from penstock.operations.chunk.records import StepRecord
@@ -29,12 +30,8 @@ VERDICTS = {code: "Invalid" if code == INVALID else name for code, name in enume
 
 def verdict_codes(names: str | Sequence[str]) -> frozenset[int]:
     """The ledger's codes for verdicts given by name, ignoring case."""
-    wanted = [names] if isinstance(names, str) else names
-    known = {name.casefold(): code for code, name in VERDICTS.items()}
-    unknown = [name for name in wanted if name.casefold() not in known]
-    if unknown:
-        raise InvalidInput(f"no such row state: {', '.join(unknown)}; known: {', '.join(VERDICTS.values())}")
-    return frozenset(known[name.casefold()] for name in wanted)
+    codes = {name: code for code, name in VERDICTS.items()}
+    return frozenset(codes[name] for name in named(names, codes, "row state"))
 
 
 def fault_values(stored: Sequence[Sequence[str | None]] | None) -> tuple[Fault, ...]:

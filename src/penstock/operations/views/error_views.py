@@ -9,7 +9,7 @@ from sqlalchemy import ColumnElement, Row, func, select, tuple_
 
 from penstock.clock import from_micros
 from penstock.db.connection import Connection
-from penstock.errors import InvalidInput
+from penstock.listing import parse_numbers_cursor
 from penstock.operations.chunk.records import ROW_KEY_MAX, StepRecord
 from penstock.operations.messages import cut
 from penstock.operations.model import Change, ErrorGroup, HistoryEntry, Page, RowError
@@ -17,7 +17,7 @@ from penstock.operations.tables import chunks, history, requests, row_records
 from penstock.operations.views.chunk_view import RowLayout, fault_values
 from penstock.operations.views.row_views import RowFilter, chunk_at, first_row_at, load_raws
 
-__all__ = ["ERROR_TYPES", "error_groups", "error_type_named", "errors", "history_of", "row_error"]
+__all__ = ["ERROR_TYPES", "error_groups", "errors", "history_of", "row_error"]
 
 ERROR_TYPES = (
     "Validation", "Processing", "StepFailure", "Timeout", "SignalFailure", "InDoubt", "Poison", "Cancelled",
@@ -29,14 +29,6 @@ _ASKED_FOR = ("edited", "retried")
 
 # A step in such a state is the last one its row has reached; one that recovered has another state.
 _IS_ERROR = row_records.c.state.in_(("Failed", "TimedOut"))
-
-
-def error_type_named(name: str) -> str:
-    """The error type of this name, ignoring case."""
-    found = next((known for known in ERROR_TYPES if known.casefold() == name.casefold()), None)
-    if found is None:
-        raise InvalidInput(f"no such error type: {name}; known: {', '.join(ERROR_TYPES)}")
-    return found
 
 
 async def errors(
@@ -164,9 +156,9 @@ async def history_of(
     if step is not None:
         query = query.where(history.c.step == step)
     if cursor is not None:
-        query = query.where(tuple_(history.c.row, history.c.id) > _parse_mark(cursor))
+        query = query.where(tuple_(history.c.row, history.c.id) > tuple(parse_numbers_cursor(cursor, 2)))
     found = (await tx.execute(query.limit(limit + 1))).all()
-    more = f"{found[limit - 1].row}:{found[limit - 1].id}" if len(found) > limit else None
+    more = f"{found[limit - 1].row}.{found[limit - 1].id}" if len(found) > limit else None
     asked = await _asked(tx, layout, [line for line in found[:limit] if line.event in _ASKED_FOR])
     return Page([_entry(layout, line, asked.get(line.id)) for line in found[:limit]], more)
 
@@ -220,14 +212,6 @@ def _changes(before: Any, after: Any) -> tuple[Change, ...]:
     return tuple(
         Change(name, old.get(name), value) for name, value in after.items() if name not in old or old[name] != value
     )
-
-
-def _parse_mark(cursor: str) -> tuple[int, int]:
-    row, _, line = cursor.partition(":")
-    try:
-        return int(row), int(line)
-    except ValueError:
-        raise InvalidInput(f"{cursor!r} is not a cursor of this list") from None
 
 
 def _entry(layout: RowLayout, line: Row[Any], asked: AnyRow | None) -> HistoryEntry:

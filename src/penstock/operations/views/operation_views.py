@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime
-from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, RowMapping, Select, bindparam, case, exists, func, or_, select, tuple_
+from sqlalchemy import ColumnElement, RowMapping, bindparam, case, exists, func, or_, select, tuple_
 
 from penstock.blobs.model import StoredBytes
 from penstock.clock import from_micros, micros
@@ -17,9 +16,10 @@ from penstock.db.database import Database
 from penstock.errors import InvalidInput, NotFound
 from penstock.journal import queries as journal
 from penstock.journal.tables import transitions
+from penstock.listing import named
 from penstock.operations.counts import Counts
 from penstock.operations.model import Event, Operation, Page
-from penstock.operations.operation_ids import IS_THERE, number_of
+from penstock.operations.operation_ids import IS_THERE, find
 from penstock.operations.row_keys import key_names
 from penstock.operations.states import OPERATION
 from penstock.operations.tables import chunks, operations, workers
@@ -44,7 +44,9 @@ __all__ = [
 ]
 
 FEED_READ = 500
-STATEMENTS_KEPT = 1000  # two for each set of operations that somebody may see
+
+Stored = Mapping[str, Any] | RowMapping
+"""The columns of an operation."""
 
 _SORT_COLUMNS = {
     "created_at": operations.c.number,
@@ -56,21 +58,10 @@ _SORT_COLUMNS = {
 
 # Statements that are asked for often are made once.
 _WHOLE = select(operations)
+_METADATA = select(operations.c.metadata, operations.c.encrypted_metadata).where(
+    operations.c.number == bindparam("number")
+)
 _LAYOUT = select(*(operations.c[name] for name in ("number", "id", "name", "rows_read", "columns", "plan")))
-
-
-@lru_cache(STATEMENTS_KEPT)
-def _by_id(query: Select[Any], visible: Visible) -> Select[Any]:
-    return query.where(operations.c.id == bindparam("id"), IS_THERE, *visible.conditions)
-
-
-async def _find(tx: Connection, query: Select[Any], operation: str, visible: Visible) -> Row[Any]:
-    """An operation by its id, or a beginning of it; `NotFound` when there is none."""
-    row: Row[Any] | None = (await tx.execute(_by_id(query, visible), {"id": operation})).one_or_none()
-    if row is None:
-        number = await number_of(tx, operation, visible)
-        row = (await tx.execute(query.where(operations.c.number == number))).one()
-    return row
 
 
 async def latest_instant(tx: Connection, lease_s: float) -> int:
@@ -90,34 +81,35 @@ async def is_time_counted(tx: Connection, db: Database) -> bool:
 
 async def get(db: Database, tx: Connection, operation: str, visible: Visible = EVERYTHING) -> Operation:
     """The operation with this id."""
-    row = await _find(tx, _WHOLE, operation, visible)
-    tallied = (await tallies(tx, [row.number])).get(row.number, Tallied())
-    return _operation(row._mapping, tallied, await _live_code(db, tx, [row._mapping]))
+    row = await find(tx, _WHOLE, operation, visible)
+    found = (await tx.send(_SUMS_OF_ONE, {"number": row["number"]})).rows
+    tallied = _tallied(*found[0]) if found else Tallied()
+    return _operation(row, tallied, await _live_code(db, tx, [row]))
 
 
 async def layout(
     tx: Connection, operation: str, definitions: Mapping[str, Definition], visible: Visible = EVERYTHING
 ) -> RowLayout:
     """What it takes to read the operation's rows; `definitions`, where it is among them, know its key's other names."""
-    row = await _find(tx, _LAYOUT, operation, visible)
-    known = definitions.get(row.name.casefold())
+    row = await find(tx, _LAYOUT, operation, visible)
+    known = definitions.get(row["name"].casefold())
+    plan, columns = row["plan"], row["columns"]
     return RowLayout(
-        number=row.number,
-        id=row.id,
-        name=row.name,
-        rows_read=row.rows_read,
-        columns=None if row.columns is None else tuple(row.columns),
-        plan=row.plan,
-        key_names=key_names(row.plan["row_key"], known.row.fields if known else ()),
-        secret_names=tuple({*row.plan.get("secret_fields", ()), *(known.row.secret_names if known else ())}),
+        number=row["number"],
+        id=row["id"],
+        name=row["name"],
+        rows_read=row["rows_read"],
+        columns=None if columns is None else tuple(columns),
+        plan=plan,
+        key_names=key_names(plan["row_key"], known.row.fields if known else ()),
+        secret_names=tuple({*plan.get("secret_fields", ()), *(known.row.secret_names if known else ())}),
     )
 
 
 async def stored_metadata(tx: Connection, number: int) -> tuple[Any, str | None]:
     """An operation's metadata as it is shown, and encrypted as a whole where it holds secrets."""
-    query = select(operations.c.metadata, operations.c.encrypted_metadata).where(operations.c.number == number)
-    row = (await tx.execute(query)).one()
-    return row.metadata, row.encrypted_metadata
+    shown, encrypted = (await tx.send(_METADATA, {"number": number})).one()
+    return shown, encrypted
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +131,7 @@ class OperationFilter:
         if self.created_by is not None:
             wanted.append(func.lower(operations.c.created_by).contains(self.created_by.lower(), autoescape=True))
         if self.status is not None:
-            wanted.append(operations.c.state.in_(_known_states(self.status)))
+            wanted.append(operations.c.state.in_(named(self.status, OPERATION.states, "status")))
         if self.created_from is not None:
             wanted.append(operations.c.created_at >= micros(self.created_from))
         if self.created_to is not None:
@@ -155,10 +147,11 @@ async def count_operations(tx: Connection, filters: OperationFilter) -> int:
 
 async def file_of(tx: Connection, operation: str, visible: Visible = EVERYTHING) -> tuple[str, StoredBytes]:
     """The name of the file, and where its bytes are; `NotFound` once they were removed."""
-    row = await _find(tx, _WHOLE, operation, visible)
-    if "files" in (row.pruned or {}):
-        raise NotFound(f"the file of operation {row.id} was removed")
-    return row.file_name, StoredBytes(row.file_key, row.file_bytes, row.file_sha256, row.file_version)
+    row = await find(tx, _WHOLE, operation, visible)
+    if "files" in (row["pruned"] or {}):
+        raise NotFound(f"the file of operation {row['id']} was removed")
+    stored = (row[name] for name in ("file_key", "file_bytes", "file_sha256", "file_version"))
+    return row["file_name"], StoredBytes(*stored)
 
 
 async def list_operations(
@@ -212,35 +205,24 @@ class Tallied:
 _COUNTERS = [counter.name for counter in fields(Counts)]
 _IS_OVER = chunks.c.is_open == 0
 # Made once, because it is asked for often. In this order SQLite does not read past the ledgers of closed chunks.
-_SUMS = (
-    select(
-        chunks.c.operation,
-        func.sum(case((_IS_OVER, chunks.c.row_count - chunks.c.cancelled), else_=0)).label("rows_over"),
-        func.sum(case((_IS_OVER, 0), else_=func.coalesce(chunks.c.steps_done, 0))).label("steps_done"),
-        *(func.sum(chunks.c[name]).label(name) for name in _COUNTERS),
-    )
-    .where(chunks.c.operation.in_(bindparam("numbers", expanding=True)))
-    .group_by(chunks.c.operation)
-)
+_SUMS = select(
+    chunks.c.operation,
+    func.sum(case((_IS_OVER, chunks.c.row_count - chunks.c.cancelled), else_=0)),
+    func.sum(case((_IS_OVER, 0), else_=func.coalesce(chunks.c.steps_done, 0))),
+    *(func.sum(chunks.c[name]) for name in _COUNTERS),
+).group_by(chunks.c.operation)
+_SUMS_OF_ONE = _SUMS.where(chunks.c.operation == bindparam("number"))
+_SUMS_OF_MANY = _SUMS.where(chunks.c.operation.in_(bindparam("numbers", expanding=True)))
 
 
 async def tallies(tx: Connection, numbers: Sequence[int]) -> dict[int, Tallied]:
     """The counters of several operations; one without chunks is missing."""
-    return {
-        row.operation: Tallied(
-            Counts(*(int(getattr(row, name)) for name in _COUNTERS)), int(row.rows_over), int(row.steps_done)
-        )
-        for row in await tx.execute(_SUMS, {"numbers": [*numbers]})
-    }
+    return {sums[0]: _tallied(*sums) for sums in await tx.execute(_SUMS_OF_MANY, {"numbers": [*numbers]})}
 
 
-def _known_states(status: Iterable[str]) -> list[str]:
-    wanted = [status] if isinstance(status, str) else list(status)
-    by_case = {state.casefold(): state for state in OPERATION.states}
-    unknown = [state for state in wanted if state.casefold() not in by_case]
-    if unknown:
-        raise InvalidInput(f"no such status: {', '.join(unknown)}; known: {', '.join(OPERATION.states)}")
-    return [by_case[state.casefold()] for state in wanted]
+def _tallied(_operation: int, rows_over: int, steps_done: int, *counts: int) -> Tallied:
+    """A row of `_SUMS`."""
+    return Tallied(Counts(*map(int, counts)), int(rows_over), int(steps_done))
 
 
 def _parse_cursor(cursor: str, *, is_number: bool) -> tuple[Any, int]:
@@ -261,7 +243,7 @@ async def events(
 ) -> list[Event]:
     """The numbered moves of one operation, or of all, after `since`, by number; without it the newest."""
     if operation is not None:
-        operation = (await _find(tx, _LAYOUT, operation, visible)).id
+        operation = (await find(tx, _LAYOUT, operation, visible))["id"]
     found = await _moves(tx, operation, since, limit, visible)
     ids = {entry.subject for entry in found}
     named = await tx.execute(select(operations.c.id, operations.c.name).where(operations.c.id.in_(ids)))
@@ -308,13 +290,13 @@ async def _moves(
     return found[:limit][::-1] if since is None else found[:limit]
 
 
-async def _live_code(db: Database, tx: Connection, rows: Sequence[RowMapping]) -> Sequence[WorkerCode]:
+async def _live_code(db: Database, tx: Connection, rows: Sequence[Stored]) -> Sequence[WorkerCode]:
     """What live workers say of their code, where one of these operations is still to be worked on."""
     is_open = any(not OPERATION.is_settled(row["state"]) for row in rows)
     return await code_of_live_workers(db, tx) if is_open else ()
 
 
-def _operation(row: RowMapping, tallied: Tallied, live: Sequence[WorkerCode]) -> Operation:
+def _operation(row: Stored, tallied: Tallied, live: Sequence[WorkerCode]) -> Operation:
     def instant(name: str) -> datetime | None:
         return None if row[name] is None else from_micros(row[name])
 

@@ -115,7 +115,7 @@ async def rows(tx: Connection, layout: RowLayout, wanted: RowFilter, *, limit: i
     """The first `limit` rows that fit, in order; the cursor of the next page is the number of the last one."""
     found: list[RowView] = []
     async for batch in _chunk_batches(tx, layout, wanted):
-        picked = await tx.compute(partial(batch.pick, wanted, limit + 1 - len(found)))
+        picked = await tx.compute(partial(_pick, layout, batch, wanted, limit + 1 - len(found)))
         await _fill(tx, picked, with_data=with_data)
         found += [chunk_view.view(i, with_data=with_data) for chunk_view, places in picked for i in places]
         if len(found) > limit:
@@ -171,36 +171,32 @@ class _StoredChunk(NamedTuple):
     ledger: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class _ChunkBatch:
-    """Chunks to look for rows in, with their records and rows where those decide."""
-
-    layout: RowLayout
-    chunks: Sequence[Row[Any] | _StoredChunk]
-    records: Mapping[int, Records]
-    raws: Mapping[int, StoredRows | None]
-
-    def pick(self, wanted: RowFilter, missing: int) -> list[Picked]:
-        """The first rows that fit; the chunks behind them are not opened."""
-        picked: list[Picked] = []
-        for chunk in self.chunks:
-            chunk_view = _chunk_view(self.layout, chunk)
-            chunk_view.records, chunk_view.raws = self.records.get(chunk.id, {}), self.raws.get(chunk.id)
-            places = list(islice(wanted.places(chunk_view), missing))
-            missing -= len(places)
-            if places:
-                picked.append((chunk_view, places))
-            if not missing:
-                break
-        return picked
+Batch = tuple[Sequence[Row[Any] | _StoredChunk], Mapping[int, Records], Mapping[int, StoredRows | None]]
+"""Chunks to look for rows in, with their records and rows where those decide."""
 
 
-async def _chunk_batches(tx: Connection, layout: RowLayout, wanted: RowFilter) -> AsyncIterator[_ChunkBatch]:
+def _pick(layout: RowLayout, batch: Batch, wanted: RowFilter, missing: int) -> list[Picked]:
+    """The first rows that fit; the chunks behind them are not opened."""
+    found, records, raws = batch
+    picked: list[Picked] = []
+    for chunk in found:
+        chunk_view = _chunk_view(layout, chunk)
+        chunk_view.records, chunk_view.raws = records.get(chunk.id, {}), raws.get(chunk.id)
+        places = list(islice(wanted.places(chunk_view), missing))
+        missing -= len(places)
+        if places:
+            picked.append((chunk_view, places))
+        if not missing:
+            break
+    return picked
+
+
+async def _chunk_batches(tx: Connection, layout: RowLayout, wanted: RowFilter) -> AsyncIterator[Batch]:
     search = None if wanted.row_key is None else await _key_search(tx, layout, wanted.row_key)
     if wanted.is_plain:
         near = await tx.send(_FIRST_CHUNKS, {"number": layout.number, "row": wanted.first})
         plain = [_StoredChunk(*chunk) for chunk in near.rows]
-        yield _ChunkBatch(layout, plain, {}, {})
+        yield plain, {}, {}
         if len(plain) < BATCH_PLAIN:
             return
         start: ColumnElement[bool] = chunks.c.first_row > plain[-1].first_row
@@ -215,7 +211,7 @@ async def _chunk_batches(tx: Connection, layout: RowLayout, wanted: RowFilter) -
         possible = found if search is None else [chunk for chunk in found if chunk.id in raws]
         decides = wanted.error_type is not None or search is not None
         records = await records_by_chunk(tx, [chunk.id for chunk in possible]) if decides else {}
-        yield _ChunkBatch(layout, possible, records, raws)
+        yield possible, records, raws
         if len(found) < size:
             return
         start = chunks.c.first_row > found[-1].first_row

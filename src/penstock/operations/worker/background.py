@@ -9,13 +9,13 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import select, update
+from sqlalchemy import Select, bindparam, select, update
 
 from penstock.db.connection import Connection
+from penstock.db.database import Database
 from penstock.errors import Unavailable
 from penstock.operations.chunk.owned import GIVEN_UP
 from penstock.operations.inbox import settling
@@ -48,7 +48,7 @@ class BackgroundDuties:
             Service("clock", SWEEP_S, self.follow_clock),
             Service("retention", SWEEP_S, retention.tick),
             Service("idle operations", SWEEP_S, self._forget_idle),
-            Service("dead workers", SWEEP_S, self._remove_dead),
+            Service("dead workers", SWEEP_S, self.remove_dead),
             Service("waits beside signals", SWEEP_S, partial(settling.sweep, worker.db)),
             *services,
         )
@@ -82,22 +82,13 @@ class BackgroundDuties:
         renewed_until_ns, has_lapsed = worker.lease.renewed_until_ns, worker.lease.has_lapsed
         at_work = {chunk: actor for chunk, actor in worker.actors.items() if actor is not None}
         async with self._db.read() as tx:
-            states = await tx.execute(
-                select(operations.c.number, operations.c.state).where(operations.c.number.in_(worker.working))
-            )
+            states = (await tx.send_listed(self._db.prepared(_states_of), {"numbers": [*worker.working]})).rows
             stopped: dict[int, Halt] = {number: state for number, state in states if state in ("Paused", "Stopping")}
-            owned = await tx.execute(
-                select(chunks.c.id, chunks.c.message_count, chunks.c.fence).where(chunks.c.owner == owner)
-            )
-            held = [tuple(row) for row in owned]
-            reading = await tx.execute(
-                select(operations.c.number, operations.c.fence).where(operations.c.owner == owner)
-            )
-            read = [tuple(row) for row in reading]
-            alive = select(workers.c.id).where(workers.c.lease_until >= self._db.now()).order_by(workers.c.id)
-            living = list((await tx.execute(alive)).scalars())
+            held = (await tx.send(_CHUNKS_OF, {"the_worker": owner})).rows
+            read = (await tx.send(_READ_BY, {"the_worker": owner})).rows
+            living = [id for (id,) in (await tx.send(self._db.prepared(_living))).rows]
         if owner in living:
-            worker.peers = replace(worker.peers, rank=living.index(owner), workers=len(living))
+            worker.rank, worker.live_workers = living.index(owner), len(living)
         mine = {chunk: fence for chunk, _, fence in held}
         for chunk, known in at_work.items():
             # Only actors that were at work before we read, and still are: what we read says nothing of the others.
@@ -157,7 +148,7 @@ class BackgroundDuties:
         if None not in worker.actors.values():  # a chunk that is being claimed may be about to be read
             worker.sources.close(but={a.owned.operation for a in worker.actors.values() if a and a.owned.is_raw})
 
-    async def _remove_dead(self) -> bool:
+    async def remove_dead(self) -> bool:
         """Remove workers that died, so that their chunks can be claimed at once, and their shares of limits."""
         gone = await remove_dead_workers(self._db, long_dead_s=LONG_DEAD_S)
         await remove_dead_shares(self._db)
@@ -173,3 +164,17 @@ def _is_told_to_end() -> bool:
     """Whether this task was cancelled, also if a driver made another error of it while its connection broke."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
+
+
+_CHUNKS_OF = select(chunks.c.id, chunks.c.message_count, chunks.c.fence).where(
+    chunks.c.owner == bindparam("the_worker")
+)
+_READ_BY = select(operations.c.number, operations.c.fence).where(operations.c.owner == bindparam("the_worker"))
+
+
+def _states_of(db: Database) -> Select[Any]:
+    return select(operations.c.number, operations.c.state).where(db.dialect.among(operations.c.number, "numbers"))
+
+
+def _living(db: Database) -> Select[Any]:
+    return select(workers.c.id).where(workers.c.lease_until >= db.now()).order_by(workers.c.id)

@@ -172,5 +172,5 @@ def _reread(
             draft.add(batch)
             faults |= {len(rows) + i: found for i, found in batch.faults.items()}
             rows += batch.rows
-    owned.unstored = draft.finished().stored
+    owned.unstored = draft.stored_rows()
     return rows, faults

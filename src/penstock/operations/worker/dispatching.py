@@ -2,17 +2,130 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Protocol
+import asyncio
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
 
+from sqlalchemy import Select, bindparam, or_, select
+
+from penstock.db.database import Database
+from penstock.errors import FileUnreadable, NotFound, Unavailable
 from penstock.operations.chunk import store
+from penstock.operations.draining import abandon_readings, give_back_reading
+from penstock.operations.moves import HEAD, Head
+from penstock.operations.rows.runtime import CannotRun, OperationRuntime
+from penstock.operations.tables import operations
+from penstock.operations.validating.reading import Reading, take
 from penstock.operations.worker.chunk_runner import ChunkRunner
-from penstock.operations.worker.readers import Readers
 
 if TYPE_CHECKING:
     from penstock.operations.worker.worker import Worker
 
 __all__ = ["Dispatcher", "DispatcherFactory", "PollingDispatcher"]
+
+READ_AT_ONCE = 2  # files; more do not go faster
+LONG_S = 5.0  # a reading that has taken so long does not count among them
+
+
+class Readers:
+    """Reads files for one worker."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker, self._db, self._owner = worker, worker.db, worker.lease.id
+        self._began: dict[int, float] = {}  # when each reading did, by operation
+
+    async def start(self) -> bool:
+        """Begin to read files that no worker reads; returns whether any was begun."""
+        worker = self._worker
+        await abandon_readings(self._db, actor=self._owner)
+        room = self._room()
+        if room <= 0 or not worker.runtimes.names:
+            return False
+        found = await self._find(room)
+        if found and worker.clock.is_real:
+            await worker.look_round()  # other workers may have started within the last second, and can help
+        started = False
+        for seen, plan, had_trouble in found:
+            started = await self._start(seen, plan, had_trouble=had_trouble) or started
+        return started
+
+    def _room(self) -> int:
+        """How many files to read beside those that are read now; one that takes long keeps no other from its turn."""
+        long_ago = self._worker.clock.monotonic() - LONG_S
+        quick = sum(began > long_ago for began in self._began.values())
+        return min(READ_AT_ONCE - quick, store.READINGS_MAX - len(self._began))
+
+    async def _find(self, limit: int) -> list[tuple[Head, Mapping[str, Any], bool]]:
+        """Operations to be read, their plans, and whether a worker had trouble with them."""
+        worker = self._worker
+        names, skipped = worker.runtimes.names, store.filled_up((*worker.readings, *worker.set_aside.numbers))
+        given = {"many": limit} | store.numbered("name", names) | store.numbered("skip", skipped)
+        async with self._db.read() as tx:
+            found = (await tx.send(self._db.prepared(_unread, len(names), len(skipped)), given)).rows
+        return [(Head(*head), plan, trouble is not None) for *head, plan, trouble in found]
+
+    async def _start(self, seen: Head, plan: Mapping[str, Any], *, had_trouble: bool) -> bool:
+        worker = self._worker
+        try:
+            runtime = await worker.runtimes.get(seen.number, plan)
+        except CannotRun as error:
+            await worker.troubles.put_aside(seen.number, error)
+            return False
+        head = await take(self._db, seen, owner=self._owner, chunk_rows=worker.settings.chunk_rows)
+        if head is None:
+            return False
+        worker.readings[head.number] = None
+        self._began[head.number] = worker.clock.monotonic()
+        worker.tasks.spawn(self._run(head, runtime, had_trouble=had_trouble))
+        return True
+
+    async def _run(self, head: Head, runtime: OperationRuntime, *, had_trouble: bool) -> None:
+        worker = self._worker
+        try:
+            try:
+                with await asyncio.to_thread(worker.files.opened, runtime.file) as source:
+                    reading = worker.readings[head.number] = Reading(
+                        self._db,
+                        runtime,
+                        head,
+                        owner=self._owner,
+                        settings=worker.settings,
+                        turn=worker.shared_lock.turn,
+                        helpers=lambda: worker.live_workers - 1,
+                        is_local=worker.files.is_local,
+                    )
+                    if worker.is_stopping:
+                        reading.halt()
+                    await worker.troubles.take_up(head.number, had_trouble=had_trouble)
+                    await reading.run(source)
+            except (NotFound, FileUnreadable, OSError) as error:
+                if isinstance(error, NotFound):
+                    await worker.troubles.break_operation(head.number, str(error))
+                else:
+                    await worker.troubles.put_aside(head.number, error)
+                await give_back_reading(self._db, head, actor=self._owner)
+        except Unavailable as error:
+            worker.outage.failed("work", error)  # the reading is given up within a second, and begun again
+        finally:
+            worker.readings.pop(head.number, None)
+            self._began.pop(head.number, None)
+            worker.wake.set()
+
+
+def _unread(db: Database, names: int, skipped: int) -> Select[*tuple[Any, ...]]:
+    return (
+        select(*HEAD, operations.c.plan, operations.c.trouble)
+        .where(
+            or_(operations.c.state == "Pending", operations.c.state == "Validating"),
+            operations.c.reading == "open",
+            store.one_of(operations.c.name, "name", names),
+            ~store.one_of(operations.c.number, "skip", skipped),
+            store.is_free(db, operations.c.owner),
+        )
+        .order_by(operations.c.number)
+        .limit(bindparam("many"))
+    )
+
 
 CHUNKS_OWNED_MIN = 3  # one runs, one is written, one is fetched
 FILES_LOOK_S = 0.25
@@ -69,8 +182,9 @@ class PollingDispatcher:
 
     async def _start_found(self, limit: int, *, beside: Collection[int] | None = None) -> bool:
         worker = self._worker
-        names, peers, aside = worker.runtimes.names, worker.peers, worker.set_aside.numbers
+        names, aside = worker.runtimes.names, worker.set_aside.numbers
         skip, reading = tuple(worker.actors), tuple(worker.readings)
+        rank, workers = worker.rank, worker.live_workers
         found = await worker.db.look(
             lambda tx: store.candidates(
                 worker.db,
@@ -81,8 +195,8 @@ class PollingDispatcher:
                 reading=reading,
                 aside=aside,
                 beside=beside,
-                rank=peers.rank,
-                workers=peers.workers,
+                rank=rank,
+                workers=workers,
             )
         )
         started = False

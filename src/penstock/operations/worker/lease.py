@@ -1,7 +1,7 @@
 """A worker's lease: until when it may own chunks, on the database's clock. A heartbeat renews it.
 
 The heartbeat has a thread and a connection of its own, so that a busy loop does not lose the lease. It pauses while the
-loop is stuck for too long (`stalls`), so that a step that never yields does not keep the lease for ever.
+loop is stuck for too long (`vitals`), so that a step that never yields does not keep the lease for ever.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import socket
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import Update, bindparam, delete, insert, update
+from sqlalchemy import Insert, Update, bindparam, delete, insert, update
 
 from penstock.clock import Clock, Entropy
 from penstock.db.connection import Connection
 from penstock.db.database import Database
-from penstock.operations.rows.start_limit import StartLimit
+from penstock.operations.rows.gates import StartLimit
 from penstock.operations.tables import workers
 from penstock.operations.worker_records import host_name
 
@@ -45,16 +45,9 @@ class Lease:
         db = self._db
 
         async def announce(tx: Connection) -> None:
-            await tx.execute(
-                insert(workers).values(
-                    id=self.id,
-                    lease_until=db.now() + round(self._lease_s * 1e6),
-                    started_at=db.now(),
-                    host=host_name(),
-                    process=os.getpid(),
-                    code=self._code,
-                )
-            )
+            lease_us = round(self._lease_s * 1e6)
+            own = {"id": self.id, "host": host_name(), "process": os.getpid(), "code": self._code}
+            await tx.send(db.prepared(_announced), {**own, "lease_us": lease_us})
 
         sent = self._clock.ticks_ns()
         await db.transaction(announce, "register_worker")
@@ -94,10 +87,18 @@ class Lease:
         """Remove the worker's record: what it still owns can be claimed at once."""
 
         async def leave(tx: Connection) -> None:
-            await tx.execute(delete(workers).where(workers.c.id == self.id))
+            await tx.send(_LEFT, {"the_worker": self.id})
 
         self.start_limit.until_ns = self.renewed_until_ns = 0
         await self._db.transaction(leave, "unregister_worker")
+
+
+_LEFT = delete(workers).where(workers.c.id == bindparam("the_worker"))
+
+
+def _announced(db: Database) -> Insert:
+    lease_until = db.now() + bindparam("lease_us", type_=workers.c.lease_until.type)
+    return insert(workers).values(lease_until=lease_until, started_at=db.now())
 
 
 def _renewed(db: Database) -> Update:

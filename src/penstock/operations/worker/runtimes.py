@@ -40,8 +40,7 @@ class OperationRuntimes:
     ) -> None:
         self._worker, self._db, self.definitions, self._lifespans = worker, worker.db, definitions, lifespans
         self._jitter, self._capabilities = jitter, capabilities
-        self._made: dict[int, OperationRuntime] = {}
-        self._plans: dict[int, Mapping[str, Any]] = {}  # that they were made by
+        self._made: dict[int, tuple[Mapping[str, Any], OperationRuntime]] = {}  # with the plans they were made by
         self._idle: set[int] = set()  # not asked for since `forget_idle` was last called
         self.widest = 0  # the largest number of rows that one of them may have in flight
         self._threads = ThreadPoolExecutor(worker.settings.sync_threads, thread_name_prefix="penstock-step")
@@ -57,8 +56,7 @@ class OperationRuntimes:
         `CannotRun` when the code does not fit what is stored, or cannot be started.
         """
         self._idle.discard(number)
-        made_by = self._plans.get(number)
-        if made_by is None or (plan is not None and made_by != plan):
+        if number not in self._made or (plan is not None and self._made[number][0] != plan):
             async with self._db.read() as tx:
                 row = (await tx.execute(select(operations).where(operations.c.number == number))).one_or_none()
             if row is None:
@@ -71,10 +69,10 @@ class OperationRuntimes:
                 raise CannotRun(str(error)) from error
             except Exception as error:  # models and options are the user's code
                 raise CannotRun(f"{type(error).__name__}: {error}") from error
-            if self._plans.get(number) != row.plan:  # nobody else has made it meanwhile
-                self._made[number], self._plans[number] = made, row.plan
+            if number not in self._made or self._made[number][0] != row.plan:  # nobody else has made it meanwhile
+                self._made[number] = row.plan, made
                 self.widest = max(self.widest, made.definition.options.max_row_concurrency)
-        return self._made[number]
+        return self._made[number][1]
 
     async def _make(self, row: Row[Any]) -> OperationRuntime:
         declared = self.definitions[row.name.casefold()]
@@ -130,12 +128,11 @@ class OperationRuntimes:
         One with limits is kept until its operation has ended, for it knows of the last calls.
         """
         idle = set(self._made) - set(working)
-        limited = {number for number in idle if self._made[number].limiters}
+        limited = {number for number in idle if self._made[number][1].limiters}
         for number in (idle & self._idle - limited) | await self._settled(limited):
             self._made.pop(number, None)
-            self._plans.pop(number, None)
         self._idle = idle
-        self.widest = max((made.definition.options.max_row_concurrency for made in self._made.values()), default=0)
+        self.widest = max((made.definition.options.max_row_concurrency for _, made in self._made.values()), default=0)
 
     async def _settled(self, numbers: Collection[int]) -> set[int]:
         """Those that have ended or were removed."""
@@ -148,7 +145,7 @@ class OperationRuntimes:
     def set_cancelled(self, number: int) -> None:
         """Tell running steps of the operation, when they ask, that they should stop."""
         if number in self._made:
-            self._made[number].is_cancelled = True
+            self._made[number][1].is_cancelled = True
 
     def close(self) -> None:
         """Stop the threads, without waiting for them."""

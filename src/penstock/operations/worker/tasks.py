@@ -1,12 +1,13 @@
-"""The tasks of a worker: it owns them all, and gets the error when one fails."""
+"""The tasks of a worker, which owns them all; and a lock by which one group of rows can have the process for itself."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import asynccontextmanager
 from typing import Any
 
-__all__ = ["Tasks"]
+__all__ = ["SharedLock", "Tasks"]
 
 
 class Tasks:
@@ -21,7 +22,6 @@ class Tasks:
         return iter(self._tasks)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Start a task."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
@@ -48,3 +48,45 @@ class Tasks:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self.fail(error)
+
+
+class SharedLock:
+    """Ordinary work holds it together, a suspect row alone; whoever waits to be alone goes first."""
+
+    def __init__(self) -> None:
+        self._together = 0
+        self._is_alone = False
+        self._waiting_alone = 0
+        self._change = asyncio.Event()
+
+    @asynccontextmanager
+    async def turn(self, is_alone: bool = False) -> AsyncIterator[None]:
+        """Hold the lock, together with others or alone."""
+        await (self._enter_alone() if is_alone else self._enter())
+        try:
+            yield
+        finally:
+            if is_alone:
+                self._is_alone = False
+            else:
+                self._together -= 1
+            self._change.set()
+
+    async def _enter(self) -> None:
+        while self._is_alone or self._waiting_alone:
+            await self._changed()
+        self._together += 1
+
+    async def _enter_alone(self) -> None:
+        self._waiting_alone += 1
+        try:
+            while self._is_alone or self._together:
+                await self._changed()
+            self._is_alone = True
+        finally:
+            self._waiting_alone -= 1
+            self._change.set()
+
+    async def _changed(self) -> None:
+        self._change.clear()
+        await self._change.wait()

@@ -1,23 +1,176 @@
-"""The threads beside a worker's loop: the heartbeat that renews its lease, and the watch for a loop that is stuck."""
+"""The threads beside a worker's loop: the heartbeat that renews its lease, and the watch for a loop that is stuck.
+
+While an `async def` step computes or waits without awaiting, nothing else on the loop runs: other rows, messages, and
+whatever the host does on the same loop. A thread sees that, and in which step, because the loop cannot.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import os
+import sys
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import FrameType
+from typing import TYPE_CHECKING, Any
 
+from penstock.clock import Clock
 from penstock.db.database import Database
 from penstock.errors import PenstockError, Unavailable
-from penstock.operations.worker.stalls import LoopWatch, Place
+from penstock.operations.rows.runtime import OperationRuntime
+from penstock.pipeline import BatchContext, Context
 
 if TYPE_CHECKING:
     from penstock.operations.worker.worker import Worker
 
-__all__ = ["Vitals"]
+__all__ = ["LoopWatch", "Vitals"]
 
 log = logging.getLogger("penstock.worker")
+
+LOOKS_EACH = 4  # looks until a call counts as blocking, so that a process that was suspended is not blamed
+REPEAT_S = 60.0  # between two warnings about one step
+OURS = "penstock.operations."
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What the loop's thread is doing: the line, and where known the operation, the step and the row."""
+
+    line: str
+    operation_id: str | None = None
+    operation_name: str | None = None
+    step_name: str | None = None
+    row_number: int | None = None
+    rows: int = 1
+
+    def __str__(self) -> str:
+        if self.operation_id is None:
+            return f"code at {self.line}"
+        row = "" if self.row_number is None else f" of row {self.row_number}"
+        if self.rows > 1:
+            row += f" and {self.rows - 1} more"
+        return f"{self.step_name}{row} of operation {self.operation_name} ({self.operation_id}), at {self.line},"
+
+    def fields(self) -> dict[str, Any]:
+        """The same as fields of a log record."""
+        found = {
+            "operation_id": self.operation_id,
+            "operation_name": self.operation_name,
+            "row_number": self.row_number,
+            "step_name": self.step_name,
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
+
+def find_place(frame: FrameType | None) -> Place:
+    """Where a thread with this innermost frame is: the line of the user's function that we called, if it is in one."""
+    innermost = called = frame
+    while frame is not None:
+        if not frame.f_globals.get("__name__", "").startswith(OURS):
+            called = frame
+        elif (place := _place(frame.f_locals, _line(called))) is not None:
+            return place
+        frame = frame.f_back
+    return Place(_line(innermost))
+
+
+def _line(frame: FrameType | None) -> str:
+    return "an unknown place" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def _place(known: dict[str, Any], line: str) -> Place | None:
+    """The call that a frame of ours makes, from its local variables; None when it makes none."""
+    ctx = known.get("together", known.get("ctx"))
+    if isinstance(ctx, BatchContext):
+        return Place(line, ctx.operation_id, ctx.operation_name, ctx.step_name, ctx.rows[0].row_number, len(ctx.rows))
+    if isinstance(ctx, Context):
+        return Place(line, ctx.operation_id, ctx.operation_name, ctx.step_name, ctx.row_number)
+    runtime = known.get("runtime")
+    if isinstance(runtime, OperationRuntime) and "validator" in known:
+        return Place(line, runtime.run.operation_id, runtime.run.operation_name, "validation")
+    return None
+
+
+class LoopWatch:
+    """Watches the loop on which it was started, from a thread of its own.
+
+    A step that blocks the loop for `warn_s` is named in the log. When the loop has been stuck for `stall_s`, `on_stall`
+    is called on that thread, and `is_stalled` is true until the loop runs again.
+    """
+
+    def __init__(
+        self, clock: Clock, *, warn_s: float, stall_s: float, on_stall: Callable[[Place, float], None]
+    ) -> None:
+        self._clock, self._warn_s, self._stall_s, self._on_stall = clock, warn_s, stall_s, on_stall
+        self._look_s = min(warn_s, stall_s) / LOOKS_EACH
+        self.is_stalled = False
+        self._alive_at = clock.monotonic()
+        self._warned_at: dict[tuple[str, str], float] = {}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="penstock-loop-watch", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread; call this on the loop."""
+        self._loop, self._loop_thread = asyncio.get_running_loop(), threading.get_ident()
+        self._tick()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop the thread; returns when it has ended."""
+        self._stop.set()
+        self._thread.join()
+
+    def loop_is_alive(self) -> None:
+        """Called when the loop runs, and by a step that makes progress while it blocks the loop."""
+        self._alive_at = self._clock.monotonic()
+
+    def _tick(self) -> None:
+        self.loop_is_alive()
+        if not self._stop.is_set():
+            self._loop.call_later(self._look_s, self._tick)
+
+    def _run(self) -> None:
+        last: Place | None = None
+        looks = 0
+        while not self._stop.wait(self._look_s):
+            stuck_s = self._clock.monotonic() - self._alive_at
+            if stuck_s < 2 * self._look_s:
+                last, looks = None, 0
+                if self.is_stalled:
+                    self.is_stalled = False
+                    log.warning("the event loop runs again; what was taken over meanwhile is dropped, the rest goes on")
+                continue
+            place = find_place(sys._current_frames().get(self._loop_thread))
+            looks = looks + 1 if _is_same(place, last) else 1
+            last = place
+            if looks == LOOKS_EACH and stuck_s >= self._warn_s:
+                self._warn(place, stuck_s)
+            if stuck_s > self._stall_s and not self.is_stalled:
+                self.is_stalled = True
+                self._on_stall(place, stuck_s)
+
+    def _warn(self, place: Place, stuck_s: float) -> None:
+        """Name a step that blocks; once in a while, not for each of its rows."""
+        if place.operation_id is None or place.step_name is None:
+            return  # the host's own code, or ours
+        key, now = (place.operation_id, place.step_name), self._clock.monotonic()
+        if now - self._warned_at.get(key, -REPEAT_S) < REPEAT_S:
+            return
+        self._warned_at = {other: at for other, at in self._warned_at.items() if now - at < REPEAT_S} | {key: now}
+        log.warning(
+            "%s has blocked the event loop for %.1f s; all other rows of this worker stand still meanwhile. "
+            "Await what it waits for, or declare it with def, so that it runs on a thread",
+            place,
+            stuck_s,
+            extra=place.fields(),
+        )
+
+
+def _is_same(place: Place, last: Place | None) -> bool:
+    """Whether it is the same call, on whatever line."""
+    return last is not None and place.fields() == last.fields()
 
 
 class Vitals:
@@ -30,7 +183,7 @@ class Vitals:
     def __init__(self, worker: Worker) -> None:
         self._worker, self._loop = worker, asyncio.get_running_loop()
         settings = worker.settings
-        self._loop_watch = LoopWatch(
+        self.loop_watch = LoopWatch(
             worker.clock, warn_s=settings.stall_warning_s, stall_s=settings.stall_s, on_stall=self._has_stalled
         )
         self._stop = threading.Event()
@@ -40,18 +193,14 @@ class Vitals:
 
     def start(self) -> None:
         """Start both threads."""
-        self._loop_watch.start()
+        self.loop_watch.start()
         self._heartbeat.start()
 
     async def stop(self) -> None:
         """Stop both threads; returns when they have ended."""
         self._stop.set()
         await asyncio.to_thread(self._heartbeat.join)
-        await asyncio.to_thread(self._loop_watch.stop)
-
-    def loop_is_alive(self) -> None:
-        """Called by a step that makes progress while it blocks the loop."""
-        self._loop_watch.loop_is_alive()
+        await asyncio.to_thread(self.loop_watch.stop)
 
     # --- called on the threads
 
@@ -61,7 +210,7 @@ class Vitals:
         db = Database.connect(settings.database_address, clock=self._worker.clock, pool_size=1)
         try:
             while not await asyncio.to_thread(self._stop.wait, settings.heartbeat_s):
-                if not self._loop_watch.is_stalled:
+                if not self.loop_watch.is_stalled:
                     await self._beat(db)
         finally:
             await db.close()

@@ -7,7 +7,6 @@ import contextlib
 import gc
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Self
 
@@ -24,12 +23,9 @@ from penstock.operations.worker.background import BackgroundDuties
 from penstock.operations.worker.dispatching import DispatcherFactory, PollingDispatcher
 from penstock.operations.worker.lease import Lease
 from penstock.operations.worker.limit_shares import LimitShares
-from penstock.operations.worker.outage import Outage
 from penstock.operations.worker.runtimes import OperationRuntimes
-from penstock.operations.worker.set_aside import SetAside
-from penstock.operations.worker.shared_lock import SharedLock
-from penstock.operations.worker.tasks import Tasks
-from penstock.operations.worker.troubles import Troubles
+from penstock.operations.worker.tasks import SharedLock, Tasks
+from penstock.operations.worker.troubles import Outage, SetAside, Troubles
 from penstock.operations.worker.vitals import Vitals
 from penstock.pipeline import Definition
 from penstock.services import Service
@@ -50,14 +46,6 @@ def calm_collector() -> None:
     now, *rest = gc.get_threshold()
     if 0 < now < GARBAGE_THRESHOLD:
         gc.set_threshold(GARBAGE_THRESHOLD, *rest)
-
-
-@dataclass(frozen=True, slots=True)
-class Peers:
-    """The live workers: how many there are, and which of them we are, counted from 0."""
-
-    rank: int = 0
-    workers: int = 1
 
 
 class Worker:
@@ -91,7 +79,7 @@ class Worker:
         self.actors: dict[int, ChunkActor | None] = {}  # by chunk; None while it is being claimed or drained
         self.readings: dict[int, Reading | None] = {}  # by operation
         self.stopped: dict[int, Halt] = {}  # operations that were paused or stopping when we last looked
-        self.peers = Peers()
+        self.rank, self.live_workers = 0, 1  # which of the live workers we are, and how many there are
         self.set_aside = SetAside(clock.monotonic)
         self.outage = Outage(clock.monotonic)
         code = {definition.name: definition.code_document() for definition in definitions.values()}
@@ -109,6 +97,8 @@ class Worker:
         if self.owns_process:
             calm_collector()
         await self._background.follow_clock()
+        if self.clock.is_real:
+            await self._background.remove_dead()  # whoever starts again after a crash goes on at once
         await self.lease.begin()
         if self.clock.is_real:  # on a manual clock nothing happens by itself
             self._vitals = Vitals(self)
@@ -249,4 +239,4 @@ class Worker:
     def loop_is_alive(self) -> None:
         """Called by a step that makes progress while it blocks the loop."""
         if self._vitals is not None:
-            self._vitals.loop_is_alive()
+            self._vitals.loop_watch.loop_is_alive()
