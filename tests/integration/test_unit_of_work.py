@@ -160,5 +160,6 @@ async def test_a_block_that_ends_in_the_middle_of_a_statement_spoils_no_connecti
     async with asyncio.timeout(HANG_S):
         with pytest.raises(Unavailable, match="the most there is"):
             await stay(db.unit(limit_s=0.5))
+        assert asyncio.all_tasks() == {asyncio.current_task()}  # its connection has been given up
         assert await asyncio.gather(*map(ask, range(20))) == list(range(20))
     assert await notes(shop.penstock) == []

@@ -150,6 +150,7 @@ class UnitOfWork:
         if self._timer is not None:
             self._timer.cancel()
         if block is None:
+            await self._undone()
             raise self._ended()
         await block.__aexit__(None if error is None else type(error), error, None)
 
@@ -162,8 +163,15 @@ class UnitOfWork:
             await self.commit()
         elif self.is_open:
             await self.roll_back()
-        elif self._undoing is not None and isinstance(error, SQLAlchemyError):
-            raise self._ended() from error
+        else:
+            await self._undone()
+            if self._undoing is not None and isinstance(error, SQLAlchemyError):
+                raise self._ended() from error
+
+    async def _undone(self) -> None:
+        """Wait until a transaction that was cut off has given its connection back: nothing of it outlives its block."""
+        if self._undoing is not None:
+            await asyncio.shield(self._undoing)
 
 
 class _RolledBack(Exception):
