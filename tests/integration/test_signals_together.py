@@ -98,6 +98,20 @@ async def test_each_signal_gets_its_own_answer(e):
     assert await states(e, made) == [DONE, DONE, WAIT]
 
 
+async def test_a_signal_that_is_taken_before_anybody_is_woken_is_called_delivered(e, monkeypatch):
+    made = await parked(e, 2)
+    await e.penstock.signals.complete(made.id, "paper-p1")
+    wake = SignalBatcher._wake
+
+    async def wake_late(batcher: SignalBatcher, *given: Any) -> bool:
+        await e.work_until_idle()  # the owner of the chunk was woken by the first signal, and takes both
+        return await wake(batcher, *given)
+
+    monkeypatch.setattr(SignalBatcher, "_wake", wake_late)
+    receipt = await e.penstock.signals.complete(made.id, "paper-p2")
+    assert (receipt.outcome, receipt.row, receipt.step) == ("delivered", 2, "approval")
+
+
 async def test_signals_whose_commit_was_not_answered_are_stored_once(e):
     made = await parked(e, 4)
     lost: list[str] = []

@@ -257,10 +257,8 @@ class SignalBatcher:
 
     async def _deliver(self, subject: Subject, batch: Sequence[PendingSignal]) -> None:
         """Wake the chunks that take the signals, and answer which rows will; behind other signals it is a later row."""
-        if not await self._wake(subject, {pending.key for pending in batch}):
-            _answer(batch, lambda pending: Receipt("stored", pending.token))
-            return
-        taken = await self.db.look(partial(_takers, self.db, subject, batch))
+        is_awaited = await self._wake(subject, {pending.key for pending in batch})
+        taken = await self.db.look(partial(_takers, self.db, subject, batch, is_awaited))
         _answer(batch, lambda pending: taken.get(pending.token) or Receipt("stored", pending.token))
 
 
@@ -354,15 +352,20 @@ def _described(key: str, row: int | None, outcome: str) -> str:
     return f"key {key!r}{'' if row is None else f', row {row}'}, {'completed' if outcome == 'ok' else 'failed'}"
 
 
-async def _takers(db: Database, subject: Subject, batch: Sequence[PendingSignal], tx: Connection) -> dict[str, Receipt]:
-    """By token: the rows that have taken these signals, or will."""
+async def _takers(
+    db: Database, subject: Subject, batch: Sequence[PendingSignal], is_awaited: bool, tx: Connection
+) -> dict[str, Receipt]:
+    """By token: the rows that have taken these signals or, where any is awaited, will.
+
+    An owner that looks for another reason may have taken them before anybody was woken for them.
+    """
     mine = await _of_tokens(db, batch, tx)
     taken = {
         signal.token: Receipt("delivered", signal.token, signal.consumed_row, subject.step_name(signal.consumed_step))
         for signal in mine
         if signal.consumed_step is not None
     }
-    if len(taken) < len(mine):
+    if is_awaited and len(taken) < len(mine):
         token_of = {signal.id: signal.token for signal in mine}
         for found in await about_to_be_taken(db, tx, subject.number, {pending.key for pending in batch}):
             token = token_of.get(found.signal.id)
