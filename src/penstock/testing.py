@@ -179,7 +179,7 @@ class Engine:
         await self.__aenter__()
 
     async def _wait_s(self, operation: Operation) -> float:
-        async with self.penstock.db.read() as tx:
+        async with self.penstock.db.connection() as tx:
             mine = (chunks.c.operation == await number_of(tx, operation.id), chunks.c.is_open == 1)
             due = (await tx.execute(select(func.min(chunks.c.due_at)).where(*mine))).scalar()
         wait_us = 0 if due is None else due - self.clock.now_us()

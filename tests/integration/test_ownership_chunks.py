@@ -26,7 +26,7 @@ from approvals import (
 from sqlalchemy import delete, insert, select, update
 from stored import rows_of
 
-from penstock import Context, Penstock, Pipeline, operation, step
+from penstock import Context, Penstock, Pipeline, failpoints, operation, step
 from penstock.db.database import Database
 from penstock.operations import control
 from penstock.operations.chunk import store
@@ -451,21 +451,18 @@ async def test_rows_in_flight_in_a_chunk_that_is_given_up_run_again_and_are_no_p
 
 @pytest.mark.covers("I-17")
 async def test_a_lease_that_the_database_renewed_too_late_counts_when_it_is_seen_what_is_still_ours(
-    database_url, tmp_path, monkeypatch
+    database_url, tmp_path
 ):
     """The beat was sent in time, but the database was slow: others may have taken what we hold."""
     shop = Shop()
-    transaction = Database.transaction
     async with engine([shop.kind], url=database_url, tmp_path=tmp_path) as e:
 
-        async def slowly(self: Database, work: Any, point: str = "") -> Any:
-            if point == "beat":
+        def slowly(point: str) -> None:
+            if point == "beat:before":
                 e.clock.advance(LEASE_S)
-            return await transaction(self, work, point)
 
-        monkeypatch.setattr(Database, "transaction", slowly)
-        await e.worker.lease.beat()
-        monkeypatch.undo()
+        with failpoints.armed(slowly):
+            await e.worker.lease.beat()
         assert e.worker.lease.has_lapsed
         assert not e.worker.lease.may_start()
         await e.worker.lease.beat()

@@ -26,7 +26,7 @@ _SOME_NEW = _NEW.order_by(transitions.c.position)
 
 async def number_new(db: Database) -> None:
     """Number every move that is committed and has no number yet, in the order in which they were written."""
-    async with db.read() as tx:
+    async with db.connection() as tx:
         is_more = (await tx.execute(_SOME_NEW.limit(1))).first() is not None
     while is_more:
         is_more = await db.transaction(partial(_number_some, db), "number_events")

@@ -58,13 +58,8 @@ def _entry(db: Database) -> Insert:
 
 async def entries(tx: Connection, *, machine: str, subject: str, since: int = 0, limit: int = 100) -> Sequence[Entry]:
     """Moves of one subject in the order they were made, behind the one written as `since`."""
-    query = (
-        _ENTRIES.where(transitions.c.machine == machine, transitions.c.subject == subject)
-        .where(transitions.c.sequence > since)
-        .order_by(transitions.c.sequence)
-        .limit(limit)
-    )
-    return [Entry(**row._mapping) for row in await tx.execute(query)]
+    given = {"of": machine, "about": subject, "since": since, "many": limit}
+    return [Entry(*row) for row in (await tx.send(_ABOUT, given)).rows]
 
 
 async def feed(
@@ -112,5 +107,11 @@ async def numbered(tx: Connection, *, since: int, limit: int) -> Sequence[Entry]
 
 
 _ENTRIES = select(*(transitions.c[name] for name in Entry.__dataclass_fields__))
+_ABOUT = (
+    _ENTRIES.where(transitions.c.machine == bindparam("of"), transitions.c.subject == bindparam("about"))
+    .where(transitions.c.sequence > bindparam("since"))
+    .order_by(transitions.c.sequence)
+    .limit(bindparam("many"))
+)
 _BEHIND = _ENTRIES.where(transitions.c.position > bindparam("start")).order_by(transitions.c.position)
 _BEFORE = _ENTRIES.where(transitions.c.position < bindparam("start")).order_by(transitions.c.position.desc())

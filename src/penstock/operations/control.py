@@ -105,7 +105,7 @@ async def _moved(
     head = await db.transaction(notify, event)
     if head is not None:
         return head
-    async with db.read() as tx:
+    async with db.connection() as tx:
         head = await head_of(tx, number)
     if head.state not in is_done:
         raise IllegalMove(OPERATION.name, f"operation {head.id}", head.state, event, OPERATION.allowed(head.state))

@@ -53,7 +53,7 @@ async def drain_chunk(
     """
     if not await store.own(db, owned, owner=owner, state="Stopping", clock=clock):
         return False
-    async with db.read() as tx:
+    async with db.connection() as tx:
         owned.records = await store.records_of(tx, owned.id)
     now = clock.now_us()
     owned.key_of = _keys(owned, definitions)
@@ -94,7 +94,7 @@ def _keys(owned: OwnedChunk, definitions: Mapping[str, Definition]) -> Callable[
 async def abandon_readings(db: Database, *, actor: str, operation: int | None = None) -> int:
     """End the reading of stopping operations that no live worker reads; returns how many."""
     query = db.prepared(_stopping, operation is not None)
-    async with db.read() as tx:
+    async with db.connection() as tx:
         heads = [Head(*row) for row in (await tx.send(query, {} if operation is None else {"of": operation})).rows]
     for head in heads:
         await db.transaction(partial(abandon, db, head, actor=actor), "abandon")

@@ -69,7 +69,7 @@ async def remove_dead_workers(db: Database, *, long_dead_s: float) -> int:
 
     Removing a record is what makes a lease end early: the dead worker's chunks can be claimed at once.
     """
-    async with db.read() as tx:
+    async with db.connection() as tx:
         found = await tx.execute(select(workers.c.id, workers.c.process).where(workers.c.host == host_name()))
         gone = [worker for worker, process in found if not is_process_alive(process)]
 

@@ -206,7 +206,7 @@ async def cancel_open(db: Database, tx: Connection, which: ColumnElement[bool], 
 async def cancel_without_receiver(db: Database) -> int:
     """Cancel what is due and nobody can send, because its subscription is gone or disabled; how many."""
     lost = and_(deliveries.c.due_at <= db.now(), deliveries.c.state.in_(OPEN), ~_has_receiver())
-    async with db.read() as tx:
+    async with db.connection() as tx:
         found = (await tx.execute(select(deliveries.c.number).where(lost).limit(CANDIDATES_MAX))).scalars().all()
     if not found:
         return 0

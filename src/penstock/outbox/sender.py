@@ -73,7 +73,7 @@ class Sender:
 
     async def _is_any_due(self) -> bool:
         """A look that locks nothing: mostly nothing is due."""
-        async with self._db.read() as tx:
+        async with self._db.connection() as tx:
             return bool((await tx.send(self._db.prepared(_some_due))).rows)
 
     async def send_due(self) -> int:
@@ -96,7 +96,7 @@ class Sender:
             await asyncio.sleep(LOOK_S)
 
     async def _is_settled(self, delivery: str) -> bool:
-        async with self._db.read() as tx:
+        async with self._db.connection() as tx:
             query = select(deliveries.c.state).where(deliveries.c.id == delivery)
             state = (await tx.execute(query)).scalar_one_or_none()
         return state is None or DELIVERY.is_settled(state)

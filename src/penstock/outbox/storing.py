@@ -66,7 +66,7 @@ class Writer:
 
         Several processes may do so at once: who goes on from a position moves it, in the transaction that writes.
         """
-        async with self._db.read() as tx:
+        async with self._db.connection() as tx:
             if await _oldest(tx) is None:
                 return 0
         await number_new(self._db)

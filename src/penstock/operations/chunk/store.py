@@ -243,7 +243,7 @@ async def own(db: Database, owned: OwnedChunk, *, owner: str, state: str, clock:
             raise NotClaimed
 
     async def has_happened() -> bool:
-        async with db.read() as tx:
+        async with db.connection() as tx:
             found = await tx.execute(select(chunks.c.owner, chunks.c.fence).where(chunks.c.id == owned.id))
             return found.one_or_none() == (owner, owned.fence + 1)
 
@@ -286,7 +286,7 @@ def _place(owned: OwnedChunk) -> dict[str, int]:
 
 async def is_written(db: Database, owned: OwnedChunk) -> bool:
     """Whether a write of ours whose answer was lost has happened; False may mean not yet. `Lost` when not ours."""
-    async with db.read() as tx:
+    async with db.connection() as tx:
         query = select(chunks.c.fence, chunks.c.version).where(chunks.c.id == owned.id)
         found = (await tx.execute(query)).one_or_none()
     if found is None or found.fence != owned.fence:

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Row, func, or_, select
+from sqlalchemy import BigInteger, Row, Select, bindparam, func, or_, select
 
 from penstock.db.connection import Connection
+from penstock.db.database import Database
 from penstock.operations.chunk.records import StepRecord
 from penstock.operations.inbox.matching import Signal, accepts, is_awaited
 from penstock.operations.proof.invariants import ChunkFacts, Finding
@@ -206,65 +207,77 @@ def _overlooked_at(now: int | None) -> int | None:
 class MessageReader:
     """Reads the signals, requests and history of one operation in one snapshot; `now` if a worker is there to sweep."""
 
-    def __init__(self, tx: Connection, operation: int, *, now: int | None) -> None:
-        self._tx, self._operation, self._now = tx, operation, now
+    def __init__(self, db: Database, tx: Connection, operation: int, *, now: int | None) -> None:
+        self._db, self._tx, self._operation, self._now = db, tx, operation, now
 
     async def read(self, batch: Sequence[Row[Any]]) -> Messages:
         """What is stored for these chunks, which follow each other."""
-        first, last = batch[0].first_row, batch[-1].first_row + batch[-1].row_count - 1
+        rows = {"first": batch[0].first_row, "last": batch[-1].first_row + batch[-1].row_count - 1}
         ids = [chunk.id for chunk in batch]
+        taken = await self._sent(_TAKEN, **rows)
         return Messages(
-            [*await self._signals(signals.c.consumed_row.between(first, last)), *await self._free(ids)],
+            [*(SignalFacts(*row) for row in taken), *await self._free(ids)],
             await self._requests(ids),
-            await self._lines(first, last),
+            {(row, generation, event): count for row, generation, event, count in await self._sent(_LINES, **rows)},
             self._now,
         )
 
+    async def _sent(self, statement: Select[Any], **given: Any) -> list[tuple[Any, ...]]:
+        return (await self._tx.send(statement, {"of": self._operation, **given})).rows
+
     async def strays(self) -> list[Finding]:
         """Signals that were taken and requests that were made where the operation has no row or chunk."""
-        mine = signals.c.operation == self._operation
-        end = select(func.max(chunks.c.first_row + chunks.c.row_count)).where(chunks.c.operation == self._operation)
-        beyond = or_(signals.c.consumed_row < 1, signals.c.consumed_row >= func.coalesce(end.scalar_subquery(), 1))
-        taken = await self._tx.execute(
-            select(signals.c.id, signals.c.consumed_row).where(mine, beyond).limit(LISTED_MAX)
-        )
-        of_chunk = select(chunks.c.id).where(chunks.c.operation == self._operation)
-        asked = await self._tx.execute(
-            select(requests.c.id, requests.c.chunk)
-            .where(requests.c.operation == self._operation, requests.c.chunk.not_in(of_chunk))
-            .limit(LISTED_MAX)
-        )
         of_signals: list[Finding] = [
-            (row, f"signal {signal} was taken by a row that does not exist") for signal, row in taken
+            (row, f"signal {signal} was taken by a row that does not exist")
+            for signal, row in await self._sent(_TAKEN_BY_NO_ROW)
         ]
         return of_signals + [
-            (None, f"request {request} is for chunk {chunk}, which is not the operation's") for request, chunk in asked
+            (None, f"request {request} is for chunk {chunk}, which is not the operation's")
+            for request, chunk in await self._sent(_FOR_NO_CHUNK)
         ]
 
     async def _free(self, ids: Sequence[int]) -> list[SignalFacts]:
         """Free signals that waiting rows of these chunks accept."""
         if self._now is None:
             return []
-        is_old = signals.c.accepted_at < _overlooked_at(self._now)
-        is_awaited_here = is_awaited(row_records.c.chunk.in_(ids))
-        return await self._signals(signals.c.consumed_at.is_(None), is_old, is_awaited_here, limit=FREE_MAX)
-
-    async def _signals(self, *filters: Any, limit: int | None = None) -> list[SignalFacts]:
-        columns = [signals.c[name] for name in SignalFacts.__dataclass_fields__]
-        query = select(*columns).where(signals.c.operation == self._operation, *filters).order_by(signals.c.id)
-        return [SignalFacts(*row) for row in await self._tx.execute(query.limit(limit))]
+        is_free = (signals.c.consumed_at.is_(None), signals.c.accepted_at < _overlooked_at(self._now))
+        query = _SIGNALS.where(*is_free, is_awaited(row_records.c.chunk.in_(ids))).limit(FREE_MAX)
+        return [SignalFacts(*row) for row in await self._tx.execute(query, {"of": self._operation})]
 
     async def _requests(self, ids: Sequence[int]) -> dict[int, list[RequestFacts]]:
-        columns = [requests.c[name] for name in ("chunk", *RequestFacts.__dataclass_fields__)]
         found: dict[int, list[RequestFacts]] = {}
-        for chunk, *asked in await self._tx.execute(select(*columns).where(requests.c.chunk.in_(ids))):
+        for chunk, *asked in (await self._tx.send_listed(self._db.prepared(_requests_of), {"chunks": ids})).rows:
             found.setdefault(chunk, []).append(RequestFacts(*asked))
         return found
 
-    async def _lines(self, first: int, last: int) -> dict[tuple[int, int, str], int]:
-        query = (
-            select(history.c.row, history.c.generation, history.c.event, func.count())
-            .where(history.c.operation == self._operation, history.c.row.between(first, last))
-            .group_by(history.c.row, history.c.generation, history.c.event)
-        )
-        return {(row, generation, event): count for row, generation, event, count in await self._tx.execute(query)}
+
+def _requests_of(db: Database) -> Select[Any]:
+    columns = [requests.c[name] for name in ("chunk", *RequestFacts.__dataclass_fields__)]
+    return select(*columns).where(db.dialect.among(requests.c.chunk, "chunks"))
+
+
+_IN_ROWS = (bindparam("first", type_=BigInteger), bindparam("last", type_=BigInteger))
+_SIGNALS = (
+    select(*(signals.c[name] for name in SignalFacts.__dataclass_fields__))
+    .where(signals.c.operation == bindparam("of"))
+    .order_by(signals.c.id)
+)
+_TAKEN = _SIGNALS.where(signals.c.consumed_row.between(*_IN_ROWS))
+_LINES = (
+    select(history.c.row, history.c.generation, history.c.event, func.count())
+    .where(history.c.operation == bindparam("of"), history.c.row.between(*_IN_ROWS))
+    .group_by(history.c.row, history.c.generation, history.c.event)
+)
+_END = select(func.max(chunks.c.first_row + chunks.c.row_count)).where(chunks.c.operation == bindparam("of"))
+_TAKEN_BY_NO_ROW = (
+    select(signals.c.id, signals.c.consumed_row)
+    .where(signals.c.operation == bindparam("of"))
+    .where(or_(signals.c.consumed_row < 1, signals.c.consumed_row >= func.coalesce(_END.scalar_subquery(), 1)))
+    .limit(LISTED_MAX)
+)
+_FOR_NO_CHUNK = (
+    select(requests.c.id, requests.c.chunk)
+    .where(requests.c.operation == bindparam("of"))
+    .where(requests.c.chunk.not_in(select(chunks.c.id).where(chunks.c.operation == bindparam("of"))))
+    .limit(LISTED_MAX)
+)

@@ -1,8 +1,8 @@
 """`verify`: re-derive every counter and state from the records and compare.
 
 Each operation is read in one snapshot, a few chunks at a time, so that work may go on meanwhile and the memory it
-takes does not depend on the operation's size. The facts are read here; the rules are in `invariants`,
-`chunk_invariants` and `message_invariants`.
+takes does not depend on the operation's size. The facts are read here; the rules are in `invariants`
+and `message_invariants`.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import msgspec
-from sqlalchemy import ColumnElement, Row, Select, exists, select
+from sqlalchemy import ColumnElement, Row, Select, bindparam, exists, select
 
 from penstock.blobs.storage import Storage, digest_of
 from penstock.db.connection import Connection
@@ -107,25 +108,30 @@ async def _numbers(db: Database, visible: Visible) -> AsyncIterator[int]:
         async with db.read() as tx:
             query = select(operations.c.number).where(operations.c.number > last, *visible.conditions)
             found = (await tx.execute(query.order_by(operations.c.number).limit(OPERATIONS_READ))).scalars().all()
-        if not found:
-            return
         for number in found:
             yield number
+        if len(found) < OPERATIONS_READ:
+            return
         last = found[-1]
 
 
 async def _verify_operation(db: Database, files: Storage, number: int, report: _Report, *, deep: bool) -> None:
-    async with db.read() as tx:
-        row = (await tx.execute(select(operations).where(operations.c.number == number))).one_or_none()
+    async def read(tx: Connection) -> tuple[Row[Any], OperationFacts, list[Finding]] | None:
+        row = (await tx.execute(_OPERATION, {"of": number})).one_or_none()
         if row is None or row.stop_outcome == REMOVED:
-            return  # it was removed, or its removal has begun
+            return None  # it was removed, or its removal has begun
         facts = await _operation_facts(tx, row)
-        reader = MessageReader(tx, number, now=await _swept_now(db, tx, row))
+        reader = MessageReader(db, tx, number, now=await _swept_now(db, tx, row))
         async for batch in _chunk_batches(tx, number):
             records = await records_by_chunk(tx, [chunk.id for chunk in batch])
             messages = await reader.read(batch)
-            await asyncio.to_thread(_check_batch, row, batch, records, messages=messages, facts=facts, report=report)
-        strays = [*await _stray_records(tx, number), *await reader.strays()]
+            await tx.compute(partial(_check_batch, row, batch, records, messages=messages, facts=facts, report=report))
+        return row, facts, [*await _stray_records(tx, number), *await reader.strays()]
+
+    found = await db.look(read)
+    if found is None:
+        return
+    row, facts, strays = found
     report.operations += 1
     report.add_all("no_stray_records", strays, row.id)
     for rule in OPERATION_RULES:
@@ -138,10 +144,12 @@ async def _verify_operation(db: Database, files: Storage, number: int, report: _
 async def _operation_facts(tx: Connection, row: Row[Any]) -> OperationFacts:
     head = Head(**{name: getattr(row, name) for name in Head.__dataclass_fields__})
     log: list[journal.Entry] = []
-    while more := await journal.entries(
-        tx, machine=OPERATION.name, subject=row.id, since=log[-1].sequence if log else 0, limit=LOG_READ
-    ):
+    while True:
+        since = log[-1].sequence if log else 0
+        more = await journal.entries(tx, machine=OPERATION.name, subject=row.id, since=since, limit=LOG_READ)
         log += more
+        if len(more) < LOG_READ:
+            break
     return OperationFacts(head, row.total_rows, row.finished_at, log, suspect_row=row.suspect_row)
 
 
@@ -158,19 +166,10 @@ async def _swept_now(db: Database, tx: Connection, operation: Row[Any]) -> int |
 
 async def _chunk_batches(tx: Connection, number: int) -> AsyncIterator[Sequence[Row[Any]]]:
     last = -1
-    while True:
-        found = (
-            await tx.execute(
-                select(chunks, chunk_rows.c.data)
-                .outerjoin(chunk_rows, chunk_rows.c.chunk == chunks.c.id)
-                .where(chunks.c.operation == number, chunks.c.first_row > last)
-                .order_by(chunks.c.first_row)
-                .limit(BATCH_CHUNKS)
-            )
-        ).all()
-        if not found:
-            return
+    while found := (await tx.execute(_CHUNKS_BEHIND, {"of": number, "last": last})).all():
         yield found
+        if len(found) < BATCH_CHUNKS:
+            return
         last = found[-1].first_row
 
 
@@ -244,33 +243,51 @@ def _chunk_facts(operation: Row[Any], chunk: Row[Any], records: dict[tuple[int, 
 
 async def _stray_records(tx: Connection, number: int) -> list[Finding]:
     """Records of this operation in chunks that are not its own."""
-    mine = exists().where(chunks.c.id == row_records.c.chunk, chunks.c.operation == number)
-    query = select(row_records.c.chunk, row_records.c.row, row_records.c.step)
-    found = await tx.execute(query.where(row_records.c.operation == number, ~mine).limit(LISTED_MAX))
-    return [(r.row, f"has a record of step {r.step} in chunk {r.chunk}, which is not the operation's") for r in found]
+    return [
+        (row, f"has a record of step {step} in chunk {chunk}, which is not the operation's")
+        for chunk, row, step in (await tx.send(_STRAY_RECORDS, {"of": number})).rows
+    ]
 
 
 async def _verify_belonging(db: Database, report: _Report) -> None:
     """Records whose operation or chunk does not exist."""
-    known = operations.c.number
-    orphans: Sequence[tuple[str, Select[Any]]] = (
-        ("chunk {} belongs to operation number {}", _orphans(chunks.c.id, chunks.c.operation, known)),
-        ("the rows of chunk {} belong to chunk {}", _orphans(chunk_rows.c.chunk, chunk_rows.c.chunk, chunks.c.id)),
-        (
-            "a record of row {} belongs to operation number {}",
-            _orphans(row_records.c.row, row_records.c.operation, known),
-        ),
-        ("signal {} belongs to operation number {}", _orphans(signals.c.id, signals.c.operation, known)),
-        ("request {} belongs to operation number {}", _orphans(requests.c.id, requests.c.operation, known)),
-    )
-    async with db.read() as tx:
-        for sentence, query in orphans:
-            for found in await tx.execute(query):
-                report.add("nothing_is_orphaned", f"{sentence.format(*found)}, which does not exist", None, None, None)
+
+    async def read(tx: Connection) -> list[str]:
+        return [
+            sentence.format(*found) for sentence, query in _ORPHANS.items() for found in (await tx.send(query)).rows
+        ]
+
+    for found in await db.look(read):
+        report.add("nothing_is_orphaned", f"{found}, which does not exist", None, None, None)
 
 
 def _orphans(name: ColumnElement[Any], belongs: ColumnElement[Any], to: ColumnElement[Any]) -> Select[Any]:
     return select(name, belongs).where(~exists().where(to == belongs)).limit(LISTED_MAX)
+
+
+_ORPHANS = {
+    "chunk {} belongs to operation number {}": _orphans(chunks.c.id, chunks.c.operation, operations.c.number),
+    "the rows of chunk {} belong to chunk {}": _orphans(chunk_rows.c.chunk, chunk_rows.c.chunk, chunks.c.id),
+    "a record of row {} belongs to operation number {}": _orphans(
+        row_records.c.row, row_records.c.operation, operations.c.number
+    ),
+    "signal {} belongs to operation number {}": _orphans(signals.c.id, signals.c.operation, operations.c.number),
+    "request {} belongs to operation number {}": _orphans(requests.c.id, requests.c.operation, operations.c.number),
+}
+_OPERATION = select(operations).where(operations.c.number == bindparam("of"))
+_CHUNKS_BEHIND = (
+    select(chunks, chunk_rows.c.data)
+    .outerjoin(chunk_rows, chunk_rows.c.chunk == chunks.c.id)
+    .where(chunks.c.operation == bindparam("of"), chunks.c.first_row > bindparam("last"))
+    .order_by(chunks.c.first_row)
+    .limit(BATCH_CHUNKS)
+)
+_STRAY_RECORDS = (
+    select(row_records.c.chunk, row_records.c.row, row_records.c.step)
+    .where(row_records.c.operation == bindparam("of"))
+    .where(~exists().where(chunks.c.id == row_records.c.chunk, chunks.c.operation == bindparam("of")))
+    .limit(LISTED_MAX)
+)
 
 
 def _file_findings(files: Storage, operation: Row[Any], deep: bool) -> list[Finding]:

@@ -123,12 +123,12 @@ class Reading:
         try:
             reader = await asyncio.to_thread(self.runtime.open_reader, source, self.limits)
             self.runtime.use_columns(reader.columns)
-            async with self.db.read() as tx:
+            async with self.db.connection() as tx:
                 self.counts = await sum_counts(tx, self.head.number)
             await self._read(reader)
             if not (self.rows_read or self.runtime.definition.options.allow_empty):
                 query = select(operations.c.file_name).where(operations.c.number == self.head.number)
-                async with self.db.read() as tx:
+                async with self.db.connection() as tx:
                     name = str((await tx.execute(query)).scalar_one())
                 raise no_rows(self.runtime.definition, name, reader.columns)
             await self._seal()
@@ -285,7 +285,7 @@ class Reading:
         self, work: Callable[[Connection], Awaitable[T]], point: str, has_done: Callable[[Head], bool]
     ) -> T:
         async def has_happened() -> bool:
-            async with self.db.read() as tx:
+            async with self.db.connection() as tx:
                 head = await head_of(tx, self.head.number)
             if has_done(head):
                 return True

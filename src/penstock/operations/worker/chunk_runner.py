@@ -109,7 +109,7 @@ class ChunkRunner:
             return self._actor(progress, group) if await self._own(owned, write=group is not None) else None
         if not await self._own(owned, write=False):
             return None
-        async with self._db.read() as tx:
+        async with self._db.connection() as tx:
             owned.records = await store.records_of(tx, owned.id)
         recover(owned, worker.clock.now_us())
         return self._actor(await self._progress(runtime, owned), None)

@@ -60,7 +60,7 @@ class Readers:
         worker = self._worker
         names, skipped = worker.runtimes.names, store.filled_up((*worker.readings, *worker.set_aside.numbers))
         given = {"many": limit} | store.numbered("name", names) | store.numbered("skip", skipped)
-        async with self._db.read() as tx:
+        async with self._db.connection() as tx:
             found = (await tx.send(self._db.prepared(_unread, len(names), len(skipped)), given)).rows
         return [(Head(*head), plan, trouble is not None) for *head, plan, trouble in found]
 
@@ -185,7 +185,7 @@ class PollingDispatcher:
         names, aside = worker.runtimes.names, worker.set_aside.numbers
         skip, reading = tuple(worker.actors), tuple(worker.readings)
         rank, workers = worker.rank, worker.live_workers
-        found = await worker.db.look(
+        found = await worker.db.glance(
             lambda tx: store.candidates(
                 worker.db,
                 tx,

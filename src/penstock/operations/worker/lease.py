@@ -14,7 +14,6 @@ from typing import Any
 from sqlalchemy import Insert, Update, bindparam, delete, insert, update
 
 from penstock.clock import Clock, Entropy
-from penstock.db.connection import Connection
 from penstock.db.database import Database
 from penstock.operations.rows.gates import StartLimit
 from penstock.operations.tables import workers
@@ -42,15 +41,10 @@ class Lease:
 
     async def begin(self) -> None:
         """Store the worker's record, with its lease."""
-        db = self._db
-
-        async def announce(tx: Connection) -> None:
-            lease_us = round(self._lease_s * 1e6)
-            own = {"id": self.id, "host": host_name(), "process": os.getpid(), "code": self._code}
-            await tx.send(db.prepared(_announced), {**own, "lease_us": lease_us})
-
+        own = {"id": self.id, "host": host_name(), "process": os.getpid(), "code": self._code}
+        given = {**own, "lease_us": round(self._lease_s * 1e6)}
         sent = self._clock.ticks_ns()
-        await db.transaction(announce, "register_worker")
+        await self._db.single(self._db.prepared(_announced), given, "register_worker")
         self.start_limit.until_ns = self.renewed_until_ns = sent + self._start_ns
 
     async def beat(self, over: Database | None = None) -> bool:
@@ -59,13 +53,9 @@ class Lease:
         `over` is a database handle of the calling thread's own.
         """
         db = over or self._db
-
-        async def renew(tx: Connection) -> bool:
-            done = await tx.send(db.prepared(_renewed), {"the_worker": self.id, "lease_us": round(self._lease_s * 1e6)})
-            return done.matched == 1
-
+        given = {"the_worker": self.id, "lease_us": round(self._lease_s * 1e6)}
         sent = self._clock.ticks_ns()
-        is_known = await db.transaction(renew, "beat")
+        is_known = (await db.single(db.prepared(_renewed), given, "beat")).matched == 1
         if is_known:
             # By the time of the answer, not of the request: the database may have been slow.
             has_lapsed = self._clock.ticks_ns() > self.start_limit.until_ns
@@ -85,12 +75,8 @@ class Lease:
 
     async def end(self) -> None:
         """Remove the worker's record: what it still owns can be claimed at once."""
-
-        async def leave(tx: Connection) -> None:
-            await tx.send(_LEFT, {"the_worker": self.id})
-
         self.start_limit.until_ns = self.renewed_until_ns = 0
-        await self._db.transaction(leave, "unregister_worker")
+        await self._db.single(_LEFT, {"the_worker": self.id}, "unregister_worker")
 
 
 _LEFT = delete(workers).where(workers.c.id == bindparam("the_worker"))

@@ -178,7 +178,7 @@ class LimitShares:
 async def remove_dead_shares(db: Database) -> None:
     """Remove the shares of dead workers in operations that nobody else changes."""
     is_theirs = is_dead(db, limit_shares.c.worker)
-    async with db.read() as tx:
+    async with db.connection() as tx:
         found = await tx.execute(select(limit_shares.c.operation).where(is_theirs).distinct())
         numbers = sorted(found.scalars())
 

@@ -57,7 +57,7 @@ class OperationRuntimes:
         """
         self._idle.discard(number)
         if number not in self._made or (plan is not None and self._made[number][0] != plan):
-            async with self._db.read() as tx:
+            async with self._db.connection() as tx:
                 row = (await tx.execute(select(operations).where(operations.c.number == number))).one_or_none()
             if row is None:
                 raise CannotRun("the operation has been removed")
@@ -138,7 +138,7 @@ class OperationRuntimes:
         """Those that have ended or were removed."""
         if not numbers:
             return set()
-        async with self._db.read() as tx:
+        async with self._db.connection() as tx:
             is_open = operations.c.number.in_(numbers) & operations.c.state.not_in(OPERATION.settled)
             return set(numbers).difference((await tx.execute(select(operations.c.number).where(is_open))).scalars())
 
