@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 from patience import HANG_S, UNHURRIED
 
@@ -60,7 +61,9 @@ def interrupt(process: subprocess.Popen[str], folder: Path, number: signal.Signa
 
 
 def call(folder: Path, *words: str) -> Any:
-    done = subprocess.run([*PENSTOCK, *words, "--json"], cwd=folder, capture_output=True, text=True, check=False)
+    """What a command says of what a process of its own has left."""
+    words = (*forked.python(), "-m", "penstock", *words, "--json")
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
     assert done.stdout, done.stderr
     return json.loads(done.stdout)
 
