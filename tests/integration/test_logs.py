@@ -101,7 +101,7 @@ class Flaky:
 
     def __init__(self, e: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
         self.is_away = False
-        for name in ("transaction", "look"):
+        for name in ("transaction", "single", "look", "glance"):
             monkeypatch.setattr(e.penstock.db, name, self._watched(getattr(e.penstock.db, name)))
 
     def _watched(self, call: Any) -> Any:
