@@ -221,8 +221,9 @@ async def test_two_transactions_that_lock_in_opposite_order_both_happen_in_the_e
         db.transaction(lambda tx: work(tx, 2, 1)),
     )
     assert await amounts(db) == [11, 11]
-    # SQLite's writers queue; on a server one of the two was the victim and ran again.
-    assert len(runs) == (2 if db.dialect.is_file else 3)
+    # SQLite's writers queue. On a server one of the two was the victim and ran again; more than
+    # once where it took its first row back before the other one woke up.
+    assert len(runs) == 2 if db.dialect.is_file else len(runs) >= 3
 
 
 @pytest.mark.covers("F10")
