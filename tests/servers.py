@@ -20,7 +20,7 @@ import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 START_S = 300  # ends a hang only
@@ -87,8 +87,12 @@ class Server(ABC):
         self._end(self.stop_signal)
 
     def kill(self) -> None:
-        """Shut down as a power cut would."""
+        """Shut down as a power cut would: no process of the server does anything after this."""
+        children = [] if self._process is None else _children(self._process.pid)
         self._end(signal.SIGKILL)
+        for child in children:
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
 
     def restart(self) -> None:
         """Stop and start on the same port."""
@@ -329,6 +333,11 @@ def _find(name: str) -> str | None:
     versions = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: -float(path.parent.name))
     folders = [os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin", *map(str, versions)]
     return shutil.which(name, path=os.pathsep.join([*map(str, versions), *folders]))
+
+
+def _children(pid: int) -> list[int]:
+    """The processes that a process has started, on Linux."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def _path(name: str) -> str:
