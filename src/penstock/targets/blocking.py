@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
+from penstock.targets.executor import BulkExecutor
 from penstock.targets.model import BadInput
 from penstock.targets.progress import Report
 from penstock.targets.results import BulkResult
@@ -64,11 +65,11 @@ def delete(target: AnyTarget, table: str, ids: Iterable[Any], *, progress: Repor
     return _run(target, lambda it: it.delete_multiple(table, ids, None, progress, **options))
 
 
-def _run(target: AnyTarget, call: Callable[[Target], Awaitable[BulkResult]]) -> BulkResult:
+def _run(target: AnyTarget, call: Callable[[BulkExecutor], Awaitable[BulkResult]]) -> BulkResult:
     async def called() -> BulkResult:
         # A target that was given is closed too: its connections end with this loop, and open again in the next.
         async with open_target(target) if isinstance(target, str) else target as opened:
-            return await call(opened)
+            return await call(BulkExecutor(opened))
 
     try:
         asyncio.get_running_loop()
