@@ -196,6 +196,23 @@ async def test_keys_that_differ_in_case_are_one_row_where_the_table_says_so(plac
     assert await place.rows("SELECT name, hits FROM tags") == [("Ab", 2)]
 
 
+@pytest.mark.databases("sqlite")
+@pytest.mark.parametrize(("of_column", "of_index", "rows"), [("BINARY", "NOCASE", 1), ("NOCASE", "BINARY", 2)])
+async def test_the_index_says_which_keys_are_one_row_not_the_column(place, of_column, of_index, rows):
+    key = f"PRIMARY KEY (name COLLATE {of_index})"
+    await place.make("tags", f"CREATE TABLE tags (name text COLLATE {of_column}, hits integer, {key})")
+    for at_once in (True, False):
+        for hits, name in enumerate(("Ab", "aB")):
+            await place.send(Mode.UPSERT, [{"name": name, "hits": hits}], table="tags", each=not at_once)
+        expected = [("Ab", 1)] if rows == 1 else [("Ab", 0), ("aB", 1)]
+        assert await place.rows("SELECT name, hits FROM tags") == expected
+    both = [{"name": "Ab", "hits": 5}, {"name": "aB", "hits": 6}]
+    assert outcomes(await place.send(Mode.UPSERT, both, table="tags")) == ["updated", "updated"]
+    assert await place.rows("SELECT hits FROM tags") == ([(6,)] if rows == 1 else [(5,), (6,)])
+    gone = await place.send(Mode.DELETE, ["AB"], table="tags")
+    assert outcomes(gone) == (["deleted"] if rows == 1 else ["NOT_FOUND"])
+
+
 async def test_values_of_many_types_arrive_as_what_they_are(place: Place):
     kinds = {
         "postgresql": "u uuid, d date, t timestamptz, n numeric(12,4), b bytea, j jsonb, f float8, x boolean",

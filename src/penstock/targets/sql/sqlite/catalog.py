@@ -35,7 +35,8 @@ def read_table(connection: sqlite3.Connection, name: str) -> Table:
         f"SELECT 1 FROM {ansi(place)}.sqlite_master WHERE type = 'trigger' AND tbl_name = ? COLLATE NOCASE", (plain,)
     ).fetchone()
     keys = _unique_keys(connection, [name for name, is_partial, _ in indexes if not is_partial], place)
-    folds = {column: fold for key in keys for column, fold in key}
+    # Where a column is in several indexes, the one that calls more values equal counts.
+    collations = dict(sorted((part for key in keys for part in key), key=lambda part: part[1] in FOLDS))
     primary = tuple(row[0] for row in sorted((row for row in listed if row[3]), key=lambda row: row[3]))
     may_replace = "REPLACE" in kind[1].upper()  # ON CONFLICT REPLACE: one new row may take the place of another
     is_row_number = bool(primary) and all(origin != "pk" for _, _, origin in indexes)  # which has no index
@@ -43,7 +44,15 @@ def read_table(connection: sqlite3.Connection, name: str) -> Table:
         schema=schema,
         name=plain,
         columns={
-            name: Column(name, kind, kind, default, is_generated=hidden in GENERATED, fold=folds.get(name))
+            name: Column(
+                name,
+                kind,
+                kind,
+                default,
+                is_generated=hidden in GENERATED,
+                fold=FOLDS.get(collations.get(name, "")),
+                collation=collations.get(name),
+            )
             for name, kind, default, _, hidden in listed
         },
         primary_key=primary,
@@ -52,15 +61,13 @@ def read_table(connection: sqlite3.Connection, name: str) -> Table:
     )
 
 
-def _unique_keys(
-    connection: sqlite3.Connection, indexes: list[str], schema: str
-) -> list[list[tuple[str, Step | None]]]:
-    """The columns of those indexes that are over plain columns, with how each compares text."""
+def _unique_keys(connection: sqlite3.Connection, indexes: list[str], schema: str) -> list[list[tuple[str, str]]]:
+    """The columns of those indexes that are over plain columns, with the collation by which each compares text."""
     keys = []
     for name in indexes:
         parts = connection.execute(
             'SELECT name, coll FROM pragma_index_xinfo(?, ?) WHERE "key" ORDER BY seqno', (name, schema)
         ).fetchall()
         if all(column is not None for column, _ in parts):  # None is an expression
-            keys.append([(column, FOLDS.get(collation.upper())) for column, collation in parts])
+            keys.append([(column, collation.upper()) for column, collation in parts])
     return keys

@@ -29,7 +29,7 @@ class GroupWriter:
         self._table, self._only_changed = work.table.quoted(ansi), work.options.update_only_changed
         self._rest = tuple(name for name in group.columns if name not in work.key)
         self._compared = self._rest if self._only_changed else ()
-        self._is_key = " AND ".join(f"{ansi(name)} = ?" for name in work.key)
+        self._is_key = " AND ".join(f"{ansi(name)} = ?{self._as_index(name)}" for name in work.key)
         changes = ", ".join(f"{ansi(name)} = ?" for name in self._rest)
         differs = " OR ".join(f"{ansi(name)} COLLATE BINARY IS NOT ?" for name in self._compared) or "0"
         marks = ", ".join("?" * len(group.columns))
@@ -67,7 +67,7 @@ class GroupWriter:
     def _are_there(self) -> bytearray:
         """Which of the rows the table has, a byte each."""
         key, keys, found = self._work.key, self._keys, bytearray(len(self._group))
-        same = " AND ".join(f"t.{ansi(name)} = g.{ansi(name)}" for name in key)
+        same = " AND ".join(f"t.{ansi(name)} = g.{ansi(name)}{self._as_index(name)}" for name in key)
         step = max(VALUES_MAX // len(key), 1)
         for start in range(0, len(keys), step):
             some = keys[start : start + step]
@@ -79,6 +79,11 @@ class GroupWriter:
             for (n,) in self._cursor.execute(text, list(chain.from_iterable(some))):
                 found[start + n] = True
         return found
+
+    def _as_index(self, name: str) -> str:
+        """Compares a key as its index does, which need not be as its column does."""
+        collation = self._work.table.columns[name].collation
+        return f" COLLATE {ansi(collation)}" if collation else ""
 
     def _create(self, n: int) -> Verdict:
         made = self._cursor.execute(self._add, self._rows[n]).fetchone()
