@@ -195,3 +195,21 @@ def test_whatever_happens_the_next_call_is_never_far_away(happenings):
         pace.refused()
         pace.throttled(now_s, wait_s, limit)
         now_s += wait_s
+
+
+def test_calls_that_were_under_way_when_a_window_was_full_do_not_count_as_let_through():
+    pace, now_s = Pace(), 0.0
+    for _ in range(2):  # throttles that come again and again are worth a pace
+        for _ in range(105):
+            pace.began(now_s)
+        now_s += 0.5
+        pace.refused()
+        pace.throttled(now_s, 5.0, Limit.REQUESTS)
+        for _ in range(4):
+            pace.refused()
+        now_s += 5.0
+    began = 0
+    while pace.until_s(now_s) is None:
+        pace.began(now_s)
+        began += 1
+    assert began == 100

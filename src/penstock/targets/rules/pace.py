@@ -55,6 +55,7 @@ class Pace:
         self._first_call_s: float | None = None
         self._calls = 0
         self._waits_s = 0.0
+        self._let_through = 0
 
     def per_second(self, now_s: float) -> float | None:
         """Calls a second at the moment; None while anything goes."""
@@ -86,9 +87,13 @@ class Pace:
 
     def refused(self) -> None:
         """A call that began was throttled: it does not count as let through."""
-        self._calls = max(0, self._calls - 1)
         if self._starts:
             self._starts.pop()
+        if self._first_call_s is not None:
+            self._calls = max(0, self._calls - 1)
+        else:  # it was under way when the throttle began
+            self._let_through -= 1
+            self._fit_window()
 
     def throttled(self, now_s: float, wait_s: float, limit: Limit | None) -> None:
         """The remote wants to be left alone for a while; `refused` has been told already."""
@@ -101,6 +106,7 @@ class Pace:
             self._base = self._top = None
             if not self._learn(now_s, wait_s, limit):
                 return
+        self._let_through = self._calls if limit is not Limit.TIME else 0
         self._cycle_from_s, self._first_call_s, self._calls, self._waits_s = now_s, None, 0, wait_s
         self._resumed_s = now_s + wait_s
 
@@ -120,6 +126,16 @@ class Pace:
             self._span_s = max(1.0, SPAN_WINDOWS * window_s)
             self._starts = deque(maxlen=self._window_calls)
         return True
+
+    def _fit_window(self) -> None:
+        """Hold no more calls in a window that was just learned than the remote let through."""
+        is_learned = self._base is not None and self._top is None
+        if not is_learned or not CALLS_MIN <= self._let_through < self._window_calls:
+            return
+        assert self._base is not None
+        self._base *= self._let_through / self._window_calls
+        self._window_calls = self._let_through
+        self._starts = deque(self._starts, maxlen=self._window_calls)
 
     def _step_back(self, rate: float, now_s: float, wait_s: float) -> None:
         assert self._cycle_from_s is not None
