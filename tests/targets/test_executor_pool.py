@@ -8,7 +8,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from scripted import Refuse, Remote, executor, in_virtual_time, numbered, pool_of, trouble
+from scripted import LoopClock, Refuse, Remote, executor, in_virtual_time, numbered, pool_of, trouble
 
 from penstock.targets import (
     Answer,
@@ -18,6 +18,7 @@ from penstock.targets import (
     Limit,
     Outcome,
     Pool,
+    RateLimit,
     RetryPolicy,
     UniformVerdicts,
     Verdict,
@@ -238,3 +239,28 @@ async def test_the_time_waited_together_is_counted_once():
     remote = Remote(width=4, script=faults | {6: Refuse(trouble(ErrorKind.THROTTLED, retry_after_s=20))})
     result = await executor(remote).create_multiple("t", numbered(2000))
     assert result.statistics.waited_s == pytest.approx(60, abs=0.1)
+
+
+class SlowLooks(LoopClock):
+    """Time goes on between two looks at the clock, as it does."""
+
+    def __init__(self) -> None:
+        self._looks = 0
+
+    def monotonic(self) -> float:
+        self._looks += 1
+        return super().monotonic() + self._looks * 1e-4
+
+
+@pytest.mark.parametrize("early_us", range(0, 1500, 50))
+@in_virtual_time
+async def test_a_source_that_becomes_usable_while_the_pool_looks_at_it_is_used(early_us: int):
+    async def sleep(seconds: float) -> None:
+        await asyncio.sleep(max(0.0, seconds - early_us / 1e6))  # no timer is exact
+
+    target = Remote()
+    pool = Pool(target.sources, width=1, rate_limit=RateLimit(10), clock=SlowLooks(), sleep=sleep)
+    runner = executor(target, pool=pool)
+    began_s = asyncio.get_running_loop().time()
+    await runner.create_multiple("account", numbered(40), BulkOptions(batch_size=1))
+    assert asyncio.get_running_loop().time() - began_s < 10

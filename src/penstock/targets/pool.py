@@ -257,16 +257,16 @@ class Pool:
             if share.throttled_s > 0:
                 self._throttles.record(name, now + share.throttled_s, now)
         self._serve()
-        self._set_alarm()
 
     async def acquire(
         self, queue: CallQueue, priority: Priority = Priority.NEW, policy: RetryPolicy | None = None
     ) -> str:
         """Wait for a slot and say on which source; `PoolExhausted` when all stayed taken for too long."""
         if not self._turns and not queue.is_full:
-            source = self._pick()
+            now = self.clock.monotonic()
+            source = self._pick(now)
             if source is not None:
-                self._take(queue, source)
+                self._take(queue, source, now)
                 return source.name
         return await self._wait(queue, priority, (policy or self.policy).acquire_timeout_s)
 
@@ -304,7 +304,7 @@ class Pool:
             self._throttle(known, error, now, (policy or self.policy).throttle_s(error.retry_after_s))
         elif error.kind is ErrorKind.DEADLOCK:
             known.width.collided()
-        self._set_alarm()
+        self._serve()
 
     def _throttle(self, source: Source, error: TargetError, now: float, seconds: float) -> None:
         self.throttle_count += 1
@@ -327,7 +327,6 @@ class Pool:
         held_before_s = self._held_s()
         try:
             self._serve()
-            self._set_alarm()
             while not future.done():
                 await asyncio.wait((future,), timeout=timeout_s)
                 # Who waits for slots of its own, or for a throttle to end, does not want for slots.
@@ -343,11 +342,10 @@ class Pool:
             raise
         finally:
             queue.count_wait(held_before_s, self._held_s())
-            self._set_alarm()
+            self._serve()
 
-    def _set_alarm(self) -> None:
-        """Serve those who wait when the next source may be used again."""
-        now = self.clock.monotonic()
+    def _set_alarm(self, now: float) -> None:
+        """Serve those who wait when the next source may be used again; what may be used `now` has been given away."""
         ends = [end for source in self._sources.values() if (end := self._blocked_until_s(source, now)) is not None]
         due_s = min(ends) if ends and any(queue.is_waiting for queue in self._turns) else None
         if self._alarm is not None and (due_s is None or due_s < self._alarm_s):
@@ -361,7 +359,6 @@ class Pool:
         await self.sleep(seconds)
         self._alarm = None
         self._serve()
-        self._set_alarm()
 
     def _held_s(self) -> float:
         return self._throttles.held_s(self.clock.monotonic())
@@ -371,25 +368,30 @@ class Pool:
         return max((end for end in ends if end is not None), default=None)
 
     def _serve(self) -> None:
-        """Give free slots to the queues in turn."""
+        """Give free slots to the queues in turn, and set the alarm for those who wait on.
+
+        Both look at one instant: a source that becomes usable between two looks would be neither given away nor waited
+        for, and with nothing in flight everybody would stand still.
+        """
+        now = self.clock.monotonic()
         passed = 0
         while self._turns and passed < len(self._turns):
             queue = self._turns[0]
             if not queue.is_waiting:
                 self._turns.popleft()
                 continue
-            source = None if queue.is_full else self._pick()
+            source = None if queue.is_full else self._pick(now)
             if source is None:
                 passed += 1
             else:
                 passed = 0
-                self._take(queue, source)
+                self._take(queue, source, now)
                 queue.next().set_result(source)
             self._turns.rotate(-1)
+        self._set_alarm(now)
 
-    def _pick(self) -> Source | None:
+    def _pick(self, now: float) -> Source | None:
         """The least loaded source that may be used."""
-        now = self.clock.monotonic()
         free = [
             source
             for source in self._sources.values()
@@ -397,7 +399,7 @@ class Pool:
         ]
         return min(free, key=lambda source: source.in_flight / source.width_now, default=None)
 
-    def _take(self, queue: CallQueue, source: Source) -> None:
-        source.began(self.clock.monotonic())
+    def _take(self, queue: CallQueue, source: Source, now: float) -> None:
+        source.began(now)
         queue.in_flight += 1
         queue.in_flight_max = max(queue.in_flight_max, queue.in_flight)
