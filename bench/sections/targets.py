@@ -43,6 +43,7 @@ def throttled(lab: Lab) -> Section:
             {
                 "permitted calls/s": f"{PER_SECOND * one.arguments['users']}",
                 "calls/s": Figure.of(sample["calls"] / sample["seconds"] for sample in samples[one.label]),
+                "of permitted, first minute": _figure(samples, one.label, "first_minute"),
                 "of permitted": _figure(samples, one.label, "of_permitted"),
                 "% refused": Figure.of(100 * sample["refused_share"] for sample in samples[one.label]),
             },

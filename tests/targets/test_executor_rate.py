@@ -134,6 +134,20 @@ def test_in_the_first_minute_nearly_all_that_is_permitted_is_used(requests: int,
     used()
 
 
+@pytest.mark.covers("BX-057")
+@pytest.mark.parametrize("window_s", [1, 5])
+@pytest.mark.parametrize("width, latency_s", [(1, 0.005), (1, 0.02), (5, 0.1), (10, 0.1)])
+def test_so_it_is_for_few_calls_at_once_and_for_slow_ones(window_s: float, width: int, latency_s: float):
+    @in_virtual_time
+    async def used() -> None:
+        target = Metered(1, Quota(requests=round(20 * window_s), window_s=window_s), latency_s=latency_s, width=width)
+        await drive(target, 60)
+        assert len(target.admitted) >= 0.95 * 20 * 60
+        assert len(target.refused) <= 6
+
+    used()
+
+
 @in_virtual_time
 @pytest.mark.covers("BX-057")
 async def test_a_short_load_ends_as_soon_as_the_window_permits():

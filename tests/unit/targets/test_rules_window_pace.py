@@ -24,8 +24,21 @@ def throttle(pace: Pace, at_s: float, wait_s: float, limit: Limit | None = Limit
     pace.throttled(at_s, wait_s, limit)
 
 
+def room(pace: Pace, at_s: float) -> int:
+    """How many calls may begin at one instant; they do."""
+    count = 0
+    while pace.until_s(at_s) is None:
+        pace.began(at_s)
+        count += 1
+    return count
+
+
+GROWS_S = 140
+"""Twelve windows of 10 s after 20 s."""
+
+
 def paced(per_second: float = 10.0) -> Pace:
-    """A pace that has learned from two throttles; it resumes at 20 s."""
+    """A pace that has learned from two throttles; it resumes at 20 s and begins to grow at `GROWS_S`."""
     pace = Pace()
     calls(pace, 40, 0)
     throttle(pace, 1, 9)
@@ -118,40 +131,45 @@ def test_where_time_is_counted_calls_are_spread():
     assert pace.until_s(20) == pytest.approx(20.2, abs=0.01)
 
 
+def test_a_pace_that_was_just_learned_is_kept_for_a_while():
+    pace = paced(10)
+    assert [pace.per_second(at_s) for at_s in (20, 80, GROWS_S)] == [pytest.approx(10)] * 3
+
+
 def test_a_pace_that_nobody_minds_grows_faster_and_faster_until_it_is_dropped():
     pace = paced(10)
     span_s = 2 * 10
-    rates = [pace.per_second(20 + spans * span_s) for spans in range(4)]
+    rates = [pace.per_second(GROWS_S + spans * span_s) for spans in range(4)]
     assert rates == [pytest.approx(10 * 1.002**n) for n in (0, 1, 3, 7)]
-    assert pace.per_second(20 + 10 * span_s) is not None
-    assert pace.per_second(20 + 10.5 * span_s) is None
-    calls(pace, 1000, 20 + 10.5 * span_s)
-    assert pace.until_s(20 + 10.5 * span_s) is None
+    assert pace.per_second(GROWS_S + 10 * span_s) is not None
+    assert pace.per_second(GROWS_S + 10.5 * span_s) is None
+    calls(pace, 1000, GROWS_S + 10.5 * span_s)
+    assert pace.until_s(GROWS_S + 10.5 * span_s) is None
 
 
 def test_after_a_pace_was_dropped_one_throttle_is_again_no_reason_for_another():
     pace = paced(10)
-    calls(pace, 100, 240, 0.01)
-    throttle(pace, 250, 1)
-    assert pace.per_second(251) is None
+    calls(pace, 100, GROWS_S + 220, 0.01)
+    throttle(pace, GROWS_S + 230, 1)
+    assert pace.per_second(GROWS_S + 231) is None
 
 
 def test_a_pace_that_was_refused_is_lowered_a_little_and_stays_there_before_it_grows_again():
     pace = paced(10)
-    throttle(pace, 40, 1)
-    refused = 10 * 1.002
-    assert [pace.per_second(41 + after_s) for after_s in (0, 25, 50)] == [pytest.approx(0.98 * refused)] * 3
-    assert pace.per_second(41 + 100) == pytest.approx(0.98 * refused * 1.002)
+    throttle(pace, GROWS_S + 20, 1)
+    refused, resumed_s = 10 * 1.002, GROWS_S + 21
+    assert [pace.per_second(resumed_s + after_s) for after_s in (0, 25, 50)] == [pytest.approx(0.98 * refused)] * 3
+    assert pace.per_second(resumed_s + 100) == pytest.approx(0.98 * refused * 1.002)
 
 
 def test_a_pace_that_is_refused_again_at_once_is_lowered_twice_as_much_and_comes_back_slowly():
     pace = paced(10)
-    throttle(pace, 40, 1)
-    throttle(pace, 41, 1)
-    refused = 0.98 * 10 * 1.002
-    assert pace.per_second(42) == pytest.approx(0.96 * refused)
-    assert pace.per_second(42 + 25) == pytest.approx(0.97 * refused)
-    assert pace.per_second(42 + 50) == pytest.approx(0.98 * refused)
+    throttle(pace, GROWS_S + 20, 1)
+    throttle(pace, GROWS_S + 21, 1)
+    refused, resumed_s = 0.98 * 10 * 1.002, GROWS_S + 22
+    assert pace.per_second(resumed_s) == pytest.approx(0.96 * refused)
+    assert pace.per_second(resumed_s + 25) == pytest.approx(0.97 * refused)
+    assert pace.per_second(resumed_s + 50) == pytest.approx(0.98 * refused)
 
 
 def test_a_pace_that_is_refused_again_later_is_left_alone_for_longer_each_time():
@@ -208,8 +226,46 @@ def test_calls_that_were_under_way_when_a_window_was_full_do_not_count_as_let_th
         for _ in range(4):
             pace.refused()
         now_s += 5.0
-    began = 0
-    while pace.until_s(now_s) is None:
-        pace.began(now_s)
-        began += 1
-    assert began == 100
+    assert room(pace, now_s) == 100
+
+
+def test_waits_in_whole_seconds_are_rounded_up_and_the_window_is_taken_to_be_whole_seconds_too():
+    pace = Pace()
+    for at_s in (0.0, 6.0):
+        calls(pace, 50, at_s)
+        throttle(pace, at_s + 0.6, 5)  # 4.4 s in truth
+    assert pace.per_second(12) == pytest.approx(50 / 5, rel=0.02)
+
+
+def test_waits_in_fractions_of_a_second_are_taken_as_they_are():
+    pace = Pace()
+    for at_s in (0.0, 6.0):
+        calls(pace, 50, at_s)
+        throttle(pace, at_s + 0.6, 4.9)
+    assert pace.per_second(12) == pytest.approx(50 / 5.5)
+
+
+def test_a_window_that_was_still_filled_from_before_a_throttle_does_not_say_how_much_a_window_takes():
+    pace = Pace()
+    throttle(pace, calls(pace, 101, 0, 0.02), 3)
+    throttle(pace, calls(pace, 47, 5, 0.02), 1)
+    assert pace.per_second(7) == pytest.approx(101 / 5, rel=0.02)
+    assert room(pace, 7) == 101
+    assert pace.until_s(7) == pytest.approx(12, abs=0.1)
+
+
+def test_a_window_that_is_full_a_little_early_again_and_again_holds_fewer_calls():
+    pace, at_s = paced(10), 20.0
+    for _ in range(2):
+        throttle(pace, calls(pace, 98, at_s, 0.01), 9)
+        at_s += 10
+    assert room(pace, at_s + 2) == 98
+
+
+def test_a_pace_that_is_refused_again_and_again_is_learned_anew():
+    pace, at_s = paced(10), 20.0
+    for _ in range(5):  # half as much is permitted by now
+        throttle(pace, calls(pace, 50, at_s, 0.01), 10)
+        at_s += 11
+    assert pace.per_second(at_s) == pytest.approx(5, rel=0.06)
+    assert room(pace, at_s) == 50

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 
 from penstock.targets.model import Limit
@@ -17,18 +18,27 @@ GROWTH = 1.002
 """By how much the pace grows in its first span without a throttle; each further span twice as often."""
 DOUBLINGS_MAX = 12.0
 SPAN_WINDOWS = 2.0
-"""The windows in the first spans. To be refused costs more than a little less than is permitted."""
+HELD_SPANS = 6.0
+"""The windows in the first spans, and how many spans a pace that was just learned is kept. To be refused costs more
+than a little less than is permitted."""
 EVENLY = 50
 """Calls take time as they like: where time is counted they are spread over so many parts of the window."""
 STEP_BACK = 0.02
 """By how much a pace that was refused is lowered; twice as much each time it is refused again soon."""
 STEP_BACK_MAX = 0.5
+STRIKES_MAX = 3
+"""A pace that was refused more often in a row is learned anew: the remote counts otherwise than it did."""
+FULL = 0.8
+"""So much of the fullest window may still be a full one; what is less began while earlier calls filled a part of it."""
+MARGIN = 1.01
+"""How much longer than the window of the remote ours is: calls do not take equally long to get there."""
 PATIENCE = 50
 PATIENCE_MAX = 200
 """A pace that was refused is tried again after so many times the wait that it cost; twice as long each time."""
 SPAN_MAX_S = 600.0
 FREE = 10.0
 """A pace that has grown so many times over holds nobody back and is dropped."""
+NO_WINDOW = (0, 1.0)
 NOW_S = 0.001
 """What is due so soon is due now: no timer is finer."""
 
@@ -38,8 +48,9 @@ class Pace:
 
     It begins with what the remote let through from one throttle to the next, in the time until it takes calls again;
     so it never makes a source slower than the throttles did. Calls come as fast as they can until the window is full,
-    as the remote counts them. The pace grows until the remote refuses it, and from then on stays a little below that.
-    After a long while it tries to grow again, slowly at first and, if nobody minds, faster and faster.
+    as the remote counts them. The pace is kept for a while and grows until the remote refuses it; from then on it stays
+    a little below that. After a long while it tries to grow again, slowly at first and, if nobody minds, faster and
+    faster. One that is refused again and again is learned anew.
     """
 
     def __init__(self) -> None:
@@ -47,7 +58,7 @@ class Pace:
         self._top: float | None = None
         self._window_calls = 0
         self._starts: deque[float] = deque()
-        self._resumed_s = 0.0
+        self._grows_from_s = 0.0
         self._span_s = 1.0
         self._strikes = 0
         self._patience = PATIENCE
@@ -56,12 +67,13 @@ class Pace:
         self._calls = 0
         self._waits_s = 0.0
         self._let_through = 0
+        self._fullest = NO_WINDOW
 
     def per_second(self, now_s: float) -> float | None:
         """Calls a second at the moment; None while anything goes."""
         if self._base is None:
             return None
-        spans = max(0.0, now_s - self._resumed_s) / self._span_s
+        spans = max(0.0, now_s - self._grows_from_s) / self._span_s
         if self._top is not None and spans < 1:
             return self._base + (self._top - self._base) * spans
         grown: float = GROWTH ** (2.0 ** min(spans if self._top is None else spans - 1, DOUBLINGS_MAX) - 1)
@@ -91,9 +103,21 @@ class Pace:
             self._starts.pop()
         if self._first_call_s is not None:
             self._calls = max(0, self._calls - 1)
-        else:  # it was under way when the throttle began
-            self._let_through -= 1
-            self._fit_window()
+        else:
+            self._refused_late()
+
+    def _refused_late(self) -> None:
+        """A call that was under way when the throttle began was refused too: the window took fewer than it seemed."""
+        calls, window_s = self._fullest
+        if calls == self._let_through:
+            calls -= 1
+            self._fullest = calls, window_s
+            is_learned = self._base is not None and self._top is None
+            if is_learned and CALLS_MIN <= calls < self._window_calls:
+                assert self._base is not None
+                self._base *= calls / self._window_calls
+                self._hold(calls)
+        self._let_through -= 1
 
     def throttled(self, now_s: float, wait_s: float, limit: Limit | None) -> None:
         """The remote wants to be left alone for a while; `refused` has been told already."""
@@ -101,14 +125,15 @@ class Pace:
             return  # fewer at once help, which is not a matter of pace
         rate = self.per_second(now_s)
         if rate is not None:
-            self._step_back(rate, now_s, wait_s)
+            self._step_back(rate, now_s, wait_s, limit)
         else:
-            self._base = self._top = None
+            if self._base is not None:  # it was dropped
+                self._forget()
             if not self._learn(now_s, wait_s, limit):
                 return
         self._let_through = self._calls if limit is not Limit.TIME else 0
         self._cycle_from_s, self._first_call_s, self._calls, self._waits_s = now_s, None, 0, wait_s
-        self._resumed_s = now_s + wait_s
+        self._grows_from_s = now_s + wait_s + (HELD_SPANS * self._span_s if self._top is None else 0.0)
 
     def _learn(self, now_s: float, wait_s: float, limit: Limit | None) -> bool:
         """Begin a pace if throttles cost too much; False when too few calls came through to end the cycle."""
@@ -116,40 +141,59 @@ class Pace:
         assert self._first_call_s is not None
         cycle_s, window_s = now_s - self._cycle_from_s, now_s - self._first_call_s + wait_s
         if max(cycle_s, window_s) > CYCLE_MAX_S:
+            self._fullest = NO_WINDOW
             return True
         if self._calls < CALLS_MIN:
             self._waits_s += wait_s
             return False
-        if self._waits_s >= COSTLY * cycle_s and window_s > 0:
-            self._base = self._calls / window_s
-            self._window_calls = self._calls if limit is not Limit.TIME else max(1, self._calls // EVENLY)
+        if window_s > 0 and self._calls >= FULL * self._fullest[0]:
+            self._fullest = (self._calls, _meant(window_s, wait_s))
+        calls, window_s = self._fullest
+        if self._waits_s >= COSTLY * cycle_s and calls:
+            self._base = calls / window_s
+            self._window_calls = calls if limit is not Limit.TIME else max(1, calls // EVENLY)
             self._span_s = max(1.0, SPAN_WINDOWS * window_s)
             self._starts = deque(maxlen=self._window_calls)
         return True
 
-    def _fit_window(self) -> None:
-        """Hold no more calls in a window that was just learned than the remote let through."""
-        is_learned = self._base is not None and self._top is None
-        if not is_learned or not CALLS_MIN <= self._let_through < self._window_calls:
-            return
-        assert self._base is not None
-        self._base *= self._let_through / self._window_calls
-        self._window_calls = self._let_through
-        self._starts = deque(self._starts, maxlen=self._window_calls)
+    def _forget(self) -> None:
+        """Nothing is known of the window."""
+        self._base = self._top = None
+        self._fullest = NO_WINDOW
+        self._strikes = 0
 
-    def _step_back(self, rate: float, now_s: float, wait_s: float) -> None:
+    def _hold(self, calls: int) -> None:
+        """So many calls in a window from now on."""
+        self._window_calls = calls
+        self._starts = deque(self._starts, maxlen=calls)
+
+    def _step_back(self, rate: float, now_s: float, wait_s: float, limit: Limit | None) -> None:
         assert self._cycle_from_s is not None
         cycle_s = now_s - self._cycle_from_s
         lowest = self._window_calls / CYCLE_MAX_S
         through = self._calls / cycle_s if self._calls >= CALLS_MIN and cycle_s > 0 else lowest
-        spans = (now_s - self._resumed_s) / self._span_s
+        spans = (now_s - self._grows_from_s) / self._span_s
         if self._top is None or spans > 2:  # the remote is new to us, or has changed
             self._strikes, self._patience = 0, PATIENCE
         elif spans < 0.25:
             self._strikes += 1
         else:
             self._strikes, self._patience = 0, min(2 * self._patience, PATIENCE_MAX)
+        if self._strikes > STRIKES_MAX and self._calls >= CALLS_MIN:
+            self._forget()
+            self._learn(now_s, wait_s, limit)
+            if self._base is not None:
+                self._base = max(self._base, min(through, rate))
+            return
+        if self._strikes and FULL * self._window_calls <= self._calls < self._window_calls:
+            self._hold(self._calls)
         lowered = rate * (1 - min(STEP_BACK * 2.0**self._strikes, STEP_BACK_MAX))
         self._base = max(lowered, min(through, rate))
         self._top = max(self._base, rate * (1 - STEP_BACK))
         self._span_s = max(1.0, min(self._patience * wait_s, SPAN_MAX_S))
+
+
+def _meant(window_s: float, wait_s: float) -> float:
+    """The window that a remote means: waits in whole seconds are rounded up, and most windows are whole seconds."""
+    is_rounded = window_s >= 1 and wait_s == round(wait_s)
+    return min(window_s, MARGIN * math.floor(window_s)) if is_rounded else window_s
