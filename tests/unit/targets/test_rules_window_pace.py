@@ -254,6 +254,13 @@ def test_a_window_that_was_still_filled_from_before_a_throttle_does_not_say_how_
     assert pace.until_s(7) == pytest.approx(12, abs=0.1)
 
 
+def test_of_windows_that_took_about_as_much_the_longer_one_counts():
+    pace = Pace()
+    throttle(pace, calls(pace, 101, 0, 0.02), 4)  # of a window that began with the first call
+    throttle(pace, calls(pace, 100, 6, 0.02), 3)  # of one that had begun a second before
+    assert pace.per_second(11) == pytest.approx(100 / 6, rel=0.02)
+
+
 def test_a_window_that_is_full_a_little_early_again_and_again_holds_fewer_calls():
     pace, at_s = paced(10), 20.0
     for _ in range(2):

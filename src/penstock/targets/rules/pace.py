@@ -38,7 +38,7 @@ PATIENCE_MAX = 200
 SPAN_MAX_S = 600.0
 FREE = 10.0
 """A pace that has grown so many times over holds nobody back and is dropped."""
-NO_WINDOW = (0, 1.0)
+NO_WINDOW = (0, 0.0)
 NOW_S = 0.001
 """What is due so soon is due now: no timer is finer."""
 
@@ -147,7 +147,8 @@ class Pace:
             self._waits_s += wait_s
             return False
         if window_s > 0 and self._calls >= FULL * self._fullest[0]:
-            self._fullest = (self._calls, _meant(window_s, wait_s))
+            longest_s = self._fullest[1] if self._calls <= self._fullest[0] / FULL else 0.0
+            self._fullest = (self._calls, max(longest_s, _meant(window_s, wait_s)))
         calls, window_s = self._fullest
         if self._waits_s >= COSTLY * cycle_s and calls:
             self._base = calls / window_s
