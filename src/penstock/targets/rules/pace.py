@@ -32,6 +32,8 @@ FULL = 0.8
 """So much of the fullest window may still be a full one; what is less began while earlier calls filled a part of it."""
 MARGIN = 1.01
 """How much longer than the window of the remote ours is: calls do not take equally long to get there."""
+EARLY_S = 0.01
+"""A window may seem shorter by this: the call that filled it took longer to get there than the one that began it."""
 PATIENCE = 50
 PATIENCE_MAX = 200
 """A pace that was refused is tried again after so many times the wait that it cost; twice as long each time."""
@@ -64,6 +66,7 @@ class Pace:
         self._patience = PATIENCE
         self._cycle_from_s: float | None = None
         self._first_call_s: float | None = None
+        self._last_call_s = 0.0
         self._calls = 0
         self._waits_s = 0.0
         self._let_through = 0
@@ -93,6 +96,7 @@ class Pace:
             self._cycle_from_s = now_s
         if self._first_call_s is None:
             self._first_call_s = now_s
+        self._last_call_s = now_s
         self._calls += 1
         if self._base is not None:
             self._starts.append(now_s)
@@ -139,7 +143,8 @@ class Pace:
         """Begin a pace if throttles cost too much; False when too few calls came through to end the cycle."""
         assert self._cycle_from_s is not None
         assert self._first_call_s is not None
-        cycle_s, window_s = now_s - self._cycle_from_s, now_s - self._first_call_s + wait_s
+        # The last call began about when the refused one got there; the refusal took its time to come back.
+        cycle_s, window_s = now_s - self._cycle_from_s, self._last_call_s - self._first_call_s + wait_s
         if max(cycle_s, window_s) > CYCLE_MAX_S:
             self._fullest = NO_WINDOW
             return True
@@ -196,5 +201,5 @@ class Pace:
 
 def _meant(window_s: float, wait_s: float) -> float:
     """The window that a remote means: waits in whole seconds are rounded up, and most windows are whole seconds."""
-    is_rounded = window_s >= 1 and wait_s == round(wait_s)
-    return min(window_s, MARGIN * math.floor(window_s)) if is_rounded else window_s
+    whole_s = math.floor(window_s + EARLY_S)
+    return min(window_s, MARGIN * whole_s) if whole_s and wait_s == round(wait_s) else window_s
