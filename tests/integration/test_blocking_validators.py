@@ -13,9 +13,11 @@ import pytest
 from approvals import Paper, a_moment, clean, papers, states, two_engines
 from left_chunks import SMALL, left_rows, read_for_others
 from patience import HANG_S
+from pydantic import BaseModel, field_validator
 from stored import records_of
 
 from penstock import Context, Penstock, Pipeline, RowInvalid, failpoints, operation, step
+from penstock.clock import ManualClock
 from penstock.operations.worker.vitals import LoopWatch
 from penstock.settings import Settings
 from penstock.testing import Engine, engine, json_lines
@@ -382,3 +384,51 @@ async def test_plain_validators_check_many_rows_at_each_visit_to_a_thread(
     async with engine([gate.kind], url=database_url, tmp_path=tmp_path) as e:
         assert (await e.run(gate.kind, papers(1000))).successful_rows == 1000
     assert 0 < visits.count("penstock-step") < 10
+
+
+class Turns:
+    """Counts how many rows a model looks at before the loop goes round; a hundred take it longer than a slice."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.looked = self.most = 0
+
+    def look(self) -> None:
+        self.looked += 1
+        self.clock.advance(0.0003)
+
+    async def count(self) -> None:
+        while True:
+            self.most, self.looked = max(self.most, self.looked), 0
+            await asyncio.sleep(0)
+
+
+async def accept(row: Any, meta: None) -> None: ...
+
+
+@pytest.mark.parametrize("validators", [(), (accept,)], ids=["alone", "and a validator"])
+async def test_the_loop_goes_on_between_rows_whose_model_takes_long(
+    database_url: str, tmp_path: Path, validators: tuple[Any, ...]
+):
+    turns = Turns()
+
+    class Slow(BaseModel):
+        code: str
+
+        @field_validator("code")
+        @classmethod
+        def look(cls, code: str) -> str:
+            turns.look()
+            return code
+
+    @operation("slow", row_key="code", validators=validators)
+    class Kind(Pipeline[Slow]):
+        @step
+        def work(self, row: Slow, ctx: Context) -> None: ...
+
+    async with engine([Kind], url=database_url, tmp_path=tmp_path, clock=turns.clock) as e:
+        counting = asyncio.create_task(turns.count())
+        done = await e.run(Kind, [{"code": f"c{n}"} for n in range(2000)])
+        counting.cancel()
+        assert done.successful_rows == 2000
+    assert 0 < turns.most <= 100

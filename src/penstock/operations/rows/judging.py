@@ -13,8 +13,9 @@ from penstock.formats import Batch
 from penstock.operations.chunk.records import ROW_KEY_MAX, StepRecord
 from penstock.operations.messages import cut, message_of
 from penstock.operations.rows.runtime import OperationRuntime
-from penstock.operations.rows.task_pool import SLICE_NS, is_ours
+from penstock.operations.rows.task_pool import SLICE_NS, LoopSlice, is_ours
 from penstock.operations.rows.verdicts import error_text
+from penstock.pipeline.rows import TOGETHER
 
 __all__ = [
     "MayNotStart",
@@ -79,9 +80,13 @@ async def find_objections(
     runtime: OperationRuntime, rows: Sequence[Any], known: Mapping[int, list[Fault]], may_start: MayStart
 ) -> Findings:
     """Judge rows in their order, until nothing may start any more; `known` are faults that their reader found."""
-    if not (known or runtime.validators):
-        return Findings(len(rows), {i: Objection(faults) for i, faults in runtime.check(rows).items()})
+    time = LoopSlice(runtime.clock.now_ns)
     found = {i: Objection(faults) for i, faults in known.items()}
+    if not (known or runtime.validators):
+        for k in range(0, len(rows), TOGETHER):
+            found |= {k + i: Objection(faults) for i, faults in runtime.check(rows[k : k + TOGETHER]).items()}
+            await time.share()
+        return Findings(len(rows), found)
     fitting: dict[int, Any] = {}
     row_type = runtime.definition.row
     for i, raw in enumerate(rows):
@@ -90,6 +95,7 @@ async def find_objections(
                 fitting[i] = runtime.parse(raw)
             except row_type.rejects as error:
                 found[i] = Objection(row_type.faults(error))
+            await time.share()
     judged = await _ask_validators(runtime, fitting, may_start)
     stop = next((i for i in fitting if i not in judged), len(rows))
     found |= {i: objection for i, objection in judged.items() if objection is not None}
@@ -121,15 +127,12 @@ async def _ask_on_loop(
     runtime: OperationRuntime, validator: Callable[..., Any], rows: Mapping[int, Any], may_start: MayStart
 ) -> Judged:
     answers: Judged = {}
-    now, meta = runtime.clock.now_ns, runtime.run.meta
-    until = now() + SLICE_NS
+    meta, time = runtime.run.meta, LoopSlice(runtime.clock.now_ns)
     for i, row in rows.items():
         if not may_start():
             break
         answers[i] = await _objection_of(validator, row, meta)
-        if now() > until:  # let other tasks run
-            await asyncio.sleep(0)
-            until = now() + SLICE_NS
+        await time.share()
     return answers
 
 

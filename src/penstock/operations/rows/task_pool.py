@@ -11,11 +11,25 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
-__all__ = ["SLICE_NS", "TaskPool", "is_ours"]
+__all__ = ["SLICE_NS", "LoopSlice", "TaskPool", "is_ours"]
 
 SLICE_NS = 20_000_000  # how long a task keeps the loop, or a thread its rows, before others may run
 
 Spawn = Callable[[Coroutine[Any, Any, None]], object]
+
+
+class LoopSlice:
+    """Lets other tasks run each time that work on the loop has taken a slice; `now_ns` says what time it is."""
+
+    def __init__(self, now_ns: Callable[[], int]) -> None:
+        self._now_ns = now_ns
+        self._until_ns = now_ns() + SLICE_NS
+
+    async def share(self) -> None:
+        """To be called between two pieces of the work."""
+        if self._now_ns() > self._until_ns:
+            await asyncio.sleep(0)
+            self._until_ns = self._now_ns() + SLICE_NS
 
 
 class Job(Protocol):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Literal, TypeVar
@@ -26,11 +26,13 @@ from penstock.operations.inbox.payloads import signalled_steps
 from penstock.operations.inbox.settling import Overtaken, Settlement
 from penstock.operations.moves import break_operation, state_of, tally
 from penstock.operations.rows.gates import happens_within
+from penstock.operations.rows.task_pool import LoopSlice
 from penstock.operations.running.chunk_progress import ChunkProgress
 from penstock.operations.running.job import RowsJob
 from penstock.operations.running.jobs import job_for
 from penstock.operations.running.late_results import record_late_results
 from penstock.operations.running.planning import Group, next_due, next_group
+from penstock.pipeline.rows import TOGETHER
 from penstock.settings import Settings
 
 __all__ = ["ChunkActor", "Halt", "working_state"]
@@ -135,7 +137,7 @@ class ChunkActor:
         async with self._turn(group.is_alone):
             for segment in group.segments:
                 if segment.manner in ("thread", "check"):  # the other jobs parse their rows themselves
-                    self.progress.parse(group.rows)
+                    await self._parse(group.rows)
                 rows = ledger.in_flight_at(group.rows, segment.first, segment.stop)
                 if self._halt is not None:
                     ledger.undo_start(rows)
@@ -148,6 +150,12 @@ class ChunkActor:
             await self._commit(broken, "broke", is_once=False)
         if self.progress.was_refused:
             self.halt("Paused")  # our lease was over: write what we have, if the chunk is still ours, and give it up
+
+    async def _parse(self, rows: Sequence[int]) -> None:
+        time = LoopSlice(self.runtime.clock.now_ns)
+        for k in range(0, len(rows), TOGETHER):
+            self.progress.parse(rows[k : k + TOGETHER])
+            await time.share()
 
     async def _run_job(self, job: RowsJob) -> None:
         self._changed.clear()
