@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import pytest
-from approvals import Wall, at_wall, clean
+from approvals import Wall, a_moment, at_wall, clean
 from left_chunks import read_for_others
 from patience import HANG_S
 from pydantic import BaseModel, field_validator
@@ -101,6 +101,49 @@ async def test_a_lifespan_that_raises_holds_up_its_own_operation_alone(database_
         await e.work_until_idle()
         done = await e.operations.get(made.id)
         assert (done.status, done.successful_rows, done.trouble) == ("Completed", 5, None)
+        assert await clean(e) == []
+
+
+async def test_rows_run_on_in_a_new_lifespan_when_theirs_has_ended_by_itself(database_url, tmp_path):
+    broken, entered, ran_in = asyncio.Event(), [], []
+
+    async def break_down() -> None:
+        await broken.wait()
+        raise OSError("the connection is gone")
+
+    @operation("grouped")
+    class Grouped(Pipeline[Item]):
+        @classmethod
+        @asynccontextmanager
+        async def lifespan(cls):
+            async with asyncio.TaskGroup() as group:
+                task = group.create_task(break_down())
+                made = cls()
+                entered.append(made)
+                yield made
+                task.cancel()
+
+        @step.poll(every=5, timeout=60)
+        async def work(self, row: Item, ctx: Context) -> None:
+            ran_in.append(self)
+
+        @work.check
+        async def is_done(self, row: Item, ctx: Context) -> bool:
+            ran_in.append(self)
+            return len(entered) == 2
+
+    async with engine([Grouped], url=database_url, tmp_path=tmp_path) as e:
+        made = await e.create(Grouped, items(1))
+        await e.work_until_idle()
+        broken.set()
+        await a_moment()
+        broken.clear()
+        await e.advance(6)
+        await e.work_until_idle()
+        done = await e.operations.get(made.id)
+        assert (done.status, done.successful_rows) == ("Completed", 1)
+        assert len(entered) == 2
+        assert [ran_in[0], ran_in[-1]] == entered
         assert await clean(e) == []
 
 

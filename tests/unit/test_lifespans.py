@@ -137,3 +137,40 @@ async def test_every_lifespan_is_left_even_if_one_raises():
     with pytest.raises(OSError, match="one does not close"):
         await lifespans.close()
     assert left == ["one", "two"]
+
+
+async def test_a_lifespan_that_ends_by_itself_is_entered_again_when_somebody_asks(caplog: pytest.LogCaptureFixture):
+    broken, entered = asyncio.Event(), []
+
+    async def break_down() -> None:
+        await broken.wait()
+        raise OSError("the connection is gone")
+
+    @operation("grouped")
+    class Grouped(Pipeline[Item]):
+        @classmethod
+        @asynccontextmanager
+        async def lifespan(cls) -> AsyncGenerator[Self]:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(break_down())
+                made = cls()
+                entered.append(made)
+                yield made
+
+        @step
+        async def go(self, row: Item, ctx: Context) -> None: ...
+
+    lifespans, definition = Lifespans(), definition_of(Grouped)
+    first = await lifespans.pipeline(definition)
+    assert lifespans.has(definition, first)
+    broken.set()
+    await asyncio.wait([lifespans._lifespans["grouped"].task])
+    assert not lifespans.has(definition, first)
+    broken.clear()
+    second = await lifespans.pipeline(definition)
+    assert entered == [first, second]
+    assert lifespans.has(definition, second)
+    assert "the lifespan of operation 'grouped' ended by itself" in caplog.text
+    broken.set()
+    with pytest.raises(ExceptionGroup, match="unhandled errors"):
+        await lifespans.close()

@@ -21,7 +21,8 @@ class _Lifespan:
 
 
 class Lifespans:
-    """Lifespans by operation name, each entered once. A lifespan that could not be entered is tried again when asked.
+    """Lifespans by operation name, each entered once. One that could not be entered, or that ended by itself because
+    something in it failed, is entered again when somebody asks.
 
     Each is entered and left by a task of its own, as task groups and cancel scopes inside it need.
     """
@@ -42,6 +43,11 @@ class Lifespans:
             self._lifespans[definition.name] = _Lifespan(task, pipeline)
         return await asyncio.shield(self._lifespans[definition.name].pipeline)
 
+    def has(self, definition: Definition, pipeline: object) -> bool:
+        """Whether this pipeline's lifespan has not ended."""
+        lifespan = self._lifespans.get(definition.name)
+        return lifespan is not None and lifespan.pipeline.done() and lifespan.pipeline.result() is pipeline
+
     async def _live(self, definition: Definition, pipeline: asyncio.Future[object]) -> None:
         try:
             async with definition.lifespan() as entered:
@@ -51,9 +57,12 @@ class Lifespans:
                 finally:
                     await definition.close_steps()
         except BaseException as error:
-            if pipeline.done():
+            if pipeline.done() and (self._closing.is_set() or isinstance(error, KeyboardInterrupt | SystemExit)):
                 raise
             del self._lifespans[definition.name]
+            if pipeline.done():
+                log.error("the lifespan of operation %r ended by itself", definition.name, exc_info=error)
+                return
             why = f"its lifespan raised {type(error).__name__}: {error}"
             unready = OperationUnready(f"operation {definition.name!r} is not ready: {why}")
             unready.__cause__ = error

@@ -197,7 +197,7 @@ class OperationRuntime:
     ) -> None:
         self.log = logging.getLogger(f"penstock.operations.{run.operation_name}")
         self.number, self.file_format, self.file = number, file_format, file
-        self.definition, self.run, self.task_pool = definition, run, task_pool
+        self.definition, self.pipeline, self.run, self.task_pool = definition, pipeline, run, task_pool
         self.clock, self.jitter, self.threads = clock, jitter, threads
         self.start_limit, self.may_start = start_limit, start_limit.may_start
         self.spans: tuple[Span, ...] = cut_spans(definition.steps)

@@ -51,12 +51,12 @@ class OperationRuntimes:
         return [definition.name for definition in self.definitions.values()]
 
     async def get(self, number: int, plan: Mapping[str, Any] | None = None) -> OperationRuntime:
-        """The operation's runtime; one that was made by another plan than this is made anew.
+        """The operation's runtime; made anew if it was made by another plan than this, or if its lifespan has ended.
 
         `CannotRun` when the code does not fit what is stored, or cannot be started.
         """
         self._idle.discard(number)
-        if number not in self._made or (plan is not None and self._made[number][0] != plan):
+        if not self._is_current(number, plan):
             async with self._db.connection() as tx:
                 row = (await tx.execute(select(operations).where(operations.c.number == number))).one_or_none()
             if row is None:
@@ -69,10 +69,16 @@ class OperationRuntimes:
                 raise CannotRun(str(error)) from error
             except Exception as error:  # models and options are the user's code
                 raise CannotRun(f"{type(error).__name__}: {error}") from error
-            if number not in self._made or self._made[number][0] != row.plan:  # nobody else has made it meanwhile
+            if not self._is_current(number, row.plan):  # nobody else has made it meanwhile
                 self._made[number] = row.plan, made
                 self.widest = max(self.widest, made.definition.options.max_row_concurrency)
         return self._made[number][1]
+
+    def _is_current(self, number: int, plan: Mapping[str, Any] | None) -> bool:
+        if number not in self._made:
+            return False
+        made_by, made = self._made[number]
+        return plan in (None, made_by) and self._lifespans.has(made.definition, made.pipeline)
 
     async def _make(self, row: Row[Any]) -> OperationRuntime:
         declared = self.definitions[row.name.casefold()]
