@@ -34,6 +34,8 @@ class Reply:
     status: int = 200
     body: Any = None
     headers: Mapping[str, str] = field(default_factory=dict)
+    is_applied: bool = False
+    """As a fault: the call took effect first, and something in between answered."""
 
     @property
     def content(self) -> bytes:
@@ -49,11 +51,11 @@ class Hangup(Exception):
 class HttpRemote:
     """Listens on a free port of this machine.
 
-    `faults` are used up one by one, one for each call that writes: a `Reply` is sent in place of the work, and a word
-    says how the answer goes wrong. `reset-before` and `reset-after` cut the connection before or after applying;
-    `silent-after` applies and never answers; `half`, `wrong-length` and `drip` apply and spoil the answer. `late` cuts
-    the connection and applies when the next call that writes has come in. `refuses_duplicates` answers 409 to ids that
-    are there; `too_early` are ids that get a 429 of their own, once.
+    `faults` are used up one by one, one for each call that writes: a `Reply` is sent in place of the work, or of its
+    answer, and a word says how the answer goes wrong. `reset-before` and `reset-after` cut the connection before or
+    after applying; `silent-after` applies and never answers; `half`, `wrong-length` and `drip` apply and spoil the
+    answer. `late` cuts the connection and applies when the next call that writes has come in. `refuses_duplicates`
+    answers 409 to ids that are there; `too_early` are ids that get a 429 of their own, once.
     """
 
     def __init__(self) -> None:
@@ -143,6 +145,8 @@ class HttpRemote:
             self._late.append(call)
             raise Hangup
         reply = fault if isinstance(fault, Reply) else self._remembered(call)
+        if reply.is_applied:
+            self._remembered(call)
         if fault == "reset-after":
             raise Hangup
         if fault == "silent-after":

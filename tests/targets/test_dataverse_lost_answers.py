@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
@@ -158,17 +159,29 @@ async def test_a_create_that_took_effect_after_it_was_looked_for_is_not_made_twi
     assert result.created_ids == [row["accountid"] for row in remote.server.rows("account")]
 
 
-@pytest.mark.parametrize("status", [408, 503])
+@pytest.mark.parametrize("status, headers", [(408, {}), (503, {}), (503, {"Retry-After": "5"})])
 @pytest.mark.parametrize("options", [{}, {"client_made_ids": True}], ids=["untraceable", "traceable"])
 @pytest.mark.covers("BX-060")
 async def test_a_create_that_was_applied_before_the_remote_said_it_was_unavailable_is_not_made_twice(
-    remote: Remote, options: dict[str, Any], status: int
+    remote: Remote, options: dict[str, Any], status: int, headers: dict[str, str]
 ):
-    unavailable = Problem(status, "", "", has_body=False, is_applied=True)
+    unavailable = Problem(status, "", "", headers, has_body=False, is_applied=True)
     remote.server.faults.add(unavailable, action="CreateMultiple", times=1)
     result = await executor(remote).create_multiple("account", [{"name": "a"}], DataverseOptions(**options))
     assert result.outcomes == [Outcome.CREATED if options else Outcome.UNKNOWN]
     assert len(remote.server.rows("account")) == 1
+
+
+@pytest.mark.parametrize("is_applied", [True, False])
+@pytest.mark.covers("BX-060")
+async def test_an_elastic_row_of_which_the_store_was_unavailable_is_looked_for_after_the_wait(
+    remote: Remote, is_applied: bool
+):
+    unavailable = Problem(503, "", "unavailable", is_applied=is_applied)
+    remote.server.faults.add(unavailable, table="reading", times=1, row=lambda row: row["name"] == "b")
+    result = await executor(remote).create_multiple("reading", [{"name": name} for name in "abc"])
+    assert (result.is_success, result.statistics.throttles) == (True, 1)
+    assert sorted(row["name"] for row in remote.server.rows("reading")) == ["a", "b", "c"]
 
 
 async def test_an_id_that_was_taken_before_is_still_a_duplicate(remote: Remote):
@@ -270,13 +283,30 @@ async def test_an_answer_that_drips_for_ever_is_given_up():
             await asyncio.Event().wait()
             raise AssertionError("it never ends")
 
-    async with opened() as remote:
-        target = DataverseTarget(
-            remote.server.url,
-            remote.server.credential(),
-            client=lambda: httpx.AsyncClient(transport=Drip()),
-            timeout_s=0.01,
-        )
-        with pytest.raises(TargetError, match="TimeoutError") as caught:
+    class AtHand:
+        async def get_token(self, *scopes: str, **_: object) -> Any:
+            return SimpleNamespace(token="t", expires_on=2_000_000_000)
+
+    target = DataverseTarget(
+        "https://org.crm.dynamics.com",
+        AtHand(),
+        client=lambda: httpx.AsyncClient(transport=Drip()),
+        timeout_s=0.01,
+    )
+    with pytest.raises(TargetError, match="TimeoutError") as caught:
+        await target.describe("account", Mode.CREATE, BulkOptions(), "default")
+    assert caught.value.kind is ErrorKind.CONNECTION
+    await target.aclose()
+
+
+async def test_a_credential_that_never_answers_is_given_up():
+    class Silent:
+        async def get_token(self, *scopes: str, **_: object) -> Any:
+            await asyncio.Event().wait()
+
+    target = DataverseTarget("https://org.crm.dynamics.com", Silent(), timeout_s=0.01)
+    async with asyncio.timeout(HANG_S):
+        with pytest.raises(TargetError, match="no token for 'default'") as caught:
             await target.describe("account", Mode.CREATE, BulkOptions(), "default")
-        assert caught.value.kind is ErrorKind.CONNECTION
+    assert (caught.value.kind, caught.value.maybe_applied) == (ErrorKind.CONNECTION, False)
+    await target.aclose()

@@ -38,6 +38,7 @@ LOSSES: Sequence[Callable[[random.Random], Any]] = (
     lambda rng: Drop(is_late=True, is_reset=rng.random() < 0.5),
     lambda rng: Truncated(rng.randrange(20)),
     lambda rng: Problem(rng.choice(LOST), "", "", has_body=False, is_applied=rng.random() < 0.5),
+    lambda rng: Problem(503, "", "", UNTIL, has_body=False, is_applied=rng.random() < 0.5),
 )
 REFUSALS: Sequence[Callable[[random.Random], Any]] = (
     lambda rng: throttled(rng.choice(("requests", "time", "concurrency")), retry_after_s=rng.randrange(1, 60)),
@@ -46,6 +47,7 @@ REFUSALS: Sequence[Callable[[random.Random], Any]] = (
     lambda rng: race(rng.choice((3732, 2766, 2812))),
 )
 LOST = (408, 502, 503, 504)
+UNTIL = {"Retry-After": "3"}
 
 
 @dataclass
@@ -124,7 +126,7 @@ class Scene:
             faults.add(self.held, action=self.action, call=rng.randrange(1, 4), times=1)
         if self.table == "reading" and rng.random() < 0.3:
             self.can_lose = True
-            lost = Problem(408, "", "request timed out", is_applied=True)
+            lost = Problem(rng.choice((408, 503)), "", "nobody knows", is_applied=True)
             faults.add(lost, table="reading", times=2, row=lambda row: rng.random() < 0.3)
         if self.table == "reading" and rng.random() < 0.5:
             faults.add(TOO_EARLY, table="reading", times=2, row=lambda row: rng.random() < 0.3)
@@ -172,7 +174,7 @@ def check(scene: Scene, remote: Remote, result: BulkResult, ids: Sequence[str], 
             case Outcome.FAILED | Outcome.NOT_RUN:
                 assert times == 0, f"record {n} is {outcome} but was applied"
             case Outcome.UNKNOWN:
-                assert errors[n].kind in {ErrorKind.CONNECTION, ErrorKind.OTHER}
+                assert errors[n].kind in {ErrorKind.CONNECTION, ErrorKind.THROTTLED, ErrorKind.OTHER}
         if outcome is Outcome.FAILED and n not in scene.bad:
             assert errors[n].kind in PASSING or result.stopped_reason, f"record {n} failed by {errors[n]}"
     if scene.mode is Mode.UPSERT and (result.counts_exact or not scene.can_lose):

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -143,10 +144,70 @@ async def test_ids_given_one_by_one_come_back_in_the_order_of_the_input(remote: 
 
 @pytest.mark.covers("BX-106")
 async def test_a_throttle_is_waited_out(remote: HttpRemote):
-    remote.faults += [Reply(429, None, {"Retry-After": "30"}), Reply(503, None, {"Retry-After": "5"})]
+    remote.faults += [Reply(429, None, {"Retry-After": "30"}), Reply(403, None, {"Retry-After": "5"})]
+    async with closing(HttpTarget(remote.url, LOOSE)) as target:
+        executor = executor_of(target)
+        began_s = executor.pool.clock.monotonic()
+        result = await executor.create_multiple("thing", things(10))
+    assert (result.is_success, result.statistics.throttles) == (True, 2)
+    assert executor.pool.clock.monotonic() - began_s >= 35
+
+
+def unavailable(*, is_applied: bool) -> Reply:
+    return Reply(503, None, {"Retry-After": "5"}, is_applied=is_applied)
+
+
+@pytest.mark.covers("BX-060", "BX-106")
+@pytest.mark.parametrize("is_applied", [True, False])
+@pytest.mark.parametrize("way", ["looked up", "looked up, record by record", "keyed"])
+async def test_what_became_of_a_batch_is_asked_after_the_wait_when_the_remote_was_unavailable(
+    remote: HttpRemote, way: str, is_applied: bool
+):
+    remote.refuses_duplicates = True
+    remote.faults += [unavailable(is_applied=is_applied)] * 5
+    async with closing(HttpTarget(remote.url, {Mode.CREATE: WAYS[way]})) as target:
+        executor = executor_of(target)
+        began_s = executor.pool.clock.monotonic()
+        result = await executor.create_multiple("thing", things(10))
+    assert (result.is_success, len(remote.ledger)) == (True, 10)
+    assert executor.pool.clock.monotonic() - began_s >= 5 * result.statistics.throttles > 0
+
+
+@pytest.mark.covers("BX-060")
+async def test_a_key_in_use_after_an_unavailable_remote_is_asked_for_again(remote: HttpRemote):
+    remote.faults += [unavailable(is_applied=True), IN_USE]
+    async with closing(HttpTarget(remote.url, {Mode.CREATE: KEYED})) as target:
+        result = await executor_of(target).create_multiple("thing", things(10))
+    assert (result.is_success, len(remote.ledger)) == (True, 10)
+    assert len({call.headers["idempotency-key"] for call in remote.calls}) == 1
+
+
+@pytest.mark.covers("BX-060")
+async def test_a_create_at_an_unavailable_remote_that_cannot_be_asked_is_unknown(remote: HttpRemote):
+    remote.faults += [unavailable(is_applied=True)]
     async with closing(HttpTarget(remote.url, LOOSE)) as target:
         result = await executor_of(target).create_multiple("thing", things(10))
-    assert (result.is_success, result.statistics.throttles) == (True, 2)
+    assert (result.unknown_count, len(remote.ledger), len(remote.calls)) == (10, 10, 1)
+    assert result.errors[0].kind is ErrorKind.THROTTLED
+
+
+@pytest.mark.parametrize("mode", [Mode.UPDATE, Mode.UPSERT])
+async def test_a_batch_that_may_be_sent_twice_is_sent_again_after_an_unavailable_remote(remote: HttpRemote, mode: Mode):
+    remote.rows["thing"] = {record["id"]: record for record in things(10)}
+    remote.faults += [unavailable(is_applied=True)]
+    async with closing(HttpTarget(remote.url, LOOSE)) as target:
+        result = await executor_of(target).start(mode, "thing", things(10))
+    assert (result.is_success, len(remote.calls)) == (True, 2)
+
+
+async def test_a_question_that_finds_the_remote_unavailable_is_asked_again(remote: HttpRemote):
+    replies = [Reply(503, None, {"Retry-After": "5"}), Reply(200)]
+    remote.routes["/look/row-0"] = lambda call: replies.pop(0)
+    remote.faults += ["reset-after"]
+    endpoint = Endpoint(url="/atomic/{table}", id_field="id", is_atomic=True, lookup="/look/{id}")
+    async with closing(HttpTarget(remote.url, {Mode.CREATE: endpoint})) as target:
+        result = await executor_of(target).create_multiple("thing", things(1))
+    assert (result.is_success, len(remote.ledger), replies) == (True, 1, [])
 
 
 @pytest.mark.covers("BX-059")
@@ -231,6 +292,16 @@ async def test_a_key_that_stays_in_use_leaves_the_records_unknown(remote: HttpRe
     assert (result.unknown_count, len(remote.ledger)) == (10, 10)
 
 
+async def test_a_key_in_use_is_asked_for_again_when_the_remote_says(remote: HttpRemote):
+    remote.faults += ["reset-after", Reply(409, None, {"Retry-After": "60"})]
+    async with closing(HttpTarget(remote.url, {Mode.CREATE: KEYED})) as target:
+        executor = executor_of(target)
+        began_s = executor.pool.clock.monotonic()
+        result = await executor.create_multiple("thing", things(10))
+    assert (result.is_success, len(remote.ledger)) == (True, 10)
+    assert executor.pool.clock.monotonic() - began_s >= 60
+
+
 @pytest.mark.covers("BX-060")
 @pytest.mark.parametrize("url", ["/atomic/{table}", "/bulk/{table}"], ids=["as a whole", "record by record"])
 async def test_a_create_that_took_effect_after_it_was_looked_for_counts_as_created(remote: HttpRemote, url: str):
@@ -306,6 +377,10 @@ REPLIES = [
     Reply(408),
     IN_USE,
 ]
+LOST = [
+    *[Reply(status, is_applied=True) for status in (408, 502, 503, 504)],
+    *[Reply(503, None, {"Retry-After": "1"}, is_applied=True)] * 3,
+]
 SLOW = ["silent-after", "drip"]
 LOOKED_UP = Endpoint(url="/bulk/{table}", id_field="id", results=BY_INDEX, lookup="/rows/{table}/{id}")
 WAYS = {
@@ -313,6 +388,7 @@ WAYS = {
     "looked up": ATOMIC[Mode.CREATE],
     "looked up, record by record": LOOKED_UP,
     "keyed": KEYED,
+    "keyed, record by record": replace(KEYED, url="/bulk/{table}", is_atomic=False, results=BY_INDEX),
 }
 
 
@@ -332,7 +408,9 @@ async def faulty_run(way: str, seed: int) -> None:
     async with HttpRemote() as remote:
         remote.refuses_duplicates = True
         remote.too_early = {record["id"] for record in records if chance.random() < 0.03}
-        remote.faults += chance.choices([*QUICK, *REPLIES], k=chance.randrange(12))
+        # An atomic endpoint promises that a call that failed by itself changed nothing.
+        crashes = [] if WAYS[way].is_atomic else [Reply(500, is_applied=True)]
+        remote.faults += chance.choices([*QUICK, *REPLIES, *LOST, *crashes], k=chance.randrange(12))
         if seed % 5 == 0:
             remote.faults.append(chance.choice(SLOW))
         target = HttpTarget(remote.url, {Mode.CREATE: WAYS[way]}, timeout_s=0.1 if seed % 5 == 0 else 30)

@@ -352,6 +352,11 @@ async def test_a_key_in_the_query_appears_in_no_error(remote: HttpRemote):
         assert "hunter2" not in str(await refusal_of(remote, endpoint, {}))
 
 
+@pytest.mark.parametrize("auth", [StaticHeaders({"X-Key": "s3cret"}), bearer("s3cret")], ids=["headers", "bearer"])
+def test_fixed_credentials_do_not_show_their_secret(auth: StaticHeaders):
+    assert "s3cret" not in f"{auth!r} {auth}"
+
+
 @pytest.mark.parametrize(
     "url", ["ftp://host", "https://", "https://user:pass@host", "https://host/?key=1", "http://host.example"]
 )

@@ -54,7 +54,9 @@ def test_an_inner_message_is_used_when_there_is_no_other():
         (WebApiReply(500, {}, b"<html>"), True),
         (WebApiReply(503, {}, b""), True),
         (reply(503, "0x0", "unavailable"), True),
-        (WebApiReply(503, {"retry-after": "5"}, b""), False),
+        (WebApiReply(503, {"retry-after": "5"}, b""), True),
+        (reply(503, "0x0", "unavailable", {"retry-after": "5"}), True),
+        (reply(503, "0x80072322", "too many", {"retry-after": "5"}), False),
         (WebApiReply(408, {}, b""), True),
         (reply(500, "0x80044150", "Sql Number: 1205"), False),
         (WebApiReply(400, {}, b""), False),
@@ -64,7 +66,8 @@ def test_a_write_that_something_else_answered_may_have_taken_effect(answer: WebA
     assert refusal(answer, NOW, is_write=True).maybe_applied is is_doubtful
     assert not refusal(answer, NOW, is_write=False).maybe_applied
     if is_doubtful:
-        assert refusal(answer, NOW, is_write=True).kind is ErrorKind.CONNECTION
+        kind = ErrorKind.THROTTLED if "retry-after" in answer.headers else ErrorKind.CONNECTION
+        assert refusal(answer, NOW, is_write=True).kind is kind
 
 
 @pytest.mark.covers("BX-036")
@@ -81,8 +84,10 @@ def test_rows_that_are_listed_but_went_well_did_not_fail():
 
 
 def test_a_row_whose_outcome_the_store_does_not_know_may_have_been_written():
-    lost, refused = (row_error(RowFailure(0, status, None), TargetError("x")) for status in (408, 400))
-    assert (lost.maybe_applied, refused.maybe_applied) == (True, False)
+    statuses = (400, 408, 429, 449, 503)
+    errors = {status: row_error(RowFailure(0, status, None), TargetError("x")) for status in statuses}
+    assert [status for status, error in errors.items() if error.maybe_applied] == [408, 503]
+    assert errors[503].kind is ErrorKind.THROTTLED
 
 
 def test_rows_that_were_never_sent_are_not_believed():

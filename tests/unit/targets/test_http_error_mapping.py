@@ -65,7 +65,22 @@ def test_an_endpoint_may_give_a_status_another_meaning():
 @pytest.mark.parametrize("status", [403, 503])
 def test_a_refusal_that_says_when_to_come_back_is_a_throttle(status: int):
     error = refused(status, {"retry-after": "7"})
-    assert (error.kind, error.retry_after_s, error.maybe_applied) == (ErrorKind.THROTTLED, 7, False)
+    assert (error.kind, error.retry_after_s) == (ErrorKind.THROTTLED, 7)
+
+
+@pytest.mark.parametrize("endpoint", [ATOMIC, LOOSE])
+def test_a_throttle_that_something_in_between_may_have_told_leaves_open_what_was_applied(endpoint: Endpoint):
+    doubtful = {
+        status for status in (403, 429, 503) if refused(status, {"retry-after": "7"}, endpoint=endpoint).maybe_applied
+    }
+    assert doubtful == {503}
+
+
+@pytest.mark.parametrize("status", [500, 503, 529])
+def test_a_status_that_an_endpoint_declares_a_throttle_applied_nothing(status: int):
+    busy = Endpoint(url="/bulk/{table}", error_kinds={status: ErrorKind.THROTTLED})
+    error = refused(status, endpoint=busy)
+    assert (error.kind, error.maybe_applied) == (ErrorKind.THROTTLED, False)
 
 
 def test_a_forbidden_call_with_a_used_up_quota_is_a_throttle():

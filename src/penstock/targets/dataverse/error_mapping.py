@@ -51,6 +51,7 @@ SQL_WORDS = (
 UNSUPPORTED_WORDS = re.compile(
     r"not yet been implemented|is not enabled on the entity|does not support entities of type", re.IGNORECASE
 )
+DOUBTFUL = frozenset({ErrorKind.CONNECTION, ErrorKind.THROTTLED})
 ROW_THROTTLES = frozenset({429, 449, 503})
 ROW_LIST = "BulkApiErrorDetails"
 ROW_WAIT_S = 1.0  # the store under elastic tables throttles for moments, and does not say for how long
@@ -107,13 +108,15 @@ def refusal(reply: WebApiReply, now: datetime, *, is_write: bool) -> TargetError
     is_unanswered = reply.status in LOST or (not error and reply.status >= 500)
     if is_unanswered and kind is ErrorKind.OTHER:
         kind = ErrorKind.CONNECTION
+    # A code that is known is the platform's own word, and it says what happened.
+    is_doubtful = is_unanswered and kind in DOUBTFUL and (code or "").lower() not in KINDS
     return TargetError(
         message,
         kind=kind,
         code=code or str(reply.status),
         retry_after_s=wait_s,
         limit=limit_hit(code),
-        maybe_applied=is_write and is_unanswered and kind is ErrorKind.CONNECTION,
+        maybe_applied=is_write and is_doubtful,
         field=named_field(message),
         details=_details(reply),
     )
@@ -154,7 +157,7 @@ def row_error(row: RowFailure, call_error: TargetError) -> TargetError:
     message = f"the row was refused with status {row.status}: {call_error.message}"
     kind = row_error_kind(row.status)
     wait_s = (call_error.retry_after_s or ROW_WAIT_S) if kind is ErrorKind.THROTTLED else None
-    is_lost = kind is ErrorKind.CONNECTION
+    is_lost = row.status in LOST
     return TargetError(message, kind=kind, code=str(row.status), retry_after_s=wait_s, maybe_applied=is_lost)
 
 

@@ -77,7 +77,7 @@ class HttpClient:
         """The answer, whatever its status; `TargetError` when none came, or none that can be trusted."""
         httpx = installed()
         client = self._clients.get()
-        proof = await self._proof(source, client)
+        proof = await self._proved(source, client)
         request = client.build_request(method, self.address(path), content=content, headers={**headers, **proof})
         count_request()
         try:
@@ -108,6 +108,14 @@ class HttpClient:
         client = self._clients.take()
         if client is not None:
             await client.aclose()
+
+    async def _proved(self, source: str, client: httpx.AsyncClient) -> Mapping[str, str]:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await self._proof(source, client)
+        except TimeoutError as error:
+            # The remote itself was not yet called.
+            raise TargetError(f"no token for {source!r} came in time", kind=ErrorKind.CONNECTION) from error
 
     async def _answered(self, client: httpx.AsyncClient, request: httpx.Request) -> httpx.Response:
         response = await client.send(request, follow_redirects=False)

@@ -62,7 +62,7 @@ def refusal(reply: Reply, endpoint: Endpoint, *, call: str, now: datetime, recor
         code=code or str(status),
         retry_after_s=retry_after_s(headers, now) if is_throttle else None,
         limit=limit_hit(headers) if is_throttle else None,
-        maybe_applied=not is_throttle and _may_have_been_applied(status, kind, endpoint, records),
+        maybe_applied=_may_have_been_applied(status, kind, endpoint, records),
         field=named_field(message),
         details={"status": status},
     )
@@ -133,6 +133,9 @@ def kind_of_status(status: int, headers: Mapping[str, str], *, is_single: bool) 
 
 
 def _may_have_been_applied(status: int, kind: ErrorKind, endpoint: Endpoint, records: int) -> bool:
+    if kind is ErrorKind.THROTTLED:
+        # One that the endpoint declares is the remote's own; any other 503 may come from something in between.
+        return status in LOST and status not in endpoint.error_kinds
     if status in LOST or endpoint.is_atomic:
         return status in LOST
     if status >= 500:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urljoin
 
@@ -16,6 +16,7 @@ from penstock.targets.http.auth import Auth, StaticHeaders
 from penstock.targets.http.client import HttpClient, checked_base, new_client
 from penstock.targets.http.endpoint import Endpoint, PagedLookup
 from penstock.targets.http.error_mapping import Reply, refusal, width_hint
+from penstock.targets.http.rate_limits import retry_after_s
 from penstock.targets.http.request_body import ENCODER, content_type, encoded, filled, id_of
 from penstock.targets.model import BulkOptions, ErrorKind, Mode, Outcome, TargetError, Verdict
 from penstock.targets.rules.limits import RateLimit
@@ -66,7 +67,6 @@ class HttpTarget(Target):
         self.sources = tuple(auths)
         self.width, self.width_max, self.rate_limit = width, width_max, rate_limit
         self._auths = auths
-        self._timeout_s = timeout_s
         self._endpoints = endpoints
         self._lost_keys: RecentBatches[None] = RecentBatches()
         self._clock = clock or SystemClock()
@@ -128,12 +128,7 @@ class HttpTarget(Target):
         await self._http.aclose()
 
     async def _proof(self, source: str, client: httpx.AsyncClient) -> Mapping[str, str]:
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                return await self._auths[source].headers(client, self._clock)
-        except TimeoutError as error:
-            # The remote itself was not yet called.
-            raise TargetError(f"no token for {source!r} came in time", kind=ErrorKind.CONNECTION) from error
+        return await self._auths[source].headers(client, self._clock)
 
     def _endpoint(self, table: str, mode: Mode) -> Endpoint:
         found = self._endpoints.get((table, mode)) or self._endpoints.get(mode)
@@ -163,6 +158,7 @@ class HttpTarget(Target):
                 f"{call} answered {CONFLICT}: it still works on the first call with this key",
                 kind=ErrorKind.CONNECTION,
                 code=str(CONFLICT),
+                retry_after_s=retry_after_s(reply.headers, self._now()) if "retry-after" in reply.headers else None,
                 maybe_applied=True,
             )
         if reply.status not in endpoint.success:
@@ -197,7 +193,10 @@ class HttpTarget(Target):
         return reply
 
     def _refused(self, reply: Reply, endpoint: Endpoint, call: str, records: int = 1) -> TargetError:
-        return refusal(reply, endpoint, call=call, now=from_micros(self._clock.now_us()), records=records)
+        return refusal(reply, endpoint, call=call, now=self._now(), records=records)
+
+    def _now(self) -> datetime:
+        return from_micros(self._clock.now_us())
 
 
 def _read(response: httpx.Response) -> Reply:

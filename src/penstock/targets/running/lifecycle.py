@@ -242,6 +242,8 @@ class BatchLifecycle:
             work.wait_s = self._policy.wait_s(retry, self._pool.entropy.jitter)
             if work.is_outage:
                 work.wait_s = max(work.wait_s, self._policy.outage_wait_s(self._pool.silent_s))
+            if error.retry_after_s is not None:
+                work.wait_s = max(work.wait_s, self._policy.throttle_s(error.retry_after_s))
         if error.kind is ErrorKind.RACE:
             self._pool.table_gate.begin(self._spec.table, work)
         work.priority = Priority.RETRY
