@@ -6,7 +6,8 @@ from decimal import Decimal
 
 import pytest
 
-from penstock.targets.model import ErrorKind
+from penstock.targets.model import ErrorKind, Limit
+from penstock.targets.sql.connections import FULL_WAIT_S
 from penstock.targets.sql.mariadb import error_codes as mariadb
 from penstock.targets.sql.postgres import error_mapping as postgres
 from penstock.targets.sql.postgres.values import wrong_types
@@ -79,6 +80,30 @@ def test_every_sqlstate_of_postgresql_has_its_class(code: str, kind: ErrorKind):
 )
 def test_every_error_of_mariadb_has_its_class(number: int, state: str | None, kind: ErrorKind):
     assert mariadb.kind_of(number, state) is kind
+
+
+@pytest.mark.parametrize("code, limit", [("53300", Limit.CONCURRENCY), ("53400", None)])
+def test_postgresql_without_room_for_a_connection_is_a_limit_of_concurrency(code: str, limit: Limit | None):
+    error = postgres.described(code, "too many connections for role", {})
+    assert (error.kind, error.limit) == (ErrorKind.THROTTLED, limit)
+    assert error.retry_after_s == (FULL_WAIT_S if limit else None)
+
+
+@pytest.mark.parametrize(
+    "number, message, limit",
+    [
+        (1040, "Too many connections", Limit.CONCURRENCY),
+        (1203, "User a already has more than 'max_user_connections' active connections", Limit.CONCURRENCY),
+        (1226, "User 'a' has exceeded the 'max_user_connections' resource (current value: 2)", Limit.CONCURRENCY),
+        (1226, "User 'a' has exceeded the 'max_queries_per_hour' resource (current value: 2)", None),
+    ],
+)
+def test_mariadb_without_room_for_a_connection_is_a_limit_of_concurrency(
+    number: int, message: str, limit: Limit | None
+):
+    error = mariadb.refusal(number, "42000", message)
+    assert (error.kind, error.limit) == (ErrorKind.THROTTLED, limit)
+    assert error.retry_after_s == (FULL_WAIT_S if limit else None)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 import pytest
 from sql_places import Place, Wire, batch
 
-from penstock.targets import BulkExecutor, RetryPolicy
 from penstock.targets.model import ErrorKind, Mode, Outcome, TargetError
 from penstock.targets.sql.postgres.target import ASKED_MAX, is_committed
 from penstock.targets.sql.target import SqlTarget
@@ -112,25 +111,6 @@ async def test_a_call_cancelled_while_it_commits_gets_the_answer(place: Place, w
     assert [verdict.outcome for verdict in (await sending).verdicts] == [Outcome.CREATED]
 
 
-@pytest.mark.covers("BX-076")
-@pytest.mark.parametrize("is_answered", [True, False])
-async def test_a_bulk_call_that_is_cancelled_while_it_commits_ends_soon(place: Place, wire: Wire, is_answered: bool):
-    target = place.new_target(wire.url)
-    await target.describe("products", Mode.CREATE, batch(Mode.CREATE, []).options, "default")
-    wire.cut = "hold"
-    executor = BulkExecutor(target, policy=RetryPolicy(grace_s=0))
-    call = executor.start(Mode.CREATE, "products", [product(5)])
-    await wire.held.wait()
-    cancelling = asyncio.ensure_future(call.cancel())
-    if is_answered:
-        for _ in range(20):
-            await asyncio.sleep(0)
-        wire.released.set()
-    result = await cancelling
-    assert result.outcomes == [Outcome.CREATED if is_answered else Outcome.UNKNOWN]
-    wire.released.set()
-
-
 async def test_ids_the_database_made_are_known_after_a_lost_answer(place: Place, wire: Wire):
     identity = "integer GENERATED ALWAYS AS IDENTITY" if place.kind == "postgresql" else "integer AUTO_INCREMENT"
     await place.make("notes", f"CREATE TABLE notes (id {identity} PRIMARY KEY, body text)")
@@ -207,31 +187,3 @@ async def test_a_transaction_nobody_can_tell_about_stays_in_doubt(database_kind:
         await is_committed(Server(status), "7", sleep)
     assert caught.value.maybe_applied
     assert len(pauses) == (ASKED_MAX if status else 0)
-
-
-@pytest.mark.databases("postgresql", "mariadb")
-async def test_a_call_cancelled_while_it_waits_for_a_lock_leaves_nothing_behind(place: Place):
-    await place.products()
-    await place.send(Mode.CREATE, [product(1), product(2)])
-    async with place.hand() as execute:
-        await execute("BEGIN")
-        await execute("UPDATE products SET note = 'held' WHERE id = 2")
-        sending = asyncio.ensure_future(
-            place.target.send(batch(Mode.UPDATE, [product(1, note="x"), product(2, note="x")]), "default")
-        )
-        async with place.hand() as look:
-            while not await look(WAITING[place.kind]):  # noqa: ASYNC110 - a wait for a lock tells nobody
-                await asyncio.sleep(0.01)
-        sending.cancel()
-        await asyncio.wait([sending])
-        assert sending.cancelled()
-        await execute("COMMIT")
-    assert await place.rows("SELECT note FROM products ORDER BY id") == [("none",), ("held",)]
-    again = await place.send(Mode.UPDATE, [product(1, note="y"), product(2, note="y")])
-    assert [verdict.outcome for verdict in again.verdicts] == [Outcome.UPDATED] * 2
-
-
-WAITING = {
-    "postgresql": "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()",
-    "mariadb": "SELECT 1 FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'",
-}

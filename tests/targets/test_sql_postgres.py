@@ -329,13 +329,53 @@ async def test_types_that_the_driver_cannot_copy_are_written_like_others(
     assert outcomes(each) == ["created", "23514"]
 
 
-async def test_columns_may_have_the_names_that_statements_use(place: Place):
-    await place.make("odd", "CREATE TABLE odd (is_new integer PRIMARY KEY, penstock_ord integer, outcome text)")
-    for mode in (Mode.UPSERT, Mode.UPSERT, Mode.UPDATE):
-        records = [{"is_new": n, "penstock_ord": n, "outcome": mode} for n in range(3)]
-        answer = await place.send(mode, records, table="odd")
-    assert outcomes(answer) == ["updated"] * 3
-    assert await place.rows("SELECT is_new, penstock_ord FROM odd ORDER BY 1") == [(0, 0), (1, 1), (2, 2)]
+@pytest.mark.parametrize("kind", TEXT_ONLY)
+@pytest.mark.parametrize("only_changed", [False, True])
+@pytest.mark.parametrize("count", [10, MANY])
+async def test_types_that_the_driver_cannot_copy_are_updated_like_others(
+    place: Place, kind: str, only_changed: bool, count: int
+):
+    for extension in ("citext", "hstore"):
+        await place.run(f"CREATE EXTENSION IF NOT EXISTS {extension}")
+    await place.make("kept", f"CREATE TABLE kept (id integer PRIMARY KEY, value {kind}, n integer CHECK (n < {count}))")
+    value = TEXT_ONLY[kind]
+    await place.send(Mode.CREATE, [{"id": n, "value": value if n % 2 else None} for n in range(count)], table="kept")
+    records = [{"id": n, "value": value if n else None} for n in range(count + 1)]
+    answer = await place.send(Mode.UPDATE, records, table="kept", update_only_changed=only_changed)
+    alike = "unchanged" if only_changed else "updated"
+    assert outcomes(answer) == [alike if n == 0 or n % 2 else "updated" for n in range(count)] + ["NOT_FOUND"]
+    assert await place.rows("SELECT count(value) FROM kept") == [(count - 1,)]
+    more = [{"id": 0, "value": value, "n": 1}, {"id": 1, "value": None, "n": count}, {"id": count, "value": value}]
+    each = await place.send(Mode.UPDATE, more, table="kept", each=True, update_only_changed=only_changed)
+    assert outcomes(each) == ["updated", "23514", "NOT_FOUND"]
+    assert await place.rows("SELECT count(value) FROM kept") == [(count,)]
+
+
+NAMES = ("is_new", "penstock_ord", "outcome", "xid", "written", "given", "g", "penstock_i", "penstock_outcome")
+
+
+@pytest.mark.parametrize("key", ["is_new", "penstock_ord", "penstock_i", "xid"])
+@pytest.mark.parametrize("count, each", [(3, False), (MANY, False), (70, True)], ids=["arrays", "staged", "each"])
+async def test_columns_may_have_the_names_that_statements_use(place: Place, key: str, count: int, each: bool):
+    columns = ", ".join(f"{name} integer{' PRIMARY KEY' if name == key else ''}" for name in NAMES)
+    await place.make("odd", f"CREATE TABLE odd ({columns})")
+    steps = [
+        (Mode.CREATE, range(0, count, 2), ["created"] * len(range(0, count, 2))),
+        (Mode.UPSERT, range(count), ["updated" if n % 2 == 0 else "created" for n in range(count)]),
+        (Mode.UPDATE, range(count + 1), ["updated"] * count + ["NOT_FOUND"]),
+    ]
+    for added, (mode, numbers, expected) in enumerate(steps):
+        records = [{name: n if name == key else n + added for name in NAMES} for n in numbers]
+        assert outcomes(await place.send(mode, records, table="odd", each=each)) == expected
+        wanted = [tuple(record.values()) for record in records[:count]]
+        assert await place.rows(f"SELECT {', '.join(NAMES)} FROM odd ORDER BY {key}") == wanted
+    made = await place.send(Mode.CREATE, [dict.fromkeys(NAMES, count)], table="odd", each=each)
+    assert [verdict.id for verdict in made.verdicts] == [count]
+    unchanged = [{name: n if name == key else n + 2 for name in NAMES} for n in range(count)]
+    again = await place.send(Mode.UPSERT, unchanged, table="odd", each=each, update_only_changed=True)
+    assert outcomes(again) == ["unchanged"] * count
+    deleted = await place.send(Mode.DELETE, list(range(count)), table="odd", each=each)
+    assert outcomes(deleted) == ["deleted"] * count
 
 
 async def test_a_role_that_may_only_insert_can_create(place: Place):

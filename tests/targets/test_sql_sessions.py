@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import asyncmy
+import asyncpg
 import pytest
 from sql_places import Place, batch, maria_place, mariadb_hand, open_target, outcomes, postgres_hand
 
@@ -16,7 +17,6 @@ from penstock.errors import SettingsInvalid
 from penstock.targets import BulkExecutor
 from penstock.targets.model import BadInput, BulkOptions, ErrorKind, Mode, TargetError
 from penstock.targets.sql import MariaDbTarget, PostgresTarget, SqliteTarget
-from penstock.targets.sql.connections import ConnectionPool
 from penstock.targets.sql.target import SqlTarget
 
 
@@ -106,77 +106,6 @@ async def test_a_cancelled_call_that_was_still_waiting_does_not_disturb_the_runn
     assert await place.rows("SELECT count(*) FROM products") == [(20_000,)]
 
 
-class Line:
-    """A connection that remembers whether it was dropped."""
-
-    is_open = True
-
-    def drop(self) -> None:
-        self.is_open = False
-
-
-def lines(limit: int) -> tuple[ConnectionPool[Line], list[Line]]:
-    made: list[Line] = []
-
-    async def connect() -> Line:
-        made.append(Line())
-        return made[-1]
-
-    async def close(line: Line) -> None:
-        line.drop()
-
-    return ConnectionPool(limit, connect=connect, close=close, drop=Line.drop, is_alive=lambda line: line.is_open), made
-
-
-async def test_a_connection_is_used_again_after_success_and_after_a_refusal():
-    pool, made = lines(2)
-    async with pool.take():
-        pass
-    with pytest.raises(TargetError):
-        async with pool.take():
-            raise TargetError("no")
-    async with pool.take():
-        assert len(made) == 1
-
-
-async def test_a_connection_is_dropped_when_its_use_broke_off():
-    pool, made = lines(2)
-    with pytest.raises(ZeroDivisionError):
-        async with pool.take():
-            raise ZeroDivisionError
-    async with pool.take() as second:
-        assert second is made[1]
-    assert [line.is_open for line in made] == [False, True]
-
-
-async def test_a_discarded_connection_is_not_used_again():
-    pool, made = lines(2)
-    async with pool.take() as first:
-        pool.discard(first)
-    async with pool.take() as second:
-        assert second is not first
-    assert [line.is_open for line in made] == [False, True]
-
-
-async def test_connections_in_use_when_all_are_dropped_are_dropped_when_given_back():
-    pool, made = lines(2)
-    async with pool.take() as first:
-        pool.drop_all()
-        assert first.is_open
-    assert not first.is_open
-    async with pool.take():
-        assert len(made) == 2
-
-
-async def test_a_connection_the_server_closed_is_replaced():
-    pool, made = lines(2)
-    async with pool.take() as first:
-        pass
-    first.is_open = False
-    async with pool.take() as second:
-        assert second is made[1]
-
-
 ROOM_FOR_TWO = {
     "postgresql": (
         "DO $$ BEGIN IF to_regrole('narrow') IS NOT NULL THEN DROP OWNED BY narrow; DROP ROLE narrow; END IF; END $$",
@@ -193,7 +122,7 @@ ROOM_FOR_TWO = {
 
 @pytest.mark.databases("postgresql", "mariadb")
 @pytest.mark.covers("BX-058")
-async def test_a_server_with_room_for_few_connections_is_used_with_those(place: Place):
+async def test_a_server_with_room_for_few_connections_is_used_with_those(place: Place, monkeypatch: pytest.MonkeyPatch):
     await place.products()
     parts = urlsplit(place.url)
     root = parts._replace(netloc=f"root:@{parts.hostname}:{parts.port}").geturl()
@@ -201,11 +130,24 @@ async def test_a_server_with_room_for_few_connections_is_used_with_those(place: 
         for statement in ROOM_FOR_TWO[place.kind]:
             await ask(statement)
     url = parts._replace(netloc=f"narrow:narrow@{parts.hostname}:{parts.port}").geturl()
+    driver = asyncpg if place.kind == "postgresql" else asyncmy
+    connect, asked, turn = driver.connect, [], asyncio.Lock()
+
+    async def counted(*given: Any, **named: Any) -> Any:
+        async with turn:  # PostgreSQL may refuse two that come at once, though it has room for one of them
+            asked.append("refused")
+            connection = await connect(*given, **named)
+            asked[-1] = "opened"
+        return connection
+
+    monkeypatch.setattr(driver, "connect", counted)
     target = open_target(place.kind, url)
     records = [{"id": n, "name": "a"} for n in range(2000)]
-    result = await BulkExecutor(target).upsert_multiple("products", records)
+    result = await BulkExecutor(target).upsert_multiple("products", records, batch_size=100)
     await target.aclose()
     assert (result.is_success, result.statistics.throttles) == (True, 0)
+    assert asked[:3] == ["opened", "opened", "refused"]
+    assert "opened" not in asked[3:]
 
 
 async def test_the_options_of_a_mariadb_address_are_not_dropped(monkeypatch: pytest.MonkeyPatch):

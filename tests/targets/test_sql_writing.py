@@ -339,6 +339,69 @@ async def test_null_for_a_column_that_takes_none_is_refused_where_a_trigger_runs
     assert await place.rows("SELECT * FROM strict ORDER BY id") == [(1, "x", 1), (2, "b", 2), (3, "z", 7)]
 
 
+STRICT = "name varchar(9) NOT NULL, n integer NOT NULL, note varchar(9)"
+
+
+@pytest.mark.databases("mariadb")
+@pytest.mark.parametrize("mode", [Mode.UPDATE, Mode.UPSERT])
+async def test_a_batch_with_nulls_that_a_trigger_fills_in_writes_rows_of_all_shapes(place: Place, mode: Mode):
+    await place.make("strict", f"CREATE TABLE strict (id integer PRIMARY KEY, {STRICT})")
+    await place.run("CREATE TRIGGER strict_first BEFORE UPDATE ON strict FOR EACH ROW SET NEW.n = IFNULL(NEW.n, 7)")
+    await place.run("INSERT INTO strict SELECT seq, 'old', seq, 'old' FROM seq_1_to_5")
+    records = [
+        {"id": 5, "name": "e", "n": None, "note": "whole"},
+        {"id": 4, "n": None},
+        {"id": 3, "n": 30, "name": "c"},
+        {"id": 2, "n": None, "note": None, "name": "b"},
+        {"id": 1, "n": 10},
+    ]
+    assert outcomes(await place.send(mode, records, table="strict")) == ["updated"] * 5
+    assert await place.rows("SELECT * FROM strict ORDER BY id") == [
+        (1, "old", 10, "old"),
+        (2, "b", 7, None),
+        (3, "c", 30, "old"),
+        (4, "old", 7, "old"),
+        (5, "e", 7, "whole"),
+    ]
+
+
+@pytest.mark.databases("mariadb")
+@pytest.mark.parametrize("mode", [Mode.UPDATE, Mode.UPSERT])
+async def test_a_null_that_no_trigger_fills_in_is_refused_with_its_record_named(place: Place, mode: Mode):
+    await place.make("strict", f"CREATE TABLE strict (id integer PRIMARY KEY, {STRICT})")
+    await place.run("CREATE TRIGGER strict_first BEFORE UPDATE ON strict FOR EACH ROW SET NEW.n = IFNULL(NEW.n, 7)")
+    await place.run("INSERT INTO strict VALUES (1, 'a', 1, 'old'), (2, 'b', 2, 'old'), (3, 'c', 3, 'old')")
+    records = [{"id": 3, "name": "z", "n": None}, {"id": 1, "n": 10}, {"id": 2, "name": None, "n": 20}]
+    error = await place.refused(mode, records, table="strict")
+    assert (error.code, error.field, error.suspects) == ("1048", "name", (2,))
+    assert await place.rows("SELECT n FROM strict ORDER BY id") == [(1,), (2,), (3,)]
+    result = await BulkExecutor(place.target).start(mode, "strict", records)
+    assert [str(outcome) for outcome in result.outcomes] == ["updated", "updated", "failed"]
+    assert await place.rows("SELECT name, n FROM strict ORDER BY id") == [("a", 10), ("b", 2), ("z", 7)]
+
+
+@pytest.mark.databases("mariadb")
+@pytest.mark.parametrize(
+    "kind, held, given",
+    [
+        ("decimal(6,2)", "1.00", Decimal("1.001")),
+        ("decimal(6,2) unsigned", "1.00", Decimal("0.999")),
+        ("varchar(9) CHARACTER SET latin1 COLLATE latin1_general_cs", "'é'", "é"),
+        ("varchar(9) COLLATE utf8mb4_general_ci", "'É'", "e "),
+    ],
+)
+@pytest.mark.parametrize("mode", [Mode.UPDATE, Mode.UPSERT])
+async def test_a_row_with_a_null_is_matched_as_its_key_is_held(
+    place: Place, kind: str, held: str, given: object, mode: Mode
+):
+    await place.make("strict", f"CREATE TABLE strict (id {kind} PRIMARY KEY, name varchar(9), n integer NOT NULL)")
+    await place.run("CREATE TRIGGER strict_first BEFORE UPDATE ON strict FOR EACH ROW SET NEW.n = IFNULL(NEW.n, 7)")
+    await place.run(f"INSERT INTO strict VALUES ({held}, 'old', 1)")
+    answer = await place.send(mode, [{"id": given, "name": "new", "n": None}], table="strict")
+    assert outcomes(answer) == ["updated"]
+    assert await place.rows("SELECT name, n FROM strict") == [("new", 7)]
+
+
 @pytest.mark.databases("sqlite", "mariadb")
 async def test_a_number_that_the_database_does_not_have_fails_its_record(place: Place):
     value = float("nan")

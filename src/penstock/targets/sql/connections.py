@@ -120,9 +120,9 @@ class ConnectionPool(Generic[C]):
             except TargetError as error:
                 if error.limit is not Limit.CONCURRENCY or not held.opened:
                     raise
-                held.refused += 1
                 held.refused_at_s = asyncio.get_running_loop().time()
                 await held.free.acquire()
+                held.refused += 1
             else:
                 held.opened += 1
                 return connection

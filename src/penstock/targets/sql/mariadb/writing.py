@@ -169,7 +169,7 @@ class TableWriter:
         lacking = sorted({row for values in strict if None in values for row in touched if values[row] is None})
         rest = [name for name in group.columns if name not in self._work.key]
         changes = ", ".join(f"{backticks(name)} = %s" for name in rest)
-        where = " AND ".join(f"{backticks(name)} = %s" for name in self._work.key)
+        where = " AND ".join(f"{backticks(name)} = {self._as_held(name, '%s')}" for name in self._work.key)
         for row in lacking:
             part = group.pick([row])
             values = part.rows_of((*rest, *self._work.key))
@@ -206,15 +206,16 @@ class TableWriter:
     def _given(self, columns: Sequence[str], values: str) -> str:
         return f"(WITH g ({listed(columns, backticks)}) AS (VALUES {values}) SELECT * FROM g) g"
 
-    def _as_held(self, name: str, *, is_exact: bool = False) -> str:
+    def _as_held(self, name: str, given: str | None = None, *, is_exact: bool = False) -> str:
         """A given value as the column would hold it: in its character set and collation, with its decimals."""
         column = self._work.table.columns[name]
+        value = given or f"g.{backticks(name)}"
         if column.type == "decimal":
-            return f"CAST(g.{backticks(name)} AS {column.full_type.partition(' ')[0]})"
+            return f"CAST({value} AS {column.full_type.partition(' ')[0]})"
         if column.charset is None:
-            return f"g.{backticks(name)}"
+            return value
         collation = f"{column.charset}_bin" if is_exact else column.collation
-        return f"CONVERT(g.{backticks(name)} USING {column.charset}) COLLATE {collation}"
+        return f"CONVERT({value} USING {column.charset}) COLLATE {collation}"
 
 
 def _marks(group: RowGroup) -> str:

@@ -34,6 +34,9 @@ FACTS = {
     "column_name": "COLUMN_NAME",
     "table_name": "TABLE_NAME",
 }
+OUTCOME, XID = "penstock outcome", "penstock xid"
+TOLD = {fact: f"penstock {fact}" for fact in FACTS}
+"""The columns of the stage for what is told of a row. No table has columns of such names."""
 
 
 def without_wrong_types(work: TableBatch) -> tuple[dict[int, Verdict], list[RowGroup]]:
@@ -70,31 +73,34 @@ async def write_rows(connection: Any, work: TableBatch, group: RowGroup) -> tupl
     await connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
     made = plan.generated if work.mode is Mode.CREATE else ()
     more = "".join(f", {ansi(k)} {work.table.columns[k].type}" for k in made)
-    more += ", penstock_outcome text" + "".join(f", penstock_{fact} text" for fact in FACTS)
+    more += "".join(f", {ansi(column)} text" for column in (OUTCOME, *TOLD.values()))
     name = await stage(connection, work, group, is_numbered=True, more=more)
     for key in made:
         await connection.execute(f"UPDATE {name} SET {ansi(key)} = {work.table.columns[key].default}")
     plan = replace(plan, columns=(*plan.columns, *made))
     await connection.execute(_loop(plan, work.mode, name, len(group)))
-    told = await connection.fetch(f"SELECT *, pg_current_xact_id()::text AS xid FROM {name} ORDER BY {ORDINAL}")
-    return told[0]["xid"], [_verdict(work, group, n, row) for n, row in enumerate(told)]
+    xid = f"pg_current_xact_id()::text AS {ansi(XID)}"
+    told = await connection.fetch(f"SELECT *, {xid} FROM {name} ORDER BY {ORDINAL}")
+    return told[0][XID], [_verdict(work, group, n, row) for n, row in enumerate(told)]
 
 
 def _loop(plan: Plan, mode: Mode, name: str, rows: int) -> str:
-    row = f"WHERE {ORDINAL} = penstock_i"
-    statement = plan.told(mode, from_stage(name, plan.given, only="penstock_i"))
-    told = ", ".join(f"penstock_{fact} = penstock_v_{fact}" for fact in FACTS)
+    index, outcome = ansi("penstock index"), ansi("penstock new outcome")
+    new = {fact: ansi(f"penstock new {fact}") for fact in FACTS}
+    row = f"WHERE {ORDINAL} = {index}"
+    statement = plan.told(mode, from_stage(name, plan.given, only=index))
+    told = ", ".join(f"{ansi(TOLD[fact])} = {new[fact]}" for fact in FACTS)
     body = f"""
 #variable_conflict use_column
-DECLARE penstock_v_outcome text; {" ".join(f"penstock_v_{fact} text;" for fact in FACTS)}
+DECLARE {outcome} text; {" ".join(f"{variable} text;" for variable in new.values())}
 BEGIN
-  FOR penstock_i IN 1..{rows} LOOP
+  FOR {index} IN 1..{rows} LOOP
     BEGIN
-      {statement} SELECT outcome INTO penstock_v_outcome FROM told;
-      UPDATE {name} SET penstock_outcome = penstock_v_outcome {row};
+      {statement} SELECT outcome INTO {outcome} FROM told;
+      UPDATE {name} SET {ansi(OUTCOME)} = {outcome} {row};
     EXCEPTION WHEN OTHERS THEN
       IF SQLSTATE IN ({", ".join(f"'{code}'" for code in RETRIED)}) THEN RAISE; END IF;
-      GET STACKED DIAGNOSTICS {", ".join(f"penstock_v_{fact} = {item}" for fact, item in FACTS.items())};
+      GET STACKED DIAGNOSTICS {", ".join(f"{new[fact]} = {item}" for fact, item in FACTS.items())};
       UPDATE {name} SET {told} {row};
     END;
   END LOOP;
@@ -105,12 +111,12 @@ END
 
 
 def _verdict(work: TableBatch, group: RowGroup, index: int, row: Any) -> Verdict:
-    facts = {fact: row[f"penstock_{fact}"] for fact in FACTS}
+    facts = {fact: row[column] for fact, column in TOLD.items()}
     if facts["code"]:
         error = described(facts.pop("code"), facts.pop("message"), facts)
         quoted = quoted_texts(group.pick([index]), work.table, error)
         return Verdict(Outcome.FAILED, error=in_column(error, quoted[0][1]) if quoted else error)
-    outcome = row["penstock_outcome"]
+    outcome = row[OUTCOME]
     if outcome == "left out":
         return Verdict(Outcome.FAILED, error=left_out(work))
     if outcome == "missing":
