@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
 
 import pytest
 from dataverse.limits import Quota, Window
@@ -27,6 +27,9 @@ from penstock.targets import (
     UniformVerdicts,
     Verdict,
 )
+from penstock.targets.quotas import use_quotas
+from penstock.targets.rules.limits import Share
+from penstock.targets.sql_quotas import LEASE_S
 
 LIMITS = {"0x80072322": Limit.REQUESTS, "0x80072321": Limit.TIME, "0x80072326": Limit.CONCURRENCY}
 
@@ -44,6 +47,7 @@ class Metered(Target):
         self._random = random.Random(users)
         self.admitted: list[float] = []
         self.refused: list[float] = []
+        self.refused_users: Counter[str] = Counter()
         self.limits: Counter[Limit] = Counter()
 
     async def send(self, batch: Batch, source: str) -> Answer:
@@ -52,6 +56,7 @@ class Metered(Target):
         problem = window.admit(loop.time())
         if problem is not None:
             self.refused.append(loop.time())
+            self.refused_users[source] += 1
             self.limits[LIMITS[problem.code]] += 1
             raise TargetError(
                 problem.message,
@@ -148,6 +153,20 @@ def test_so_it_is_for_few_calls_at_once_and_for_slow_ones(window_s: float, width
     used()
 
 
+@pytest.mark.covers("BX-001", "BX-057")
+@pytest.mark.parametrize("users", [2, 4])
+@pytest.mark.parametrize("latency_s", [0.02, 0.1])
+def test_so_it_is_for_each_of_several_users(users: int, latency_s: float):
+    @in_virtual_time
+    async def used() -> None:
+        target = Metered(users, Quota(requests=100, window_s=5), latency_s=latency_s)
+        await drive(target, 60)
+        assert len(target.admitted) >= 0.95 * users * 20 * 60
+        assert max(target.refused_users[user] for user in target.sources) <= 6
+
+    used()
+
+
 @in_virtual_time
 @pytest.mark.covers("BX-057")
 async def test_a_short_load_ends_as_soon_as_the_window_permits():
@@ -166,6 +185,57 @@ async def test_the_limits_of_the_platform_are_used_to_the_full_from_the_start():
     rate, refused = target.settled(0, 900)
     assert rate >= 0.98 * 20
     assert refused < 0.002
+
+
+class Members:
+    """Who uses each quota at the moment, as the processes on one database tell each other."""
+
+    def __init__(self) -> None:
+        self.leases: dict[str, dict[str, tuple[float, float]]] = defaultdict(dict)
+
+
+class Member:
+    """One of those processes."""
+
+    def __init__(self, name: str, members: Members) -> None:
+        self._name, self._members = name, members
+
+    async def renew(self, remote: str, throttled_s: Mapping[str, float]) -> Mapping[str, Share]:
+        return {source: self._share(source, seconds) for source, seconds in throttled_s.items()}
+
+    def _share(self, source: str, seconds: float) -> Share:
+        now_s = asyncio.get_running_loop().time()
+        leases = self._members.leases[source]
+        leases[self._name] = (now_s + LEASE_S, now_s + seconds)
+        here = sorted(name for name, (until_s, _) in leases.items() if until_s >= now_s)
+        throttled_until_s = max((leases[name][1] for name in here if name != self._name), default=now_s)
+        return Share(here.index(self._name), len(here), max(0.0, throttled_until_s - now_s))
+
+
+@pytest.mark.covers("BX-057")
+@pytest.mark.parametrize("requests, window_s", [(50, 5), (100, 10)])
+@pytest.mark.parametrize("latency_s", [0.02, 0.1])
+def test_two_processes_use_a_quota_to_the_full_and_who_stays_takes_most_of_what_the_other_leaves(
+    requests: int, window_s: float, latency_s: float
+):
+    @in_virtual_time
+    async def used() -> None:
+        target, members = Metered(1, Quota(requests=requests, window_s=window_s), latency_s=latency_s), Members()
+        target.quota = "metered"
+
+        async def process(name: str, seconds: float) -> None:
+            use_quotas(Member(name, members))
+            await drive(target, seconds)
+
+        await asyncio.gather(process("one", 360), process("two", 120))
+        rate, refused = target.settled(30, 120)
+        assert rate >= 0.9 * requests / window_s
+        assert refused < 0.02
+        rate, refused = target.settled(180, 360)
+        assert rate >= 0.7 * requests / window_s
+        assert refused < 0.02
+
+    used()
 
 
 @in_virtual_time

@@ -262,6 +262,81 @@ async def test_an_input_that_fails_is_reported_as_the_executor_does():
         assert (result.success_count, str(result.input_error)) == (done, "disk")
 
 
+@pytest.mark.parametrize("stop", ["deadline", "cancel"])
+@pytest.mark.parametrize("given", [0, 1])
+@pytest.mark.parametrize("tables", [(), ("t",)])
+@in_virtual_time
+async def test_a_stalled_input_does_not_keep_a_run(stop: str, given: int, tables: tuple[str, ...]):
+    is_closed = False
+
+    async def stalled() -> AsyncIterator[Any]:
+        nonlocal is_closed
+        try:
+            for record in numbered(given):
+                yield record
+            await asyncio.Event().wait()
+        finally:
+            is_closed = True
+
+    began_s = asyncio.get_running_loop().time()
+    options = BulkOptions(deadline_s=3) if stop == "deadline" else BulkOptions()
+    prober = Prober(executor(without_bulk(*tables)))
+    run = prober.run("t", stalled(), mode=Mode.CREATE, fallback=Singles(), options=options)
+    task = asyncio.ensure_future(run)
+    if stop == "deadline":
+        result = await task
+    else:
+        await asyncio.sleep(3)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError) as caught:
+            await task
+        partial = BulkCancelled.found_in(caught.value)
+        assert partial is not None
+        result = partial
+    assert (result.stopped_reason, len(result.outcomes)) == ("cancelled" if stop == "cancel" else "deadline", given)
+    assert asyncio.get_running_loop().time() - began_s == pytest.approx(3, abs=0.1)
+    assert is_closed
+
+
+@pytest.mark.parametrize("tables", [(), ("t",)])
+@pytest.mark.parametrize("is_first_bad", [False, True])
+@in_virtual_time
+async def test_an_async_input_is_closed_when_a_run_stops_early(tables: tuple[str, ...], is_first_bad: bool):
+    is_closed = False
+
+    async def endless() -> AsyncIterator[Any]:
+        nonlocal is_closed
+        try:
+            n = 0
+            while True:
+                yield numbered(1, start=n)[0]
+                n += 1
+        finally:
+            is_closed = True
+
+    refused = trouble(ErrorKind.DATA)
+    remote = without_bulk(*tables, bad=lambda number: refused if is_first_bad and number == 0 else None)
+    records, singles = endless(), Singles(refused if is_first_bad else None)
+    options = BulkOptions(continue_on_error=False, deadline_s=1)
+    prober = Prober(executor(remote))
+    result = await prober.run("t", records, mode=Mode.CREATE, fallback=singles, options=options)
+    assert result.stopped_reason == ("stopped on error" if is_first_bad else "deadline")
+    assert is_closed
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+@in_virtual_time
+async def test_the_deadline_holds_for_bulk_calls_and_fallback_together(is_known: bool):
+    remote, singles = without_bulk("t", latency_s=4.0), Singles(*[trouble(ErrorKind.THROTTLED, retry_after_s=60)] * 4)
+    began_s = asyncio.get_running_loop().time()
+    prober = Prober(executor(remote))
+    if is_known:
+        prober.mark("t", Mode.CREATE, is_supported=True)
+    result = await probed(prober, 5, fallback=singles, options=BulkOptions(deadline_s=5))
+    assert (result.stopped_reason, result.not_run_count) == ("deadline", 5)
+    assert asyncio.get_running_loop().time() - began_s == pytest.approx(5, abs=0.1)
+
+
 @in_virtual_time
 async def test_a_list_is_checked_whole_before_its_first_record_goes_alone():
     remote = Remote()

@@ -82,6 +82,36 @@ def test_too_many_calls_at_once_are_no_matter_of_pace():
     assert pace.per_second(30) is None
 
 
+def test_a_pace_goes_up_and_down_with_our_share_of_the_quota():
+    pace = paced(10)
+    pace.scale(1 / 2)
+    assert pace.per_second(20) == pytest.approx(5)
+    assert room(pace, 20) == 50
+    pace.scale(2)
+    assert pace.per_second(20) == pytest.approx(10)
+    assert room(pace, 20) == 50
+
+
+def test_a_pace_that_was_refused_keeps_its_way_when_our_share_changes():
+    whole, shared = paced(10), paced(10)
+    for pace in (whole, shared):
+        throttle(pace, calls(pace, 100, 20), 9)
+    shared.scale(1 / 2)
+    for at_s in (30.0, 60.0, 1000.0):
+        assert shared.per_second(at_s) == pytest.approx((whole.per_second(at_s) or 0) / 2)
+
+
+def test_what_was_let_through_of_one_share_says_nothing_about_another():
+    pace = Pace()
+    calls(pace, 100, 0)
+    throttle(pace, 9.9, 0.1)
+    pace.scale(1 / 2)
+    for at_s in (10, 20):
+        calls(pace, 50, at_s)
+        throttle(pace, at_s + 1, 9)
+    assert pace.per_second(30) == pytest.approx(5)
+
+
 def test_throttles_that_cost_little_are_waited_out_without_a_pace():
     pace = Pace()
     for at_s in (100.0, 200.0, 300.0):

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from typing import Any, TypeAlias
 
 from penstock.targets.composite.result_merge import MergedProgress, MergedResult, with_positions, with_time_left
@@ -15,7 +14,14 @@ from penstock.targets.executor import BulkCancelled, BulkExecutor
 from penstock.targets.model import DONE, BulkOptions, ErrorKind, Mode, TargetError, Verdict
 from penstock.targets.progress import Report
 from penstock.targets.results import BulkResult
-from penstock.targets.running.input import Records, checked_records, checked_table, faults_in, refuse_faults
+from penstock.targets.running.input import (
+    InputReader,
+    Records,
+    checked_records,
+    checked_table,
+    faults_in,
+    refuse_faults,
+)
 from penstock.targets.target import Answer, Batch, Capabilities, Reference, Target
 
 __all__ = ["Prober"]
@@ -101,20 +107,22 @@ class Prober:
         self._learn(call, result)
         is_untouched = not (result.success_count or result.unknown_count)
         if _is_unsupported(result) and is_untouched and isinstance(records, Sequence):
+            call.options = with_time_left(call.options, result.duration_s)
             return await call.singly(records, fallback)
         return result
 
     async def _probed(self, call: _Call, records: Records, fallback: Fallback) -> BulkResult:
         """The first record alone, then the others."""
-        first, rest = await _parted(records)
-        if not first:
-            return await call.in_bulk(rest, call.progress)
-        probe = await call.in_bulk(first, None)
-        self._learn(call, probe)
-        if _is_unsupported(probe):
-            return await call.singly(_joined(first, rest), fallback)
-        total = 1 + len(rest) if isinstance(rest, Sequence) else None
-        return await call.continued(probe, rest, total)
+        parted = _PartedInput(records)
+        try:
+            probe = await call.in_bulk(parted.first(), None)
+            self._learn(call, probe)
+            call.options = with_time_left(call.options, probe.duration_s)
+            if _is_unsupported(probe):
+                return await call.singly(parted.whole(), fallback)
+            return await call.continued(probe, parted.others(), parted.total)
+        finally:
+            await parted.aclose(self._executor.policy.grace_s)
 
     def _learn(self, call: _Call, result: BulkResult) -> None:
         if _is_unsupported(result):
@@ -129,38 +137,52 @@ def _is_unsupported(result: BulkResult) -> bool:
     return is_stopped or any(error.kind is ErrorKind.UNSUPPORTED for error in result.errors)
 
 
-async def _parted(records: Records) -> tuple[Sequence[Any], Records]:
-    """The first record, if there is one, and the others; an input that fails is left for the executor to report."""
-    if isinstance(records, Sequence):
-        return records[:1], records[1:]
-    try:
-        if isinstance(records, AsyncIterable):
-            several = aiter(records)
-            return [await anext(several)], several
-        others = iter(records)
-        return [next(others)], others
-    except (StopIteration, StopAsyncIteration):
-        return (), ()
-    except Exception as error:
-        return (), _failing(error)
+class _PartedInput:
+    """An input for two calls, the first record for one and the others for the next; whoever made it closes it.
 
+    The calls wait for a stream themselves, so that their deadline and a cancellation end that.
+    """
 
-def _failing(error: Exception) -> Iterator[Any]:
-    raise error
-    yield
+    def __init__(self, records: Records) -> None:
+        self._reader = InputReader(records)
+        self._first: Sequence[Any] = ()
 
+    @property
+    def total(self) -> int | None:
+        """How many records there are, if that is known before they are read."""
+        return self._reader.total
 
-def _joined(first: Sequence[Any], rest: Records) -> Records:
-    if isinstance(rest, Sequence):
-        return [*first, *rest]
-    return _chained(first, rest) if isinstance(rest, AsyncIterable) else chain(first, rest)
+    def first(self) -> Records:
+        return self._reader.list[:1] if self._reader.list is not None else self._read_first()
 
+    def others(self) -> Records:
+        return self._reader.list[1:] if self._reader.list is not None else self._read()
 
-async def _chained(first: Sequence[Any], rest: AsyncIterable[Any]) -> AsyncIterator[Any]:
-    for record in first:
-        yield record
-    async for record in rest:
-        yield record
+    def whole(self) -> Records:
+        """All of it, once the first record was read."""
+        return self._reader.list if self._reader.list is not None else self._read(self._first)
+
+    async def aclose(self, patience_s: float) -> None:
+        await self._reader.aclose(patience_s)
+
+    async def _read_first(self) -> AsyncIterator[Any]:
+        self._first = await self._next()
+        for record in self._first:
+            yield record
+
+    async def _read(self, before: Sequence[Any] = ()) -> AsyncIterator[Any]:
+        for record in before:
+            yield record
+        while records := await self._next():
+            yield records[0]
+
+    async def _next(self) -> Sequence[Any]:
+        """The next record, if there is one."""
+        await self._reader.read(1)
+        _, records = self._reader.take(1)
+        if not records and self._reader.error is not None:
+            raise self._reader.error
+        return records
 
 
 @dataclass
@@ -182,17 +204,18 @@ class _Call:
         executor = BulkExecutor(single, options=self.options, pool=self.executor.pool, policy=self.executor.policy)
         return await executor.start(self.mode, self.table, records, self.options, self.progress)
 
-    async def continued(self, probe: BulkResult, rest: Records, total: int | None) -> BulkResult:
-        """Run the records after the first, and put both results together."""
+    async def continued(self, probe: BulkResult, others: Records, total: int | None) -> BulkResult:
+        """Run the records after the first, if there are any, and put both results together."""
         clock = self.executor.pool.clock
         started_s = clock.monotonic() - probe.duration_s
-        merged = MergedResult(self.mode, total or 1)
+        merged = MergedResult(self.mode, total or 0)
         merged.add(range(1), probe)
         progress = MergedProgress(total, self.progress, monotonic=clock.monotonic)
-        progress.add(probe)
-        if merged.stopped_reason is None:
-            options = with_time_left(with_positions(self.options, AFTER_FIRST), clock.monotonic() - started_s)
-            call = partial(self.executor.start, self.mode, self.table, rest, options, progress.part())
+        if probe.outcomes:
+            progress.add(probe)
+        if probe.outcomes and merged.stopped_reason is None:
+            options = with_positions(self.options, AFTER_FIRST)
+            call = partial(self.executor.start, self.mode, self.table, others, options, progress.part())
             try:
                 await merged.add_call(AFTER_FIRST, call)
             except asyncio.CancelledError as cancelled:

@@ -237,6 +237,7 @@ class Source:
 
     def set_share(self, share: Share) -> None:
         """Use no more than this of the quota."""
+        self.pace.scale(self.share.members / share.members)
         self.share = share
         if self.bucket:
             self.bucket.share(share.members)

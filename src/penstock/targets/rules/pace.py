@@ -101,6 +101,16 @@ class Pace:
         if self._base is not None:
             self._starts.append(now_s)
 
+    def scale(self, factor: float) -> None:
+        """Our part of the quota is so many times what it was: so is the pace, and earlier windows say nothing more."""
+        if factor == 1:
+            return
+        self._fullest = NO_WINDOW
+        if self._base is not None:
+            self._base *= factor
+            self._top = None if self._top is None else self._top * factor
+            self._hold(max(1, round(self._window_calls * factor)))
+
     def refused(self) -> None:
         """A call that began was throttled: it does not count as let through."""
         if self._starts:
@@ -113,7 +123,7 @@ class Pace:
     def _refused_late(self) -> None:
         """A call that was under way when the throttle began was refused too: the window took fewer than it seemed."""
         calls, window_s = self._fullest
-        if calls == self._let_through:
+        if calls and calls == self._let_through:
             calls -= 1
             self._fullest = calls, window_s
             is_learned = self._base is not None and self._top is None
@@ -185,7 +195,7 @@ class Pace:
             self._strikes += 1
         else:
             self._strikes, self._patience = 0, min(2 * self._patience, PATIENCE_MAX)
-        if self._strikes > STRIKES_MAX and self._calls >= CALLS_MIN:
+        if self._strikes > STRIKES_MAX:
             self._forget()
             self._learn(now_s, wait_s, limit)
             if self._base is not None:
