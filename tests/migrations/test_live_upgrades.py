@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 
 import pytest
 from patience import HANG_S
 from pydantic import BaseModel
-from sqlalchemy import Connection, event, text
+from sqlalchemy import Connection, event, inspect, text
 from sqlalchemy.exc import DBAPIError
 from test_migrations import differences, inside, upgrade_to
 
@@ -19,28 +20,24 @@ from penstock.clock import SystemClock
 from penstock.db import changes
 from penstock.db.connection import Link
 from penstock.db.database import Database
-from penstock.db.schema import VERSION_TABLE
-from penstock.db.upgrade import HEAD, REVISIONS, check, prepare_schema, upgrade
+from penstock.db.schema import VERSION_TABLE, metadata
+from penstock.db.upgrade import HEAD, MIGRATIONS, REVISIONS, check, prepare_schema, upgrade
 from penstock.settings import Settings
 from penstock.testing import json_lines
 
 pytestmark = pytest.mark.databases("postgresql", "mariadb")
 
-# The last revision that changes tables of earlier ones, and so has to wait for those who use them.
-LAST_CHANGE = "0011"
-# Every table that a later revision changes, with a column to write to.
-CHANGED = {
-    "penstock_chunk_rows": "data",
-    "penstock_row_record": "state",
-    "penstock_operation": "state",
-    "penstock_chunk": "version",
-    "penstock_transition": "event",
-    "penstock_worker": "host",
+CHANGE = re.compile(r'^ +(?:add_column\(|create_index\("(?P<index>\w+)", )"(?P<table>\w+)"', re.MULTILINE)
+# What each revision changes of tables that were there before, for which it has to wait for those who use them: the
+# table, and the index if it adds one.
+CHANGES = {
+    revision: [(found["table"], found["index"]) for found in CHANGE.finditer(script.read_text())]
+    for revision in REVISIONS
+    for script in (MIGRATIONS / "versions").glob(f"{revision}_*.py")
 }
-INDEXES = {
-    "ix_penstock_row_record_key": "penstock_row_record",
-    "ix_penstock_transition_position": "penstock_transition",
-}
+CHANGED = sorted({(revision, table) for revision, found in CHANGES.items() for table, _ in found})
+TABLES = {table for _, table in CHANGED}
+INDEXES = {index: table for found in CHANGES.values() for table, index in found if index is not None}
 
 
 @pytest.fixture(autouse=True)
@@ -58,27 +55,27 @@ async def connected(url: str) -> AsyncIterator[Database]:
 
 
 @asynccontextmanager
-async def verifying(url: str) -> AsyncIterator[None]:
-    """A long look at everything is under way."""
+async def verifying(url: str, tables: Collection[str]) -> AsyncIterator[None]:
+    """A long look at these tables is under way."""
     async with connected(url) as database, database.read() as tx:
         is_postgresql = database.dialect.name == "postgresql"
         endless = "idle_in_transaction_session_timeout" if is_postgresql else "SESSION idle_transaction_timeout"
         await tx.execute(text(f"SET {endless} = 0"))
-        for table in CHANGED:
+        for table in tables:
             await tx.execute(text(f"SELECT COUNT(*) FROM {table}"))
         yield
 
 
 @asynccontextmanager
-async def upgrade_held_up(url: str) -> AsyncIterator[Callable[[], bool]]:
-    """Inside, an upgrade has come to where it must wait for a long look; afterwards it goes on and ends.
+async def upgrade_held_up(url: str, tables: Collection[str]) -> AsyncIterator[Callable[[], bool]]:
+    """Inside, an upgrade has come to where it must wait for a long look at these tables; afterwards it goes on.
 
     What is given says whether it has ended.
     """
     async with connected(url) as database:
         refused = asyncio.Event()
         event.listen(database._engine.sync_engine, "handle_error", lambda _: refused.set())
-        async with verifying(url):
+        async with verifying(url, tables):
             task = asyncio.create_task(prepare_schema(database, upgrade=True))
             try:
                 async with asyncio.timeout(HANG_S):
@@ -99,18 +96,37 @@ async def is_building(url: str) -> bool:
         return bool(await connection.scalar(text("SELECT COUNT(*) FROM pg_index WHERE NOT indisvalid")))
 
 
-# From there on, revisions only make new tables, for which nobody waits.
-@pytest.mark.parametrize("release", REVISIONS[: REVISIONS.index(LAST_CHANGE)])
-async def test_an_upgrade_waits_for_a_long_look_and_holds_nobody_up(fresh_url, release):
-    await inside(fresh_url, lambda connection: upgrade_to(connection, release))
+@pytest.mark.databases("sqlite", "postgresql", "mariadb")
+async def test_every_change_of_a_table_that_was_there_is_known_here(fresh_url):
+    changed, before = set(), await inside(fresh_url, columns_and_indexes)
+    for revision in REVISIONS:
+        await inside(fresh_url, lambda connection, revision=revision: upgrade_to(connection, revision))
+        after = await inside(fresh_url, columns_and_indexes)
+        changed |= {(revision, table) for table in before.keys() & after.keys() if before[table] != after[table]}
+        before = after
+    assert sorted(changed) == CHANGED
+
+
+def columns_and_indexes(connection: Connection) -> dict[str, set[str]]:
+    seen = inspect(connection)
+    tables = set(seen.get_table_names()) - {VERSION_TABLE}
+    return {table: {str(it["name"]) for it in seen.get_columns(table) + seen.get_indexes(table)} for table in tables}
+
+
+@pytest.mark.parametrize("revision, table", CHANGED)
+async def test_an_upgrade_waits_for_a_long_look_and_holds_nobody_up(fresh_url, revision, table):
+    before = REVISIONS[REVISIONS.index(revision) - 1]
+    await inside(fresh_url, lambda connection: upgrade_to(connection, before))
+    there = TABLES & (await inside(fresh_url, columns_and_indexes)).keys()
     store = text("INSERT INTO penstock_chunk_rows (chunk, data) VALUES (1, :data)")
 
     async def write(tx: Link) -> None:
         await tx.execute(store, {"data": b"rows"})
-        for table, column in CHANGED.items():
-            await tx.execute(text(f"UPDATE {table} SET {column} = {column} WHERE 1 = 0"))
+        for name in there:
+            (column, *_) = metadata.tables[name].primary_key.columns.keys()
+            await tx.execute(text(f"UPDATE {name} SET {column} = {column} WHERE 1 = 0"))
 
-    async with connected(fresh_url) as worker, upgrade_held_up(fresh_url) as has_ended:
+    async with connected(fresh_url) as worker, upgrade_held_up(fresh_url, [table]) as has_ended:
         async with asyncio.timeout(HANG_S):
             await worker.transaction(write)
         assert not has_ended()
@@ -149,7 +165,7 @@ async def test_an_operation_goes_on_during_an_upgrade_and_its_worker_keeps_its_l
         working = asyncio.create_task(worker.run(stop))
         await inside(fresh_url, as_of_the_first_release)
         file = json_lines([{"n": n} for n in range(1, 101)])
-        async with upgrade_held_up(fresh_url) as has_ended:
+        async with upgrade_held_up(fresh_url, TABLES) as has_ended:
             made = await penstock.operations.create(items, file=file, file_name="items.jsonl")
             await asyncio.wait_for(in_work.wait(), HANG_S)  # the file was read and rows ran meanwhile
             assert not has_ended()
@@ -181,7 +197,7 @@ async def test_an_index_that_was_given_up_half_way_is_built_again(fresh_url):
         with pytest.raises(DBAPIError):
             connection.execute(build)
 
-    async with verifying(fresh_url):
+    async with verifying(fresh_url, {"penstock_row_record"}):
         await inside(fresh_url, give_up)
         assert await is_building(fresh_url)
     await upgrade(fresh_url, SystemClock())

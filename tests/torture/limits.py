@@ -2,8 +2,8 @@
 
 Two to four worker processes run operations of which one step has a limit. Every call is noted in a file when it begins
 and when it ends; a killed process's calls end when it does. From the notes alone follows how many calls ever were
-under way at once, or began within a second, and how long nothing was done while there was work. Exit 1 when that is
-too many, or too long.
+under way at once, or began within a second, and, with the times at which operations were created, how long an
+operation stood still. Exit 1 when that is too many, or too long.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +35,7 @@ from penstock.settings import Settings
 from penstock.testing import json_lines
 
 from .. import servers
+from .call_notes import Call, calls_of, idle_s_of, most_at_once, most_in_a_second, standstills
 from .nursery import Child, Nursery
 
 DATABASES = ("sqlite", *servers.KINDS)
@@ -113,60 +113,6 @@ async def _work(kind: type, settings: Settings) -> None:
         await worker.run(stop)
 
 
-# --- what the notes say
-
-
-@dataclass
-class Call:
-    """One call of the step; `end` is its process's death if it noted none."""
-
-    start: float
-    end: float
-
-
-def calls_of(path: Path, died_at: float) -> Iterator[tuple[str, Call]]:
-    """The calls of one process, by operation."""
-    open_calls: dict[tuple[str, str], float] = {}
-    for line in path.read_text().splitlines():
-        what, made, row, at = line.split()
-        if what == "began":
-            open_calls[made, row] = float(at)
-        else:
-            yield made, Call(open_calls.pop((made, row)), float(at))
-    for (made, _), start in open_calls.items():
-        yield made, Call(start, died_at)
-
-
-def most_at_once(calls: Sequence[Call]) -> int:
-    """The most calls that were ever under way together."""
-    moments = sorted([(call.start, 1) for call in calls] + [(call.end, -1) for call in calls])
-    inside = most = 0
-    for _, change in moments:
-        inside += change
-        most = max(most, inside)
-    return most
-
-
-def most_in_a_second(calls: Sequence[Call]) -> int:
-    """The most calls that ever began within one second."""
-    starts, first, most = sorted(call.start for call in calls), 0, 0
-    for last, start in enumerate(starts):
-        while start - starts[first] >= 1:
-            first += 1
-        most = max(most, last - first + 1)
-    return most
-
-
-def longest_idle_s(calls: Sequence[Call]) -> float:
-    """The longest time between the first call and the last in which none was under way."""
-    ordered, longest = sorted(calls, key=lambda call: call.start), 0.0
-    end = ordered[0].end if ordered else 0.0
-    for _, later in pairwise(ordered):
-        longest = max(longest, later.start - end)
-        end = max(end, later.end)
-    return longest
-
-
 # --- the campaign
 
 
@@ -183,12 +129,14 @@ class Campaign:
     fates: Counter[str] = field(default_factory=Counter)
     findings: list[str] = field(default_factory=list)
     verdicts: Counter[str] = field(default_factory=Counter)
+    created: dict[str, float] = field(default_factory=dict)
+    end: float = 0.0
     _born: int = 0
 
     async def run(self, seconds: float) -> None:
         """For so long."""
         await upgrade(str(self.settings["database_url"]), SystemClock())
-        end = now() + seconds
+        self.end = end = now() + seconds
         kind = limited(None, self.limits)
         async with (
             Penstock.open(operations=[kind], settings=Settings(**self.settings)) as penstock,
@@ -203,6 +151,7 @@ class Campaign:
         file = json_lines({"id": number} for number in range(1, self.rows + 1))
         while now() < end:
             made = await penstock.operations.create(kind, file=file, file_name="rows.jsonl")
+            self.created[made.id] = now()
             while not (done := await penstock.operations.get(made.id)).is_settled and now() < end:  # noqa: ASYNC110
                 await asyncio.sleep(0.2)
             if done.is_settled:
@@ -259,7 +208,7 @@ def judge(campaign: Campaign, calls: Mapping[str, Sequence[Call]]) -> str:
     """Add to the findings what is too much or too long; returns the figures."""
     limits = campaign.limits
     total = sum(map(len, calls.values()))
-    idle_s = max(map(longest_idle_s, calls.values()), default=0.0)
+    idle_s = idle_s_of(calls, campaign.created, campaign.end)
     if "rate" in limits:
         most, allowed = max(map(most_in_a_second, calls.values()), default=0), int(limits["rate"])
         figure = f"at most {most} began in any second (the limit is {allowed})"
@@ -268,13 +217,13 @@ def judge(campaign: Campaign, calls: Mapping[str, Sequence[Call]]) -> str:
         figure = f"at most {most} at once (the limit is {allowed})"
     if most > allowed:
         campaign.findings.append(f"the limit was exceeded: {figure}")
-    if idle_s > IDLE_S_MAX:
-        campaign.findings.append(f"nothing was done for {idle_s:.1f} s while there was work")
+    campaign.findings += standstills(idle_s, IDLE_S_MAX)
     if not total:
         campaign.findings.append("nothing was called at all")
     fates = ", ".join(f"{number} {fate}" for fate, number in sorted(campaign.fates.items()))
     ended = ", ".join(f"{number} {status}" for status, number in sorted(campaign.verdicts.items())) or "none ended"
-    return f"{total:,} calls; {figure}; longest idle {idle_s:.2f} s; workers: {fates}; operations: {ended}"
+    idle = f"longest idle {max(idle_s.values(), default=0.0):.2f} s"
+    return f"{total:,} calls; {figure}; {idle}; workers: {fates}; operations: {ended}"
 
 
 def main() -> int:

@@ -1,7 +1,7 @@
 """The core with one rule taken out, under seeded schedules: which faults does the oracle see, and by which rule?
 
-`python -m tests.torture.planted --seeds 16` prints a line for each; the faults are those of `protocol`'s last section,
-as the files `integration/test_planted_faults_*` plant them one scenario each.
+`python -m tests.torture.planted --seeds 16` prints a line for each; the faults are some of those
+that the files `integration/test_planted_faults_*` plant one scenario each.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from penstock.db.database import CommitUnknown, Database
 from penstock.operations.tables import chunks, operations, workers
 from penstock.testing import engine
 
+from .call_notes import Call, calls_of, idle_s_of, standstills
 from .clocks import jumps
 from .edit_rules import accepted_edits_are_kept
 from .journal import How, Said
@@ -205,3 +206,44 @@ async def test_an_operation_that_is_paused_or_waits_does_not_stand_still(tmp_pat
 
 async def test_what_is_due_in_an_hour_stands_still(tmp_path: Path):
     assert await still_after(tmp_path, 2 * STILL_BEATS, due_in_us=3_600_000_000) == 1
+
+
+# --- limits: what the notes say of an operation that stands still
+
+
+def idle_s(folder: Path, *notes: str, **created: float) -> dict[str, float]:
+    """How long each operation stood still, in a run that ends at 100 and whose one process died then."""
+    path = folder / "w1.calls"
+    path.write_text("".join(f"{line}\n" for line in notes))
+    found: dict[str, list[Call]] = {}
+    for made, call in calls_of(path, died_at=100.0):
+        found.setdefault(made, []).append(call)
+    return idle_s_of(found, created, end=100.0)
+
+
+def test_the_time_before_the_first_call_of_an_operation_is_idle(tmp_path: Path):
+    assert idle_s(tmp_path, "began a 1 30", a=10.0) == {"a": 20}
+
+
+def test_the_time_between_two_calls_is_idle(tmp_path: Path):
+    calls = ("began a 1 10", "began a 2 11", "ended a 1 12", "ended a 2 20", "began a 3 35")
+    assert idle_s(tmp_path, *calls, a=10.0) == {"a": 15}
+
+
+def test_the_time_from_the_last_call_until_the_next_operation_is_made_is_idle(tmp_path: Path):
+    assert idle_s(tmp_path, "began a 1 10", "ended a 1 20", "began b 1 60", a=10.0, b=60.0) == {"a": 40, "b": 0}
+
+
+def test_the_time_from_the_last_call_to_the_end_of_the_run_is_idle(tmp_path: Path):
+    assert idle_s(tmp_path, "began a 1 10", "ended a 1 40", a=10.0) == {"a": 60}
+
+
+def test_an_operation_that_is_never_called_is_idle_until_the_run_ends_whatever_comes_later(tmp_path: Path):
+    assert idle_s(tmp_path, a=10.0) == {"a": 90}
+    assert idle_s(tmp_path, "began a 1 105", "ended a 1 106", a=10.0) == {"a": 90}
+
+
+def test_an_operation_that_stands_still_at_the_end_is_a_finding(tmp_path: Path):
+    idle = idle_s(tmp_path, "began a 1 10", "ended a 1 20", "began b 1 25", "ended b 1 90", a=10.0, b=20.0)
+    assert standstills(idle, 9.0) == ["operation b stood still for 10.0 s while it had work"]
+    assert not standstills(idle, 10.0)
