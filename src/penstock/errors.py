@@ -35,6 +35,7 @@ PenstockError
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -253,8 +254,15 @@ class StepFailed(PenstockError):
 
 
 class RetryLater(PenstockError):
-    """Raise this in a step: not now; try again after `after` seconds, without spending a retry."""
+    """Raise this in a step: not now; try again after `after` seconds, without spending a retry.
+
+    Less than a tenth of a second counts as one; `ValueError` when it is negative or not finite.
+    """
 
     def __init__(self, message: str = "", *, after: float | timedelta) -> None:
         super().__init__(message)
         self.after = after.total_seconds() if isinstance(after, timedelta) else float(after)
+        if not 0 <= self.after < math.inf:
+            raise ValueError(
+                f"RetryLater(after={self.after:g}) cannot work: it needs a finite number of seconds, 0 or more"
+            )

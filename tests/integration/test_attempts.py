@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from approvals import clean
 from patience import HANG_S
 from pydantic import BaseModel
 from stored import history_of, records_of, rows_of
 
 from penstock import Backoff, Context, Pipeline, RetryLater, StepFailed, operation, step
+from penstock.operations.chunk.records import StepRecord
+from penstock.operations.running import chunk_progress
 from penstock.testing import Engine, engine
 
 
@@ -170,6 +175,93 @@ async def test_retry_later_ends_after_a_day(database_url: str, tmp_path: Path):
         [record] = await records_of(e.penstock.db, done.id)
         assert await attempts_of(e, done.id) == [[5]]
     assert (done.failed_rows, record.state, record.error_type) == (1, "Failed", "Timeout")
+
+
+def told(*messages: str, last: str | None = None) -> type:
+    """A step that is put off with each of these messages in turn, and then fails with the last one, or ends well."""
+
+    @operation("told")
+    class Told(Pipeline[Item]):
+        @step
+        async def call(self, row: Item, ctx: Context) -> None:
+            if ctx.attempt <= len(messages):
+                raise RetryLater(messages[ctx.attempt - 1], after=3)
+            if last is not None:
+                raise StepFailed(last)
+
+    return Told
+
+
+async def run_told(kind: type, database_url: str, tmp_path: Path) -> tuple[StepRecord, list[tuple[int, str]]]:
+    """The record of its only row at the end, and the attempts and messages of its history."""
+    async with engine([kind], url=database_url, tmp_path=tmp_path) as e:
+        done = await e.run(kind, ONE)
+        assert await clean(e) == []
+        [record] = await records_of(e.penstock.db, done.id)
+        return record, [(line.attempt, line.message) for line in await history_of(e.penstock.db, done.id)]
+
+
+@pytest.mark.parametrize("last, state", [(None, "Completed"), ("gone", "Failed")])
+async def test_a_row_that_is_put_off_again_for_the_same_reason_leaves_one_line(
+    database_url: str, tmp_path: Path, last: str | None, state: str
+):
+    busy = [f"busy, {number} are before you" for number in range(40)]
+    record, lines = await run_told(told(*busy, last=last), database_url, tmp_path)
+    assert lines == [(1, busy[0])]
+    assert (record.state, record.attempt, record.errors, record.message) == (state, 41, int(last is not None), last)
+
+
+async def test_a_row_that_is_put_off_for_another_reason_leaves_a_line_for_each(database_url: str, tmp_path: Path):
+    _, lines = await run_told(told("busy", "busy", "closed", "closed", "busy"), database_url, tmp_path)
+    assert lines == [(1, "busy"), (3, "closed"), (5, "busy")]
+
+
+async def test_reasons_that_take_turns_leave_no_line_for_each_attempt(
+    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(chunk_progress, "PUT_OFF_NOTED_MAX", 3)
+    record, lines = await run_told(told(*["busy", "closed"] * 4), database_url, tmp_path)
+    assert (len(lines), record.attempt) == (3, 9)
+
+
+async def test_the_next_owner_leaves_no_line_again(database_url: str, tmp_path: Path):
+    kind = told("busy", "busy", "busy")
+    async with engine([kind], url=database_url, tmp_path=tmp_path) as e:
+        made = await e.create(kind, ONE)
+        await e.work_until_idle()
+        await e.restart()
+        while not (done := await e.operations.get(made.id)).is_settled:
+            await e.skip_wait(done)
+            await e.work_until_idle()
+        assert [line.attempt for line in await history_of(e.penstock.db, made.id)] == [1]
+
+
+@pytest.mark.parametrize("after", [0, 0.001, timedelta(0)])
+async def test_a_row_that_asks_to_run_again_at_once_is_put_off_for_a_moment(
+    database_url: str, tmp_path: Path, after: float | timedelta
+):
+    @operation("hasty")
+    class Hasty(Pipeline[Item]):
+        @step
+        async def call(self, row: Item, ctx: Context) -> None:
+            if ctx.attempt == 1:
+                raise RetryLater("busy", after=after)
+
+    async with engine([Hasty], url=database_url, tmp_path=tmp_path) as e:
+        made = await e.create(Hasty, ONE)
+        await e.work_until_idle()
+        [record] = await records_of(e.penstock.db, made.id)
+        assert (record.attempt, record.due_at) == (1, e.clock.now_us() + 100_000)
+
+
+@pytest.mark.parametrize(
+    "after, shown",
+    [(-1, "-1"), (float("nan"), "nan"), (float("inf"), "inf"), (timedelta(seconds=-3), "-3")],
+)
+def test_retry_later_refuses_a_time_that_is_none(after: float | timedelta, shown: str):
+    wrong = f"RetryLater(after={shown}) cannot work: it needs a finite number of seconds, 0 or more"
+    with pytest.raises(ValueError, match=f"^{re.escape(wrong)}$"):
+        RetryLater("busy", after=after)
 
 
 @pytest.mark.parametrize("error, attempts", [(StepFailed("no"), 1), (KeyError("x"), 1), (ConnectionError("x"), 3)])

@@ -15,7 +15,8 @@ from several import CALM, Item, Witness, engines, items, limited, shares_of, unt
 from stored import rows_of
 from timers import Timers, most_within_a_second
 
-from penstock import BatchContext, Context, Pipeline, operation, step
+from penstock import BatchContext, Context, Pipeline, failpoints, operation, step
+from penstock.errors import Unavailable
 from penstock.operations.model import Operation
 from penstock.operations.rows import gates
 from penstock.operations.worker.limit_shares import LimitShares
@@ -236,6 +237,46 @@ async def test_a_worker_leaves_the_others_all_units_when_it_has_nothing_to_run(d
         await pass_time(5, one)
         await look(one)
         assert await shares_of(one, made) == {}, "and when all is done, nobody holds anything"
+
+
+async def away_when_it_leaves(e: Engine, point: str) -> None:
+    """The worker has nothing to run, and cannot reach the database at this point when it gives its units back."""
+
+    def be_away(at: str) -> None:
+        if at == point:
+            raise Unavailable("the database is away")
+
+    await pass_time(5, e)
+    with failpoints.armed(be_away), pytest.raises(Unavailable):
+        await look(e)
+
+
+WHILE_LEAVING = pytest.mark.parametrize("point", ["limit_shares:before", "limit_shares:after"])
+
+
+@WHILE_LEAVING
+async def test_a_worker_gives_its_units_back_when_the_database_that_was_away_is_there_again(
+    database_url, tmp_path, point
+):
+    kind = limited(Witness(is_open=True), concurrency=2)
+    async with engines([kind], url=database_url, folder=tmp_path) as (one,):
+        made = await one.run(kind, items(2))
+        await away_when_it_leaves(one, point)
+        await look(one)
+        assert await shares_of(one, made) == {}
+
+
+@WHILE_LEAVING
+async def test_a_worker_that_could_not_leave_goes_on_with_units_that_are_on_record(database_url, tmp_path, point):
+    kind = limited(Witness(is_open=True), concurrency=2)
+    async with engines([kind], url=database_url, folder=tmp_path) as (one,):
+        made = await one.run(kind, items(2))
+        (chunk,) = await chunks_of(one, made)
+        await away_when_it_leaves(one, point)
+        runtime = await one.worker.runtimes.get(chunk.operation)
+        assert await one.worker.limit_shares.take_part(runtime)
+        assert units(await shares_of(one, made)) == [2]
+        assert [limiter.units for limiter in runtime.limiters.values()] == [2]
 
 
 async def test_rows_that_queue_for_units_that_are_gone_are_given_back(database_url, tmp_path):

@@ -15,7 +15,7 @@ from penstock.settings import Settings
 from penstock.testing import Engine, engine
 
 LEASE_S = Settings().lease_s
-QUIET = Settings(flush_s=3600, control_poll_s=3600)
+QUIET = Settings(flush_s=3600, control_poll_s=3600, sync_threads=1)
 
 
 class Yard:
@@ -91,6 +91,16 @@ def on_threads_behind_a_gate(yard: Yard) -> type:
     return Kind
 
 
+def on_a_busy_thread(yard: Yard) -> type:
+    @operation("yard")
+    class Kind(Pipeline[Paper]):
+        @step(concurrency=2)
+        def first(self, paper: Paper, ctx: Context) -> None:
+            yard.call_on_thread("first", ctx.row_number)
+
+    return Kind
+
+
 def behind_a_condition(yard: Yard) -> type:
     @operation("yard", max_row_concurrency=1)
     class Kind(Pipeline[Paper]):
@@ -106,12 +116,47 @@ def behind_a_condition(yard: Yard) -> type:
     return Kind
 
 
+def on_threads_behind_a_condition(yard: Yard) -> type:
+    @operation("yard", max_row_concurrency=1)
+    class Kind(Pipeline[Paper]):
+        @step
+        def first(self, paper: Paper, ctx: Context) -> None:
+            yard.call_on_thread("first", ctx.row_number)
+
+        @first.when
+        def is_wanted(self, paper: Paper, ctx: Context) -> bool:
+            yard.call_on_thread("when", ctx.row_number)
+            return True
+
+    return Kind
+
+
 def behind_a_key(yard: Yard) -> type:
     @operation("yard", max_row_concurrency=1)
     class Kind(Pipeline[Paper]):
         @step.signal(timeout=60)
         async def first(self, paper: Paper, ctx: Context) -> None:
             await yard.call("first", ctx.row_number)
+
+        @first.key
+        async def its_key(self, paper: Paper, ctx: Context) -> str:
+            await yard.call("key", ctx.row_number)
+            return paper.code
+
+    return Kind
+
+
+def with_a_key_behind_a_condition(yard: Yard) -> type:
+    @operation("yard", max_row_concurrency=1)
+    class Kind(Pipeline[Paper]):
+        @step.signal(timeout=60)
+        async def first(self, paper: Paper, ctx: Context) -> None:
+            await yard.call("first", ctx.row_number)
+
+        @first.when
+        async def is_wanted(self, paper: Paper, ctx: Context) -> bool:
+            await yard.call("when", ctx.row_number)
+            return True
 
         @first.key
         async def its_key(self, paper: Paper, ctx: Context) -> str:
@@ -192,8 +237,11 @@ WAYS: dict[str, tuple[Callable[[Yard], type], str]] = {
     "the next row on a thread": (two_sync_steps, "second"),
     "behind a gate": (behind_a_gate, "first"),
     "on a thread behind a gate": (on_threads_behind_a_gate, "first"),
+    "on a thread that was busy": (on_a_busy_thread, "first"),
     "behind a condition": (behind_a_condition, "when"),
+    "on a thread behind a condition": (on_threads_behind_a_condition, "when"),
     "behind a key": (behind_a_key, "key"),
+    "a key behind a condition": (with_a_key_behind_a_condition, "when"),
     "the next batch": (batches, "first"),
     "the next batch behind a gate": (batches_behind_a_gate, "first"),
     "a batch behind a condition": (batches_behind_a_condition, "when"),
@@ -224,7 +272,7 @@ async def test_nothing_starts_once_the_lease_is_over(database_url: str, tmp_path
         await until_idle(e)
         assert yard.calls == before
         await e.work_until_idle()
-        for paper in papers(2) if way == "behind a key" else ():
+        for paper in papers(2) if "key" in way else ():
             await e.penstock.signals.complete(made.id, paper["code"])
         await e.work_until_idle()
         assert (await e.operations.get(made.id)).status == "Completed"

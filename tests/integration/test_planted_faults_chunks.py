@@ -5,22 +5,27 @@ With `weak` False the same scenario runs on the real thing and must be clean, so
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
 from typing import Any
 
-from approvals import Paper, Wall, at_wall, clean, papers, states
+from approvals import Calls, Paper, Wall, at_wall, clean, failures, papers, requests_of, states
 from planted import DONE, WAIT, both, office, overlooked, parked
-from sqlalchemy import Column, ForeignKey, Integer, MetaData, Table, bindparam, update
+from sqlalchemy import Column, ForeignKey, Integer, MetaData, Table, bindparam, false, select, update
 
-from penstock import Context, operation
+from penstock import Context, StepFailed, operation
 from penstock.db.schema import metadata
+from penstock.errors import Conflict
 from penstock.operations import control, moves, retrying
 from penstock.operations.chunk import store
 from penstock.operations.chunk.store import Lost
 from penstock.operations.inbox import settling
+from penstock.operations.retrying import NothingToRetry
 from penstock.operations.running import actor as acting
 from penstock.operations.running.actor import ChunkActor
 from penstock.operations.running.planning import next_due
-from penstock.operations.tables import chunks, operations
+from penstock.operations.tables import chunks, operations, requests
+from penstock.settings import Settings
 from penstock.testing import engine
 
 # --- closing and letting go
@@ -180,6 +185,55 @@ async def test_a_retry_that_opens_chunks_outside_its_transaction_is_caught(tmp_p
         await e.operations.retry(made.id)
         await e.work_until_idle()
         assert ("open_chunks is 1, expected 0" in " ".join(await clean(e))) is weak
+
+
+@both
+async def test_rows_of_a_stopping_operation_that_are_accepted_for_retry_are_caught(tmp_path, monkeypatch, weak):
+    if weak:
+        monkeypatch.setattr(retrying, "_RUNNING", (*retrying._RUNNING, "Stopping"))
+    wall = Wall()
+
+    @operation("last", max_row_concurrency=1)
+    async def last(paper: Paper, ctx: Context) -> None:
+        if ctx.row_number == 1:
+            raise StepFailed("no room")
+        await wall.stop()
+
+    async with engine([last], tmp_path=tmp_path, settings=Settings(chunk_rows=1)) as e:
+        made = await e.create(last, papers(2))
+        await at_wall(wall, e.work_until_idle())
+        while (await e.operations.row(made.id, 1)).state != "Failed":  # noqa: ASYNC110  # it happens in the worker
+            await asyncio.sleep(0)
+        await e.operations.cancel(made.id)
+        with suppress(Conflict):
+            await e.operations.retry(made.id, rows=[1])
+        wall.gone.set()
+        await e.worker.look_round()
+        await e.work_until_idle()
+        assert refused_later(await requests_of(e, made)) is weak
+
+
+@both
+async def test_an_edit_beside_a_retry_of_all_is_caught(tmp_path, monkeypatch, weak):
+    def sees_no_request(*columns: Any) -> Any:
+        query = select(*columns)
+        return query.where(false()) if columns[0] is requests.c.id else query
+
+    if weak:
+        monkeypatch.setattr(retrying, "select", sees_no_request)
+    async with engine([failures(Calls(), broken=lambda ctx, code: code == "bad")], tmp_path=tmp_path) as e:
+        made = await e.create("failures", [{"code": "bad"}])
+        await e.work_until_idle()
+        await e.operations.retry(made.id)
+        with suppress(NothingToRetry):
+            await e.operations.edit_row(made.id, 1, {"code": "good"})
+        await e.work_until_idle()
+        assert refused_later(await requests_of(e, made)) is weak
+
+
+def refused_later(asked: list[Any]) -> bool:
+    """Whether a request that was accepted came to nothing."""
+    return any(request.outcome.startswith("refused") for request in asked)
 
 
 def keys_to_operation(tables: MetaData) -> list[str]:

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from typing import Any
 
-from approvals import Paper, Wall, a_moment, at_wall, clean, papers
+import pytest
+from approvals import Paper, Wall, a_moment, at_wall, chunks_of, clean, papers
 from planted import both, office, parked
 from sqlalchemy import Integer, bindparam, update
 
-from penstock import Context, Pipeline, failpoints, operation, step
+from penstock import BatchContext, Context, Pipeline, failpoints, operation, step
+from penstock.db.database import Database
 from penstock.operations.chunk import owned, store
 from penstock.operations.chunk.ledger import CANCELLED
 from penstock.operations.chunk.store import Lost
@@ -24,6 +27,7 @@ from penstock.operations.rows.gates import FOREVER, StartLimit
 from penstock.operations.running.actor import ChunkActor
 from penstock.operations.tables import chunks
 from penstock.operations.worker import lease as leasing
+from penstock.operations.worker.background import BackgroundDuties
 from penstock.operations.worker.lease import Lease
 from penstock.settings import Settings
 from penstock.testing import Engine, engine
@@ -112,21 +116,56 @@ class Unlimited(StartLimit):
     until_ns = property(lambda self: FOREVER, lambda self, until: None)
 
 
+Begin = Callable[[int], Awaitable[None]]
+
+
+def rows(begin: Begin) -> object:
+    @operation("slow", max_row_concurrency=1)
+    async def slow(paper: Paper, ctx: Context) -> None:
+        await begin(ctx.row_number)
+
+    return slow
+
+
+def batches(begin: Begin) -> object:
+    @operation("slow", max_row_concurrency=1)
+    class Slow(Pipeline[Paper]):
+        @step.batch(size=1)
+        async def file(self, rows: list[Paper], ctx: BatchContext) -> None:
+            await begin(ctx.rows[0].row_number)
+
+    return Slow
+
+
+def polls(begin: Begin) -> object:
+    @operation("slow", max_row_concurrency=1)
+    class Slow(Pipeline[Paper]):
+        @step.poll(every=1, timeout=3600)
+        async def file(self, paper: Paper, ctx: Context) -> None: ...
+
+        @file.check
+        async def is_filed(self, paper: Paper, ctx: Context) -> bool:
+            await begin(ctx.row_number)
+            return True
+
+    return Slow
+
+
 @both
-async def test_a_start_without_a_look_at_the_lease_is_caught(tmp_path, monkeypatch, weak):
+@pytest.mark.parametrize("kind", [rows, batches, polls])
+async def test_a_start_without_a_look_at_the_lease_is_caught(tmp_path, monkeypatch, weak, kind):
     if weak:
         monkeypatch.setattr(leasing, "StartLimit", Unlimited)
     begun: list[int] = []
     wall = Wall()
 
-    @operation("slow", max_row_concurrency=1)
-    async def slow(paper: Paper, ctx: Context) -> None:
-        begun.append(ctx.row_number)
-        if ctx.row_number == 1:
+    async def begin(row: int) -> None:
+        begun.append(row)
+        if row == 1:
             await wall.stop()
 
-    async with engine([slow], tmp_path=tmp_path) as e:
-        await e.create(slow, papers(2))
+    async with engine([kind(begin)], tmp_path=tmp_path) as e:
+        await e.create("slow", papers(2))
         await at_wall(wall, e.work_until_idle())
         e.clock.advance(Settings().lease_s + 1)
         wall.gone.set()
@@ -186,3 +225,32 @@ async def test_a_write_without_the_fence_is_caught(tmp_path, monkeypatch, weak):
         (refused,) = await asyncio.gather(late, return_exceptions=True)
         assert isinstance(refused, Lost) is not weak
         assert bool(await clean(e)) is weak
+
+
+@both
+async def test_a_chunk_given_up_without_its_fence_is_caught(tmp_path, monkeypatch, weak):
+    """Between the look and the write we claim it again: it is in hand then, and its rows may run."""
+    transaction = Database.transaction
+
+    async def give_up_unfenced(background: BackgroundDuties, chunk: int, fence: int) -> None:
+        mine = (chunks.c.id == chunk, chunks.c.owner == background._worker.lease.id)
+        gone = update(chunks).where(*mine).values(owner=owned.GIVEN_UP, version=chunks.c.version + 1)
+        await background._db.transaction(lambda tx: tx.execute(gone), "give_up")
+
+    async def claim_again_first(db: Database, work: Any, point: str = "") -> Any:
+        if point == "give_up":
+            await transaction(db, claim)
+        return await transaction(db, work, point)
+
+    async def claim(tx: Any) -> None:
+        await tx.execute(update(chunks).values(owner=e.worker.lease.id, fence=chunks.c.fence + 1))
+
+    if weak:
+        monkeypatch.setattr(BackgroundDuties, "_give_up_chunk", give_up_unfenced)
+    async with office(tmp_path) as e:
+        made = await parked(e, papers(1))
+        await e.penstock.db.transaction(claim)
+        monkeypatch.setattr(Database, "transaction", claim_again_first)
+        await e.worker.look_round()
+        (chunk,) = await chunks_of(e, made)
+        assert (chunk.owner != e.worker.lease.id) is weak

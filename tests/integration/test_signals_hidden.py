@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 from approvals import Calls, approvals, chunks_of, clean, papers, signals_of, states
-from sqlalchemy import insert
+from sqlalchemy import insert, update
 
+from penstock.operations.chunk.owned import GIVEN_UP
 from penstock.operations.inbox import lookup, settling
 from penstock.operations.model import Operation
 from penstock.operations.operation_ids import number_of
-from penstock.operations.tables import signals
+from penstock.operations.tables import chunks, signals
 from penstock.settings import Settings
 from penstock.testing import Engine, engine
 
@@ -162,6 +163,39 @@ async def test_a_paused_operation_gets_no_mail_from_sweeps_and_hears_its_signals
     assert await mails(e, made) == before
     await e.operations.resume(made.id)
     await settling.sweep(e.penstock.db)
+    await e.work_until_idle()
+    assert await states(e, made) == [DONE, WAIT]
+
+
+async def abandon(e: Engine, made: Operation, owner: str) -> None:
+    """Leave the operation's chunks, due now, with an owner who is not there."""
+
+    async def leave(tx: Any) -> None:
+        mine = chunks.c.operation == await number_of(tx, made.id)
+        await tx.execute(update(chunks).where(mine).values(owner=owner, due_at=e.penstock.db.now()))
+
+    await e.penstock.db.transaction(leave)
+
+
+@pytest.mark.parametrize("owner", ["a-worker-without-a-record", GIVEN_UP])
+async def test_the_chunk_of_a_dead_owner_gets_no_mail_from_sweeps_and_hears_its_signals_when_it_is_claimed(e, owner):
+    made = await parked(e, 2)
+    await abandon(e, made, owner)
+    await plant(e, made, ["paper-p1"], at=e.clock.now_us())
+    before = await mails(e, made)
+    for _ in range(3):
+        assert await settling.sweep(e.penstock.db) == 1
+    assert await mails(e, made) == before
+    await e.work_until_idle()
+    assert await states(e, made) == [DONE, WAIT]
+
+
+async def test_a_signal_leaves_mail_for_an_owner_who_seems_dead_because_it_may_come_back(e):
+    made = await parked(e, 2)
+    await abandon(e, made, "a-worker-without-a-record")
+    [before] = await mails(e, made)
+    await e.penstock.signals.complete(made.id, "paper-p1")
+    assert await mails(e, made) == [before + 1]
     await e.work_until_idle()
     assert await states(e, made) == [DONE, WAIT]
 

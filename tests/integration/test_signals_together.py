@@ -291,6 +291,42 @@ async def test_what_the_database_refuses_is_the_matter_of_its_caller_alone(e, qu
     assert await states(e, made) == [DONE, WAIT, DONE]
 
 
+@pytest.mark.parametrize("moment", ["glance", "transaction"])
+async def test_a_signal_whose_caller_has_gone_is_not_stored_beside_one_that_the_database_refuses(
+    e, queue, monkeypatch, moment
+):
+    """Its caller goes while the batch is on its way; the database refuses the batch, and each is tried by itself."""
+    monkeypatch.setattr(signal_batching, "refuse_unstorable", lambda posting: None)
+    made = await parked(e, 4)
+    post, store, tried = e.penstock.signals.complete, SignalBatcher._store, list[list[str]]()
+    calls = await queue.of(
+        post(made.id, "paper-p1"),
+        post(made.id, "paper-p2"),
+        post(made.id, "paper-p3", actor="x" * 201),
+        post(made.id, "paper-p4"),
+    )
+    ask = getattr(e.penstock.db, moment)
+
+    async def store_aloud(batcher: SignalBatcher, subject: Any, batch: Any) -> bool:
+        tried.append([pending.key for pending in batch])
+        return await store(batcher, subject, batch)
+
+    async def leave_first(*given: Any) -> Any:
+        calls[1].cancel()
+        await a_moment()
+        return await ask(*given)
+
+    monkeypatch.setattr(SignalBatcher, "_store", store_aloud)
+    monkeypatch.setattr(e.penstock.db, moment, leave_first)
+    first, gone, refused, last = await queue.answers(calls)
+    assert len(tried[0]) > 1
+    assert tried[1] == ["paper-p1"]
+    assert isinstance(gone, asyncio.CancelledError)
+    assert isinstance(refused, InvalidInput)
+    assert (first.outcome, last.outcome) == ("delivered", "delivered")
+    assert [signal.key for signal in await signals_of(e, made)] == ["paper-p1", "paper-p4"]
+
+
 OTHERWISE: list[tuple[Mapping[str, Any], str]] = [
     ({"key": "paper-p2"}, "cannot be used for key 'paper-p2', completed"),
     ({"row": 1}, "cannot be used for key 'paper-p1', row 1, completed"),

@@ -6,12 +6,12 @@ chunks, so an accepted retry survives any crash.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from sqlalchemy import ColumnElement, RowMapping, insert, select, update
+from sqlalchemy import ColumnElement, RowMapping, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from penstock.db.connection import Connection
@@ -31,6 +31,8 @@ CHUNKS_READ_MAX = 4  # with all their records in memory
 CHUNKS_OPENED_EACH = 1000  # by one statement
 SKIPPED_SHOWN_MAX = 1000
 _ENDED = ("CompletedWithErrors", "Failed", "Cancelled")
+_RUNNING = ("Running", "Retrying", "Paused")
+_Asked = tuple[int, int | None, Any, int]  # the chunk, its row or None for all, its new data, its generation
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,48 +179,80 @@ async def retry_rows(
     """Ask for named failed rows to run again, with new data where given; also while other rows still run.
 
     `generations` are those in which the caller has seen the rows: `Conflict` when one has been run again since.
-    """
-    data = data or {}
-    named = sorted(set(rows))
 
-    async def ask(tx: Connection) -> Retry:
-        head = await _open_for_rows(db, tx, number, actor=actor)
-        retry, asked = Retry(), []
-        for owned in await _chunks_of(tx, number, named):
-            _refuse_changed(owned, generations or {})
-            is_for_all = (requests.c.chunk == owned.id, requests.c.row.is_(None), requests.c.outcome.is_(None))
-            has_all = (await tx.execute(select(requests.c.id).where(*is_for_all))).first() is not None
-            for row in [n for n in named if n in owned.rows]:
-                i = row - owned.first_row
-                reason = refusal(owned, i, is_named=True, confirms_doubt=confirm_doubt, has_data=row in data)
-                if has_all:
-                    reason = "a retry of all failed rows is on its way"
-                if reason is not None:
-                    retry.skip(row, reason)
-                else:
-                    asked.append((owned, row))
+    The rows are judged in a snapshot, like those of a retry of all. Other rows may run meanwhile. The verdict of a row
+    that has failed changes only by a request: by one that names the row too, which the unique key of requests refuses,
+    or by a retry of all, which raises the operation's generation; then we look again.
+    """
+    data, named = data or {}, sorted(set(rows))
+    while True:
+        async with db.read() as tx:
+            row = await _operation(tx, number)
+            _refuse_unfit(row)
+            retry, asked = Retry(), list[_Asked]()
+            async for owned, has_all in _chunks_of(tx, number, named):
+                _refuse_changed(owned, generations or {})
+                for n in [n for n in named if n in owned.rows]:
+                    i = n - owned.first_row
+                    reason = refusal(owned, i, is_named=True, confirms_doubt=confirm_doubt, has_data=n in data)
+                    if has_all:
+                        reason = "a retry of all failed rows is on its way"
+                    if reason is not None:
+                        retry.skip(n, reason)
+                    else:
+                        asked.append((owned.id, n, data.get(n), owned.ledger.generation[i]))
         if not asked:
-            raise NothingToRetry(f"operation {head.id}: none of the rows can be run again: {_first(retry)}", retry)
-        reopened = {owned.id for owned, _ in asked if not owned.is_open}
-        await _request(
+            raise NothingToRetry(f"operation {row['id']}: none of the rows can be run again: {_first(retry)}", retry)
+        retry.submitted = len(asked)
+        ask = partial(
+            _ask_for_rows,
             db,
-            tx,
-            head,
-            [(owned.id, row, data.get(row), owned.ledger.generation[row - owned.first_row]) for owned, row in asked],
-            token=token,
+            number,
+            asked,
+            row["generation"],
             actor=actor,
+            token=token,
+            action="edit" if data else "retry",
             confirm_doubt=confirm_doubt,
         )
-        await touch(tx, number, open_chunks=operations.c.open_chunks + len(reopened))
-        retry.submitted = len(asked)
-        action = "edit" if data else "retry"
-        await log_act(db, tx, number, action, actor=actor, details=some_rows([row for _, row in asked]))
-        return retry
+        try:
+            if await db.transaction(ask, "retry_rows"):
+                return retry
+        except IntegrityError:
+            raise Conflict(f"a retry or edit of one of the rows {named[:10]} is on its way already") from None
 
-    try:
-        return await db.transaction(ask, "retry_rows")
-    except IntegrityError:
-        raise Conflict(f"a retry or edit of one of the rows {named[:10]} is on its way already") from None
+
+async def _ask_for_rows(
+    db: Database,
+    number: int,
+    asked: Sequence[_Asked],
+    generation: int,
+    tx: Connection,
+    *,
+    actor: str,
+    token: str,
+    action: str,
+    confirm_doubt: bool,
+) -> bool:
+    """Store requests for these rows; False when the operation is not in that generation any more, or cannot be retried.
+
+    An operation that has ended begins to retry.
+    """
+    is_as_seen = operations.c.generation == generation
+    head = await _begin_retry(db, tx, number, is_as_seen, actor=actor)
+    if head is None:
+        running = operations.c.state.in_(_RUNNING)
+        head = await touch(tx, number, is_as_seen, operations.c.reading == "complete", running)
+    if head is None:
+        return False
+    row = await _operation(tx, number)
+    _refuse_unfit(row)
+    await _prune_again(tx, row)
+    reopened = await _closed_among(tx, sorted({chunk for chunk, *_ in asked}))
+    await _request(db, tx, head, asked, token=token, actor=actor, confirm_doubt=confirm_doubt)
+    await touch(tx, number, open_chunks=operations.c.open_chunks + reopened)
+    await log_act(db, tx, number, action, actor=actor, details=some_rows([n for _, n, *_ in asked if n is not None]))
+    return True
 
 
 def _refuse_changed(owned: OwnedChunk, generations: Mapping[int, int]) -> None:
@@ -229,20 +263,17 @@ def _refuse_changed(owned: OwnedChunk, generations: Mapping[int, int]) -> None:
                 raise Conflict(f"row {row} was changed since (generation {now}, you saw {seen}); look at it again")
 
 
-async def _open_for_rows(db: Database, tx: Connection, number: int, *, actor: str) -> Head:
-    """Lock the operation; one that has ended begins to retry."""
-    head = await _begin_retry(db, tx, number, actor=actor)
-    if head is None:
-        running = operations.c.state.in_(("Running", "Retrying", "Paused"))
-        head = await touch(tx, number, operations.c.reading == "complete", running)
-    row = await _operation(tx, number)
-    if head is None:
+def _refuse_unfit(row: RowMapping) -> None:
+    """`Conflict` when no named row of the operation can be retried; the same before and after it begins to retry."""
+    if row["state"] not in (*_ENDED, *_RUNNING) or row["reading"] != "complete":
         raise Conflict(f"rows of an operation that is {row['state']} cannot be retried")
-    has_begun = head.state == "Retrying" and head.previous_state in _ENDED  # and is counted already
-    if reasons := _objections_to_any(row, retries=row["retry_count"] - 1 if has_begun else 0):
-        raise Conflict(f"rows of operation {head.id} cannot be retried: {'; '.join(reasons)}")
-    await _prune_again(tx, row)
-    return head
+    retries = 0  # what is asked for while it runs is no retry of its own
+    if row["state"] in _ENDED:
+        retries = row["retry_count"]
+    elif row["state"] == "Retrying" and row["previous_state"] in _ENDED:
+        retries = row["retry_count"] - 1  # it has begun, and is counted already
+    if reasons := _objections_to_any(row, retries=retries):
+        raise Conflict(f"rows of operation {row['id']} cannot be retried: {'; '.join(reasons)}")
 
 
 async def _prune_again(tx: Connection, row: RowMapping) -> None:
@@ -257,13 +288,13 @@ async def _request(
     db: Database,
     tx: Connection,
     head: Head,
-    asked: Sequence[tuple[int, int | None, Any, int]],
+    asked: Sequence[_Asked],
     *,
     token: str,
     actor: str,
     confirm_doubt: bool = False,
 ) -> None:
-    """Store requests, each for a chunk and a row or all, with its new data and its generation; and open the chunks."""
+    """Store requests, and open the chunks of all."""
     accepted_at = (await tx.execute(select(db.now()))).scalar_one()
     await tx.execute(
         insert(requests),
@@ -298,6 +329,15 @@ async def _open(db: Database, tx: Connection, found: Sequence[int]) -> None:
         )
 
 
+async def _closed_among(tx: Connection, found: Sequence[int]) -> int:
+    """How many of these chunks are closed; it stays so while the operation's row is locked."""
+    closed = 0
+    for start in range(0, len(found), CHUNKS_OPENED_EACH):
+        mine = (chunks.c.id.in_(found[start : start + CHUNKS_OPENED_EACH]), chunks.c.is_open == 0)
+        closed += (await tx.execute(select(func.count()).select_from(chunks).where(*mine))).scalar_one()
+    return closed
+
+
 async def _judge(tx: Connection, number: int) -> tuple[Retry, list[int]]:
     """How many rows of an operation can be run again and why the others cannot; the chunks that hold the first."""
     unsuccessful = chunks.c.invalid + chunks.c.failed + chunks.c.timed_out + chunks.c.cancelled > 0
@@ -322,18 +362,20 @@ def _judge_rows(owned: OwnedChunk, retry: Retry) -> None:
                 retry.skip(owned.first_row + i, reason)
 
 
-async def _chunks_of(tx: Connection, number: int, rows: Sequence[int]) -> list[OwnedChunk]:
-    loaded: list[OwnedChunk] = []
+async def _chunks_of(tx: Connection, number: int, rows: Sequence[int]) -> AsyncGenerator[tuple[OwnedChunk, bool], None]:
+    """The chunks of rows, one after the other, and whether a retry of all rows is still to be applied to each."""
+    owned: OwnedChunk | None = None
     for row in rows:
-        if loaded and row in loaded[-1].rows:
+        if owned is not None and row in owned.rows:
             continue
         found = await store.load(
             tx, number, chunks.c.first_row <= row, chunks.c.first_row + chunks.c.row_count > row, limit=1
         )
         if not found:
             raise NotFound(f"the operation has no row {row}")
-        loaded += found
-    return loaded
+        (owned,) = found
+        is_for_all = (requests.c.chunk == owned.id, requests.c.row.is_(None), requests.c.outcome.is_(None))
+        yield owned, (await tx.execute(select(requests.c.id).where(*is_for_all))).first() is not None
 
 
 def _first(retry: Retry) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Select, Update, bindparam, exists, select, update
+from sqlalchemy import ColumnElement, Select, Update, bindparam, exists, select, update
 
 from penstock.db.connection import Connection
 from penstock.db.database import Database
@@ -204,15 +204,19 @@ def _take(db: Database) -> Update:
 _TAKEN_BY = update(signals).where(signals.c.id == bindparam("the_signal"))
 
 
-async def wake(db: Database, operation: int, keys: Collection[str], tx: Connection) -> int:
+async def wake(
+    db: Database, operation: int, keys: Collection[str], tx: Connection, *, is_asked_again: bool = False
+) -> int:
     """Wake the chunks of the lowest rows that wait on these keys and have a signal; returns how many there are.
 
-    In a transaction of its own, after the commit that gave a reason for it: store, commit, then look.
+    In a transaction of its own, after the commit that gave a reason for it: store, commit, then look. An owner whose
+    lease is over may come back, so it gets a message too; unless the caller asks again and again.
     """
-    found = await found_on_keys(db, tx, _lowest, {"of": operation, "keys": list(keys)})
+    lowest = _lowest_for_sweep if is_asked_again else _lowest
+    found = await found_on_keys(db, tx, lowest, {"of": operation, "keys": list(keys)})
     is_claimable = {chunk: bool(is_due) for chunk, is_due in found}
-    # Whoever claims a chunk in which a row waits reads its messages first. A chunk that was due and not owned when we
-    # read this is claimed later, so its owner sees what was committed before: it needs no message.
+    # Whoever claims a chunk in which a row waits reads its messages first. A chunk that was due and free when we read
+    # this is claimed later, so its owner sees what was committed before: it needs no message.
     woken = sorted(chunk for chunk, is_due in is_claimable.items() if not is_due)
     if woken:
         await tx.send(db.prepared(_wake), [{"the_chunk": chunk} for chunk in woken])
@@ -221,6 +225,15 @@ async def wake(db: Database, operation: int, keys: Collection[str], tx: Connecti
 
 
 def _lowest(db: Database, are_few: bool) -> Select[*tuple[Any, ...]]:
+    return _lowest_chunks(db, are_few, chunks.c.owner.is_(None))
+
+
+def _lowest_for_sweep(db: Database, are_few: bool) -> Select[*tuple[Any, ...]]:
+    # Otherwise, while nobody can claim it, the chunk of a dead owner would get a message from every sweep.
+    return _lowest_chunks(db, are_few, store.is_free(db, chunks.c.owner))
+
+
+def _lowest_chunks(db: Database, are_few: bool, is_free: ColumnElement[bool]) -> Select[*tuple[Any, ...]]:
     """The chunks of the lowest rows that wait on each of some keys and have a signal; and whether each can be claimed.
 
     Key by key through the key's index: thousands of rows may wait on one.
@@ -241,7 +254,7 @@ def _lowest(db: Database, are_few: bool) -> Select[*tuple[Any, ...]]:
     )
     # Distinct, so that a planner does not make one join of it all.
     awaited = select(lowest.label("chunk")).select_from(ready).distinct().subquery("awaited")
-    is_due = chunks.c.owner.is_(None) & (chunks.c.due_at <= db.now())
+    is_due = is_free & (chunks.c.due_at <= db.now())
     return select(chunks.c.id, is_due.label("is_due")).join(awaited, awaited.c.chunk == chunks.c.id)
 
 
@@ -265,7 +278,7 @@ async def sweep(db: Database) -> int:
         while after is not None:
             keys, after = await db.look(partial(ready_after, db, operation, after))
             if keys:
-                woken += await db.transaction(partial(wake, db, operation, keys), "sweep")
+                woken += await db.transaction(partial(wake, db, operation, keys, is_asked_again=True), "sweep")
     return woken
 
 

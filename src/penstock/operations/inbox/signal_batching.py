@@ -220,7 +220,8 @@ class SignalBatcher:
         except (StatementError, InvalidInput) as error:
             if len(batch) == 1:
                 return await self._stored_before(subject, batch[0], error)
-            return [pending for each in batch for pending in await self._stored(subject, [each])]
+            wanted = (each for each in batch if not each.is_withdrawn)
+            return [pending for each in wanted for pending in await self._stored(subject, [each])]
         before = {earlier.token for earlier in await self.db.glance(partial(_of_tokens, self.db, batch))}
         over = _is_over(subject)
         _answer((pending for pending in batch if pending.token not in before), lambda _: NoSuchWait(over, is_over=True))

@@ -13,6 +13,7 @@ from penstock.pipeline import StepOptions
 __all__ = ["RETRY_LATER_MAX_S", "AttemptTimedOut", "OutputLost", "Verdict", "WrongLength", "error_text", "judge"]
 
 RETRY_LATER_MAX_S = timedelta(hours=24).total_seconds()
+RETRY_LATER_MIN_S = 0.1  # each attempt is an intent and a flush
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +40,10 @@ def judge(
         what = error_text(error) if isinstance(error, Exception) else f"the call was cut off ({error_text(error)})"
         return Verdict("left_in_doubt", "InDoubt", in_doubt(what), spends_retry=True)
     if isinstance(error, RetryLater):
-        if postponed_s + error.after > RETRY_LATER_MAX_S:
+        after = max(error.after, RETRY_LATER_MIN_S)
+        if postponed_s + after > RETRY_LATER_MAX_S:
             return Verdict("failed", "Timeout", f"still told to retry later after 24 h: {error_text(error)}")
-        return Verdict("postponed", "StepFailure", error_text(error) or "asked to retry later", after=error.after)
+        return Verdict("postponed", "StepFailure", error_text(error) or "asked to retry later", after=after)
     is_timeout = isinstance(error, AttemptTimedOut)
     error_type = "Timeout" if is_timeout else "StepFailure"
     if (

@@ -25,6 +25,7 @@ from penstock.pipeline.rows import TOGETHER
 __all__ = ["ChunkProgress"]
 
 POLL_JITTER = 0.2
+PUT_OFF_NOTED_MAX = 100  # attempts of one step; later ones are only counted, whatever reason they give
 NO_FAULTS: Mapping[int, list[Fault]] = {}
 ERASED = "its data was erased"
 
@@ -311,16 +312,22 @@ class ChunkProgress:
     # --- step records
 
     def _settle(self, i: int, verdict: Verdict) -> None:
-        """Note a verdict on row i's current step: its state, its record, and a line in history when it goes on."""
+        """Note a verdict on row i's current step: its state, its record, and a line in history when it goes on.
+
+        A row that is put off again for the same reason gets no further line: its attempts are counted.
+        """
         owned, now = self.owned, self.runtime.clock.now_us()
         record = self._move(i, self.ledger.at[i], ROW_STEP.after("Running", verdict.event), now)
+        before = record.error_group
         record.set_error(verdict.error_type, self._without_secrets(i, verdict.message))
         record.errors += int(verdict.spends_retry)
         if verdict.event == "postponed":
             record.due_at = now + round(verdict.after * 1e6)
             if not verdict.spends_retry and record.put_off_since is None:
                 record.put_off_since = now
-            owned.add_history(record, "postponed")
+            is_another = record.error_group != before and record.attempt <= PUT_OFF_NOTED_MAX
+            if verdict.spends_retry or is_another:
+                owned.add_history(record, "postponed")
 
     def _without_secrets(self, i: int, message: str) -> str:
         return self.runtime.without_secrets(message, self.raw(i)) if self.runtime.has_secrets else message

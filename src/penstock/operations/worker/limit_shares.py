@@ -165,7 +165,7 @@ class LimitShares:
         return units, fair_part(limits, seen.shares, worker), seen.has_others(worker)
 
     async def _leave(self, number: int) -> None:
-        part = self._parts.pop(number)
+        part = self._parts[number]
         part.lower(dict.fromkeys(part.limits, 0))
 
         async def leave(tx: Connection) -> None:
@@ -173,6 +173,7 @@ class LimitShares:
             await tx.execute(delete(limit_shares).where(*mine))
 
         await self._db.transaction(leave, "limit_shares")
+        del self._parts[number]  # only now: what may still be on record is given back at the next look
 
 
 async def remove_dead_shares(db: Database) -> None:
