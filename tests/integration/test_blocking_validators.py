@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -387,19 +388,22 @@ async def test_plain_validators_check_many_rows_at_each_visit_to_a_thread(
 
 
 class Turns:
-    """Counts how many rows a model looks at before the loop goes round; a hundred take it longer than a slice."""
+    """Counts how many rows a task looks at before the loop goes round; a hundred take it longer than a slice."""
 
     def __init__(self) -> None:
         self.clock = ManualClock()
-        self.looked = self.most = 0
+        self.looked: Counter[asyncio.Task[Any] | None] = Counter()
+        self.most = 0
 
     def look(self) -> None:
-        self.looked += 1
+        task = asyncio.current_task()
+        self.looked[task] += 1
+        self.most = max(self.most, self.looked[task])
         self.clock.advance(0.0003)
 
     async def count(self) -> None:
         while True:
-            self.most, self.looked = max(self.most, self.looked), 0
+            self.looked.clear()
             await asyncio.sleep(0)
 
 
