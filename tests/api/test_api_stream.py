@@ -90,6 +90,17 @@ async def test_all_who_watch_one_operation_share_one_look(api: httpx.AsyncClient
     assert watchers.viewers == 0
 
 
+async def test_who_comes_after_a_retry_is_not_told_of_the_end_before_it(api: httpx.AsyncClient, works: Engine):
+    made = await upload(api)
+    await works.work_until_idle()
+    watchers = Watchers(works.penstock.operations, clock=works.clock, every_s=0.01)
+    async with asyncio.timeout(HANG_S), aclosing(watchers.watch(made)) as before:
+        assert (await anext(before)).operation.is_settled
+        await works.operations.retry(made)
+        async with aclosing(watchers.watch(made)) as after:
+            assert (await anext(after)).operation.status == "Retrying"
+
+
 async def test_a_stream_ends_when_the_server_stops(api: httpx.AsyncClient, works: Engine):
     made = await upload(api, DEAR)
     watchers = Watchers(works.penstock.operations, clock=works.clock, every_s=0.01)

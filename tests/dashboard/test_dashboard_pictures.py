@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import xml.etree.ElementTree as ET
+from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from enum import Enum
@@ -172,11 +173,24 @@ class Counter:
 async def test_a_scene_is_rendered_once_for_all_who_look():
     clock, counter = ManualClock(), Counter()
     live = Live(clock)
-    first = [await live.scene("a").now(counter.render) for _ in range(3)]
+    since = clock.monotonic()
+    first = [await live.scene("a").now(counter.render, since) for _ in range(3)]
     assert [update.parts["count"] for update in first] == ["1", "1", "1"]
     clock.advance(1)
-    assert (await live.scene("a").now(counter.render)).parts["count"] == "2"
-    assert (await live.scene("b").now(counter.render)).parts["count"] == "3"
+    assert (await live.scene("a").now(counter.render, since)).parts["count"] == "2"
+    assert (await live.scene("b").now(counter.render, since)).parts["count"] == "3"
+
+
+async def test_who_looks_again_after_the_end_sees_what_has_become_of_it_since():
+    clock, counter = ManualClock(), Counter(is_last=True)
+    live = Live(clock)
+    assert len([event async for event in live.stream("a", counter.render)]) == 2
+    clock.advance(0.1)
+    counter.is_last = False  # it was retried
+    async with aclosing(live.stream("a", counter.render)) as stream:
+        assert json.loads((await anext(stream)).split("data: ")[1])["parts"]["count"] == "2"
+        live.close()
+        assert not [event async for event in stream]
 
 
 async def test_a_stream_sends_all_parts_at_first_and_ends_with_what_it_shows():

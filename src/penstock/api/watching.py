@@ -24,10 +24,11 @@ MOVES_KEPT = 100
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """An operation as it was seen, and its last moves."""
+    """An operation as it was seen, and its last moves; `look` counts the looks at it."""
 
     operation: Operation
     moves: tuple[Event, ...] = ()
+    look: int = 0
 
 
 @dataclass(slots=True)
@@ -35,6 +36,8 @@ class _Watched:
     """An operation that somebody watches."""
 
     viewers: int = 0
+    looks: int = 0
+    wanted: int = 1  # the look that somebody waits for, who has seen none yet
     last: Sighting | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     is_over: bool = False
@@ -58,10 +61,12 @@ class Watchers:
         """The operation now and whenever it has changed, for five minutes; None now and then.
 
         It ends earlier when the operation is gone or this is closed. Who is slow gets the latest and misses what was
-        between.
+        between. The first look that counts begins after the call: an earlier one may have seen the end of an operation
+        that the caller has just retried.
         """
         watched = self._watched.setdefault(operation, _Watched())
         watched.viewers += 1
+        watched.wanted = first = watched.looks + 1
         if watched.task is None:
             watched.task = asyncio.create_task(self._look(operation, watched), name=f"watch {operation}")
         seen: Sighting | None = None
@@ -69,8 +74,9 @@ class Watchers:
         try:
             while not (watched.is_over or self._is_closed) and self._clock.monotonic() < until:
                 changed = watched.changed
-                if watched.last is not None and watched.last is not seen:
-                    seen = watched.last
+                last = watched.last
+                if last is not None and last.look >= first and (seen is None or seen.operation != last.operation):
+                    seen = last
                     yield seen
                     continue
                 try:
@@ -99,9 +105,11 @@ class Watchers:
             self._tell(watched, watched.last)
 
     async def _look_once(self, operation: str, watched: _Watched) -> None:
+        watched.looks += 1
+        look = watched.looks
         now = await self._operations.get(operation)
-        if watched.last is None or watched.last.operation != now:
-            self._tell(watched, Sighting(now, await self._moves(now, watched.last)))
+        if watched.last is None or watched.last.operation != now or watched.last.look < watched.wanted <= look:
+            self._tell(watched, Sighting(now, await self._moves(now, watched.last), look))
 
     async def _moves(self, now: Operation, last: Sighting | None) -> tuple[Event, ...]:
         """The moves up to now; looked up only when there may be new ones."""

@@ -41,18 +41,20 @@ class Scene:
     pace: Pace = field(default_factory=Pace)
     kept: dict[str, tuple[float, str]] = field(default_factory=dict)  # parts that are made less often, and when
     _moves: tuple[str, list[Event]] | None = None
-    _at: float | None = None
-    _update: Update | None = None
+    _shown: tuple[float, float, Update] | None = None  # when its rendering began and ended
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    async def now(self, render: Render) -> Update:
-        """The scene as it was at most a second ago."""
+    async def now(self, render: Render, since_s: float) -> Update:
+        """The scene as it was at most a second ago, and never before `since_s`, when the caller began to look.
+
+        What was kept from before may be the end of an operation that the caller has just retried.
+        """
         async with self._lock:
             now = self.clock.monotonic()
-            if self._update is None or self._at is None or now - self._at >= EVERY_S * 0.9:
-                self._update = await render(self)
-                self._at = self.clock.monotonic()
-            return self._update
+            if self._shown is None or self._shown[0] < since_s or now - self._shown[1] >= EVERY_S * 0.9:
+                update = await render(self)
+                self._shown = (now, self.clock.monotonic(), update)
+            return self._shown[2]
 
     async def moves(self, status: str, look: Callable[[], Awaitable[list[Event]]]) -> list[Event]:
         """The moves of an operation, looked up when its status is another."""
@@ -92,9 +94,9 @@ class Live:
         """Server-sent events: at first all parts, then those that have changed."""
         shown: dict[str, str] = {}
         quiet_s, number = 0.0, 0
-        until = self._clock.monotonic() + STREAM_S
-        while not self._closed.is_set() and self._clock.monotonic() < until:
-            update = await self.scene(key).now(render)
+        since = self._clock.monotonic()
+        while not self._closed.is_set() and self._clock.monotonic() < since + STREAM_S:
+            update = await self.scene(key).now(render, since)
             fresh = {name: markup for name, markup in update.parts.items() if shown.get(name) != markup}
             if fresh or not number:
                 number, quiet_s, shown = number + 1, 0.0, {**shown, **fresh}
