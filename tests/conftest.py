@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import os
 import shutil
 from collections import defaultdict
@@ -119,6 +120,9 @@ class CompiledStatements:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     CompiledStatements.is_shared = "monkeypatch" not in getattr(item, "fixturenames", ())
+    ours = logging.getLogger("penstock")  # a command that ran in an earlier test has set it up for a terminal
+    ours.setLevel(logging.NOTSET)
+    ours.handlers.clear()
 
 
 def share_compiled_statements() -> None:

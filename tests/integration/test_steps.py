@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from contextlib import suppress
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -235,6 +236,77 @@ async def test_whatever_a_step_raises_is_its_rows_alone(
     assert (done.status, done.successful_rows, done.failed_rows) == ("CompletedWithErrors", 2, 1)
     assert (record.row, record.error_type) == (2, "StepFailure")
     assert error.__name__ in record.message
+
+
+@pytest.mark.parametrize("manner", ["await", "check", "batch", "validator"])
+async def test_a_step_that_cancels_the_task_it_runs_in_fails_its_row_alone(
+    database_url: str, tmp_path: Path, manner: str
+):
+    async def cancel_own_task(row: Item) -> None:
+        if row.id == 2:
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+            await asyncio.sleep(0)
+
+    @operation("wild")
+    class Wild(Pipeline[Item]):
+        async def validate_row(self, row: Item, meta: None, /) -> None:
+            if manner == "validator":
+                await cancel_own_task(row)
+
+        @step
+        async def first(self, row: Item, ctx: Context) -> None:
+            if manner == "await":
+                await cancel_own_task(row)
+
+        @step.batch(size=1)
+        async def second(self, rows: list[Item], ctx: BatchContext) -> None:
+            if manner == "batch":
+                await cancel_own_task(rows[0])
+
+        @step.poll(every=1, timeout=10)
+        async def third(self, row: Item, ctx: Context) -> None: ...
+
+        @third.check
+        async def is_there(self, row: Item, ctx: Context) -> bool:
+            if manner == "check":
+                await cancel_own_task(row)
+            return True
+
+    async with engine([Wild], url=database_url, tmp_path=tmp_path) as e:
+        async with asyncio.timeout(HANG_S):
+            done = await e.run(Wild, items(3))
+        [record] = [record for record in await records_of(e.penstock.db, done.id) if record.row == 2]
+    assert (done.status, done.successful_rows) == ("CompletedWithErrors", 2)
+    # A check that raises is asked again, until the wait is over.
+    assert ("nobody answered" if manner == "check" else "raise an exception instead") in record.message
+
+
+async def test_a_step_may_cancel_what_it_has_started_itself(database_url: str, tmp_path: Path):
+    async def fail() -> None:
+        raise LookupError("no")
+
+    @operation("careful")
+    class Careful(Pipeline[Item]):
+        @step
+        async def only(self, row: Item, ctx: Context) -> str:
+            other = asyncio.create_task(asyncio.sleep(HANG_S))
+            other.cancel()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(0):
+                    await asyncio.sleep(HANG_S)
+            with suppress(ExceptionGroup):
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(fail())
+                    await asyncio.sleep(HANG_S)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.sleep(HANG_S), 0)
+            return "through"
+
+    async with engine([Careful], url=database_url, tmp_path=tmp_path) as e:
+        done = await e.run(Careful, items(3))
+    assert (done.status, done.successful_rows) == ("Completed", 3)
 
 
 @pytest.mark.parametrize("value", [object(), "x" * 70_000], ids=["unwritable", "too large"])

@@ -3,11 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 __all__ = ["SharedLock", "Tasks"]
+
+
+class WorkerTask(asyncio.Task[None]):
+    """A task in which users' code runs, and which that code cannot cancel: it does the work of many rows.
+
+    A step that cancels the task it runs in gets an error in its place, so that its row fails and nothing else. asyncio
+    itself may cancel the task it runs in: a TaskGroup renews a cancellation that came from outside.
+    """
+
+    def cancel(self, msg: Any = None) -> bool:
+        is_own = self.get_loop().is_running() and asyncio.current_task() is self
+        caller = sys._getframe(1).f_globals.get("__name__", "")
+        if is_own and not caller.startswith("asyncio."):
+            raise RuntimeError("this task belongs to the worker: raise an exception instead of cancelling it")
+        return super().cancel(msg)
 
 
 class Tasks:
@@ -22,7 +38,7 @@ class Tasks:
         return iter(self._tasks)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
+        task = WorkerTask(work, loop=asyncio.get_running_loop())
         self._tasks.add(task)
         task.add_done_callback(self._ended)
 
