@@ -163,7 +163,7 @@ class PostgresqlServer(Server):
             "port": self.port,
             "unix_socket_directories": self.folder,
             "shared_buffers": "32MB",
-            "max_connections": 60,
+            "max_connections": 200,  # of five processes of tests, and of those they start
         }
         given = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
         return [_path("postgres"), "-D", str(self.folder / "data"), *given, *self.options]
