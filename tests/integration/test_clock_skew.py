@@ -74,6 +74,24 @@ async def test_a_wait_in_a_workers_first_second_has_its_deadline_on_the_database
             assert abs(await ends_in(penstock, one) - 600) < CLOSE_S
 
 
+async def test_a_wait_lasts_its_time_though_the_first_looks_at_the_clock_took_long(
+    database_url, tmp_path, monkeypatch: pytest.MonkeyPatch
+):
+    slow = [1.0, 0.5]
+
+    async with opened(database_url, tmp_path, Machine(), approvals(Calls(), timeout=600)) as penstock:
+        look = penstock.db.clock_bounds
+
+        async def look_long() -> tuple[int, int]:
+            least, most = await look()
+            return least - round((slow.pop() if slow else 0) * HOUR_S * 1e9), most
+
+        monkeypatch.setattr(penstock.db, "clock_bounds", look_long)
+        one = await made(penstock, "approvals")
+        async with at_work(penstock):
+            assert abs(await ends_in(penstock, one) - 600) < CLOSE_S
+
+
 @ahead_or_behind
 async def test_a_row_that_asks_for_a_later_try_in_a_workers_first_second_is_due_on_time(
     database_url, tmp_path, wrong_s

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from patience import HANG_S
 from pydantic import BaseModel
 
 from penstock import Context, Penstock, Pipeline, operation, step
+from penstock.db.connection import Connection
 from penstock.errors import Unavailable
 from penstock.services import Service
 from penstock.settings import Settings
@@ -64,5 +67,28 @@ async def test_a_worker_leaves_though_a_driver_lost_the_cancel_of_a_service(
             monkeypatch.setattr(penstock, "_services", lambda: (Service("away", 0.0, lose_the_cancel),))
             async with penstock.working():
                 await begun.wait()
+
+    await asyncio.wait_for(work_for_a_moment(), HANG_S / 2)
+
+
+@pytest.mark.databases("sqlite")
+async def test_a_worker_leaves_though_a_service_is_in_the_middle_of_a_look(database_url: str, tmp_path: Path):
+    loop, begun, gate = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
+
+    async def look(penstock: Penstock) -> None:
+        async def slowly(tx: Connection) -> None:  # on the connection's thread
+            loop.call_soon_threadsafe(begun.set)
+            gate.wait(HANG_S)
+
+        await penstock.db.look(slowly)
+
+    async def work_for_a_moment() -> None:
+        settings = Settings(database_url=database_url, storage_url=str(tmp_path / "files"), control_poll_s=0.01)
+        async with Penstock.open(settings=settings) as penstock:
+            service = Service("slow", 0.0, partial(look, penstock))
+            penstock._services = lambda: (service,)  # type: ignore[method-assign]
+            async with penstock.working():
+                await begun.wait()
+                loop.call_soon(gate.set)  # after the worker was told to leave
 
     await asyncio.wait_for(work_for_a_moment(), HANG_S / 2)

@@ -35,6 +35,8 @@ __all__ = ["LONG_DEAD_S", "BackgroundDuties"]
 log = logging.getLogger("penstock.worker")
 
 SWEEP_S = 5.0
+CLOCK_CLOSE_NS = 20_000_000
+CLOCK_LOOKS_MAX = 5
 LONG_DEAD_S = 3600.0  # after so long a dead worker's record is removed, whatever its host
 
 
@@ -155,9 +157,16 @@ class BackgroundDuties:
         return gone > 0
 
     async def follow_clock(self) -> None:
-        """Set our clock by the database's, which due times and deadlines are on; the machine's may be off."""
+        """Set our clock by the database's, which due times and deadlines are on; the machine's may be off.
+
+        An answer that took long says little, and waits that begin before a better one would time out too early.
+        """
         if self._worker.clock.is_real:
-            self._worker.clock.follow(*await self._db.clock_bounds())
+            for _ in range(CLOCK_LOOKS_MAX):
+                least_ns, most_ns = await self._db.clock_bounds()
+                self._worker.clock.follow(least_ns, most_ns)
+                if most_ns - least_ns <= CLOCK_CLOSE_NS:
+                    break
 
 
 def _is_told_to_end() -> bool:

@@ -10,19 +10,21 @@ from typing import Any
 
 __all__ = ["SharedLock", "Tasks"]
 
+RENEWING = ("asyncio", "penstock")
+
 
 class WorkerTask(asyncio.Task[None]):
     """A task in which users' code runs, and which that code cannot cancel: it does the work of many rows.
 
     A step that cancels the task it runs in gets an error in its place, so that its row fails and nothing else. asyncio
-    itself may cancel the task it runs in: a TaskGroup renews a cancellation that came from outside.
+    and we ourselves may cancel the task we run in: that renews a cancellation which came from outside.
     """
 
     def cancel(self, msg: Any = None) -> bool:
-        is_own = self.get_loop().is_running() and asyncio.current_task() is self
-        caller = sys._getframe(1).f_globals.get("__name__", "")
-        if is_own and not caller.startswith("asyncio."):
-            raise RuntimeError("this task belongs to the worker: raise an exception instead of cancelling it")
+        if asyncio.current_task(self.get_loop()) is self:
+            caller: str = sys._getframe(1).f_globals.get("__name__", "")
+            if caller.partition(".")[0] not in RENEWING:
+                raise RuntimeError("this task belongs to the worker: raise an exception instead of cancelling it")
         return super().cancel(msg)
 
 
