@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import aclosing
-from typing import Any
+from contextlib import AsyncExitStack, aclosing
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -99,6 +99,49 @@ async def test_who_comes_after_a_retry_is_not_told_of_the_end_before_it(api: htt
         await works.operations.retry(made)
         async with aclosing(watchers.watch(made)) as after:
             assert (await anext(after)).operation.status == "Retrying"
+
+
+class GatedOperations:
+    """Operations whose state is told to one look at a time, when permitted."""
+
+    def __init__(self, operations: Any) -> None:
+        self.operations, self.begun, self.permits = operations, asyncio.Queue[None](), asyncio.Semaphore(0)
+
+    async def get(self, operation: str) -> Any:
+        self.begun.put_nowait(None)
+        await self.permits.acquire()
+        return await self.operations.get(operation)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.operations, name)
+
+
+async def test_who_comes_during_a_look_does_not_make_those_before_wait_for_the_next(
+    api: httpx.AsyncClient, works: Engine
+):
+    made, gated = await upload(api, DEAR), GatedOperations(works.penstock.operations)
+    watchers = Watchers(cast("Any", gated), clock=works.clock, every_s=0.01)
+    async with asyncio.timeout(HANG_S), AsyncExitStack() as streams:
+
+        async def join() -> asyncio.Task[Any]:
+            stream = await streams.enter_async_context(aclosing(watchers.watch(made)))
+            first = asyncio.create_task(anext(stream))
+            await asyncio.sleep(0)
+            return first
+
+        before = await join()
+        await gated.begun.get()
+        gated.permits.release()
+        await before
+        await gated.begun.get()
+        second = await join()
+        gated.permits.release()  # a look that began before it came
+        await gated.begun.get()
+        third = await join()
+        gated.permits.release()
+        assert (await second).operation.id == made
+        gated.permits.release()
+        assert (await third).operation.id == made
 
 
 async def test_a_stream_ends_when_the_server_stops(api: httpx.AsyncClient, works: Engine):

@@ -17,7 +17,7 @@ from patience import HANG_S
 from pydantic import BaseModel, field_validator
 from stored import records_of
 
-from penstock import Context, Penstock, Pipeline, RowInvalid, failpoints, operation, step
+from penstock import BatchContext, Context, Penstock, Pipeline, RowInvalid, failpoints, operation, step
 from penstock.clock import ManualClock
 from penstock.operations.worker.vitals import LoopWatch
 from penstock.settings import Settings
@@ -410,9 +410,10 @@ class Turns:
 async def accept(row: Any, meta: None) -> None: ...
 
 
+@pytest.mark.parametrize("manner", ["thread", "batch"])
 @pytest.mark.parametrize("validators", [(), (accept,)], ids=["alone", "and a validator"])
 async def test_the_loop_goes_on_between_rows_whose_model_takes_long(
-    database_url: str, tmp_path: Path, validators: tuple[Any, ...]
+    database_url: str, tmp_path: Path, validators: tuple[Any, ...], manner: str
 ):
     turns = Turns()
 
@@ -425,10 +426,13 @@ async def test_the_loop_goes_on_between_rows_whose_model_takes_long(
             turns.look()
             return code
 
+    def one(self: Any, row: Slow, ctx: Context) -> None: ...
+
+    async def many(self: Any, rows: list[Slow], ctx: BatchContext) -> None: ...
+
     @operation("slow", row_key="code", validators=validators)
     class Kind(Pipeline[Slow]):
-        @step
-        def work(self, row: Slow, ctx: Context) -> None: ...
+        work = {"thread": step(one), "batch": step.batch(size=1000)(many)}[manner]
 
     async with engine([Kind], url=database_url, tmp_path=tmp_path, clock=turns.clock) as e:
         counting = asyncio.create_task(turns.count())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
@@ -144,6 +144,65 @@ async def test_rows_run_on_in_a_new_lifespan_when_theirs_has_ended_by_itself(dat
         assert (done.status, done.successful_rows) == ("Completed", 1)
         assert len(entered) == 2
         assert [ran_in[0], ran_in[-1]] == entered
+        assert await clean(e) == []
+
+
+@pytest.mark.parametrize("place", ["step", "validator"])
+async def test_rows_in_hand_go_on_in_a_new_lifespan_and_never_beside_those_of_the_old(database_url, tmp_path, place):
+    broken, begun, gate = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    entered, ran_in, together = [], {}, [0]
+
+    @operation("grouped")
+    class Grouped(Pipeline[Item]):
+        @classmethod
+        @asynccontextmanager
+        async def lifespan(cls):
+            with suppress(ExceptionGroup):
+                async with asyncio.TaskGroup() as group:
+                    task = group.create_task(break_down())
+                    entered.append(cls())
+                    yield entered[-1]
+                    task.cancel()
+
+        async def validate_row(self, row: Item, meta: None, /) -> None:
+            if place == "validator":
+                await self.call(row)
+
+        @step(concurrency=1)
+        async def work(self, row: Item, ctx: Context) -> None:
+            if place == "step":
+                await self.call(row)
+
+        async def call(self, row: Item) -> None:
+            together[0] += 1
+            assert together[0] == 1
+            begun.set()
+            await gate.wait()
+            ran_in[row.id] = self
+            together[0] -= 1
+
+    async def break_down() -> None:
+        await broken.wait()
+        raise OSError("the connection is gone")
+
+    async with engine([Grouped], url=database_url, tmp_path=tmp_path, settings=Settings(chunk_rows=1)) as e:
+        made = await e.create(Grouped, items(3))
+        working = asyncio.create_task(e.work_until_idle())
+        await asyncio.wait_for(begun.wait(), HANG_S)
+        broken.set()
+        await a_moment()
+        broken.clear()
+        await e.worker.look_round()
+        for _ in range(3):  # others are given back, and must not begin beside it
+            await e.worker.tick()
+            await a_moment()
+        gate.set()
+        await working
+        await e.advance(120)
+        await e.work_until_idle()
+        done = await e.operations.get(made.id)
+        assert (done.status, done.successful_rows, done.trouble) == ("Completed", 3, None)
+        assert [ran_in[row] for row in (2, 3)] == [entered[1]] * 2
         assert await clean(e) == []
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+from datetime import timedelta
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -184,6 +186,19 @@ def test_an_error_that_it_raised_itself_is_no_doubt(error: BaseException):
 
 def test_what_may_run_once_may_still_ask_to_be_called_later():
     assert judged(RetryLater(after=5), delivery="at_most_once").event == "postponed"
+
+
+class NotYet(RetryLater):
+    def __init__(self, after: Any = None) -> None:
+        if after is not None:
+            self.after = after
+
+
+@pytest.mark.parametrize("after", [None, timedelta(seconds=5), "5", -1, float("nan"), float("inf")], ids=repr)
+def test_a_retry_later_of_ones_own_that_does_not_say_when_is_an_error_like_others(after: Any):
+    verdict = judged(NotYet(after), retries=0)
+    assert (verdict.event, verdict.error_type) == ("failed", "StepFailure")
+    assert judged(NotYet(5)).after == 5
 
 
 def test_a_doubt_is_told_however_long_the_reason_is():

@@ -108,7 +108,7 @@ class Watchers:
         watched.looks += 1
         look = watched.looks
         now = await self._operations.get(operation)
-        if watched.last is None or watched.last.operation != now or watched.last.look < watched.wanted <= look:
+        if watched.last is None or watched.last.operation != now or watched.last.look < watched.wanted:
             self._tell(watched, Sighting(now, await self._moves(now, watched.last), look))
 
     async def _moves(self, now: Operation, last: Sighting | None) -> tuple[Event, ...]:

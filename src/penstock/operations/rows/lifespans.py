@@ -49,6 +49,7 @@ class Lifespans:
         return lifespan is not None and lifespan.pipeline.done() and lifespan.pipeline.result() is pipeline
 
     async def _live(self, definition: Definition, pipeline: asyncio.Future[object]) -> None:
+        failure: BaseException | None = None
         try:
             async with definition.lifespan() as entered:
                 pipeline.set_result(entered)
@@ -56,17 +57,20 @@ class Lifespans:
                     await self._closing.wait()
                 finally:
                     await definition.close_steps()
+            if self._closing.is_set():
+                return
         except BaseException as error:
             if pipeline.done() and (self._closing.is_set() or isinstance(error, KeyboardInterrupt | SystemExit)):
                 raise
-            del self._lifespans[definition.name]
-            if pipeline.done():
-                log.error("the lifespan of operation %r ended by itself", definition.name, exc_info=error)
-                return
-            why = f"its lifespan raised {type(error).__name__}: {error}"
-            unready = OperationUnready(f"operation {definition.name!r} is not ready: {why}")
-            unready.__cause__ = error
-            pipeline.set_exception(unready)
+            failure = error
+        del self._lifespans[definition.name]
+        if pipeline.done():
+            log.error("the lifespan of operation %r ended by itself", definition.name, exc_info=failure)
+            return
+        why = f"its lifespan raised {type(failure).__name__}: {failure}"
+        unready = OperationUnready(f"operation {definition.name!r} is not ready: {why}")
+        unready.__cause__ = failure
+        pipeline.set_exception(unready)
 
     async def close(self) -> None:
         """Leave every lifespan; the first error is raised when all are left."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass
 from datetime import timedelta
@@ -39,8 +40,8 @@ def judge(
     if options.delivery == "at_most_once" and _is_unknown(error):
         what = error_text(error) if isinstance(error, Exception) else f"the call was cut off ({error_text(error)})"
         return Verdict("left_in_doubt", "InDoubt", in_doubt(what), spends_retry=True)
-    if isinstance(error, RetryLater):
-        after = max(error.after, RETRY_LATER_MIN_S)
+    if isinstance(error, RetryLater) and (seconds := _seconds_of(error)) is not None:
+        after = max(seconds, RETRY_LATER_MIN_S)
         if postponed_s + after > RETRY_LATER_MAX_S:
             return Verdict("failed", "Timeout", f"still told to retry later after 24 h: {error_text(error)}")
         return Verdict("postponed", "StepFailure", error_text(error) or "asked to retry later", after=after)
@@ -54,6 +55,12 @@ def judge(
         after = options.backoff.delay(errors + 1, jitter)
         return Verdict("postponed", error_type, error_text(error), after=after, spends_retry=True)
     return Verdict("timed_out" if is_timeout else "failed", error_type, error_text(error), spends_retry=True)
+
+
+def _seconds_of(error: RetryLater) -> float | None:
+    """After how many seconds to try again; None when a subclass has not said it."""
+    after = getattr(error, "after", None)
+    return float(after) if isinstance(after, int | float) and 0 <= after < math.inf else None
 
 
 class AttemptTimedOut(Exception):

@@ -13,7 +13,7 @@ from penstock.operations.chunk.ledger import COMPLETED, SKIPPED, WAITING
 from penstock.operations.rows.gates import LeaseOver
 from penstock.operations.rows.runtime import NoOutput, StepRuntime
 from penstock.operations.rows.segments import Segment
-from penstock.operations.rows.task_pool import SLICE_NS, is_ours
+from penstock.operations.rows.task_pool import SLICE_NS, LoopSlice, is_ours
 from penstock.operations.rows.verdicts import WrongLength
 from penstock.operations.running.chunk_progress import ChunkProgress
 from penstock.operations.running.job import RowsJob
@@ -262,8 +262,10 @@ class BatchJob(RowsJob):
 
     async def _batch(self, batch: list[int]) -> None:
         progress, step, place, now = self.progress, self.step, self.segment.first, self.runtime.clock.now_us
-        began = now()
-        progress.parse(batch)
+        began, time = now(), LoopSlice(self.runtime.clock.now_ns)
+        for k in range(0, len(batch), TOGETHER):
+            progress.parse(batch[k : k + TOGETHER])
+            await time.share()
         # Those that are no longer in flight failed to parse.
         wanted = [(i, self.context(i, place)) for i in batch if progress.ledger.in_flight[i]]
         if step.when is not None:

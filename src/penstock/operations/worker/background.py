@@ -96,6 +96,11 @@ class BackgroundDuties:
             # Only actors that were at work before we read, and still are: what we read says nothing of the others.
             if worker.actors.get(chunk) is known and mine.get(chunk) != known.owned.fence:
                 known.halt("lost")
+            elif not worker.runtimes.is_live(known.runtime):
+                known.halt("Paused")  # it is given back, and goes on with a pipeline that lives
+        for reading in worker.readings.values():
+            if reading is not None and not worker.runtimes.is_live(reading.runtime):
+                reading.halt()
         await worker.limit_shares.look_round(worker.running, has_lapsed=has_lapsed)
         worker.lease.confirm(renewed_until_ns)
         for chunk, count, fence in held:

@@ -57,6 +57,9 @@ class OperationRuntimes:
         """
         self._idle.discard(number)
         if not self._is_current(number, plan):
+            if number in self._made and not self.is_live(self._made[number][1]) and number in self._worker.working:
+                self._worker.halt("Paused", number)
+                raise CannotRun("its lifespan has ended, and rows that were begun before are still running")
             async with self._db.connection() as tx:
                 row = (await tx.execute(select(operations).where(operations.c.number == number))).one_or_none()
             if row is None:
@@ -78,7 +81,11 @@ class OperationRuntimes:
         if number not in self._made:
             return False
         made_by, made = self._made[number]
-        return plan in (None, made_by) and self._lifespans.has(made.definition, made.pipeline)
+        return plan in (None, made_by) and self.is_live(made)
+
+    def is_live(self, runtime: OperationRuntime) -> bool:
+        """Whether the lifespan of its pipeline has not ended."""
+        return self._lifespans.has(runtime.definition, runtime.pipeline)
 
     async def _make(self, row: Row[Any]) -> OperationRuntime:
         declared = self.definitions[row.name.casefold()]
