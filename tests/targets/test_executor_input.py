@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tracemalloc
+from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -321,3 +322,29 @@ async def test_an_input_that_waits_for_something_cancelled_ends_with_that_error(
     assert result.stopped_reason == "error in input"
     assert isinstance(result.input_error, asyncio.CancelledError)
     assert result.success_count == before
+
+
+@pytest.mark.parametrize("kind", [list, tuple, deque])
+@in_virtual_time
+async def test_any_list_of_records_is_taken(kind: Any):
+    result = await executor(Remote()).create_multiple("account", kind(numbered(250)))
+    assert result.success_count == 250
+
+
+@pytest.mark.parametrize("has_keys", [True, False])
+@in_virtual_time
+async def test_a_record_that_cannot_be_sized_is_refused_alone(has_keys: bool):
+    class Weighing(Remote):
+        def size(self, record: Any) -> int:
+            if record["n"] == 7:
+                raise RecursionError("it contains itself")
+            return 10
+
+    async def records() -> AsyncIterator[dict[str, Any]]:
+        for record in [*numbered(20), *numbered(1, 7)]:
+            yield record
+
+    remote = Weighing(capabilities=Capabilities(bytes_max=50), has_identity=has_keys)
+    result = await executor(remote).upsert_multiple("account", records(), BulkOptions(batch_size=10))
+    assert (result.success_count, [error.index for error in result.errors]) == (19, [7, 20])
+    assert "cannot be encoded" in result.errors[0].message

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -21,6 +21,15 @@ from penstock.targets import (
     Progress,
     Verdict,
 )
+from penstock.targets.quotas import use_quotas
+from penstock.targets.rules.limits import Share
+
+
+@pytest.fixture(autouse=True)
+def no_quotas() -> Iterator[None]:
+    """Quotas are of the whole process."""
+    yield
+    use_quotas(None)
 
 
 def settled(result: Any) -> dict[str, int]:
@@ -460,3 +469,51 @@ async def test_a_call_stops_when_more_records_have_failed_than_it_may_lose():
     assert result.not_run_count > 9000
     few = await executor(Remote(bad=remote.bad)).create_multiple("account", numbered(450), BulkOptions(max_errors=9))
     assert (few.stopped_reason, few.failure_count) == (None, 9)
+
+
+@pytest.mark.parametrize("what", ["send", "describe"])
+@in_virtual_time
+async def test_a_target_whose_own_await_is_cancelled_holds_nobody_up(what: str):
+    class Careless(Remote):
+        async def describe(self, *asked: Any) -> Capabilities:
+            return await (super().describe(*asked) if what == "send" else cancelled())
+
+        async def send(self, batch: Batch, source: str) -> Answer:
+            return await (cancelled() if not self.log else super().send(batch, source))
+
+    async def cancelled() -> Any:
+        future = asyncio.get_running_loop().create_future()
+        future.cancel()
+        await future
+
+    remote = Careless(width=1)
+    remote.log.clear()
+    twice = [*numbered(1), *numbered(1), *numbered(8, start=2)]
+    result = await executor(remote).upsert_multiple("account", twice, BulkOptions(batch_size=1))
+    if what == "describe":
+        assert settled(result) == {"not run": 9, "failed": 1}
+    else:
+        assert settled(result) == {"unknown": 10}, "nobody knows how far a call came"
+    assert "CancelledError" in result.errors[0].message
+
+
+@pytest.mark.parametrize("stop", ["deadline", "cancel"])
+@in_virtual_time
+async def test_a_call_stops_in_time_though_its_quota_cannot_be_asked(stop: str):
+    class Silent:
+        async def renew(self, remote: str, throttled_s: Mapping[str, float]) -> Mapping[str, Share]:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    remote = Remote()
+    remote.quota = "remote"
+    use_quotas(Silent())
+    began_s = asyncio.get_running_loop().time()
+    options = BulkOptions(deadline_s=0.5 if stop == "deadline" else None)
+    call = executor(remote).start(Mode.CREATE, "account", numbered(3), options)
+    if stop == "cancel":
+        await asyncio.sleep(0.5)
+        await call.cancel()
+    result = await call
+    assert settled(result) == {"not run": 3}
+    assert asyncio.get_running_loop().time() - began_s == pytest.approx(0.5)

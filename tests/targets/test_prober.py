@@ -502,3 +502,40 @@ async def test_a_progress_callback_that_raises_loses_no_result():
     remote = Remote()
     assert (await probed(Prober(executor(remote)), progress=failing)).is_success
     assert len(remote.applied) == 5
+
+
+@in_virtual_time
+async def test_records_of_one_key_stay_in_order_on_a_table_that_was_marked_before():
+    class Described(Remote):
+        """Knows what identifies a record once the table was described."""
+
+        def identity(self, table: str, mode: Mode, record: Any) -> Any:
+            return super().identity(table, mode, record) if self.described else None
+
+    under_way, kept = list[Any](), dict[Any, int]()
+
+    async def slower_first(table: str, record: Any, source: str) -> None:
+        assert record["n"] not in under_way
+        under_way.append(record["n"])
+        await asyncio.sleep(1 / record["v"])
+        under_way.remove(record["n"])
+        kept[record["n"]] = record["v"]
+
+    prober = Prober(executor(Described()))
+    prober.mark("t", Mode.UPSERT, is_supported=False)
+    records = [{"n": 1, "v": v} for v in (1, 2, 3)]
+    result = await prober.run("t", records, mode=Mode.UPSERT, fallback=slower_first)
+    assert result.is_success
+    assert kept == {1: 3}
+
+
+@pytest.mark.parametrize("kind", [ErrorKind.UNSUPPORTED, ErrorKind.OTHER, ErrorKind.CONNECTION])
+@in_virtual_time
+async def test_a_table_that_cannot_be_described_is_still_sent_one_by_one(kind: ErrorKind):
+    remote, singles = Remote(descriptions={1: trouble(kind)}), Singles()
+    prober = Prober(executor(remote))
+    prober.mark("t", Mode.CREATE, is_supported=False)
+    result = await probed(prober, 3, fallback=singles)
+    assert result.is_success
+    assert sorted(singles.sent) == [0, 1, 2]
+    assert remote.described == (2 if kind is ErrorKind.CONNECTION else 1)

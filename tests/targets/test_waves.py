@@ -12,6 +12,7 @@ from kin import Kin
 from scripted import executor, in_virtual_time, trouble, virtually
 
 from penstock.targets import (
+    Answer,
     BadInput,
     Batch,
     BulkCancelled,
@@ -244,6 +245,29 @@ async def test_a_cancelled_run_gives_what_it_has_done():
     assert partial is not None
     assert partial.success_count == len(remote.rows) > 3
     assert partial.success_count + partial.not_run_count == 100
+
+
+@pytest.mark.parametrize("during", ["the update", "a later wave"])
+@in_virtual_time
+async def test_records_that_lack_a_reference_when_the_run_is_cancelled_have_failed(during: str):
+    class Slow(Kin):
+        async def send(self, batch: Batch, source: str) -> Answer:
+            if batch.mode is Mode.UPDATE or batch.records[0]["id"] == 3:
+                await asyncio.Event().wait()
+            return await super().send(batch, source)
+
+    records = [{"id": 1, "up": 2}, {"id": 2, "up": 1}]
+    if during == "a later wave":
+        records.append({"id": 3, "up": 1})
+    task = asyncio.ensure_future(in_waves(executor(Slow()), "node", records))
+    await asyncio.sleep(1)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError) as caught:
+        await task
+    partial = BulkCancelled.found_in(caught.value)
+    assert partial is not None
+    assert not partial.is_success
+    assert [error.code for error in partial.errors if error.index < 2] == ["REFERENCE_NOT_SET"] * 2
 
 
 @in_virtual_time

@@ -29,6 +29,7 @@ __all__ = ["Prober"]
 Fallback: TypeAlias = Callable[[str, Any, str], Awaitable[Any]]
 """Takes a table, a record (or an id to delete) and a source; returns a `Verdict`, or the record's id, or None."""
 AFTER_FIRST = range(1, sys.maxsize)
+PASSING = (ErrorKind.CONNECTION, ErrorKind.THROTTLED, ErrorKind.TOKEN)
 INCONCLUSIVE = frozenset(
     {ErrorKind.THROTTLED, ErrorKind.TOKEN, ErrorKind.PERMISSION, ErrorKind.CONNECTION, ErrorKind.SERVER, ErrorKind.RACE}
 )
@@ -73,7 +74,7 @@ class Prober:
         and retries of the executor, and raises `TargetError` as a target does.
         """
         call = _Call(self._executor, Mode(mode), checked_table(table), self._executor.chosen(options), progress)
-        checked_records(mode, records)
+        records = checked_records(mode, records)
         if self.is_supported(table, mode) is None:
             clock = self._executor.pool.clock
             started_s = clock.monotonic()
@@ -249,7 +250,13 @@ class SingleTarget(Target):
         return Answer([verdict], counts_exact=is_told or batch.mode is not Mode.UPSERT)
 
     async def describe(self, table: str, mode: Mode, options: BulkOptions, source: str) -> Capabilities:
-        return Capabilities(is_idempotent=mode in (Mode.UPDATE, Mode.UPSERT), records_max=1)
+        id_field = None
+        try:  # the target tells records of one key apart only when it knows the table
+            id_field = (await self._target.describe(table, mode, options, source)).id_field
+        except TargetError as error:
+            if error.kind in PASSING:
+                raise
+        return Capabilities(id_field=id_field, is_idempotent=mode in (Mode.UPDATE, Mode.UPSERT), records_max=1)
 
     async def refresh(self, source: str) -> None:
         await self._target.refresh(source)

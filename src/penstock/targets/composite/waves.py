@@ -112,10 +112,16 @@ class _Waves:
             graph = ReferenceGraph(
                 self._tables, id_fields, lambda table, record: references(table, record, self._options[table])
             )
-            for wave in graph.plan.waves:
+            closed = {table: MergedResult(Mode.UPDATE, len(records)) for table, records in self._tables.items()}
+            try:
+                for wave in graph.plan.waves:
+                    if not self._is_stopped:
+                        await _at_once({table: self._send(graph, table, indexes) for table, indexes in wave.items()})
                 if not self._is_stopped:
-                    await _at_once({table: self._send(graph, table, indexes) for table, indexes in wave.items()})
-            await self._close_circles(graph)
+                    circles = self._circles(graph)
+                    await _at_once({table: self._close(graph, table, circles, closed[table]) for table in closed})
+            finally:
+                self._mark_open_circles(graph, closed)
         self._progress.finish(self.results().values())
 
     @property
@@ -152,33 +158,34 @@ class _Waves:
             list(ready), lambda: start(self._mode, table, records, options, self._progress.part())
         )
 
-    async def _close_circles(self, graph: ReferenceGraph) -> None:
-        """Set the references that were left out, of records that are there, to records that are there."""
-        circles = [place for place in graph.plan.deferred if self._outcome(place) in PRESENT]
-        lost = {place: graph.unreachable(place, self._outcome) for place in circles}
-        closed = {table: MergedResult(Mode.UPDATE, len(records)) for table, records in self._tables.items()}
-        if not self._is_stopped:
-            await _at_once({table: self._close(graph, table, lost, closed[table]) for table in closed})
-        updated = {table: merged.result(0) for table, merged in closed.items()}
-        causes = {(table, error.index): error for table, found in updated.items() for error in found.errors}
-        for place in circles:
-            table, index = place
-            if lost[place]:
-                self._merged[table].mark(graph.lost_reference_error(place, *next(iter(lost[place].items()))))
-            elif not updated[table].outcome(index).is_success:
-                self._merged[table].mark(graph.unset_reference_error(place, causes.get(place)))
+    def _circles(self, graph: ReferenceGraph) -> dict[Place, Mapping[str, Place]]:
+        """The records that are there and lack a reference; for each, those of its references that are not there."""
+        there = [place for place in graph.plan.deferred if self._outcome(place) in PRESENT]
+        return {place: graph.unreachable(place, self._outcome) for place in there}
 
     async def _close(
-        self, graph: ReferenceGraph, table: str, lost: Mapping[Place, Mapping[str, Place]], closed: MergedResult
+        self, graph: ReferenceGraph, table: str, circles: Mapping[Place, Mapping[str, Place]], closed: MergedResult
     ) -> None:
+        """Set the references that were left out, of records that are there, to records that are there."""
         updates = {}
-        for place in (place for place in lost if place[0] == table):
-            fields = [field for field in graph.plan.deferred[place] if field not in lost[place]]
-            if fields:
+        for place, lost in circles.items():
+            fields = [field for field in graph.plan.deferred[place] if field not in lost]
+            if fields and place[0] == table:
                 updates[place[1]] = graph.cycle_update(place, fields, self._merged[table].id_of(place[1]))
         options = self._in_time(replace(self._options[table], on_outcomes=None))
         start, records = self._executor.start, list(updates.values())
         await closed.add_call(list(updates), lambda: start(Mode.UPDATE, table, records, options))
+
+    def _mark_open_circles(self, graph: ReferenceGraph, closed: Mapping[str, MergedResult]) -> None:
+        """Count records that still lack a reference as failed, also when the run was cancelled."""
+        updated = {table: merged.result(0) for table, merged in closed.items()}
+        causes = {(table, error.index): error for table, found in updated.items() for error in found.errors}
+        for place, lost in self._circles(graph).items():
+            table, index = place
+            if lost:
+                self._merged[table].mark(graph.lost_reference_error(place, *next(iter(lost.items()))))
+            elif not updated[table].outcome(index).is_success:
+                self._merged[table].mark(graph.unset_reference_error(place, causes.get(place)))
 
 
 async def _at_once(work: Mapping[str, Coroutine[Any, Any, None]]) -> None:

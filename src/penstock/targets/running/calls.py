@@ -18,6 +18,7 @@ from penstock.targets.pool import CallQueue, Pool, PoolExhausted, Priority
 from penstock.targets.rules.batch_size import BatchSize
 from penstock.targets.rules.isolation import Isolation
 from penstock.targets.rules.retry import Act, RetryPolicy, after_lost_question
+from penstock.targets.running.input import is_cancelled
 from penstock.targets.target import Answer, Batch, Capabilities, RequestCounter, Target
 
 __all__ = ["CallPostponed", "CallSpec", "Caller", "PendingBatch", "SendMode"]
@@ -229,7 +230,9 @@ class Caller:
             return await ask(source)
         except (TargetError, CallPostponed):
             raise
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
+            if is_cancelled() and isinstance(error, asyncio.CancelledError):
+                raise
             log.warning("%s raised what is no TargetError", self._spec.target.name, exc_info=error)
             # Nobody knows how far it came, so this is never simply sent again.
             raise TargetError(f"{type(error).__name__}: {error}", maybe_applied=True) from error

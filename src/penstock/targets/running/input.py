@@ -30,6 +30,7 @@ __all__ = [
     "checked_records",
     "checked_table",
     "faults_in",
+    "is_cancelled",
     "named_options",
     "refuse_faults",
 ]
@@ -56,12 +57,20 @@ def checked_table(table: Any) -> str:
 
 def checked_records(mode: Mode, records: Any) -> Records:
     """Something to iterate over, or why it is not; one record or id by itself is a common mistake."""
+    if isinstance(records, deque):
+        return list(records)  # it cannot be sliced
     is_one = isinstance(records, str | bytes | Mapping)
     if is_one or not isinstance(records, Iterable | AsyncIterable):
         what = "ids" if mode is Mode.DELETE else "records"
         given = "None" if records is None else f"{'one ' if is_one else ''}{type(records).__name__}"
         raise TypeError(f"{what} must be a list or a stream, not {given}")
     return records
+
+
+def is_cancelled() -> bool:
+    """Whether the running task itself was cancelled, not something that it waited for."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
 
 
 def named_options(target: Target, given: Mapping[str, Any]) -> BulkOptions:
@@ -177,8 +186,7 @@ class InputReader:
         except StopAsyncIteration:
             pass
         except asyncio.CancelledError as cancelled:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
+            if is_cancelled():
                 raise
             self.error = cancelled  # something that the input waited for was cancelled, not the call
         except Exception as error:
@@ -313,14 +321,34 @@ class Batcher:
         return self._fitting(NextBatch(indexes, records, identities if self._duplicate_keys is not None else None))
 
     def _fitting(self, piece: NextBatch) -> NextBatch:
-        """As much of a piece as one call can carry; the rest is ready for the next."""
-        fits = self._fits(piece.records)
+        """As much of a piece as one call can carry; the rest is ready for the next. What cannot be sized is refused."""
+        try:
+            fits = self._fits(piece.records)
+        except Exception:
+            return self._fitting(self._sizeable(piece))
         if fits == len(piece.records):
             return piece
         keys = piece.identities or [None] * len(piece.records)
         rest = zip(piece.indexes[fits:], piece.records[fits:], keys[fits:], strict=True)
         self._ready.extendleft(reversed(list(rest)))
-        return NextBatch(piece.indexes[:fits], piece.records[:fits], keys[:fits])
+        return NextBatch(piece.indexes[:fits], piece.records[:fits], keys[:fits], piece.refused)
+
+    def _sizeable(self, piece: NextBatch) -> NextBatch:
+        assert self._size is not None
+        wrong = dict[int, TargetError]()
+        for position, record in enumerate(piece.records):
+            try:
+                self._size(record)
+            except Exception as error:
+                wrong[position] = _fault(f"the record cannot be encoded: {error!r}", "BadRecord")
+        refused = [(piece.indexes[n], piece.records[n], fault) for n, fault in wrong.items()]
+        kept = [n for n in range(len(piece.records)) if n not in wrong]
+        indexes, records = [piece.indexes[n] for n in kept], [piece.records[n] for n in kept]
+        identities = None
+        if piece.identities is not None:
+            self.release([piece.identities[n] for n in wrong])
+            identities = [piece.identities[n] for n in kept]
+        return NextBatch(indexes, records, identities, [*piece.refused, *refused])
 
     def _fits(self, records: Sequence[Any]) -> int:
         """How many of the records one call can carry; a record that is too big by itself goes alone."""
