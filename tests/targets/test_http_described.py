@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from itertools import product
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+import httpx
 import pytest
 from http_remote import Call, HttpRemote, Reply
 from scripted import Refuse, Remote, executor, in_virtual_time, numbered, trouble
@@ -140,6 +142,88 @@ async def test_a_page_of_another_origin_is_not_followed(remote: HttpRemote):
     async with HttpTarget(remote.url, {Mode.CREATE: endpoint}) as target:
         with pytest.raises(TargetError, match="leads to another origin"):
             await target.reconcile(batch({"id": "a"}), "default")
+
+
+def paging(next_page: str, way: str, asked: list[str]) -> httpx.MockTransport:
+    """Answers every question with no records and the same next page, and writes down who was asked."""
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(str(request.url))
+        is_last = len(asked) > 1
+        link = {"Link": f'<{next_page}>; rel="next"'} if way == "link" and not is_last else {}
+        body = {"data": [], "next": None if way == "link" or is_last else next_page}
+        return httpx.Response(200, json=body, headers=link)
+
+    return httpx.MockTransport(answer)
+
+
+async def looked_up(base: str, next_page: str, way: str, asked: list[str]) -> None:
+    """Look a record up at a remote whose first answer names this next page."""
+    lookup = PagedLookup(url="/{table}?ids={ids}", items="data", next="next" if way == "body" else None)
+    endpoint = Endpoint(url="/{table}/bulk", id_field="id", lookup=lookup)
+
+    def client() -> httpx.AsyncClient:
+        return httpx.AsyncClient(transport=paging(next_page, way, asked))
+
+    async with HttpTarget(base, {Mode.CREATE: endpoint}, auth=bearer("secret"), client=client) as target:
+        await target.reconcile(batch({"id": "a"}), "default")
+
+
+@pytest.mark.parametrize(
+    "next_page, way",
+    [
+        *product(
+            [
+                "https://api.example.org.evil.test/steal",
+                "https://api.example.org@evil.test/steal",
+                "https://api.example.org\\@evil.test/steal",
+                "https://api.example.org:8443/steal",
+                "https://api.example.org:port/steal",
+                "https://ann:pass@api.example.org/steal",
+                "http://api.example.org/steal",
+                "//evil.test/steal",
+            ],
+            ["body", "link"],
+        ),
+        ("HTTP://evil.test/steal", "link"),
+        ("ftp://evil.test/steal", "link"),
+    ],
+)
+@pytest.mark.parametrize("base", ["https://api.example.org", "https://api.example.org/v1"])
+async def test_a_page_whose_address_only_looks_like_the_base_is_not_followed(base: str, next_page: str, way: str):
+    asked: list[str] = []
+    with pytest.raises(TargetError, match=r"leads to another origin|is no address") as caught:
+        await looked_up(base, next_page, way, asked)
+    assert asked == [f"{base}/customers?ids=a"]
+    assert "pass" not in str(caught.value)
+
+
+@pytest.mark.parametrize("base", ["https://api.example.org/v1", "https://API.example.org:443/v1/"])
+@pytest.mark.parametrize(
+    "next_page",
+    ["https://api.example.org/v1/customers?page=2", "/v1/customers?page=2", "https://api.example.org:443/x"],
+)
+async def test_a_page_of_the_same_origin_is_followed_however_its_address_is_spelled(base: str, next_page: str):
+    asked: list[str] = []
+    await looked_up(base, next_page, "body", asked)
+    assert len(asked) == 2
+
+
+@pytest.mark.parametrize("round_trip", [["1"], ["1", "2"]], ids=["names itself", "names one before"])
+@pytest.mark.parametrize("way", ["address", "cursor"])
+async def test_a_page_that_was_already_read_ends_the_question(remote: HttpRemote, round_trip: list[str], way: str):
+    def turn(call: Call) -> Reply:
+        page = round_trip[len(remote.calls) % len(round_trip)]
+        return Reply(200, {"data": [], "next": f"/customers?ids=a&cursor={page}" if way == "address" else page})
+
+    remote.routes["/customers"] = turn
+    lookup = PagedLookup(url="/{table}?ids={ids}", items="data", next="next")
+    endpoint = Endpoint(url="/{table}/bulk", id_field="id", lookup=lookup)
+    async with HttpTarget(remote.url, {Mode.CREATE: endpoint}) as target:
+        with pytest.raises(TargetError, match=r"customers.* names a next page that was already read") as caught:
+            await target.reconcile(batch({"id": "a"}), "default")
+    assert len(remote.calls) == len(round_trip) + 1
+    assert "cursor" not in str(caught.value)
 
 
 async def test_a_list_that_is_none_leaves_the_question_open(remote: HttpRemote):

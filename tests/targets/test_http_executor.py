@@ -9,13 +9,15 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+import httpx
 import pytest
 from http_remote import Call, HttpRemote, Reply
 
 from penstock.clock import Entropy, ManualClock
 from penstock.targets import BulkExecutor, BulkOptions, ErrorKind, Mode, Outcome, Pool
+from penstock.targets.composite.prober import Prober
 from penstock.targets.conformance import CHECKS, Check, Subject
-from penstock.targets.http import Body, ClientCredentials, Endpoint, HttpTarget, ItemResults, bearer
+from penstock.targets.http import Body, ClientCredentials, Endpoint, HttpTarget, ItemResults, PagedLookup, bearer
 from penstock.targets.model import Batch, Record, TargetError
 
 BY_INDEX = ItemResults(path="results", index="index", status="status")
@@ -331,14 +333,137 @@ async def test_records_before_the_one_that_was_refused_are_not_applied_twice(rem
     remote.routes["/until-bad"] = apply_until_bad
     endpoint = Endpoint(url="/until-bad", id_field="id", lookup=lookup)
     records = things(10)
-    records[6]["bad"] = True
+    records[3]["bad"] = records[8]["bad"] = True
     async with closing(HttpTarget(remote.url, {Mode.CREATE: endpoint})) as target:
         result = await executor_of(target).create_multiple("thing", records)
     assert max(Counter(remote.ledger).values()) == 1
     if lookup is None:
         assert result.unknown_count == 10
     else:
-        assert ([error.index for error in result.errors], result.success_count) == ([6], 9)
+        # What stands before the first bad record may have been there before; the others were looked for in between.
+        told = {Outcome.UNKNOWN: [0, 1, 2], Outcome.FAILED: [3, 8], Outcome.CREATED: [4, 5, 6, 7, 9]}
+        assert {outcome: [n for n in range(10) if result.outcomes[n] is outcome] for outcome in told} == told
+
+
+BY_ID = "/rows/{table}/{id}"
+MANY_BY_ID = PagedLookup(url="/{table}?ids={ids}")
+
+
+@pytest.mark.parametrize("lookup", [BY_ID, MANY_BY_ID], ids=["one by one", "many at once"])
+async def test_a_record_that_was_there_before_its_batch_was_refused_is_not_told_created(
+    remote: HttpRemote, lookup: str | PagedLookup
+):
+    old = {"id": "row-3", "n": "old"}
+    remote.rows["thing"] = {"row-3": old}
+    remote.refuses_duplicates = True
+    remote.routes["/thing"] = lambda call: Reply(200, list(remote.rows["thing"].values()))
+    endpoint = Endpoint(url="/atomic/{table}", id_field="id", lookup=lookup)
+    async with closing(HttpTarget(remote.url, {Mode.CREATE: endpoint})) as target:
+        result = await executor_of(target).create_multiple("thing", things(6))
+    assert list(result.outcomes) == [Outcome.CREATED] * 3 + [Outcome.UNKNOWN] + [Outcome.CREATED] * 2
+    (error,) = result.errors
+    assert (error.index, error.id, error.code) == (3, "row-3", "exists")
+    assert "a record is already there; a record of this id is there, perhaps from before" in error.message
+    assert remote.rows["thing"]["row-3"] is old
+    assert sorted(Counter(remote.ledger).values()) == [1] * 5
+
+
+async def test_a_record_that_is_there_after_the_remote_crashed_is_unknown(remote: HttpRemote):
+    remote.rows["thing"] = {"row-0": {"n": "old"}}
+    remote.faults.append(Reply(500, {"message": "duplicate key"}))
+    endpoint = Endpoint(url="/bulk/{table}", id_field="id", results=BY_INDEX, lookup=BY_ID)
+    async with closing(HttpTarget(remote.url, {Mode.CREATE: endpoint})) as target:
+        result = await executor_of(target).create_multiple("thing", things(1))
+    assert (list(result.outcomes), remote.ledger) == ([Outcome.UNKNOWN], [])
+
+
+@pytest.mark.parametrize("fault", ["reset-after", *[Reply(status, is_applied=True) for status in (408, 502, 503, 504)]])
+async def test_a_record_that_is_there_after_its_answer_was_lost_was_created(remote: HttpRemote, fault: Any):
+    remote.faults.append(fault)
+    endpoint = Endpoint(url="/atomic/{table}", id_field="id", lookup=BY_ID)
+    async with closing(HttpTarget(remote.url, {Mode.CREATE: endpoint})) as target:
+        result = await executor_of(target).create_multiple("thing", things(5))
+    assert (result.success_count, len(remote.ledger)) == (5, 5)
+
+
+async def test_a_batch_that_took_effect_late_was_created_although_its_repeat_is_refused(remote: HttpRemote):
+    remote.refuses_duplicates = True
+    remote.faults.append("late")
+    endpoint = Endpoint(url="/atomic/{table}", id_field="id", lookup=BY_ID)
+    async with closing(HttpTarget(remote.url, {Mode.CREATE: endpoint})) as target:
+        result = await executor_of(target).create_multiple("thing", things(5))
+    assert (result.success_count, len(remote.ledger)) == (5, 5)
+
+
+class Breaking(httpx.AsyncHTTPTransport):
+    """Loses the first answer with an error that is none of httpx, as a loop's transport may."""
+
+    has_broken = False
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        response = await super().handle_async_request(request)
+        if self.has_broken:
+            return response
+        self.has_broken = True
+        await response.aclose()
+        raise RuntimeError("unable to perform operation on <TCPTransport>; the handler is closed")
+
+
+async def test_a_batch_whose_answer_was_lost_to_a_strange_error_goes_out_under_its_key(remote: HttpRemote):
+    target = HttpTarget(remote.url, {Mode.CREATE: KEYED}, client=lambda: httpx.AsyncClient(transport=Breaking()))
+    async with closing(target):
+        result = await executor_of(target).create_multiple("thing", things(4))
+    assert (result.is_success, len(remote.ledger)) == (True, 4)
+    assert len({call.headers["idempotency-key"] for call in remote.calls}) == 1
+
+
+DELETES = {
+    "one by one": Endpoint(url=BY_ID, method="DELETE", body=Body.NONE, is_idempotent=True),
+    "record by record": Endpoint(url="/purge/{table}", results=IN_ORDER, is_idempotent=True),
+}
+
+
+@pytest.mark.parametrize("endpoint", DELETES.values(), ids=DELETES)
+async def test_a_delete_that_took_effect_unanswered_counts_as_deleted_when_its_repeat_finds_nothing(
+    remote: HttpRemote, endpoint: Endpoint
+):
+    remote.rows["thing"] = {"a": {}, "b": {}}
+    remote.faults.append(Reply(504, is_applied=True))
+    async with closing(HttpTarget(remote.url, {Mode.DELETE: endpoint})) as target:
+        result = await executor_of(target).delete_multiple("thing", ["a", "b"], max_parallel_batches=1)
+        never_there = await executor_of(target).delete_multiple("thing", ["x"])
+    assert list(result.outcomes) == [Outcome.DELETED] * 2
+    assert list(never_there.outcomes) == [Outcome.FAILED]
+    assert remote.ledger == [("delete", "a"), ("delete", "b")]
+
+
+async def test_a_delete_whose_own_answer_was_lost_within_a_batch_counts_as_deleted_too(remote: HttpRemote):
+    replies = [Reply(207, [{"status": 204}, {"status": 504}, {"status": 404}]), Reply(207, [{"status": 404}])]
+    remote.routes["/remove"] = lambda call: replies.pop(0)
+    endpoint = Endpoint(url="/remove", results=IN_ORDER, is_idempotent=True)
+    async with closing(HttpTarget(remote.url, {Mode.DELETE: endpoint})) as target:
+        result = await executor_of(target).delete_multiple("thing", ["a", "b", "x"])
+    assert list(result.outcomes) == [Outcome.DELETED, Outcome.DELETED, Outcome.FAILED]
+
+
+async def test_a_delete_under_a_key_is_believed_when_it_finds_nothing(remote: HttpRemote):
+    remote.faults.append("reset-before")
+    endpoint = Endpoint(url=BY_ID, method="DELETE", body=Body.NONE, idempotency_header="Idempotency-Key")
+    async with closing(HttpTarget(remote.url, {Mode.DELETE: endpoint})) as target:
+        batch = Batch("thing", Mode.DELETE, ["x"], BulkOptions(), "k")
+        for _ in range(2):
+            with pytest.raises(TargetError) as caught:
+                await target.send(batch, "default")
+    assert caught.value.code == "404"
+
+
+async def test_a_mode_without_an_endpoint_is_served_by_the_fallback_of_a_prober(remote: HttpRemote):
+    async def one(table: str, record: Any, source: str) -> Any:
+        return record["id"]
+
+    async with closing(HttpTarget(remote.url, {Mode.UPSERT: LOOSE[Mode.UPSERT]})) as target:
+        result = await Prober(executor_of(target)).run("thing", things(3), mode=Mode.CREATE, fallback=one)
+    assert list(result.created_ids or ()) == ["row-0", "row-1", "row-2"]
 
 
 @pytest.mark.covers("BX-019")

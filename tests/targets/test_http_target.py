@@ -391,6 +391,12 @@ def test_records_of_one_key_are_one():
     assert target.identity("thing", Mode.DELETE, 7) == 7
 
 
+def test_without_an_endpoint_only_a_delete_knows_what_identifies_its_record():
+    target = HttpTarget("https://host", {("thing", Mode.UPSERT): PUT})
+    assert target.identity("other", Mode.UPSERT, {"id": 7}) is None
+    assert target.identity("thing", Mode.DELETE, 7) == 7
+
+
 async def test_the_path_in_an_error_is_the_one_that_was_called(remote: HttpRemote):
     def broken(call: Call) -> Reply:
         return Reply(500, {"message": "boom"})

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.targets.http import Body, Endpoint
-from penstock.targets.http.error_mapping import MESSAGE_MAX, Reply, refusal, said
+from penstock.targets.http.error_mapping import MESSAGE_MAX, Reply, is_own_refusal, refusal, said
 from penstock.targets.model import ErrorKind, Limit, TargetError
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -101,6 +101,13 @@ def test_a_throttle_without_a_time_leaves_it_open():
 @pytest.mark.parametrize("endpoint", [ATOMIC, LOOSE])
 def test_answers_from_in_between_leave_open_what_was_applied(status: int, endpoint: Endpoint):
     assert refused(status, endpoint=endpoint).maybe_applied
+
+
+def test_an_answer_from_in_between_is_no_refusal_of_the_remote_itself():
+    assert {status for status in (400, 408, 409, 422, 500, 502, 503, 504) if is_own_refusal(refused(status))} == {
+        400, 409, 422, 500,
+    }  # fmt: skip
+    assert not is_own_refusal(TargetError("no answer", kind=ErrorKind.CONNECTION, maybe_applied=True))
 
 
 def test_a_crash_leaves_open_what_was_applied_unless_calls_are_atomic():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -31,10 +31,19 @@ def decoded(body: bytes) -> Any:
         return body.decode("utf-8", "replace")
 
 
-def read_answer(batch: Batch, endpoint: Endpoint, status: int, body: Any, width_hint: int | None = None) -> Answer:
+def read_answer(
+    batch: Batch,
+    endpoint: Endpoint,
+    status: int,
+    body: Any,
+    width_hint: int | None = None,
+    *,
+    lost_deletes: Collection[int] = frozenset(),
+) -> Answer:
     """The verdicts of a successful answer; raises an ambiguous `TargetError` when they cannot be told.
 
-    Upserts are counted exactly only if each record's status told created from updated.
+    Upserts are counted exactly only if each record's status told created from updated. `lost_deletes` are the positions
+    of records that an earlier, unanswered call may have deleted: those that are not there count as deleted.
     """
     if endpoint.results is None:
         found = at_path(body, endpoint.id_path) if endpoint.is_single else None
@@ -43,7 +52,12 @@ def read_answer(batch: Batch, endpoint: Endpoint, status: int, body: Any, width_
         return Answer(UniformVerdicts(Verdict(outcome), len(batch), ids), width_hint, is_exact)
     is_lines = endpoint.body is Body.NDJSON and not endpoint.results.path
     items = _placed(batch, endpoint.results, body, is_lines=is_lines)
-    read = [_verdict(batch.mode, endpoint, endpoint.results, item) for item in items]
+    read = [
+        _verdict(
+            batch.mode, endpoint, endpoint.results, item, is_gone_done=endpoint.gone_is_deleted or at in lost_deletes
+        )
+        for at, item in enumerate(items)
+    ]
     return Answer([verdict for verdict, _ in read], width_hint, all(is_exact for _, is_exact in read))
 
 
@@ -87,7 +101,9 @@ def _placed(batch: Batch, results: ItemResults, body: Any, *, is_lines: bool) ->
     return placed
 
 
-def _verdict(mode: Mode, endpoint: Endpoint, results: ItemResults, item: Any) -> tuple[Verdict, bool]:
+def _verdict(
+    mode: Mode, endpoint: Endpoint, results: ItemResults, item: Any, *, is_gone_done: bool
+) -> tuple[Verdict, bool]:
     if item is MISSING and results.only_failures:
         outcome, is_exact = _done(mode, None)
         return Verdict(outcome), is_exact
@@ -100,7 +116,7 @@ def _verdict(mode: Mode, endpoint: Endpoint, results: ItemResults, item: Any) ->
     is_bad = bool(error) if number is None else not 200 <= number < 300
     if known is not None:
         is_bad = not known.is_success
-    elif mode is Mode.DELETE and endpoint.gone_is_deleted and number in GONE:
+    elif mode is Mode.DELETE and is_gone_done and number in GONE:
         is_bad = False
     if not is_bad:
         outcome, is_exact = (known, True) if known else _done(mode, number)

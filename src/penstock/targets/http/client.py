@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import TYPE_CHECKING, Any, TypeAlias
-from urllib.parse import urlsplit
 
 from penstock.errors import SettingsInvalid
 from penstock.targets.http.auth import LOCAL
@@ -25,6 +25,7 @@ Proof: TypeAlias = "Callable[[str, httpx.AsyncClient], Awaitable[Mapping[str, st
 CONNECT_S = 10.0
 REDIRECTS_MAX = 3
 KEEPS_METHOD = frozenset({307, 308})
+ABSOLUTE = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
 
 def new_client(**timeouts_s: float) -> httpx.AsyncClient:
@@ -59,7 +60,7 @@ class HttpClient:
     """Sends single requests; never retries."""
 
     def __init__(self, base: str, proof: Proof, *, timeout_s: float, client: Callable[[], httpx.AsyncClient]) -> None:
-        self._base = base
+        self._base, self._origin = base, _origin(base)
         self._proof = proof
         self._timeout_s = timeout_s
         self._clients: PerLoop[httpx.AsyncClient] = PerLoop(lambda: _without_cookies(client()))
@@ -94,14 +95,10 @@ class HttpClient:
 
     def address(self, path: str) -> str:
         """A path below the base; or what an answer named as an address, which must stay within the base's origin."""
-        if path.startswith(self._base):
-            return path
-        if not path.startswith(("http:", "https:")):
-            return self._base + path
-        told, own = urlsplit(path), urlsplit(self._base)
-        if (told.scheme, told.netloc) != (own.scheme, own.netloc):
-            raise TargetError(f"an answer leads to another origin, {told.scheme}://{told.netloc}, and is not followed")
-        return path
+        address = path if ABSOLUTE.match(path) else self._base + path
+        if (origin := _origin(address)) != self._origin:
+            raise TargetError(f"an answer leads to another origin, {origin}, not {self._origin}, and is not followed")
+        return address
 
     async def aclose(self) -> None:
         """Close the connections; the next call opens new ones."""
@@ -131,6 +128,17 @@ def _without_cookies(client: httpx.AsyncClient) -> httpx.AsyncClient:
     # A cookie can tie all calls to one server behind a balancer, whose quota is then used up first.
     client.cookies = CookieJar(policy=DefaultCookiePolicy(allowed_domains=[]))
     return client
+
+
+def _origin(address: str) -> str:
+    """The scheme, host and port that a call to the address goes to, spelled in one way, and whether it names a user."""
+    httpx = installed()
+    try:
+        url = httpx.URL(address)
+    except httpx.InvalidURL as error:
+        raise TargetError(f"what a call should go to is no address: {error}") from error
+    user = "…@" if url.userinfo else ""
+    return f"{url.scheme}://{user}{url.netloc.decode()}"
 
 
 def _is_same_origin(one: httpx.Request, other: httpx.Request) -> bool:

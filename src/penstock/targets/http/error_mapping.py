@@ -11,7 +11,7 @@ from penstock.targets.http.endpoint import Endpoint
 from penstock.targets.http.rate_limits import is_exhausted, limit_hit, retry_after_s
 from penstock.targets.model import ErrorKind, TargetError
 
-__all__ = ["Reply", "item_error", "kind_of_status", "refusal", "refuse_page", "said", "width_hint"]
+__all__ = ["Reply", "is_own_refusal", "item_error", "kind_of_status", "refusal", "refuse_page", "said", "width_hint"]
 
 STATUS_KINDS = {
     401: ErrorKind.TOKEN,
@@ -66,6 +66,11 @@ def refusal(reply: Reply, endpoint: Endpoint, *, call: str, now: datetime, recor
         field=named_field(message),
         details={"status": status},
     )
+
+
+def is_own_refusal(error: TargetError) -> bool:
+    """Whether the remote itself refused the call: nothing in between did, and no answer was lost."""
+    return "status" in error.details and error.details["status"] not in LOST
 
 
 def refuse_page(call: str, status: int, headers: Mapping[str, str], *, maybe_applied: bool) -> None:

@@ -16,11 +16,12 @@ from penstock.targets.http.auth import Auth, StaticHeaders
 from penstock.targets.http.client import HttpClient, checked_base, new_client
 from penstock.targets.http.endpoint import Endpoint, PagedLookup
 from penstock.targets.http.error_mapping import Reply, refusal, width_hint
+from penstock.targets.http.open_calls import OpenCalls
 from penstock.targets.http.rate_limits import retry_after_s
 from penstock.targets.http.request_body import ENCODER, content_type, encoded, filled, id_of
 from penstock.targets.model import BulkOptions, ErrorKind, Mode, Outcome, TargetError, Verdict
 from penstock.targets.rules.limits import RateLimit
-from penstock.targets.target import Answer, Batch, Capabilities, RecentBatches, Target
+from penstock.targets.target import Answer, Batch, Capabilities, Target
 
 if TYPE_CHECKING:
     import httpx
@@ -68,7 +69,7 @@ class HttpTarget(Target):
         self.width, self.width_max, self.rate_limit = width, width_max, rate_limit
         self._auths = auths
         self._endpoints = endpoints
-        self._lost_keys: RecentBatches[None] = RecentBatches()
+        self._open = OpenCalls()
         self._clock = clock or SystemClock()
         base = checked_base(base_url, has_credentials=auth is not None, allow_plain_http=allow_plain_http)
         self.quota = base
@@ -77,11 +78,10 @@ class HttpTarget(Target):
     async def send(self, batch: Batch, source: str) -> Answer:
         try:
             answer = await self._send(batch, source)
-        except TargetError as error:
-            if error.maybe_applied:
-                self._lost_keys[batch.key] = None
+        except BaseException as error:
+            self._open.failed(batch, error)
             raise
-        self._lost_keys.pop(batch.key, None)
+        self._open.answered(batch, answer)
         return answer
 
     async def describe(self, table: str, mode: Mode, options: BulkOptions, source: str) -> Capabilities:
@@ -101,7 +101,7 @@ class HttpTarget(Target):
         endpoint = self._endpoint(batch.table, batch.mode)
         if endpoint.idempotency_header is None:
             return await self._looked_up(batch, endpoint, source)
-        if batch.key not in self._lost_keys:
+        if batch not in self._open:
             return [None] * len(batch)
         try:
             return (await self.send(batch, source)).verdicts
@@ -115,7 +115,8 @@ class HttpTarget(Target):
         self._auths[source].refuse()
 
     def identity(self, table: str, mode: Mode, record: Any) -> Hashable | None:
-        found = id_of(record, mode, self._endpoint(table, mode))
+        endpoint = self._declared(table, mode)
+        found = record if mode is Mode.DELETE else endpoint and id_of(record, mode, endpoint)
         return found if isinstance(found, Hashable) else repr(found)
 
     def size(self, record: Any) -> int:
@@ -130,8 +131,11 @@ class HttpTarget(Target):
     async def _proof(self, source: str, client: httpx.AsyncClient) -> Mapping[str, str]:
         return await self._auths[source].headers(client, self._clock)
 
+    def _declared(self, table: str, mode: Mode) -> Endpoint | None:
+        return self._endpoints.get((table, mode)) or self._endpoints.get(mode)
+
     def _endpoint(self, table: str, mode: Mode) -> Endpoint:
-        found = self._endpoints.get((table, mode)) or self._endpoints.get(mode)
+        found = self._declared(table, mode)
         if found is None:
             raise TargetError(f"{self.name} has no endpoint to {mode} records of {table!r}", kind=ErrorKind.UNSUPPORTED)
         return found
@@ -150,10 +154,12 @@ class HttpTarget(Target):
             headers[endpoint.idempotency_header] = batch.key
         reply = _read(await self._http.call(source, endpoint.method, path, content=content, headers=headers))
         call = _shown(endpoint.method, path)
+        # Under its key a call is answered as if it were the first.
+        lost_deletes = frozenset[int]() if endpoint.idempotency_header else self._open.lost_deletes(batch)
         is_delete = batch.mode is Mode.DELETE and endpoint.is_single
-        if is_delete and endpoint.gone_is_deleted and reply.status in GONE:
+        if is_delete and (endpoint.gone_is_deleted or lost_deletes) and reply.status in GONE:
             return Answer([Verdict(Outcome.DELETED)])
-        if reply.status == CONFLICT and batch.key in self._lost_keys and endpoint.idempotency_header:
+        if reply.status == CONFLICT and batch in self._open and endpoint.idempotency_header:
             raise TargetError(
                 f"{call} answered {CONFLICT}: it still works on the first call with this key",
                 kind=ErrorKind.CONNECTION,
@@ -163,10 +169,14 @@ class HttpTarget(Target):
             )
         if reply.status not in endpoint.success:
             raise self._refused(reply, endpoint, call, len(batch))
-        return read_answer(batch, endpoint, reply.status, reply.body, width_hint(reply.headers, endpoint.width_header))
+        hint = width_hint(reply.headers, endpoint.width_header)
+        return read_answer(batch, endpoint, reply.status, reply.body, hint, lost_deletes=lost_deletes)
 
     async def _looked_up(self, batch: Batch, endpoint: Endpoint, source: str) -> Sequence[Verdict | None]:
-        """What the records that exist prove: created ones are among them, deleted ones are not."""
+        """What the records that exist prove: created ones are among them, deleted ones are not.
+
+        A record that is there although the remote refused its call may be older, and is unknown.
+        """
         ids = [id_of(record, batch.mode, endpoint) for record in batch.records]
         if isinstance(endpoint.lookup, PagedLookup):
             if None in ids:
@@ -180,9 +190,18 @@ class HttpTarget(Target):
             assert endpoint.lookup is not None
             paths = [filled(endpoint.lookup, batch.table, one) for one in ids]
             is_there = [200 <= (await self._got(path, endpoint, source, GONE)).status < 300 for path in paths]
-        is_create = batch.mode is Mode.CREATE
-        verdicts = [Verdict(Outcome.CREATED if is_create else Outcome.DELETED, one) for one in ids]
-        return [told if there is is_create else None for told, there in zip(verdicts, is_there, strict=True)]
+        if batch.mode is Mode.DELETE:
+            return [None if there else Verdict(Outcome.DELETED, one) for one, there in zip(ids, is_there, strict=True)]
+        self._open.absent(batch, [at for at, there in enumerate(is_there) if not there])
+        return [self._found(batch, at, ids[at]) if there else None for at, there in enumerate(is_there)]
+
+    def _found(self, batch: Batch, position: int, identifier: Any) -> Verdict:
+        """What it says of a record that was to be created that it is there."""
+        refusal = self._open.doubt(batch, position)
+        if refusal is None:
+            return Verdict(Outcome.CREATED, identifier)
+        message = f"{refusal.message}; a record of this id is there, perhaps from before"
+        return Verdict(Outcome.UNKNOWN, error=refusal.but(message=message))
 
     async def _got(self, path: str, endpoint: Endpoint, source: str, also: frozenset[int] = frozenset()) -> Reply:
         """What a GET was answered, if with success or one of `also`."""
@@ -210,7 +229,7 @@ def _shown(method: str, path: str) -> str:
 
 async def _all_pages(lookup: PagedLookup, first: str, get: Callable[[str], Awaitable[Reply]]) -> set[str]:
     found: set[str] = set()
-    path = first
+    path, read = first, {first}
     for _ in range(PAGES_MAX):
         reply = await get(path)
         items = at_path(reply.body, lookup.items)
@@ -223,6 +242,9 @@ async def _all_pages(lookup: PagedLookup, first: str, get: Callable[[str], Await
         following = _next_page(lookup, first, path, reply)
         if following is None:
             return found
+        if following in read:
+            raise TargetError(f"{_shown('GET', path)} names a next page that was already read")
+        read.add(following)
         path = following
     raise TargetError(f"the question which records exist has more than {PAGES_MAX} pages", kind=ErrorKind.OTHER)
 
