@@ -67,6 +67,22 @@ async def test_a_commit_that_arrived_is_recognised_by_what_it_did(place: Place, 
 
 
 @pytest.mark.parametrize("each", [False, True])
+@pytest.mark.parametrize("ids", [["2024-01-02", "2024-1-2"], ["2024-1-2", "2024-01-02"]])
+async def test_a_commit_of_records_that_mean_one_row_is_recognised_by_the_last_of_them(
+    place: Place, wire: Wire, ids: list[str], each: bool
+):
+    await place.make("days", "CREATE TABLE days (id date PRIMARY KEY, n integer)")
+    await place.run("INSERT INTO days VALUES ('2024-01-02', 0)")
+    target = place.new_target(wire.url)
+    given = batch(Mode.UPDATE, [{"id": one, "n": n} for n, one in enumerate(ids, 1)], table="days")
+    wire.cut = "after"
+    await lose(target, given, each=each)
+    wire.cut = None
+    told = await target.reconcile(given, "default")
+    assert [verdict and verdict.outcome for verdict in told] == [Outcome.UPDATED] * 2
+
+
+@pytest.mark.parametrize("each", [False, True])
 @pytest.mark.parametrize("mode", list(Mode))
 async def test_a_commit_that_never_arrived_is_recognised_by_what_it_did_not(
     place: Place, wire: Wire, mode: Mode, each: bool

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -148,6 +150,51 @@ async def test_a_server_with_room_for_few_connections_is_used_with_those(place: 
     assert (result.is_success, result.statistics.throttles) == (True, 0)
     assert asked[:3] == ["opened", "opened", "refused"]
     assert "opened" not in asked[3:]
+
+
+class SilentConnection:
+    """A driver's connection that was opened, and never answers."""
+
+    def __init__(self) -> None:
+        self.is_open, self.is_asked = True, asyncio.Event()
+
+    async def set_type_codec(self, *_: object, **__: object) -> None:
+        await self.execute()
+
+    @asynccontextmanager
+    async def cursor(self) -> AsyncIterator[SilentConnection]:
+        yield self
+
+    async def execute(self, *_: object) -> None:
+        self.is_asked.set()
+        await asyncio.Event().wait()
+
+    def is_closed(self) -> bool:
+        return not self.is_open
+
+    def close(self) -> None:
+        self.is_open = False
+
+    terminate = close
+
+
+@pytest.mark.parametrize("kind, driver", [("postgresql", asyncpg), ("mariadb", asyncmy)])
+async def test_a_connection_whose_opening_is_cancelled_is_let_go(
+    kind: str, driver: Any, monkeypatch: pytest.MonkeyPatch
+):
+    connection = SilentConnection()
+
+    async def connect(*_: object, **__: object) -> Any:
+        return connection
+
+    monkeypatch.setattr(driver, "connect", connect)
+    target = open_target(kind, f"{kind}://u:p@h/db")
+    opening = asyncio.ensure_future(target.describe("products", Mode.CREATE, BulkOptions(), "default"))
+    await connection.is_asked.wait()
+    opening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    assert not connection.is_open
 
 
 async def test_the_options_of_a_mariadb_address_are_not_dropped(monkeypatch: pytest.MonkeyPatch):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from operator import itemgetter
 from typing import Any
@@ -11,9 +11,30 @@ from penstock.targets.model import ErrorKind, Mode, TargetError
 from penstock.targets.sql.table import Column, Table
 from penstock.targets.sql.values import Step
 
-__all__ = ["KeyReader", "Row", "fault", "folded", "ids_of", "is_whole", "key_of_id", "missing_key", "picker"]
+__all__ = [
+    "KeyReader",
+    "KeysAlike",
+    "Row",
+    "fault",
+    "folded",
+    "ids_of",
+    "is_whole",
+    "key_of_id",
+    "missing_key",
+    "picker",
+]
 
 Row = tuple[Any, ...]
+
+
+class KeysAlike(TargetError):
+    """Records of one statement turned out to mean one row; `suspects` are their positions. It reaches no caller."""
+
+    @classmethod
+    def at(cls, positions: Iterable[int]) -> KeysAlike:
+        """The error for records at these positions of the batch."""
+        message = "the table calls keys of several records equal"
+        return cls(message, kind=ErrorKind.DATA, code="KEYS_ALIKE", suspects=tuple(sorted(positions)))
 
 
 class KeyReader:
@@ -23,9 +44,9 @@ class KeyReader:
         self._mode, self._key, self._pick = mode, key, picker(key)
         self._columns = [table.columns[name] for name in key]
         column = self._columns[0]
-        is_plain = mode is not Mode.DELETE and len(key) == 1 and column.fold is None
+        is_plain = mode is not Mode.DELETE and len(key) == 1
         texts = {str} if column.from_text is None else set()
-        self._plain_types: set[type] = {int, *texts} if is_plain else set()
+        self._plain_types: set[type] = (set(column.unfolded) if column.fold else {int, *texts}) if is_plain else set()
 
     def __call__(self, record: Any) -> Hashable:
         try:
@@ -46,6 +67,8 @@ class KeyReader:
 
 
 def _as_compared(value: Any, column: Column) -> Any:
+    if type(value) in column.unfolded:
+        return value
     if type(value) is str and column.from_text is not None:
         with suppress(ValueError):
             value = column.from_text(value)

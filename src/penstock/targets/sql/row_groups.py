@@ -8,9 +8,9 @@ into a later group, because one statement cannot write a row twice.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain, groupby, islice
 from operator import itemgetter, lt
 from typing import Any, TypeAlias
 
@@ -20,7 +20,7 @@ from penstock.targets.sql.table import Column, Table
 from penstock.targets.sql.values import Converters, Step
 from penstock.targets.verdicts import FAILED, Verdicts
 
-__all__ = ["Layout", "RowGroup", "assemble", "by_position", "lay_out"]
+__all__ = ["Layout", "RowGroup", "alike_apart", "as_laid_out", "assemble", "by_position", "in_order", "lay_out"]
 
 StepOf: TypeAlias = Callable[[type], Step | None]
 """What to do with values of a class; None when nothing needs doing."""
@@ -133,6 +133,38 @@ def by_position(groups: Sequence[RowGroup], verdicts: Sequence[Sequence[Verdict]
     return placed
 
 
+def as_laid_out(groups: Sequence[RowGroup], told: Mapping[int, Verdict]) -> list[list[Verdict]]:
+    """The verdicts of groups whose rows were written in another order, from those by position."""
+    return [[told[position] for position in group.positions] for group in groups]
+
+
+def in_order(groups: Sequence[RowGroup]) -> list[RowGroup]:
+    """The same rows in the order of the batch, those together that are of one group and next to each other."""
+    rows = sorted((position, n, i) for n, group in enumerate(groups) for i, position in enumerate(group.positions))
+    return [groups[n].pick([i for _, _, i in run]) for n, run in groupby(rows, key=itemgetter(1))]
+
+
+def alike_apart(
+    groups: Sequence[RowGroup], table: Table, key: tuple[str, ...], alike: Collection[int]
+) -> list[RowGroup]:
+    """The same rows, where the table calls keys equal that we do not: the keys of the rows at these positions.
+
+    All rows of such keys come last, each a group of its own, in the order of the batch.
+    """
+    keys = [_keys(group, table, key) for group in groups]
+    meant = {
+        value
+        for group, values in zip(groups, keys, strict=True)
+        for position, value in zip(group.positions, values, strict=True)
+        if position in alike
+    }
+    others, apart = [], []
+    for group, values in zip(groups, keys, strict=True):
+        others.append(group.pick([i for i, value in enumerate(values) if value not in meant]))
+        apart += [group.pick([i]) for i, value in enumerate(values) if value in meant]
+    return [*filter(len, others), *sorted(apart, key=lambda row: row.positions[0])]
+
+
 def _by_columns(records: Sequence[Any]) -> Iterable[RowGroup]:
     alike = _if_all_alike(records)
     if alike is not None:
@@ -224,8 +256,10 @@ def _in_waves(
 
 def _keys(group: RowGroup, table: Table, key: tuple[str, ...]) -> list[Any]:
     """One comparable value a row: the key's, or a tuple of them."""
-    columns = ((group.column(name), table.columns[name].fold) for name in key)
-    return ids_of([[folded(value, fold) for value in values] if fold else values for values, fold in columns])
+    columns = [(group.column(name), table.columns[name]) for name in key]
+    return ids_of(
+        [values if of.leaves(values) else [folded(value, of.fold) for value in values] for values, of in columns]
+    )
 
 
 def _wrong_keys(group: RowGroup, keys: list[Any], table: Table, key: tuple[str, ...]) -> dict[int, TargetError]:

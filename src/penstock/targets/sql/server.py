@@ -14,7 +14,8 @@ from typing import Any, TypeAlias
 
 from penstock.targets.model import ErrorKind, TargetError, Verdict
 from penstock.targets.sql.connections import ConnectionPool
-from penstock.targets.sql.row_groups import RowGroup, by_position
+from penstock.targets.sql.keys import KeysAlike
+from penstock.targets.sql.row_groups import RowGroup, alike_apart, as_laid_out, by_position
 from penstock.targets.sql.table import Table
 from penstock.targets.sql.target import GroupVerdicts, SqlTarget, TableBatch, with_ids
 from penstock.targets.target import Batch, RecentBatches
@@ -108,7 +109,21 @@ class ServerTarget(SqlTarget):
 
     async def _write(self, work: TableBatch) -> GroupVerdicts:
         async with self._attempt(work) as connection:
-            return await self._transact(connection, work, work.layout.groups, self._write_group)
+            try:
+                return await self._transact(connection, work, work.layout.groups, self._write_group)
+            except KeysAlike as found:
+                return await self._write_alike(connection, work, set(found.suspects))
+
+    async def _write_alike(self, connection: Any, work: TableBatch, alike: set[int]) -> GroupVerdicts:
+        """The same, with the records at these positions one by one in their order, since they mean the same rows."""
+        while True:
+            groups = alike_apart(work.layout.groups, work.table, work.key, alike)
+            try:
+                verdicts = await self._transact(connection, work, groups, self._write_group)
+            except KeysAlike as found:
+                alike |= set(found.suspects)  # never those that are alone
+            else:
+                return as_laid_out(work.layout.groups, by_position(groups, verdicts))
 
     @asynccontextmanager
     async def _attempt(self, work: TableBatch) -> AsyncIterator[Any]:

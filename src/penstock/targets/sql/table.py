@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from penstock.targets.model import BadInput, BulkOptions, ErrorKind, Mode, TargetError
 from penstock.targets.sql.values import Step
 
-__all__ = ["Column", "SqlOptions", "Table", "ansi", "backticks", "choose_key", "listed", "no_such_table", "split_name"]
+__all__ = [
+    "Classes",
+    "Column",
+    "SqlOptions",
+    "Table",
+    "ansi",
+    "backticks",
+    "choose_key",
+    "listed",
+    "no_such_table",
+    "split_name",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +70,10 @@ class Column:
     """The driver has no binary form of its values, so they are staged as text."""
     fold: Step | None = None
     """Values that this makes equal are equal to the table, as far as we can tell; None when only equal ones are."""
+    unfolded: Classes = ()
+    """Classes whose values the fold makes nothing else of."""
+    is_loose: bool = False
+    """The table may call values equal that the fold does not, as some collations and spellings of dates are."""
     is_text: bool = False
     from_text: Step | None = None
     """Reads a text as a value of this type; None where texts are taken as they are."""
@@ -70,6 +86,10 @@ class Column:
     length_max: int | None = None
     charset: str | None = None
     collation: str | None = None
+
+    def leaves(self, values: Iterable[Any]) -> bool:
+        """Whether the fold makes nothing else of these values, as far as their classes say."""
+        return self.fold is None or (bool(self.unfolded) and set(self.unfolded).issuperset(map(type, values)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +112,13 @@ class Table:
     """It has one unique index and no triggers, and replaces no rows, so only its key can be in the way of a row."""
     key_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """The columns of every unique index, where errors name the index."""
+    columns_of_key: Mapping[frozenset[str], Mapping[str, Column]] = field(default_factory=dict)
+    """The columns of a unique index as it compares them, where that is not as another index does."""
+
+    def compared_by(self, key: Collection[str]) -> Table:
+        """The table with its columns as the unique index on exactly these compares them."""
+        own = self.columns_of_key.get(frozenset(key))
+        return replace(self, columns={**self.columns, **own}) if own else self
 
     def quoted(self, quote: Quote) -> str:
         """The name as SQL writes it."""

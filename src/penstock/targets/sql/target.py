@@ -11,7 +11,7 @@ from penstock.errors import SettingsInvalid
 from penstock.targets.model import DONE as OUTCOMES
 from penstock.targets.model import BulkOptions, ErrorKind, Mode, Outcome, TargetError, Verdict
 from penstock.targets.sql.keys import KeyReader, ids_of
-from penstock.targets.sql.row_groups import Layout, RowGroup, assemble, lay_out
+from penstock.targets.sql.row_groups import Layout, RowGroup, assemble, in_order, lay_out
 from penstock.targets.sql.table import SqlOptions, Table, choose_key
 from penstock.targets.sql.values import Converters
 from penstock.targets.target import Answer, Batch, Capabilities, Target
@@ -61,6 +61,15 @@ class TableBatch:
         return primary if self.tells_ids and set(primary) != set(self.key) else ()
 
     @property
+    def has_loose_key(self) -> bool:
+        """Whether the table may call keys equal that we do not."""
+        return any(self.table.columns[name].is_loose for name in self.key)
+
+    def one_by_one(self, groups: Sequence[RowGroup]) -> Sequence[RowGroup]:
+        """The groups for writing row by row: in the order of the batch where keys may be equal that look different."""
+        return in_order(groups) if self.has_loose_key and self.mode is not Mode.CREATE else groups
+
+    @property
     def options(self) -> SqlOptions:
         """The options, with the defaults for tables."""
         return SqlOptions.of(self.batch.options)
@@ -99,7 +108,8 @@ class SqlTarget(Target):
         if found is None or mode is Mode.CREATE:
             return None
         try:
-            return KeyReader(found, mode, choose_key(found, mode, options))
+            key = choose_key(found, mode, options)
+            return KeyReader(found.compared_by(key), mode, key)
         except TargetError:
             return None  # `describe` has refused the call
 
@@ -139,6 +149,7 @@ class SqlTarget(Target):
     async def _work(self, batch: Batch) -> TableBatch:
         table = await self.table(batch.table)
         key = choose_key(table, batch.mode, batch.options)
+        table = table.compared_by(key)
         layout = lay_out(batch.records, batch.mode, table, key, self._converters)
         table, layout = self._as_texts(table, layout)
         if layout.faults and not batch.options.isolate:

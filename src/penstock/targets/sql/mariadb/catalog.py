@@ -29,6 +29,8 @@ KEYS = (
 )
 
 NUMERIC = ("tinyint", "smallint", "mediumint", "int", "bigint", "decimal", "float", "double", "bit", "year")
+SPELLED_ONE_WAY = frozenset((*NUMERIC, "uuid")) - {"year"}
+"""Types of which the fold tells values apart exactly as the server does, as it does texts compared by their bytes."""
 NUMBERS = (int, float, Decimal)
 FROM_TEXT = {kind: if_possible(int) for kind in NUMERIC} | {
     "decimal": if_possible(decimal),
@@ -88,6 +90,7 @@ def _column(found: tuple[Any, ...]) -> Column:
         charset=charset,
         collation=collation,
         fold=_fold(kind, full, collation),
+        is_loose=kind not in SPELLED_ONE_WAY and not (collation or "").endswith("_bin"),
     )
 
 

@@ -16,7 +16,7 @@ from penstock.targets.model import BadInput, TargetError
 from penstock.targets.sql.connections import ConnectionPool
 from penstock.targets.sql.mariadb.catalog import read_table
 from penstock.targets.sql.mariadb.writing import DRIVER_ERRORS, ids_in_table, is_done, told, write_each, write_group
-from penstock.targets.sql.row_groups import RowGroup
+from penstock.targets.sql.row_groups import RowGroup, as_laid_out, by_position
 from penstock.targets.sql.server import Pending, ServerTarget
 from penstock.targets.sql.target import GroupVerdicts, TableBatch
 from penstock.targets.sql.values import UNKNOWN_TO_DRIVERS, Converters, finite
@@ -93,7 +93,9 @@ class MariaDbTarget(ServerTarget):
 
     async def _write_each(self, work: TableBatch) -> GroupVerdicts:
         async with self._attempt(work) as connection:
-            return await self._transact(connection, work, work.layout.groups, write_each)
+            groups = work.one_by_one(work.layout.groups)
+            told = by_position(groups, await self._transact(connection, work, groups, write_each))
+        return as_laid_out(work.layout.groups, told)
 
     async def _execute(self, connection: Any, statement: str) -> None:
         await connection.query(statement)
@@ -121,6 +123,9 @@ class MariaDbTarget(ServerTarget):
         except DRIVER_ERRORS as error:
             connection.close()
             raise told(error) from error
+        except BaseException:
+            connection.close()
+            raise
         return connection
 
 

@@ -7,14 +7,16 @@ row is in the way of any unique index, not only of the key.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import chain
+from operator import itemgetter
 from typing import Any
 
 from asyncmy.errors import InterfaceError, MySQLError
 
 from penstock.targets.model import JUDGED, ErrorKind, Mode, Outcome, TargetError, Verdict
-from penstock.targets.sql.keys import Row
+from penstock.targets.sql.keys import KeysAlike, Row
 from penstock.targets.sql.mariadb.error_codes import refusal, suspects
 from penstock.targets.sql.row_groups import RowGroup
 from penstock.targets.sql.server import Pending
@@ -26,6 +28,7 @@ __all__ = ["DRIVER_ERRORS", "ids_in_table", "is_done", "told", "write_each", "wr
 ROWS_MAX = 1000
 """Rows in one statement; a batch may have more of them."""
 ORDINAL = "penstock ordinal"
+DUPLICATE = "1062"
 DRIVER_ERRORS = (MySQLError, OSError, EOFError, TypeError, ValueError, OverflowError)
 
 
@@ -63,13 +66,20 @@ async def is_done(connection: Any, pending: Pending) -> bool:
     It is compared by each key's last row, since earlier ones were written over.
     """
     writer, mode, seen = TableWriter(connection, pending.work), pending.work.mode, set()
+    met: set[Row] = set()
+    """Rows that a later record met, whatever its key looks like, as far as keys are loose."""
     for group, verdicts in zip(reversed(pending.groups), reversed(pending.verdicts), strict=True):
         written, keys = _with_keys(pending.work, group, verdicts)
         fresh = [n for n, key in enumerate(keys) if key not in seen and not seen.add(key)]  # type: ignore[func-returns-value]
-        for part in _parts(written.pick(fresh)) if fresh else ():
+        for part in reversed(list(_parts(written.pick(fresh)) if fresh else ())):
             found = await writer.find(part, compare=mode in (Mode.UPDATE, Mode.UPSERT))
-            if len(found) != (0 if mode is Mode.DELETE else len(part)) or any(found.values()):
+            if len(found) != (0 if mode is Mode.DELETE else len(part)):
                 return False
+            for _, differs, *row in sorted(found, key=itemgetter(0), reverse=True):
+                if differs and tuple(row) not in met:
+                    return False
+                if row:
+                    met.add(tuple(row))
     return True
 
 
@@ -112,20 +122,39 @@ class TableWriter:
     def __init__(self, connection: Any, work: TableBatch) -> None:
         self._connection, self._work = connection, work
         self._table = work.table.quoted(backticks)
+        self._is_loose = work.has_loose_key
         self._same_key = " AND ".join(f"t.{backticks(name)} = {self._as_held(name)}" for name in work.key)
 
     async def write(self, group: RowGroup) -> list[Verdict]:
-        """Write a group, and say what became of its rows."""
-        write = self._create if self._work.mode is Mode.CREATE else self._change
-        return [verdict for part in _parts(group) for verdict in await write(part)]
+        """Write a group, and say what became of its rows; `KeysAlike` when several of them mean one row."""
+        mode, parts = self._work.mode, list(_parts(group))
+        if mode is Mode.CREATE:
+            return [verdict for part in parts for verdict in await self._create(part)]
+        only_changed = self._work.options.update_only_changed and mode is not Mode.DELETE
+        found = [await self.find(part, compare=only_changed) for part in parts]
+        if self._is_loose:
+            _refuse_alike(parts, found)
+        try:
+            return [
+                verdict
+                for part, rows in zip(parts, found, strict=True)
+                for verdict in await self._change(part, rows, only_changed=only_changed)
+            ]
+        except TargetError as error:
+            if error.code == DUPLICATE and self._is_loose and len(group) > 1:
+                await self._refuse_equal(group)
+            raise
 
-    async def find(self, group: RowGroup, *, compare: bool) -> dict[int, bool]:
-        """The rows that the table has, by their place in the group, and whether they differ from it; locks them."""
+    async def find(self, group: RowGroup, *, compare: bool) -> Sequence[Row]:
+        """Of the rows that the table has: the place in the group and whether the table's differs; locks them.
+
+        Keys that are loose come after it, as the table has them: so it shows which rows are the same.
+        """
         rest = [name for name in group.columns if name not in self._work.key] if compare else []
         pairs = ((backticks(name), self._as_held(name, is_exact=True)) for name in rest)
         differs = " OR ".join(f"NOT (t.{name} <=> {given})" for name, given in pairs) or "0"
-        found = await self.look_up(group, differs, rest, " FOR UPDATE")
-        return {place: bool(is_other) for place, is_other in found}
+        keys = [f"t.{backticks(name)}" for name in self._work.key] if self._is_loose else []
+        return await self.look_up(group, ", ".join((differs, *keys)), rest, " FOR UPDATE")
 
     async def look_up(self, group: RowGroup, wanted: str, rest: Sequence[str] = (), lock: str = "") -> Sequence[Row]:
         """The places of the rows that are there, and what is wanted of each; `rest` are columns to compare."""
@@ -146,10 +175,18 @@ class TableWriter:
         keys = group.rows_of(key) if is_given else made
         return [Verdict(Outcome.CREATED, one[0] if len(one) == 1 else tuple(one)) for one in keys]
 
-    async def _change(self, group: RowGroup) -> Sequence[Verdict]:
-        mode = self._work.mode
-        only_changed = self._work.options.update_only_changed and mode is not Mode.DELETE
-        found = await self.find(group, compare=only_changed)
+    async def _refuse_equal(self, group: RowGroup) -> None:
+        """Ask which of the keys the server calls equal; `KeysAlike` when it does of any."""
+        key, values = self._work.key, ", ".join([f"({n}{', %s' * len(self._work.key)})" for n in range(len(group))])
+        times = f"COUNT(*) OVER (PARTITION BY {', '.join(map(self._as_held, key))}) AS times"
+        counted = f"SELECT g.{backticks(ORDINAL)}, {times} FROM {self._given((ORDINAL, *key), values)}"
+        text = f"SELECT {backticks(ORDINAL)} FROM ({counted}) c WHERE times > 1"
+        equal = await self._run(text, group, group.rows_of(key))
+        if equal:
+            raise KeysAlike.at(group.positions[n] for (n,) in equal)
+
+    async def _change(self, group: RowGroup, rows: Sequence[Row], *, only_changed: bool) -> Sequence[Verdict]:
+        mode, found = self._work.mode, {row[0]: bool(row[1]) for row in rows}
         has_rest = mode is Mode.DELETE or set(group.columns) != set(self._work.key)
         touched = sorted([n for n, differs in found.items() if differs or not only_changed] if has_rest else ())
         new = [n for n in range(len(group)) if n not in found] if mode is Mode.UPSERT else []
@@ -216,6 +253,14 @@ class TableWriter:
             return value
         collation = f"{column.charset}_bin" if is_exact else column.collation
         return f"CONVERT({value} USING {column.charset}) COLLATE {collation}"
+
+
+def _refuse_alike(parts: Sequence[RowGroup], found: Sequence[Sequence[Row]]) -> None:
+    """`KeysAlike` when several rows of a group met one row of the table."""
+    times = Counter(row[2:] for rows in found for row in rows)
+    if times and max(times.values()) > 1:
+        met = zip(parts, found, strict=True)
+        raise KeysAlike.at(part.positions[row[0]] for part, rows in met for row in rows if times[row[2:]] > 1)
 
 
 def _marks(group: RowGroup) -> str:

@@ -19,6 +19,9 @@ FROM_TEXT: dict[str, Step] = {
     "numeric": decimal,
     "boolean": boolean,
 }
+NUMBERS = ("smallint", "integer", "bigint", "real", "double precision", "numeric")
+SPELLED_ONE_WAY = frozenset((*NUMBERS, "boolean", "uuid", "text", "character varying", "bpchar", "character"))
+"""Types of which the fold tells values apart exactly as the server does, unless the collation is an odd one."""
 SCALE = re.compile(r",(-?\d+)\)")
 
 # Domains are taken apart to the type under them, so that their checks speak of one row and not of a whole array.
@@ -45,6 +48,7 @@ SELECT c.relkind::text, n.nspname AS schema, c.relname AS name, c.relrowsecurity
       'is_copied_as_text', e.typtype = 'b' AND (e.typnamespace <> 'pg_catalog'::regnamespace OR e.typname LIKE 'reg%'
           OR e.typname IN ('aclitem', 'macaddr', 'macaddr8', 'money', 'refcursor', 'tsquery', 'tsvector')),
       'is_text', t.typcategory = 'S',
+      'is_loose', EXISTS (SELECT FROM pg_collation o WHERE o.oid = a.attcollation AND NOT o.collisdeterministic),
       'length_max', CASE WHEN t.typname IN ('varchar', 'bpchar') AND b.typmod > 4 THEN b.typmod - 4 END
     ) ORDER BY a.attnum)
     FROM pg_attribute a
@@ -97,7 +101,8 @@ async def read_table(connection: Any, name: str) -> Table:
 def _column(given: dict[str, Any]) -> Column:
     default = None if given["is_generated"] else given["default"]
     fold, from_text = _fold(given["type"], given["full_type"]), FROM_TEXT.get(given["type"])
-    return Column(**{**given, "default": default, "fold": fold, "from_text": from_text})
+    is_loose = given["is_loose"] or given["type"] not in SPELLED_ONE_WAY
+    return Column(**{**given, "default": default, "fold": fold, "from_text": from_text, "is_loose": is_loose})
 
 
 def _fold(kind: str, full: str) -> Step | None:

@@ -1,5 +1,8 @@
 """The SQL that writes rows into a PostgreSQL table. Pure text: rows come from arrays or from a stage.
 
+Where the server may call keys equal that look different to us, a statement also tells which of the given ones it does:
+`alike`. They have to be written one after the other.
+
 Every statement locks rows in key order and ends in one row: the transaction's id and the ordinals (from 1) of rows with
 an outcome out of the ordinary, so that a batch where all went alike is answered with nothing per row.
 """
@@ -19,6 +22,7 @@ ORDINAL_NAME = "penstock ordinal"
 ORDINAL = ansi(ORDINAL_NAME)
 IS_NEW = ansi("penstock is new")
 IS_DUE = ansi("penstock is due")
+COUNT = ansi("penstock count")
 XID = "pg_current_xact_id()::text AS xid"
 EXACT = frozenset({"smallint", "integer", "bigint", "text"})
 """Types whose values come back equal to what was sent, so that they can be told apart by value."""
@@ -26,7 +30,7 @@ GEOMETRIC = ("point", "line", "lseg", "box", "path", "polygon", "circle")
 ODD = frozenset({"json", "xml", "citext", "text", "bpchar", "character varying", *GEOMETRIC})
 """Types without `=`, or with one that calls different values equal: boxes, for one, are compared by their area."""
 TALLY = (
-    f"SELECT {XID}, array_agg({ORDINAL}) FILTER (WHERE outcome = 'created') AS created, "
+    f"{XID}, array_agg({ORDINAL}) FILTER (WHERE outcome = 'created') AS created, "
     f"array_agg({ORDINAL}) FILTER (WHERE outcome = 'unchanged') AS unchanged, "
     f"array_agg({ORDINAL}) FILTER (WHERE outcome = 'left out') AS left_out, "
     f"array_agg({ORDINAL}) FILTER (WHERE outcome = 'missing') AS missing FROM told"
@@ -53,8 +57,13 @@ class Plan:
     def by_value(self) -> bool:
         """Whether an upsert can name created rows by key, which saves joining them to what was sent."""
         exact = all(self.table.columns[name].type in EXACT for name in self.key)
-        is_special = self.table.reads_before or self.table.has_insert_trigger
+        is_special = self.table.reads_before or self.table.has_insert_trigger or self.is_loose
         return exact and not (self.only_changed or self.lacks_required or is_special) and bool(self._rest)
+
+    @property
+    def is_loose(self) -> bool:
+        """Whether the server may call keys equal that we do not."""
+        return any(self.table.columns[name].is_loose for name in self.key)
 
     @property
     def lacks_required(self) -> bool:
@@ -74,7 +83,8 @@ class Plan:
         if mode is Mode.UPSERT and self.by_value:
             keys = ", ".join(f"array_agg({ansi(k)}) FILTER (WHERE {IS_NEW}) AS k{n}" for n, k in enumerate(self.key))
             return f"{self._upsert(source)} SELECT {XID}, count(*) AS written, {keys} FROM written"
-        return f"{self.told(mode, source)} {TALLY}"
+        alike = f"(SELECT array_agg({ORDINAL}) FROM alike) AS alike, " if self.is_loose else ""
+        return f"{self.told(mode, source)} SELECT {alike}{TALLY}"
 
     def find_ids(self, source: str, ids: Sequence[str]) -> str:
         """The ordinals of rows and, beside each, these columns of the row that the table has for it."""
@@ -122,14 +132,31 @@ class Plan:
         if self.table.reads_before:
             found = f"SELECT g.{ORDINAL} FROM given g JOIN {self._name} t ON {self._same_key()}"
             before = f"before AS MATERIALIZED ({found}), "
+        none_alike = " WHERE NOT EXISTS (SELECT FROM alike)" if self.is_loose else ""
         is_new = "old IS NULL" if self.server >= 18 else "NULL::bool" if self.table.reads_before else "xmax = 0"
         return (
-            f"WITH given AS (SELECT * FROM {source}), {before}"
+            f"WITH given AS (SELECT * FROM {source}), {self._alike()}{before}"
             f"written AS (INSERT INTO {self._name} AS t ({listed(self.columns)}) OVERRIDING SYSTEM VALUE "
-            f"SELECT {listed(self.columns)} FROM given "
+            f"SELECT {listed(self.columns)} FROM given{none_alike} "
             f"ON CONFLICT ({listed(self.key)}) DO {self._on_conflict()} "
             f"RETURNING {', '.join(f't.{ansi(k)}' for k in self.key)}, {is_new} AS {IS_NEW})"
         )
+
+    def _alike(self) -> str:
+        """The given rows of which the server calls the keys equal; the empty half has its collations from the table."""
+        if not self.is_loose:
+            return ""
+        keys, given = listed(self.key), ", ".join(self._as_held(k) for k in self.key)
+        every = (
+            f"SELECT {keys}, NULL::bigint AS {ORDINAL} FROM {self._name} WHERE false "
+            f"UNION ALL SELECT {given}, {ORDINAL} FROM given g"
+        )
+        counted = f"SELECT {ORDINAL}, count(*) OVER (PARTITION BY {keys}) AS {COUNT} FROM ({every}) k"
+        return f"alike AS MATERIALIZED (SELECT {ORDINAL} FROM ({counted}) k WHERE {COUNT} > 1), "
+
+    def _as_held(self, name: str) -> str:
+        """A given value with the length and precision of its column."""
+        return f"g.{ansi(name)}::{self.table.columns[name].full_type}"
 
     def _on_conflict(self) -> str:
         if not self._rest:
@@ -168,7 +195,7 @@ class Plan:
             is_added = f"EXISTS (SELECT FROM added a WHERE {self._same_written_key('a')})"
             otherwise = f"CASE WHEN {is_added} THEN 'created' ELSE 'left out' END"
         return (
-            f"WITH given AS (SELECT * FROM {source}), "
+            f"WITH given AS (SELECT * FROM {source}), {self._alike()}"
             f"locked AS MATERIALIZED (SELECT g.{ORDINAL}, {self._is_due(mode)} AS {IS_DUE} "
             f"FROM given g JOIN {self._name} t ON {self._same_key()} ORDER BY {order} FOR UPDATE OF t), "
             f"written AS ({self._verb(mode)}), {added}"
@@ -198,8 +225,7 @@ class Plan:
 
     def _same_written_key(self, written: str) -> str:
         """That a row that was written has the key of a row that was given."""
-        types = {k: self.table.columns[k].full_type for k in self.key}
-        return " AND ".join(f"{written}.{ansi(k)} = g.{ansi(k)}::{types[k]}" for k in self.key)
+        return " AND ".join(f"{written}.{ansi(k)} = {self._as_held(k)}" for k in self.key)
 
     def _differs(self, other: str, *, is_cast: bool = False) -> str:
         pairs = ((self._exactly("t", c), self._exactly(other, c, is_cast=is_cast)) for c in self._rest)

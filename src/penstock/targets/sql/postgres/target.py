@@ -17,7 +17,7 @@ from penstock.targets.sql.postgres.error_mapping import DRIVER_ERRORS, STALE, re
 from penstock.targets.sql.postgres.row_by_row import portions, without_wrong_types, write_rows
 from penstock.targets.sql.postgres.values import as_texts
 from penstock.targets.sql.postgres.writing import ids_in_table, write_group
-from penstock.targets.sql.row_groups import Layout, RowGroup, by_position
+from penstock.targets.sql.row_groups import Layout, RowGroup, as_laid_out, by_position
 from penstock.targets.sql.server import CANCEL_S, UNDO_S, Pending, ServerTarget, WriteGroup
 from penstock.targets.sql.table import Table
 from penstock.targets.sql.target import GroupVerdicts, TableBatch
@@ -81,9 +81,9 @@ class PostgresTarget(ServerTarget):
     async def _write_each(self, work: TableBatch) -> GroupVerdicts:
         told, fitting = without_wrong_types(work)
         async with self._attempt(work) as connection:
-            for portion in portions(fitting):
+            for portion in portions(work.one_by_one(fitting)):
                 told.update(await self._portion(connection, work, portion))
-        return [[told[position] for position in group.positions] for group in work.layout.groups]
+        return as_laid_out(work.layout.groups, told)
 
     async def _portion(self, connection: Any, work: TableBatch, portion: Sequence[RowGroup]) -> dict[int, Verdict]:
         """A few rows in one transaction; if they cannot even be sent together, each in its own."""
@@ -149,6 +149,9 @@ async def _connect(dsn: str, settings: Mapping[str, Any]) -> Any:
     except DRIVER_ERRORS as error:
         _drop(connection)
         raise refusal(error) from error
+    except BaseException:
+        _drop(connection)
+        raise
     return connection
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.targets.model import Mode, Outcome, Verdict
-from penstock.targets.sql.keys import ids_of
+from penstock.targets.sql.keys import KeysAlike, ids_of
 from penstock.targets.sql.postgres.error_mapping import driven
 from penstock.targets.sql.postgres.statements import (
     ORDINAL_NAME,
@@ -101,6 +101,8 @@ def _verdicts(plan: Plan, work: TableBatch, group: RowGroup, told: Any) -> Seque
         return UniformVerdicts(CREATED, len(group), ids)
     if work.mode is Mode.UPSERT and plan.by_value:
         return _by_value(work, group, [told[f"k{n}"] for n in range(len(work.key))])
+    if told.get("alike"):
+        raise KeysAlike.at(group.positions[ordinal - 1] for ordinal in told["alike"])
     verdicts = [DONE[work.mode]] * len(group)
     others = {"created": CREATED, "unchanged": UNCHANGED, "left_out": Verdict(Outcome.FAILED, error=left_out(work))}
     for name, verdict in others.items():

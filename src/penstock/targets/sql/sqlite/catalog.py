@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
-from string import ascii_lowercase, ascii_uppercase
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
+from penstock.targets.sql.sqlite.values import key_fold
 from penstock.targets.sql.table import Column, Table, ansi, no_such_table, split_name
-from penstock.targets.sql.values import Step, unpadded
 
 __all__ = ["read_table"]
 
-ASCII_LOWER = str.maketrans(ascii_uppercase, ascii_lowercase)
-FOLDS: dict[str, Step] = {
-    "NOCASE": lambda value: value.translate(ASCII_LOWER) if isinstance(value, str) else value,
-    "RTRIM": unpadded,
-}
 GENERATED = (2, 3)
+STRICT = re.compile(r"\)[^)]*\bSTRICT\b[^)]*$", re.IGNORECASE)
+"""A statement that made a table whose columns hold nothing but what they declare."""
 
 
 def read_table(connection: sqlite3.Connection, name: str) -> Table:
@@ -34,40 +33,53 @@ def read_table(connection: sqlite3.Connection, name: str) -> Table:
     has_trigger = connection.execute(
         f"SELECT 1 FROM {ansi(place)}.sqlite_master WHERE type = 'trigger' AND tbl_name = ? COLLATE NOCASE", (plain,)
     ).fetchone()
-    keys = _unique_keys(connection, [name for name, is_partial, _ in indexes if not is_partial], place)
-    # Where a column is in several indexes, the one that calls more values equal counts.
-    collations = dict(sorted((part for key in keys for part in key), key=lambda part: part[1] in FOLDS))
+    by_primary_first = sorted(indexes, key=lambda index: index[2] != "pk")
+    keys = _unique_keys(connection, [name for name, is_partial, _ in by_primary_first if not is_partial], place)
+    columns = {
+        name: Column(name, kind, kind, default, is_generated=hidden in GENERATED)
+        for name, kind, default, _, hidden in listed
+    }
     primary = tuple(row[0] for row in sorted((row for row in listed if row[3]), key=lambda row: row[3]))
     may_replace = "REPLACE" in kind[1].upper()  # ON CONFLICT REPLACE: one new row may take the place of another
+    is_strict = bool(STRICT.search(kind[1]))
     is_row_number = bool(primary) and all(origin != "pk" for _, _, origin in indexes)  # which has no index
     return Table(
         schema=schema,
         name=plain,
-        columns={
-            name: Column(
-                name,
-                kind,
-                kind,
-                default,
-                is_generated=hidden in GENERATED,
-                fold=FOLDS.get(collations.get(name, "")),
-                collation=collations.get(name),
-            )
-            for name, kind, default, _, hidden in listed
-        },
+        columns=columns,
         primary_key=primary,
-        unique_keys=tuple(tuple(column for column, _ in key) for key in keys),
+        unique_keys=tuple(tuple(collations) for collations in keys),
         has_one_key=len(indexes) + is_row_number == 1 and not (has_trigger or may_replace),
+        columns_of_key=_columns_of_keys(columns, primary, keys, is_strict=is_strict),
     )
 
 
-def _unique_keys(connection: sqlite3.Connection, indexes: list[str], schema: str) -> list[list[tuple[str, str]]]:
-    """The columns of those indexes that are over plain columns, with the collation by which each compares text."""
+def _unique_keys(connection: sqlite3.Connection, indexes: list[str], schema: str) -> list[dict[str, str]]:
+    """The columns of those indexes that are over plain columns, with the collation by which each compares texts."""
     keys = []
     for name in indexes:
         parts = connection.execute(
             'SELECT name, coll FROM pragma_index_xinfo(?, ?) WHERE "key" ORDER BY seqno', (name, schema)
         ).fetchall()
         if all(column is not None for column, _ in parts):  # None is an expression
-            keys.append([(column, collation.upper()) for column, collation in parts])
+            keys.append({column: collation.upper() for column, collation in parts})
     return keys
+
+
+def _columns_of_keys(
+    columns: Mapping[str, Column], primary: Sequence[str], keys: Sequence[Mapping[str, str]], *, is_strict: bool
+) -> dict[frozenset[str], dict[str, Column]]:
+    """The columns of every key as it compares them; the first of two indexes on the same columns counts."""
+    row_number = dict.fromkeys(primary, "")  # which has no index, and so no collation
+    compared: dict[frozenset[str], dict[str, Column]] = {}
+    for collations in (*keys, row_number):
+        compared.setdefault(
+            frozenset(collations),
+            {name: _compared(columns[name], collation, is_strict=is_strict) for name, collation in collations.items()},
+        )
+    return compared
+
+
+def _compared(column: Column, collation: str, *, is_strict: bool) -> Column:
+    fold, unfolded = key_fold(column.type, collation, is_strict=is_strict)
+    return replace(column, fold=fold, unfolded=unfolded, collation=collation or None)

@@ -6,21 +6,18 @@ import asyncio
 import sqlite3
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, date, datetime, time
-from decimal import Decimal
 from functools import partial
 from pathlib import Path
-from types import NoneType
 from typing import TypeAlias, TypeVar
 
 from penstock.targets.model import JUDGED, BadInput, ErrorKind, Outcome, TargetError, Verdict
 from penstock.targets.sql.row_groups import RowGroup
 from penstock.targets.sql.sqlite.catalog import read_table
 from penstock.targets.sql.sqlite.error_codes import refusal
+from penstock.targets.sql.sqlite.values import CONVERTERS
 from penstock.targets.sql.sqlite.writing import GroupWriter
 from penstock.targets.sql.table import Table
 from penstock.targets.sql.target import GroupVerdicts, SqlTarget, TableBatch, with_ids
-from penstock.targets.sql.values import UNKNOWN_TO_DRIVERS, Converters, not_nan
 
 __all__ = ["SqliteTarget"]
 
@@ -53,17 +50,7 @@ class SqliteTarget(SqlTarget):
     An answer is never lost, so there is nothing to reconcile: a batch that failed has changed nothing.
     """
 
-    _converters = Converters(
-        known=(NoneType, int, float, str, bytes, bytearray, memoryview),
-        made={
-            **UNKNOWN_TO_DRIVERS,
-            datetime: lambda value: (value.astimezone(UTC) if value.tzinfo else value).isoformat(sep=" "),
-            date: date.isoformat,
-            time: time.isoformat,
-            Decimal: str,
-            float: not_nan,
-        },
-    )
+    _converters = CONVERTERS
 
     def __init__(self, path: str | Path, *, busy_timeout_s: float = 10.0, foreign_keys: bool = True) -> None:
         super().__init__("SQLite", connections=1)
