@@ -39,6 +39,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 __all__ = [
     "AccessRefused",
@@ -144,6 +145,16 @@ class RowInvalid(InvalidInput):
         if message:
             listed.insert(0, Fault(message, field))
         super().__init__("; ".join(map(str, listed)), listed)
+
+
+def faults_of(error: InvalidInput) -> list[Fault]:
+    """The faults that an error names, as texts; none where a user's class holds what is no fault."""
+    try:
+        given: Iterable[Any] = error.faults
+        named = [fault if isinstance(fault, Fault) else Fault(str(fault)) for fault in given]
+        return [Fault(str(fault.message), None if fault.field is None else str(fault.field)) for fault in named]
+    except BaseException:  # it may hold anything, or not even have called our `__init__`
+        return []
 
 
 class NotFound(PenstockError):

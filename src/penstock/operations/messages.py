@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import zlib
 
-__all__ = ["MESSAGE_MAX", "cut", "error_group", "in_doubt", "message_of"]
+__all__ = ["MESSAGE_MAX", "cut", "error_group", "in_doubt", "message_of", "shown"]
 
 MESSAGE_MAX = 2000
 _DOUBT = ", so it may or may not have taken effect"
@@ -20,8 +20,16 @@ def message_of(error: BaseException) -> str:
     """An exception's own text, which may be empty."""
     try:
         return str(error)
-    except Exception:  # a user's exception may fail even at this
+    except BaseException:  # a user's exception may fail even at this
         return "(its text could not be made)"
+
+
+def shown(value: object) -> str:
+    """A value that a user's function gave, as an error may show it."""
+    try:
+        return cut(repr(value), 200)
+    except BaseException:  # as above
+        return f"an object of {type(value).__name__}"
 
 
 def cut(text: str, limit: int = MESSAGE_MAX) -> str:

@@ -22,6 +22,7 @@ __all__ = ["compiled"]
 
 NAME_CHARS_MAX = 100
 VERSION_CHARS_MAX = 40
+STEPS_MAX = 250  # a ledger has a byte for the place of a row
 T = TypeVar("T")
 
 
@@ -43,6 +44,8 @@ def compiled(declared: Any, name: str, settings: Mapping[str, Any], names: Mappi
     planner = Planner(shape.owner, names, row, meta, report)
     steps = tuple(planner.plan(index, *member) for index, member in enumerate(shape.members.items()))
     planner.compare(steps)
+    if len(steps) > STEPS_MAX:
+        report.add(f"an operation has at most {STEPS_MAX} steps; found {len(steps)}")
     checks = tuple(_validators(validators, report))
     report.raise_any()
     assert row is not None

@@ -14,13 +14,13 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 from pydantic_core import ErrorDetails
 
-from penstock.errors import DeclarationError, Fault, RowInvalid
+from penstock.errors import DeclarationError, Fault, InvalidInput, RowInvalid, faults_of
 from penstock.pipeline.cells import cells_judge, fields_of_columns
 from penstock.pipeline.fields import NOT_GIVEN, SUPPORTED, ModelField, fields_of, is_struct, reader
 from penstock.pipeline.secret_values import secret_fields, texts_in
 from penstock.schema import Column, Schema
 
-__all__ = ["TOGETHER", "RawRow", "RowType", "model_faults", "struct_faults"]
+__all__ = ["TOGETHER", "ModelErrors", "RawRow", "RowType", "model_faults", "struct_faults"]
 
 RawRow = list[str] | dict[str, Any] | str
 Validate = Callable[[Any], Any]
@@ -28,6 +28,14 @@ Validate = Callable[[Any], Any]
 EMPTY = "is empty; a value is required (allow it with Annotated[str, AllowEmpty])"
 MESSAGE_CHARS_MAX = 500
 TOGETHER = 100  # rows validated in one call; more would no longer fit into a core's own cache
+
+
+class ModelBroke(RowInvalid):
+    """A row model raised what is no verdict on its row; the row is not known to be wrong."""
+
+
+class ModelErrors(list[Fault]):
+    """What is told of a row whose model broke."""
 
 
 class RowType:
@@ -72,6 +80,8 @@ class RowType:
         def parse(cells: list[str]) -> Any:
             try:
                 return validate(records((cells,))[0])
+            except ModelBroke:
+                raise
             except self.rejects as error:
                 raise RowInvalid(faults=told(self.faults(error), cells)) from error
 
@@ -118,7 +128,9 @@ class RowType:
         """Every fault that one of `rejects` reports, by field, without the input."""
         if isinstance(error, ValidationError):
             return model_faults(error, self.fields)
-        return list(getattr(error, "faults", ())) or [Fault(_cut(str(error)))]
+        if isinstance(error, ModelBroke):
+            return ModelErrors(error.faults)
+        return (faults_of(error) if isinstance(error, InvalidInput) else []) or [Fault(_cut(_text_of(error)))]
 
     def key(self, row: Any) -> str | None:
         """The text of the row's key field."""
@@ -190,13 +202,13 @@ class RowType:
 
     def _validator(self) -> Validate:
         if self._adapter is None:
-            return _struct_validator(self.model, self.fields)
-        return self._by_any_name(self._adapter.validator.validate_python)
+            return _whole(_struct_validator(self.model, self.fields))
+        return _whole(self._by_any_name(self._adapter.validator.validate_python))
 
     def _validator_of_many(self) -> Validate:
         if self._adapter is None:
-            return _structs_validator(self.model, self.fields)
-        return self._by_any_name(self._adapter_of_many.validator.validate_python)
+            return _whole(_structs_validator(self.model, self.fields))
+        return _whole(self._by_any_name(self._adapter_of_many.validator.validate_python))
 
     @cached_property
     def _adapter_of_many(self) -> TypeAdapter[Any]:
@@ -207,6 +219,20 @@ class RowType:
         if all(field.inputs == (field.name,) for field in self.fields):
             return validate
         return lambda given: validate(given, by_alias=True, by_name=True)
+
+
+def _whole(validate: Validate) -> Validate:
+    """The same, with `ModelBroke` for whatever a user's model raises beside its verdicts."""
+
+    def validated(given: Any) -> Any:
+        try:
+            return validate(given)
+        except RowType.rejects:
+            raise
+        except BaseException as error:
+            raise ModelBroke(_cut(_text_of(error))) from error
+
+    return validated
 
 
 def model_faults(error: ValidationError, fields: Sequence[ModelField]) -> list[Fault]:
@@ -361,6 +387,14 @@ def _text(value: Any) -> str | None:
     if isinstance(value, enum.Enum):
         value = value.value
     return value if value is None or isinstance(value, str) else str(value)
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        text = str(error)
+    except BaseException:  # a user's exception may fail even at this
+        text = ""
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _cut(message: str) -> str:

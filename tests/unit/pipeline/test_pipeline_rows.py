@@ -16,6 +16,7 @@ from typing_extensions import TypedDict
 from penstock import AllowEmpty
 from penstock.errors import DeclarationError, Fault, RowInvalid
 from penstock.pipeline import RowType
+from penstock.pipeline.rows import ModelErrors
 from penstock.schema import Column
 
 
@@ -289,7 +290,8 @@ def test_the_words_of_a_users_validator_stand_alone_and_are_cut():
     assert len(second.message) < 520
 
 
-def test_an_error_that_is_no_verdict_on_the_row_passes_through():
+@pytest.mark.covers("SM-052")
+def test_an_error_that_is_no_verdict_on_the_row_is_one_of_its_model():
     class Broken(BaseModel):
         id: int
 
@@ -298,9 +300,13 @@ def test_an_error_that_is_no_verdict_on_the_row_passes_through():
         def fails(cls, value: int) -> int:
             raise ConnectionError("down")
 
-    with pytest.raises(ConnectionError):
-        RowType(Broken).parser(("id",))(["1"])
-    assert not issubclass(ConnectionError, RowType(Broken).rejects)
+    row_type = RowType(Broken)
+    with pytest.raises(row_type.rejects) as caught:
+        row_type.parser(("id",))(["1"])
+    assert isinstance(caught.value.__cause__, ConnectionError)
+    found = row_type.checker(("id",))([["1"]])
+    assert isinstance(found[0], ModelErrors)
+    assert found == {0: [Fault("ConnectionError: down")]}
 
 
 @pytest.mark.covers("SM-040")

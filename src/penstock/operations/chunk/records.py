@@ -7,9 +7,10 @@ from typing import Any
 
 from penstock.operations.messages import error_group
 
-__all__ = ["ROW_KEY_MAX", "StepRecord"]
+__all__ = ["ROW_KEY_MAX", "SIGNAL_KEY_MAX", "StepRecord"]
 
 ROW_KEY_MAX = 200  # characters of a row's key that a record holds
+SIGNAL_KEY_MAX = 500
 
 
 @dataclass(slots=True)

@@ -9,6 +9,7 @@ from sqlalchemy import select
 
 from penstock.db.connection import Connection
 from penstock.errors import InvalidInput, NoSuchWait, NotFound
+from penstock.operations.chunk.records import SIGNAL_KEY_MAX
 from penstock.operations.operation_ids import find
 from penstock.operations.states import OPERATION
 from penstock.operations.tables import operations
@@ -17,7 +18,6 @@ from penstock.pipeline import KeyTemplate
 
 __all__ = ["ROW_MAX", "TAKES_NO_SIGNALS", "Subject", "is_row_number", "refuse_unknown_key", "subject_of", "unscope"]
 
-KEY_MAX = 500
 ROW_MAX = 2**63 - 1
 TAKES_NO_SIGNALS = ("Stopping", *sorted(OPERATION.settled))  # states of an operation
 
@@ -80,8 +80,8 @@ def is_row_number(text: str) -> bool:
 
 def refuse_unknown_key(subject: Subject, key: str) -> None:
     """Raise if no row of the operation could ever wait for this key."""
-    if not key or len(key) > KEY_MAX:
-        raise InvalidInput(f"a signal key has 1 to {KEY_MAX} characters; found {len(key)}")
+    if not key or len(key) > SIGNAL_KEY_MAX:
+        raise InvalidInput(f"a signal key has 1 to {SIGNAL_KEY_MAX} characters; found {len(key)}")
     if subject.state in TAKES_NO_SIGNALS:
         raise NoSuchWait(f"operation {subject.id} is {subject.state}; it takes no more signals", is_over=True)
     templates = subject.key_templates

@@ -8,14 +8,14 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.errors import Fault, InvalidInput
+from penstock.errors import Fault, InvalidInput, faults_of
 from penstock.formats import Batch
 from penstock.operations.chunk.records import ROW_KEY_MAX, StepRecord
 from penstock.operations.messages import cut, message_of
 from penstock.operations.rows.runtime import OperationRuntime
 from penstock.operations.rows.task_pool import SLICE_NS, LoopSlice, is_ours
 from penstock.operations.rows.verdicts import error_text
-from penstock.pipeline.rows import TOGETHER
+from penstock.pipeline.rows import TOGETHER, ModelErrors
 
 __all__ = [
     "MayNotStart",
@@ -84,7 +84,7 @@ async def find_objections(
     found = {i: Objection(faults) for i, faults in known.items()}
     if not (known or runtime.validators):
         for k in range(0, len(rows), TOGETHER):
-            found |= {k + i: Objection(faults) for i, faults in runtime.check(rows[k : k + TOGETHER]).items()}
+            found |= {k + i: _of_model(faults) for i, faults in runtime.check(rows[k : k + TOGETHER]).items()}
             await time.share()
         return Findings(len(rows), found)
     fitting: dict[int, Any] = {}
@@ -94,7 +94,7 @@ async def find_objections(
             try:
                 fitting[i] = runtime.parse(raw)
             except row_type.rejects as error:
-                found[i] = Objection(row_type.faults(error))
+                found[i] = _of_model(row_type.faults(error))
             await time.share()
     judged = await _ask_validators(runtime, fitting, may_start)
     stop = next((i for i in fitting if i not in judged), len(rows))
@@ -187,10 +187,14 @@ async def _objection_of(validator: Callable[..., Awaitable[Any]], *given: Any) -
     return None
 
 
+def _of_model(faults: list[Fault]) -> Objection:
+    return Objection(faults, "Processing" if isinstance(faults, ModelErrors) else "Validation")
+
+
 def _objection(error: BaseException) -> Objection:
     """A validator's exception as an objection: a verdict on the row, or an error of the validator (`Processing`)."""
-    if isinstance(error, InvalidInput) and error.faults:
-        return Objection(list(error.faults))
+    if isinstance(error, InvalidInput) and (faults := faults_of(error)):
+        return Objection(faults)
     if isinstance(error, InvalidInput | ValueError | AssertionError):
         return Objection([Fault(message_of(error) or type(error).__name__)])
     return Objection([Fault(error_text(error))], "Processing")
@@ -219,7 +223,7 @@ def _rejected(runtime: OperationRuntime, batch: Batch, i: int, objection: Object
 def note_objection(runtime: OperationRuntime, record: StepRecord, objection: Objection, raw: Any) -> None:
     """Note in its record why a row is not valid, and its key; secrets are left out."""
     objection = objection.without_secrets(runtime, raw)
-    record.faults = [[fault.field, cut(fault.message)] for fault in objection.faults]
+    record.faults = [[fault.field and cut(fault.field), cut(fault.message)] for fault in objection.faults]
     if record.row_key is None and (key := runtime.definition.row.key_of_raw(raw, runtime.columns)):
         record.row_key = cut(key, ROW_KEY_MAX)
     record.set_error(objection.error_type, cut("; ".join(map(str, objection.faults))))

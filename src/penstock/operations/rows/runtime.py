@@ -18,8 +18,10 @@ import msgspec
 
 from penstock.blobs.model import StoredBytes
 from penstock.clock import Clock, from_micros
-from penstock.errors import PenstockError, SecretsUnreadable
+from penstock.db.types import NotStorable, storable
+from penstock.errors import PenstockError, SecretsUnreadable, StepFailed
 from penstock.formats import Limits, Reader, open_reader
+from penstock.operations.chunk.records import SIGNAL_KEY_MAX
 from penstock.operations.rows.gates import Gate, Limiter, Pace, StartLimit
 from penstock.operations.rows.segments import Span, cut_spans
 from penstock.operations.rows.task_pool import TaskPool
@@ -91,11 +93,13 @@ class StepRuntime:
             try:
                 if self.when is not None and not await self.when(row, ctx):
                     return NoOutput.SKIPPED
+                key = None
                 if self.key is not None:
                     self._start_limit.check()
-                    ctx.signal_key = await self.key(row, ctx)
+                    key = ctx.signal_key = _signal_key(await self.key(row, ctx))
                 self._start_limit.check()
                 output = await self.call(row, ctx)
+                ctx.signal_key = key  # the row waits for the key that it was given, whatever the step made of it
             finally:
                 ctx.deadline = None  # the row's next step may have none, and shares this context
             if not self.waits:
@@ -129,13 +133,30 @@ class StepRuntime:
             yield f"{self.plan.attribute}.rate", self._pace
 
 
+def _signal_key(key: Any) -> str:
+    """The key that a row waits for, before its step begins; `StepFailed` when nothing could be sent to it."""
+    if not isinstance(key, str) or not 0 < len(key) <= SIGNAL_KEY_MAX:
+        found = f"one of {len(key)}" if isinstance(key, str) else type(key).__name__
+        raise StepFailed(f"a signal key is text of 1 to {SIGNAL_KEY_MAX} characters, not {found}")
+    try:
+        return storable(key)
+    except NotStorable as error:
+        raise StepFailed(f"the signal key cannot be stored: {error}") from error
+
+
 def _on_thread(call: Call, threads: Executor, start_limit: StartLimit) -> Call:
-    def there(row: Any, ctx: Any) -> Any:
-        start_limit.check()  # all threads may have been busy for long
-        return call(row, ctx)
+    def there(row: Any, ctx: Any) -> tuple[Any, BaseException | None]:
+        try:
+            start_limit.check()  # all threads may have been busy for long
+            return call(row, ctx), None
+        except BaseException as error:  # a future takes not every exception
+            return None, error
 
     async def hop(row: Any, ctx: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(threads, there, row, ctx)
+        answer, error = await asyncio.get_running_loop().run_in_executor(threads, there, row, ctx)
+        if error is not None:
+            raise error
+        return answer
 
     return hop
 

@@ -6,6 +6,7 @@ import math
 import random
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 from penstock.errors import RetryLater, StepFailed
 from penstock.operations.messages import cut, in_doubt, message_of
@@ -59,8 +60,11 @@ def judge(
 
 def _seconds_of(error: RetryLater) -> float | None:
     """After how many seconds to try again; None when a subclass has not said it."""
-    after = getattr(error, "after", None)
-    return float(after) if isinstance(after, int | float) and 0 <= after < math.inf else None
+    try:
+        after: Any = error.after
+        return float(after) if isinstance(after, int | float) and 0 <= after < math.inf else None
+    except BaseException:  # a user's class may have made anything of it
+        return None
 
 
 class AttemptTimedOut(Exception):

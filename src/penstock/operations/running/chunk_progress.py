@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from penstock.errors import Fault, StepFailed
@@ -25,6 +26,7 @@ from penstock.pipeline.rows import TOGETHER
 __all__ = ["ChunkProgress"]
 
 POLL_JITTER = 0.2
+LAST_CHECK_S = 30.0  # the least time that a check gets, for the last one begins at the deadline
 PUT_OFF_NOTED_MAX = 100  # attempts of one step; later ones are only counted, whatever reason they give
 NO_FAULTS: Mapping[int, list[Fault]] = {}
 ERASED = "its data was erased"
@@ -112,7 +114,8 @@ class ChunkProgress:
         """The text of the row's key, where it can be read."""
         row_type, row = self.runtime.definition.row, self.rows[i]
         if row is not None:
-            return row_type.key(row)
+            with suppress(Exception):  # its steps may have changed it
+                return row_type.key(row)
         is_known = row_type.row_key is not None and self.unread is None
         return row_type.key_of_raw(self.raw(i), self.runtime.columns) if is_known else None
 
@@ -196,7 +199,7 @@ class ChunkProgress:
             "attempt": self.ledger.tracks[place].attempt[i],
         }
         if self.runtime.has_secrets:
-            trace = self._without_secrets(i, "".join(traceback.format_exception(error)))
+            trace = self._without_secrets(i, _trace(error))
             self.runtime.log.debug("the attempt ended in an error\n%s", trace, extra=fields)
         else:
             self.runtime.log.debug("the attempt ended in an error", exc_info=error, extra=fields)
@@ -283,6 +286,13 @@ class ChunkProgress:
         record.due_at = now if options.every is not None else record.deadline
         self.has_parked = True
 
+    def left_to_wait_s(self, i: int, place: int) -> float:
+        """How long a check of row i may take: until its deadline, or what a last one gets."""
+        record = self.owned.record_of(i, place)
+        assert record is not None
+        assert record.deadline is not None
+        return max((record.deadline - self.runtime.clock.now_us()) / 1e6, LAST_CHECK_S)
+
     def check_raised(self, i: int, place: int, error: BaseException) -> None:
         """A check raised: it failed the step, or it is asked again."""
         message, now = self._without_secrets(i, error_text(error)), self.runtime.clock.now_us()
@@ -351,8 +361,7 @@ class ChunkProgress:
                 record.set_error(None, None)
 
     def _stored_key(self, i: int) -> str | None:
-        row = self.rows[i]
-        key = None if row is None else self.runtime.definition.row.key(row)
+        key = None if self.rows[i] is None else self.key_of(i)
         return None if key is None else cut(key, ROW_KEY_MAX)
 
     def _records(self, i: int) -> list[StepRecord]:
@@ -365,3 +374,10 @@ class ChunkProgress:
         track = self.ledger.tracks[place]
         track.began[i], track.took[i] = max(0, began - self.ledger.base), max(1, now - began)
         return now
+
+
+def _trace(error: BaseException) -> str:
+    try:
+        return "".join(traceback.format_exception(error))
+    except BaseException:  # a user's exception may fail even at this
+        return type(error).__name__

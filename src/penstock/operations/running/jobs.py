@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from penstock.operations.chunk.ledger import COMPLETED, SKIPPED, WAITING
+from penstock.operations.messages import shown
 from penstock.operations.rows.gates import LeaseOver
 from penstock.operations.rows.runtime import NoOutput, StepRuntime
 from penstock.operations.rows.segments import Segment
@@ -134,15 +135,18 @@ class CheckJob(RowsJob):
         progress, place = self.progress, self.segment.first
         step = self.runtime.steps[place - 1]
         assert step.check is not None
-        ctx = self.context(i, place)
+        ctx, limit = self.context(i, place), asyncio.timeout(progress.left_to_wait_s(i, place))
         try:
-            answer = await step.check(progress.rows[i], ctx)
+            async with limit:
+                answer = await step.check(progress.rows[i], ctx)
             output = step.encode(answer.output) if isinstance(answer, Done) else None
         except BaseException as error:
             if is_ours(error):
                 raise
             if isinstance(error, LeaseOver):
                 progress.refuse((i,))
+            elif limit.expired():
+                progress.owned.time_out(i, place, self.runtime.clock.now_us())
             else:
                 progress.check_raised(i, place, error)
             return
@@ -153,7 +157,7 @@ class CheckJob(RowsJob):
         elif answer is False:
             progress.ask_again(i, place)
         else:
-            progress.check_raised(i, place, TypeError(f"a check returns True, False or Done(…), not {answer!r}"))
+            progress.check_raised(i, place, TypeError(f"a check returns True, False or Done(…), not {shown(answer)}"))
 
 
 Ran = tuple[int, list[tuple[int, int, int, bytes | None]], BaseException | None, int]
@@ -330,9 +334,10 @@ def _per_row(answers: Any, rows: int) -> Sequence[Any]:
         return [None] * rows
     if not isinstance(answers, Sequence) or isinstance(answers, str | bytes):
         raise WrongLength(f"the batch step returned {type(answers).__name__}; it must return None or a sequence")
-    if len(answers) != rows:
-        raise WrongLength(f"the batch step returned {len(answers)} answers for {rows} rows")
-    return answers
+    made = list(answers)  # a user's sequence may make its items as they are read
+    if len(made) != rows:
+        raise WrongLength(f"the batch step returned {len(made)} answers for {rows} rows")
+    return made
 
 
 _JOBS: dict[str, type[RowsJob]] = {
