@@ -134,6 +134,10 @@ async def test_those_who_come_too_late_wait_until_somebody_leaves(database_url, 
         async with working(one):
             await until(lambda: len(witness.inside) == 2)
         async with working(one, two, three):
+            async with asyncio.timeout(HANG_S):
+                while len(await shares_of(one, made)) < 3:  # the others look for work
+                    await pass_time(1, one, two, three)
+                    await a_moment()
             for _ in range(4):
                 witness.let_go()
                 await look(one, two, three)

@@ -198,7 +198,10 @@ class RowType:
         if columns is None or self._adapter is None:
             return parse
         judge = cells_judge(self._adapter_of_many.core_schema, self.fields, columns)
-        return parse if judge is None else lambda raws: judge(raws) or parse(raws)
+        if judge is None:
+            return parse
+        whole = _whole(judge)
+        return lambda raws: whole(raws) or parse(raws)
 
     def _validator(self) -> Validate:
         if self._adapter is None:
