@@ -103,6 +103,7 @@ class Reading:
         settings: Settings,
         turn: Callable[[bool], AbstractAsyncContextManager[None]],
         helpers: Callable[[], int],
+        grace_s: Callable[[], float | None],
         is_local: bool,
     ) -> None:
         self.db, self.runtime, self.head, self.owner = db, runtime, head, owner
@@ -111,12 +112,23 @@ class Reading:
         self._is_local = is_local
         self.crashes, self.suspect_until = head.crashes, head.suspect_until or 0
         self.is_halted = False
+        self._grace_s = grace_s  # how long a validator may go on after a halt; None for as long as it likes
+        self._cut_off_at: float | None = None  # on the loop's clock
+        self._judging: asyncio.Timeout | None = None  # of the batch that is being judged
         self.counts = Counts()
         self.rows_read = head.rows_read
 
     def halt(self) -> None:
-        """Check no further row, and give the operation back."""
+        """Check no further row, and give the operation back; a validator that still runs is cut off after the grace."""
         self.is_halted = True
+        grace_s = self._grace_s()
+        if grace_s is None:
+            return
+        at = asyncio.get_running_loop().time() + grace_s
+        if self._cut_off_at is None or at < self._cut_off_at:
+            self._cut_off_at = at
+            if self._judging is not None and not self._judging.expired():
+                self._judging.reschedule(at)
 
     async def run(self, source: BinaryIO) -> None:
         """Read from the last stored position to the end, then let the rows run; or stop when halted or taken over."""
@@ -229,10 +241,17 @@ class Reading:
 
     async def _judge(self, batch: Batch, *, is_alone: bool = False) -> list[StepRecord]:
         try:
-            async with self.turn(is_alone):
+            # Not a task of its own: only the worker's tasks are safe from a validator that cancels the one it runs in.
+            async with asyncio.timeout_at(self._cut_off_at) as self._judging, self.turn(is_alone):
                 return await check_batch(self.runtime, batch, self._may_go_on)
         except MayNotStart:
             raise Interrupted from None
+        except TimeoutError:
+            if self._judging is not None and self._judging.expired():
+                raise Interrupted from None
+            raise
+        finally:
+            self._judging = None
 
     def _raise_on_breach(self, drafts: Sequence[Draft]) -> None:
         for draft in drafts:

@@ -69,6 +69,12 @@ class ChunkRunner:
                 definitions=worker.runtimes.definitions,
             )
         runtime = await worker.runtimes.get(owned.operation, owned.plan)
+        with worker.limit_shares.claiming(owned.operation):
+            return await self._begin(runtime, owned)
+
+    async def _begin(self, runtime: OperationRuntime, owned: OwnedChunk) -> Callable[[], Awaitable[object]] | None:
+        """Claim a chunk whose rows are to run, and make its actor; None when it cannot be had now."""
+        worker = self._worker
         if not owned.is_raw and not await worker.limit_shares.take_part(runtime):
             worker.set_aside.for_a_moment(owned.operation, worker.settings.control_poll_s)
             return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sqlalchemy import Select, bindparam, or_, select
@@ -92,6 +93,7 @@ class Readers:
                         settings=worker.settings,
                         turn=worker.shared_lock.turn,
                         helpers=lambda: worker.live_workers - 1,
+                        grace_s=partial(self._grace_s, head.number),
                         is_local=worker.files.is_local,
                     )
                     if worker.is_stopping:
@@ -110,6 +112,13 @@ class Readers:
             worker.readings.pop(head.number, None)
             self._began.pop(head.number, None)
             worker.wake.set()
+
+    def _grace_s(self, number: int) -> float | None:
+        """How long a validator may go on after a halt; None when the operation only pauses."""
+        worker = self._worker
+        if worker.stopped.get(number) == "Stopping":
+            return worker.settings.cancel_grace_s
+        return worker.settings.shutdown_s if worker.is_stopping else None
 
 
 def _unread(db: Database, names: int, skipped: int) -> Select[*tuple[Any, ...]]:

@@ -8,7 +8,9 @@ through what its units allow, and no call costs a statement.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -82,6 +84,7 @@ class LimitShares:
         self._db, self._worker, self._clock = db, worker, clock
         self._linger_s = LINGER_LOOKS * look_s
         self._parts: dict[int, _Part] = {}
+        self._claims: Counter[int] = Counter()  # chunks that are being claimed, by operation
         self._lock = asyncio.Lock()
 
     async def take_part(self, runtime: OperationRuntime) -> bool:
@@ -96,6 +99,17 @@ class LimitShares:
                 await self._settle(number, part, (await self._look([number]))[number])
             return part.has_units
 
+    @contextmanager
+    def claiming(self, number: int) -> Iterator[None]:
+        """Count the operation as running while a chunk of it is claimed: reading its rows may take long."""
+        self._claims[number] += 1
+        try:
+            yield
+        finally:
+            self._claims[number] -= 1
+            if not self._claims[number]:
+                del self._claims[number]
+
     async def look_round(self, running: Collection[int], *, has_lapsed: bool) -> None:
         """Bring our units up or down to our fair parts, and leave operations of which we are running nothing.
 
@@ -106,7 +120,8 @@ class LimitShares:
         async with self._lock:
             now = self._clock.monotonic()
             for number, part in list(self._parts.items()):
-                if number not in running and now - part.wanted_at >= self._linger_s:
+                is_running = number in running or number in self._claims
+                if not is_running and now - part.wanted_at >= self._linger_s:
                     await self._leave(number)
             seen = await self._look(self._parts)
             for number, part in self._parts.items():

@@ -7,6 +7,7 @@ whatever the host does on the same loop. A thread sees that, and in which step, 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import sys
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.clock import Clock
 from penstock.db.database import Database
-from penstock.errors import PenstockError, Unavailable
+from penstock.errors import Unavailable
 from penstock.operations.rows.runtime import OperationRuntime
 from penstock.pipeline import BatchContext, Context
 
@@ -70,8 +71,10 @@ def find_place(frame: FrameType | None) -> Place:
     while frame is not None:
         if not frame.f_globals.get("__name__", "").startswith(OURS):
             called = frame
-        elif (place := _place(frame.f_locals, _line(called))) is not None:
-            return place
+        else:
+            with contextlib.suppress(Exception):  # the user's code may have done anything to its context
+                if (place := _place(frame.f_locals, _line(called))) is not None:
+                    return place
         frame = frame.f_back
     return Place(_line(innermost))
 
@@ -84,7 +87,9 @@ def _place(known: dict[str, Any], line: str) -> Place | None:
     """The call that a frame of ours makes, from its local variables; None when it makes none."""
     ctx = known.get("together", known.get("ctx"))
     if isinstance(ctx, BatchContext):
-        return Place(line, ctx.operation_id, ctx.operation_name, ctx.step_name, ctx.rows[0].row_number, len(ctx.rows))
+        rows = list(ctx.rows)  # the step may have emptied its own list
+        first = rows[0].row_number if rows else None
+        return Place(line, ctx.operation_id, ctx.operation_name, ctx.step_name, first, len(rows))
     if isinstance(ctx, Context):
         return Place(line, ctx.operation_id, ctx.operation_name, ctx.step_name, ctx.row_number)
     runtime = known.get("runtime")
@@ -107,6 +112,8 @@ class LoopWatch:
         self._look_s = min(warn_s, stall_s) / LOOKS_EACH
         self.is_stalled = False
         self._alive_at = clock.monotonic()
+        self._last: Place | None = None
+        self._looks = 0  # in a row that found the loop at the same place
         self._warned_at: dict[tuple[str, str], float] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="penstock-loop-watch", daemon=True)
@@ -132,24 +139,28 @@ class LoopWatch:
             self._loop.call_later(self._look_s, self._tick)
 
     def _run(self) -> None:
-        last: Place | None = None
-        looks = 0
         while not self._stop.wait(self._look_s):
-            stuck_s = self._clock.monotonic() - self._alive_at
-            if stuck_s < 2 * self._look_s:
-                last, looks = None, 0
-                if self.is_stalled:
-                    self.is_stalled = False
-                    log.warning("the event loop runs again; what was taken over meanwhile is dropped, the rest goes on")
-                continue
-            place = find_place(sys._current_frames().get(self._loop_thread))
-            looks = looks + 1 if _is_same(place, last) else 1
-            last = place
-            if looks == LOOKS_EACH and stuck_s >= self._warn_s:
-                self._warn(place, stuck_s)
-            if stuck_s > self._stall_s and not self.is_stalled:
-                self.is_stalled = True
-                self._on_stall(place, stuck_s)
+            try:
+                self._look()
+            except Exception:
+                log.exception("the watch of the event loop failed; it looks again")
+
+    def _look(self) -> None:
+        stuck_s = self._clock.monotonic() - self._alive_at
+        if stuck_s < 2 * self._look_s:
+            self._last, self._looks = None, 0
+            if self.is_stalled:
+                self.is_stalled = False
+                log.warning("the event loop runs again; what was taken over meanwhile is dropped, the rest goes on")
+            return
+        place = find_place(sys._current_frames().get(self._loop_thread))
+        self._looks = self._looks + 1 if _is_same(place, self._last) else 1
+        self._last = place
+        if self._looks == LOOKS_EACH and stuck_s >= self._warn_s:
+            self._warn(place, stuck_s)
+        if stuck_s > self._stall_s and not self.is_stalled:
+            self.is_stalled = True
+            self._on_stall(place, stuck_s)
 
     def _warn(self, place: Place, stuck_s: float) -> None:
         """Name a step that blocks; once in a while, not for each of its rows."""
@@ -174,7 +185,7 @@ def _is_same(place: Place, last: Place | None) -> bool:
 
 
 class Vitals:
-    """Both threads of a worker, made on its loop; the worker fails when its lease is gone for good.
+    """Both threads of a worker, made on its loop; the worker fails when its lease is gone for good, or its heartbeat.
 
     When the loop is stuck, a worker that owns its process ends it; another one does not renew its lease until the loop
     runs again.
@@ -187,9 +198,7 @@ class Vitals:
             worker.clock, warn_s=settings.stall_warning_s, stall_s=settings.stall_s, on_stall=self._has_stalled
         )
         self._stop = threading.Event()
-        self._heartbeat = threading.Thread(
-            target=lambda: asyncio.run(self._beats()), name="penstock-heartbeat", daemon=True
-        )
+        self._heartbeat = threading.Thread(target=self._run_heartbeat, name="penstock-heartbeat", daemon=True)
 
     def start(self) -> None:
         """Start both threads."""
@@ -203,6 +212,19 @@ class Vitals:
         await asyncio.to_thread(self.loop_watch.stop)
 
     # --- called on the threads
+
+    def _run_heartbeat(self) -> None:
+        """Beat until stopped; should that end before, the worker fails: it would never start anything again."""
+        try:
+            asyncio.run(self._beats())
+        except BaseException as error:
+            log.critical("worker %s: its heartbeat has ended", self._worker.lease.id, exc_info=True)
+            if not self._stop.is_set():
+                self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and the worker with it
+            self._loop.call_soon_threadsafe(self._worker.tasks.fail, error)
 
     async def _beats(self) -> None:
         """Renew the lease until stopped, as long as the loop is not stuck."""
@@ -221,14 +243,14 @@ class Vitals:
             if not await worker.lease.beat(db):
                 lost = Unavailable("this worker's record is gone from the database")
                 log.critical("worker %s: %s", worker.lease.id, lost)
-                self._loop.call_soon_threadsafe(worker.tasks.fail, lost)
+                self._fail(lost)
                 self._stop.set()
             worker.outage.worked("heartbeat")
         except Unavailable as error:
             # The lease lasts for a while; `may_start` says for how long.
             worker.outage.failed("heartbeat", error)
-        except PenstockError as error:
-            log.error("heartbeat: %s", error)
+        except Exception:
+            log.exception("the heartbeat failed; it is tried again")
 
     def _has_stalled(self, place: Place, stuck_s: float) -> None:
         what = f"worker {self._worker.lease.id}: {place} has blocked the event loop for {stuck_s:.0f} s"
