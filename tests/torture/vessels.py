@@ -107,8 +107,7 @@ class Vessel(Process):
         """Die where we stand."""
         self.is_sunk = True
         if self.worker is not None:
-            for task in list(self.worker.tasks):
-                task.cancel()
+            self.worker.tasks.tell_to_end()
         self.task.cancel()
         await self.ended()
 

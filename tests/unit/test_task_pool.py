@@ -1,12 +1,13 @@
-"""A crew has as many hands as its jobs can use, and never more than it may."""
+"""A crew has as many hands as its jobs can use, and never more than it may; and users' code cannot end its tasks."""
 
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 import pytest
 
-from penstock.operations.rows.task_pool import TaskPool
+from penstock.operations.rows.task_pool import TaskPool, WorkerTask, is_ours
 
 
 class Rows:
@@ -90,3 +91,63 @@ async def test_after_a_rest_there_are_hands_again(hands: Hands):
         await hands.settle()
         assert job.ended == 12
         assert all(task.done() for task in hands.tasks)
+
+
+def cancelled_by_somebody(task: asyncio.Task[None]) -> None:
+    asyncio.get_running_loop().call_soon(task.cancel)
+
+
+async def test_a_cancel_by_somebody_else_is_taken_back_and_those_of_asyncio_count():
+    seen: list[bool] = []
+
+    async def work() -> None:
+        task = asyncio.current_task()
+        assert isinstance(task, WorkerTask)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0.01):
+                for _ in range(2):
+                    try:
+                        await asyncio.Event().wait()
+                    except asyncio.CancelledError as error:
+                        seen.append(is_ours(error))
+                        if is_ours(error):
+                            raise
+        assert task.cancelling() == 0
+
+    task = WorkerTask(work(), loop=asyncio.get_running_loop())
+    cancelled_by_somebody(task)
+    await task
+    assert seen == [False, True]
+
+
+async def test_a_cancel_that_a_library_takes_back_by_itself_is_not_remembered():
+    async def work() -> None:
+        task = asyncio.current_task()
+        assert isinstance(task, WorkerTask)
+        for _ in range(3):
+            cancelled_by_somebody(task)
+            with suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+            assert task.uncancel() == task.strange == 0
+
+    await WorkerTask(work(), loop=asyncio.get_running_loop())
+
+
+def test_a_worker_task_ends_with_its_loop():
+    ours: list[bool] = []
+
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError as error:
+            ours.append(is_ours(error))
+            raise
+
+    async def leave_it_behind() -> asyncio.Task[None]:
+        task = WorkerTask(work(), loop=asyncio.get_running_loop())
+        await asyncio.sleep(0)
+        return task
+
+    task = asyncio.run(leave_it_behind())
+    assert task.cancelled()
+    assert ours == [True]

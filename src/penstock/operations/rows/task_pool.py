@@ -7,15 +7,52 @@ overlap and no task is idle at a chunk's end.
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
-__all__ = ["SLICE_NS", "LoopSlice", "TaskPool", "is_ours"]
+__all__ = ["SLICE_NS", "LoopSlice", "TaskPool", "WorkerTask", "is_ours"]
 
 SLICE_NS = 20_000_000  # how long a task keeps the loop, or a thread its rows, before others may run
 
+STRUCTURED = ("asyncio.timeouts", "asyncio.taskgroups")  # whoever is cancelled by them is uncancelled by them
+
 Spawn = Callable[[Coroutine[Any, Any, None]], object]
+
+
+class WorkerTask(asyncio.Task[None]):
+    """A task in which users' code runs, and which that code cannot end: it does the work of many rows.
+
+    A step that cancels the task it runs in gets an error in its place, so that its row fails and nothing else. asyncio
+    and we ourselves may cancel the task we run in: that renews a cancellation which came from outside. Cancels by
+    callbacks and other tasks come through, because libraries make their timeouts so; but those that are neither ours
+    nor taken back are `strange`, and end nothing but the call that they meet.
+    """
+
+    strange = 0  # how many of the cancels that it was told are not ours
+
+    def cancel(self, msg: Any = None) -> bool:
+        caller: str = sys._getframe(1).f_globals.get("__name__", "")
+        package = caller.partition(".")[0]
+        if asyncio.current_task(self.get_loop()) is self:
+            if package not in ("asyncio", "penstock"):
+                raise RuntimeError("this task belongs to the worker: raise an exception instead of cancelling it")
+            return super().cancel(msg)
+        # Who closes a loop cancels all its tasks while it stands still.
+        is_strange = package != "penstock" and caller not in STRUCTURED and self.get_loop().is_running()
+        self.strange += is_strange and not self.done()
+        return super().cancel(msg)
+
+    def uncancel(self) -> int:
+        left = super().uncancel()
+        self.strange = min(self.strange, left)
+        return left
+
+    def forget_strange_cancels(self) -> None:
+        """Go on as if nobody but us had cancelled this task."""
+        while self.strange:
+            self.uncancel()
 
 
 class LoopSlice:
@@ -65,10 +102,14 @@ class TaskPool:
         try:
             while self._jobs:
                 job = self._jobs[0]
-                if await _pull(job):
-                    await asyncio.sleep(0)
-                elif self._jobs and self._jobs[0] is job:
-                    self._jobs.popleft()
+                try:
+                    if await _pull(job):
+                        await asyncio.sleep(0)
+                    elif self._jobs and self._jobs[0] is job:
+                        self._jobs.popleft()
+                except asyncio.CancelledError as error:
+                    if is_ours(error):
+                        raise
         finally:
             self._running -= 1
 
@@ -79,13 +120,20 @@ async def _pull(job: Job) -> bool:
     assert task is not None
     try:
         return await job.pull()
-    except asyncio.CancelledError:
-        if not job.is_cut_off or task.uncancel():  # the task itself is to end
+    except asyncio.CancelledError as error:
+        if not is_ours(error) or not job.is_cut_off or task.uncancel():  # the task itself is to end
             raise
         return False
 
 
 def is_ours(error: BaseException) -> bool:
-    """Whether our own task is being cancelled; a step may leak a CancelledError of its own."""
+    """Whether our own task is being cancelled; a step may leak a CancelledError of its own.
+
+    In a worker's task, a cancel by somebody else is taken back: it was meant for the call that ran.
+    """
     task = asyncio.current_task()
-    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
+    if not isinstance(error, asyncio.CancelledError) or task is None:
+        return False
+    if isinstance(task, WorkerTask):
+        task.forget_strange_cancels()
+    return task.cancelling() > 0

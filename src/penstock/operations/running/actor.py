@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
 from typing import Literal, TypeVar
 
@@ -68,6 +68,7 @@ class ChunkActor:
         self._group = group
         self._halt: Halt | None = None
         self._changed = asyncio.Event()  # set by a halt, by new messages, and at the end of a job
+        self._waiting: asyncio.Timeout | None = None  # for a turn; a halt and new messages end it
         # A chunk that was owned before may have messages; a fresh one cannot.
         self._must_look = group is None
         self._failures = self.owned.unsuccessful
@@ -78,13 +79,18 @@ class ChunkActor:
         """Begin nothing more; give the chunk up when the running rows have ended."""
         if self._halt is None or HALTS.index(why) > HALTS.index(self._halt):
             self._halt = why
-            self._changed.set()
+            self._wake()
 
     def look(self, message_count: int) -> None:
         """Take note of how many messages the chunk has in the database; if it has grown, read the messages."""
         if message_count != self.owned.message_count:
             self._must_look = True
-            self._changed.set()
+            self._wake()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        if self._waiting is not None and not self._waiting.expired():
+            self._waiting.reschedule(asyncio.get_running_loop().time())
 
     # --- the loop
 
@@ -101,13 +107,11 @@ class ChunkActor:
             self.progress.close()
 
     async def _run(self) -> None:
-        while self._halt is None:
-            if self._group is not None:
-                await self._work(self._group)
-            elif not await self._go_on():
-                return
         if self._group is not None:
-            self.owned.ledger.undo_start(self._group.rows)
+            await self._begin(self._group, is_written=True)
+        while self._halt is None:
+            if not await self._go_on():
+                return
         await self._leave(self._halt)
 
     async def _go_on(self) -> bool:
@@ -120,31 +124,76 @@ class ChunkActor:
             if self._has_new_failures():
                 await self._flush()  # they may stop the operation before its last chunk ends it
             return not await self._close()
-        self._group = next_group(
-            self.owned, self.runtime.spans, now=self.runtime.clock.now_us(), limit=self.settings.flush_rows
-        )
-        if self._group is not None:
-            self.owned.ledger.start(self._group.rows)
-            await self._flush(is_intent=True)
+        now = self.runtime.clock.now_us()
+        group = next_group(self.owned, self.runtime.spans, now=now, limit=self.settings.flush_rows)
+        if group is not None:
+            await self._begin(group)
             return True
-        if self.owned.changed or self.progress.has_parked or self.progress.has_moved:
+        if self._is_unwritten:
             await self._flush()
             return True
         return not await self._release()
 
+    @property
+    def _is_unwritten(self) -> bool:
+        return bool(self.owned.changed) or self.progress.has_parked or self.progress.has_moved
+
+    async def _begin(self, group: Group, *, is_written: bool = False) -> None:
+        """Have a turn, write the intent, unless it `is_written`, and run the group; or return for what comes first.
+
+        Without a turn none of these rows is in flight: they are not lost with a worker that dies while they wait.
+        """
+        async with AsyncExitStack() as turn:
+            if not await self._enter(turn, group, 0):
+                if is_written:
+                    self._take_back(group)
+                    is_written = False
+                if self._is_unwritten:
+                    await self._flush()
+                if self._halt is not None or self._must_look or not await self._enter(turn, group, None):
+                    return
+            if not is_written:
+                self._group = group
+                self.owned.ledger.start(group.rows)
+                await self._flush(is_intent=True)
+            await self._work(group)
+        await self._have_worked()
+
+    async def _enter(self, turn: AsyncExitStack, group: Group, limit_s: float | None) -> bool:
+        """Have a turn; False when it does not come within the limit, or there is something else to do first."""
+        try:
+            async with asyncio.timeout(limit_s) as self._waiting:
+                await turn.enter_async_context(self._turn(group.is_alone))
+        except TimeoutError:
+            return False
+        finally:
+            self._waiting = None
+        return True
+
+    def _take_back(self, group: Group) -> None:
+        """Take back an intent that is on disk; it must be written."""
+        self._group = None
+        self.owned.ledger.undo_start(group.rows)
+        self.progress.has_moved = True
+
     async def _work(self, group: Group) -> None:
         ledger = self.owned.ledger
-        async with self._turn(group.is_alone):
-            for segment in group.segments:
-                if segment.manner in ("thread", "check"):  # the other jobs parse their rows themselves
-                    await self._parse(group.rows)
-                rows = ledger.in_flight_at(group.rows, segment.first, segment.stop)
-                if self._halt is not None:
-                    ledger.undo_start(rows)
-                elif rows:
-                    await self._run_job(job_for(self.progress, segment, rows, self._changed))
+        for segment in group.segments:
+            # The other jobs parse their rows themselves.
+            if self._halt is None and segment.manner in ("thread", "check"):
+                await self._parse(group.rows)
+            rows = ledger.in_flight_at(group.rows, segment.first, segment.stop)
+            if self._halt is not None:
+                ledger.undo_start(rows)
+            elif rows:
+                await self._run_job(job_for(self.progress, segment, rows, self._changed))
         self.progress.has_moved = True
         self._group = None
+
+    async def _have_worked(self) -> None:
+        if self._halt is None and any(self.owned.ledger.in_flight):
+            # Somebody else cancelled the task that ran them, and nobody knows how far they came.
+            interrupt(self.owned, self.runtime.clock.now_us())
         if (trouble := self.progress.trouble) is not None:
             broken = partial(break_operation, self.db, number=self.owned.operation, reason=trouble, actor=self.owner)
             await self._commit(broken, "broke", is_once=False)

@@ -35,9 +35,12 @@ class RowsJob(ABC):
         assert task is not None
         self._tasks.add(task)
         try:
-            return await self.take()
+            has_more = await self.take()
         finally:
             self._tasks.discard(task)
+        if self.left and not (has_more or self._tasks):
+            self.finished(self.left)  # nobody has these rows: somebody else cancelled the task that did
+        return has_more
 
     @abstractmethod
     async def take(self) -> bool:

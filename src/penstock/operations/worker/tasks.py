@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import sys
-from collections.abc import AsyncIterator, Coroutine, Iterator
+import logging
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
+from penstock.operations.rows.gates import happens_within
+from penstock.operations.rows.task_pool import WorkerTask
+
 __all__ = ["SharedLock", "Tasks"]
 
-RENEWING = ("asyncio", "penstock")
+ENDING_S = 5.0  # how long cancelled tasks may take to end; a step that swallows its cancel never does
+PATIENCE_S = 1.0  # how long others are held up at first for a row that is to be alone; each time twice as long
+PATIENCE_MAX_S = 30.0
 
-
-class WorkerTask(asyncio.Task[None]):
-    """A task in which users' code runs, and which that code cannot cancel: it does the work of many rows.
-
-    A step that cancels the task it runs in gets an error in its place, so that its row fails and nothing else. asyncio
-    and we ourselves may cancel the task we run in: that renews a cancellation which came from outside.
-    """
-
-    def cancel(self, msg: Any = None) -> bool:
-        if asyncio.current_task(self.get_loop()) is self:
-            caller: str = sys._getframe(1).f_globals.get("__name__", "")
-            if caller.partition(".")[0] not in RENEWING:
-                raise RuntimeError("this task belongs to the worker: raise an exception instead of cancelling it")
-        return super().cancel(msg)
+log = logging.getLogger("penstock.worker")
 
 
 class Tasks:
@@ -35,9 +27,6 @@ class Tasks:
         self.failure: BaseException | None = None
         self._wake = wake
         self._tasks: set[asyncio.Task[None]] = set()
-
-    def __iter__(self) -> Iterator[asyncio.Task[None]]:
-        return iter(self._tasks)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = WorkerTask(work, loop=asyncio.get_running_loop())
@@ -56,11 +45,19 @@ class Tasks:
             failure, self.failure = self.failure, None
             raise failure
 
-    async def cancel(self) -> None:
-        """Cancel all tasks, and wait until they have ended."""
+    def tell_to_end(self) -> None:
+        """Cancel all tasks; they end when they run next."""
         for task in list(self._tasks):
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def cancel(self) -> None:
+        """Cancel all tasks, and wait until they have ended; those that go on all the same are left behind."""
+        self.tell_to_end()
+        if not self._tasks:
+            return
+        _, stubborn = await asyncio.wait(self._tasks, timeout=ENDING_S)
+        for task in stubborn:
+            log.error("a task goes on %.0f seconds after it was cancelled: its code swallows it: %s", ENDING_S, task)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -69,42 +66,55 @@ class Tasks:
 
 
 class SharedLock:
-    """Ordinary work holds it together, a suspect row alone; whoever waits to be alone goes first."""
+    """Ordinary work holds it together, a suspect row alone.
+
+    While one waits to be alone, nobody else begins; but when the others take long to end, they may begin again for as
+    long as they were held up, and so on in turns, so that a slow row makes nobody else stand still.
+    """
 
     def __init__(self) -> None:
         self._together = 0
-        self._is_alone = False
-        self._waiting_alone = 0
-        self._change = asyncio.Event()
+        self._alone = asyncio.Lock()  # held by the one that is alone, or is the next
+        self._opened, self._emptied = asyncio.Event(), asyncio.Event()  # others may begin; no other is at work
+        self._opened.set()
+        self._emptied.set()
 
     @asynccontextmanager
     async def turn(self, is_alone: bool = False) -> AsyncIterator[None]:
-        """Hold the lock, together with others or alone."""
-        await (self._enter_alone() if is_alone else self._enter())
+        """Hold the lock, together with others or alone; whoever waits for it may be cancelled."""
+        async with self._held_alone() if is_alone else self._held_together():
+            yield
+
+    @asynccontextmanager
+    async def _held_together(self) -> AsyncIterator[None]:
+        while not self._opened.is_set():
+            await self._opened.wait()
+        self._together += 1
+        self._emptied.clear()
         try:
             yield
         finally:
-            if is_alone:
-                self._is_alone = False
+            self._together -= 1
+            if not self._together:
+                self._emptied.set()
+
+    @asynccontextmanager
+    async def _held_alone(self) -> AsyncIterator[None]:
+        async with self._alone:
+            try:
+                await self._keep_others_out()
+                yield
+            finally:
+                self._opened.set()
+
+    async def _keep_others_out(self) -> None:
+        """Wait until nobody else holds the lock; nobody begins from then on."""
+        patience_s = PATIENCE_S
+        self._opened.clear()
+        while self._together and not await happens_within(self._emptied, patience_s):
+            if self._opened.is_set():
+                self._opened.clear()
+                patience_s = min(2 * patience_s, PATIENCE_MAX_S)
             else:
-                self._together -= 1
-            self._change.set()
-
-    async def _enter(self) -> None:
-        while self._is_alone or self._waiting_alone:
-            await self._changed()
-        self._together += 1
-
-    async def _enter_alone(self) -> None:
-        self._waiting_alone += 1
-        try:
-            while self._is_alone or self._together:
-                await self._changed()
-            self._is_alone = True
-        finally:
-            self._waiting_alone -= 1
-            self._change.set()
-
-    async def _changed(self) -> None:
-        self._change.clear()
-        await self._change.wait()
+                self._opened.set()
+        self._opened.clear()
