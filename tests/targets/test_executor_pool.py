@@ -14,8 +14,10 @@ from penstock.targets import (
     Answer,
     Batch,
     BulkOptions,
+    Capabilities,
     ErrorKind,
     Limit,
+    Mode,
     Outcome,
     Pool,
     RateLimit,
@@ -264,3 +266,88 @@ async def test_a_source_that_becomes_usable_while_the_pool_looks_at_it_is_used(e
     began_s = asyncio.get_running_loop().time()
     await runner.create_multiple("account", numbered(40), BulkOptions(batch_size=1))
     assert asyncio.get_running_loop().time() - began_s < 10
+
+
+# Remotes whose waits are too short
+
+
+@pytest.mark.covers("BX-057", "BX-085")
+@in_virtual_time
+async def test_after_two_throttles_with_nothing_let_through_between_one_call_tries_first():
+    throttled = Refuse(trouble(ErrorKind.THROTTLED, retry_after_s=1, limit=Limit.REQUESTS))
+    remote = Remote(width=4, script=dict.fromkeys(range(1, 10), throttled))
+    result = await executor(remote).create_multiple("t", numbered(4000))
+    starts = Counter(round(sent.at_s - remote.calls[0].at_s) for sent in remote.calls[:13])
+    assert [starts[second] for second in range(5)] == [4, 4, 1, 4, 0]
+    assert result.is_success
+
+
+@in_virtual_time
+async def test_a_lone_try_that_is_refused_for_its_records_shows_that_the_remote_takes_calls_again():
+    throttled = Refuse(trouble(ErrorKind.THROTTLED, retry_after_s=1, limit=Limit.REQUESTS))
+    remote = Remote(width=4, script=dict.fromkeys(range(1, 9), throttled) | {9: Refuse(trouble(ErrorKind.DATA))})
+    await executor(remote).create_multiple("t", numbered(4000))
+    assert len({sent.at_s for sent in remote.calls[9:13]}) == 1
+
+
+# Patience with a remote that is away
+
+
+class Absent(Remote):
+    """Answers nobody for a while."""
+
+    until_s = 0.0
+
+    def is_away_for(self, seconds: float) -> None:
+        self.until_s = asyncio.get_running_loop().time() + seconds
+
+    async def describe(self, table: str, mode: Mode, options: BulkOptions, source: str) -> Capabilities:
+        self._answer()
+        return await super().describe(table, mode, options, source)
+
+    async def send(self, batch: Batch, source: str) -> Answer:
+        self._answer()
+        return await super().send(batch, source)
+
+    def _answer(self) -> None:
+        if asyncio.get_running_loop().time() < self.until_s:
+            raise trouble(ErrorKind.CONNECTION)
+
+
+@pytest.mark.parametrize("restart_s", [5, 60, 200])
+@in_virtual_time
+async def test_hours_in_which_nobody_called_take_nothing_from_the_patience_with_a_restart(restart_s: float):
+    remote = Absent()
+    runner = executor(remote)
+    remote.is_away_for(30)
+    ended = await runner.create_multiple("t", numbered(10), BulkOptions(deadline_s=2))
+    assert ended.stopped_reason == "deadline"
+    await asyncio.sleep(8 * 3600)
+    remote.is_away_for(restart_s)
+    assert (await runner.create_multiple("t", numbered(10))).is_success
+
+
+@in_virtual_time
+async def test_calls_that_meet_a_remote_which_is_away_one_after_another_have_one_patience():
+    remote = Absent()
+    runner = executor(remote)
+    remote.is_away_for(3600)
+    for _ in range(11):
+        await runner.create_multiple("t", numbered(10), BulkOptions(deadline_s=2))
+        await asyncio.sleep(28)
+    result = await runner.create_multiple("t", numbered(10))
+    assert result.success_count == 0
+    assert result.duration_s < 150, "it has not the whole five minutes"
+
+
+@in_virtual_time
+async def test_who_waits_for_a_remote_that_is_away_gives_up_in_time_though_others_begin_calls():
+    remote = Absent()
+    runner = executor(remote)
+    remote.is_away_for(3600)
+    patient = asyncio.ensure_future(runner.create_multiple("t", numbered(10)))
+    for number in range(20):
+        await asyncio.sleep(20)
+        await runner.create_multiple("t", numbered(10, 100 + 10 * number), BulkOptions(deadline_s=0.01))
+    result = await patient
+    assert (result.success_count, result.duration_s) == (0, pytest.approx(300, abs=40))

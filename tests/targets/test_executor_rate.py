@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import pytest
 from dataverse.limits import Quota, Window
-from dataverse.problems import LimitName
+from dataverse.problems import LimitName, Problem, throttled
 from scripted import LoopClock, Refuse, Remote, executor, in_virtual_time, numbered, trouble
 
 from penstock.clock import Entropy
@@ -187,6 +187,77 @@ async def test_the_limits_of_the_platform_are_used_to_the_full_from_the_start():
     assert refused < 0.002
 
 
+class Unnamed(Metered):
+    """Does not say when it takes calls again, nor which limit was hit."""
+
+    async def send(self, batch: Batch, source: str) -> Answer:
+        try:
+            return await super().send(batch, source)
+        except TargetError as error:
+            raise TargetError(error.message, kind=error.kind) from error
+
+
+class Bucket(Window):
+    """Holds so many tokens as a window takes calls; a call takes one, and they come back one by one."""
+
+    def __init__(self, quota: Quota) -> None:
+        super().__init__(quota)
+        self._tokens, self._at_s = float(quota.requests), 0.0
+
+    def admit(self, now: float) -> Problem | None:
+        per_second = self.quota.requests / self.quota.window_s
+        self._tokens = min(self.quota.requests, self._tokens + (now - self._at_s) * per_second)
+        self._at_s = now
+        if self._tokens < 1:
+            return throttled("requests", (1 - self._tokens) / per_second)
+        self._tokens -= 1
+        return None
+
+
+@pytest.mark.covers("BX-057")
+@pytest.mark.parametrize("window", [Window, FixedWindow, Bucket])
+@pytest.mark.parametrize("requests, window_s", [(10, 1), (100, 5), (20, 10)])
+def test_a_remote_that_never_says_when_to_come_again_is_soon_driven_at_most_of_what_it_permits(
+    requests: int, window_s: float, window: type[Window]
+):
+    @in_virtual_time
+    async def used() -> None:
+        quota = Quota(requests=requests, window_s=window_s)
+        target = Unnamed(1, quota)
+        target.windows = {"app-0": window(quota)}
+        await drive(target, 900)
+        assert target.settled(300, 900)[0] >= 0.8 * requests / window_s
+        assert len(target.refused) <= 60
+
+    used()
+
+
+class Strict(Window):
+    """Counts calls that it refused as well, and names a wait that is much too short."""
+
+    def admit(self, now: float) -> Problem | None:
+        self._forget(now)
+        is_full = len(self._starts) >= self.quota.requests
+        self._starts.append(now)
+        return throttled("requests", 1) if is_full else None
+
+
+@pytest.mark.covers("BX-057")
+@pytest.mark.parametrize("requests, window_s, share", [(10, 10, 0.3), (60, 60, 0.5), (100, 60, 0.5)])
+def test_a_remote_that_counts_refused_calls_and_names_too_short_a_wait_is_not_kept_full_of_them(
+    requests: int, window_s: float, share: float
+):
+    @in_virtual_time
+    async def used() -> None:
+        quota = Quota(requests=requests, window_s=window_s)
+        target = Metered(1, quota, width=4)
+        target.windows = {"app-0": Strict(quota)}
+        await drive(target, 600)
+        assert target.settled(60, 600)[0] >= share * requests / window_s
+
+    used()
+
+
 class Members:
     """Who uses each quota at the moment, as the processes on one database tell each other."""
 
@@ -213,8 +284,7 @@ class Member:
 
 
 @pytest.mark.covers("BX-057")
-@pytest.mark.parametrize("requests, window_s", [(50, 5), (100, 10)])
-@pytest.mark.parametrize("latency_s", [0.02, 0.1])
+@pytest.mark.parametrize("latency_s, requests, window_s", [(0.02, 50, 5), (0.02, 100, 10), (0.1, 100, 10)])
 def test_two_processes_use_a_quota_to_the_full_and_who_stays_takes_most_of_what_the_other_leaves(
     requests: int, window_s: float, latency_s: float
 ):
@@ -234,6 +304,26 @@ def test_two_processes_use_a_quota_to_the_full_and_who_stays_takes_most_of_what_
         rate, refused = target.settled(180, 360)
         assert rate >= 0.7 * requests / window_s
         assert refused < 0.02
+
+    used()
+
+
+@pytest.mark.covers("BX-057")
+@pytest.mark.parametrize("later_s", [0.3, 1.1, 1.7, 2.4, 3.1, 4.2])
+def test_slow_calls_of_two_processes_in_short_windows_starve_nobody_whenever_the_second_comes(later_s: float):
+    @in_virtual_time
+    async def used() -> None:
+        target, members = Metered(1, Quota(requests=50, window_s=5), latency_s=0.1), Members()
+        target.quota = "metered"
+
+        async def process(name: str, later_s: float, seconds: float) -> None:
+            use_quotas(Member(name, members))
+            await asyncio.sleep(later_s)
+            await drive(target, seconds)
+
+        await asyncio.gather(process("one", 0, 360), process("two", later_s, 120))
+        assert target.settled(30, 120)[0] >= 0.3 * 10
+        assert target.settled(180, 360)[0] >= 0.4 * 10
 
     used()
 

@@ -180,6 +180,7 @@ class Pool:
         self.table_gate = TableGate()
         self.source_refresh = SourceRefresh()
         self._silent_since_s: float | None = None
+        self._tried_until_s = 0.0
         for source in self._sources.values():
             source.in_flight = 0
 
@@ -232,7 +233,10 @@ class Pool:
 
     @property
     def silent_s(self) -> float:
-        """For how long the remote has given nobody an answer; 0 when it answered the last call."""
+        """For how long the remote has given nobody an answer; 0 when it answered the last call.
+
+        Time in which nobody called does not count.
+        """
         return 0.0 if self._silent_since_s is None else self.clock.monotonic() - self._silent_since_s
 
     @property
@@ -285,6 +289,7 @@ class Pool:
             known.width.hinted(hint)
         # Answers to calls from before a throttle say nothing about the time after it.
         if self._throttles.until_s(source, self.clock.monotonic()) is None:
+            known.throttles_in_a_row = 0
             known.width.answered()
         self._serve()
 
@@ -296,23 +301,34 @@ class Pool:
             known.breaker.failed(now)
         else:
             known.breaker.answered()
-        if error.kind is not ErrorKind.CONNECTION:
+            if error.kind is not ErrorKind.THROTTLED and self._throttles.until_s(source, now) is None:
+                known.throttles_in_a_row = 0
+        if error.kind is ErrorKind.CONNECTION:
+            self._got_no_answer(now, (policy or self.policy).silent_pause_s(error.retry_after_s))
+        else:
             self._silent_since_s = None
-        elif self._silent_since_s is None:
-            self._silent_since_s = now
         if error.kind is ErrorKind.THROTTLED:
-            self._throttle(known, error, now, (policy or self.policy).throttle_s(error.retry_after_s))
+            self._throttle(known, error, now, policy or self.policy)
         elif error.kind is ErrorKind.DEADLOCK:
             known.width.collided()
         self._serve()
 
-    def _throttle(self, source: Source, error: TargetError, now: float, seconds: float) -> None:
+    def _got_no_answer(self, now: float, pause_s: float) -> None:
+        if self._silent_since_s is None:
+            self._silent_since_s = now
+        # Who waits for the remote is back by then, also on a busy machine.
+        self._tried_until_s = max(self._tried_until_s, now + 2 * pause_s)
+
+    def _throttle(self, source: Source, error: TargetError, now: float, policy: RetryPolicy) -> None:
         self.throttle_count += 1
         source.pace.refused()
+        seconds = policy.throttle_s(error.retry_after_s)
         # Calls under way when the throttle began report it too; one throttle lowers the width once.
         if self._throttles.until_s(source.name, now) is None:
+            seconds = policy.throttle_s(error.retry_after_s, in_vain=source.throttles_in_a_row)
+            source.throttles_in_a_row += 1
             source.width.throttled(error.limit)
-            source.pace.throttled(now, seconds, error.limit)
+            source.pace.throttled(now, seconds, error.limit, is_guess=error.retry_after_s is None)
             log.warning("%r is throttled for %.1f s (%s)", source.name, seconds, error.limit or "no limit named")
             pace = source.pace.per_second(now + seconds)
             if pace is not None:
@@ -400,6 +416,8 @@ class Pool:
         return min(free, key=lambda source: source.in_flight / source.width_now, default=None)
 
     def _take(self, queue: CallQueue, source: Source, now: float) -> None:
+        if not self.in_flight and now > self._tried_until_s:  # nobody has called for a while
+            self._silent_since_s = None
         source.began(now)
         queue.in_flight += 1
         queue.in_flight_max = max(queue.in_flight_max, queue.in_flight)

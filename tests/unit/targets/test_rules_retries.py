@@ -137,3 +137,28 @@ def test_a_refusal_known_to_have_had_no_effect_is_the_same_but_for_that():
     assert not cleared.maybe_applied
     names = ("message", "kind", "code", "retry_after_s", "limit", "suspects", "field", "details")
     assert all(getattr(cleared, name) == getattr(error, name) for name in names)
+
+
+# Throttles
+
+
+def test_a_wait_that_a_remote_names_is_kept_until_it_proves_too_short_again_and_again():
+    policy = RetryPolicy()
+    assert [policy.throttle_s(2, in_vain) for in_vain in range(10)] == [2, 2, 2, 2, 2, 2, 4, 6, 8, 10]
+
+
+def test_a_wait_that_is_too_short_grows_to_that_for_remotes_which_name_none_and_a_long_one_not_at_all():
+    policy = RetryPolicy(throttle_default_s=30)
+    assert policy.throttle_s(2, 1000) == 30
+    assert policy.throttle_s(100, 1000) == 100
+    assert policy.throttle_s(None, 1000) == 30
+
+
+def test_the_longest_wait_that_is_permitted_holds_for_waits_that_grew_too():
+    assert RetryPolicy(throttle_max_s=5).throttle_s(2, 1000) == 5
+
+
+def test_no_pause_of_work_that_got_no_answer_is_longer_than_its_policy_and_the_remote_say():
+    assert RetryPolicy().silent_pause_s(None) == 30
+    assert RetryPolicy().silent_pause_s(100) == 100
+    assert RetryPolicy(wait_first_s=10, retries_max=4, jitter=0.5, breaker_max_s=1).silent_pause_s(None) == 120

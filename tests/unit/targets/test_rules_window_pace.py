@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -306,3 +308,102 @@ def test_a_pace_that_is_refused_again_and_again_is_learned_anew():
         at_s += 11
     assert pace.per_second(at_s) == pytest.approx(5, rel=0.06)
     assert room(pace, at_s) == 50
+
+
+# Remotes that do not say when they take calls again
+
+
+def throttle_unnamed(pace: Pace, at_s: float, wait_s: float = 30) -> None:
+    """A call more begins and is refused; the wait is our own."""
+    pace.began(at_s)
+    pace.refused()
+    pace.throttled(at_s, wait_s, None, is_guess=True)
+
+
+def guessed() -> Pace:
+    """A pace of a call every three seconds; it resumes at 61 s."""
+    pace = Pace()
+    throttle_unnamed(pace, calls(pace, 10, 0, 0.01))
+    throttle_unnamed(pace, calls(pace, 10, 31, 0.01))
+    return pace
+
+
+def test_what_came_through_in_a_wait_of_our_own_is_a_first_guess_that_is_doubled_in_every_such_wait():
+    pace = guessed()
+    first = pace.per_second(61)
+    assert first == pytest.approx(10 / 30, rel=0.02)
+    assert [pace.per_second(61.1 + waits * 30) for waits in (1, 2, 5)] == [
+        pytest.approx(first * 2**waits, rel=0.02) for waits in (1, 2, 5)
+    ]
+
+
+def test_where_no_wait_is_named_calls_are_spread_since_nobody_knows_the_window():
+    pace = guessed()
+    assert room(pace, 61.1) == 1
+    assert pace.until_s(62) == pytest.approx(61.1 + 3, rel=0.02)
+
+
+def test_a_guess_that_is_refused_is_lowered_a_little_like_any_pace():
+    pace = guessed()
+    refused = pace.per_second(211) or 0
+    throttle_unnamed(pace, 211)
+    assert pace.per_second(241) == pytest.approx(0.98 * refused)
+    assert pace.per_second(241 + 599) == pytest.approx(0.98 * refused)
+
+
+def test_a_guess_that_went_much_too_far_is_lowered_further_each_time_and_not_made_anew():
+    pace, at_s, rates = guessed(), 211.0, []
+    for _ in range(7):
+        throttle_unnamed(pace, at_s)
+        at_s += 31
+        rates.append(pace.per_second(at_s) or 0)
+    assert [after / before for before, after in pairwise(rates)] == [
+        pytest.approx(1 - share, rel=0.01) for share in (0.04, 0.08, 0.16, 0.32, 0.5, 0.5)
+    ]
+
+
+def test_a_remote_that_takes_one_call_at_a_time_and_names_no_wait_gets_a_pace_too():
+    pace = Pace()
+    for at_s in (0, 31):
+        calls(pace, 1, at_s)
+        throttle_unnamed(pace, at_s)
+    assert pace.per_second(61) == pytest.approx(2 / 61)
+    assert pace.per_second(61 + 5 * 30) == pytest.approx(2**5 * 2 / 61)
+
+
+def test_a_guess_that_nobody_minds_through_twelve_doublings_is_dropped():
+    pace = guessed()
+    assert pace.per_second(61 + 12 * 30) is not None
+    assert pace.per_second(62 + 12 * 30) is None
+
+
+def test_a_guess_from_a_few_calls_that_are_far_apart_puts_nobody_off_for_more_than_a_minute():
+    pace = Pace()
+    for at_s in (0, 500):
+        calls(pace, 1, at_s)
+        throttle_unnamed(pace, at_s)
+    pace.began(530)
+    assert pace.until_s(530) == pytest.approx(530 + 60)
+
+
+def test_a_pace_with_a_window_that_is_refused_without_a_wait_being_named_becomes_a_guess_in_the_end():
+    pace, at_s = paced(10), 20.0
+    for _ in range(5):
+        throttle_unnamed(pace, calls(pace, 20, at_s, 0.01))
+        at_s += 31
+    assert room(pace, at_s) == 1
+    assert (pace.per_second(at_s + 30) or 0) == pytest.approx(2 * (pace.per_second(at_s) or 0), rel=0.05)
+
+
+@given(st.lists(st.tuples(HAPPENINGS, st.booleans()), max_size=30))
+def test_whether_waits_are_named_or_not_the_next_call_is_never_far_away(happenings):
+    pace, now_s = Pace(), 0.0
+    for (count, apart_s, wait_s, limit), is_guess in happenings:
+        for _ in range(count + 1):
+            due_s = pace.until_s(now_s) or now_s
+            assert due_s - now_s <= 60 * 1.03
+            pace.began(due_s)
+            now_s = due_s + apart_s
+        pace.refused()
+        pace.throttled(now_s, wait_s, limit, is_guess=is_guess)
+        now_s += wait_s

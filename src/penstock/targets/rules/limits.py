@@ -202,7 +202,7 @@ WHOLE = Share()
 class Source:
     """One owner of a quota."""
 
-    __slots__ = ("breaker", "bucket", "in_flight", "name", "pace", "share", "width")
+    __slots__ = ("breaker", "bucket", "in_flight", "name", "pace", "share", "throttles_in_a_row", "width")
 
     def __init__(self, name: str, width: Width, policy: RetryPolicy, rate_limit: RateLimit | None) -> None:
         self.name, self.width = name, width
@@ -213,6 +213,8 @@ class Source:
         self.share = WHOLE
         self.pace = Pace()
         self.in_flight = 0
+        self.throttles_in_a_row = 0
+        """How often it was throttled since the remote let a call through; from the second on, one call tries first."""
 
     def paced_until_s(self, now_s: float) -> float | None:
         """When the next call may begin, by what the user declared and by what was learned; None when it may now."""
@@ -228,6 +230,8 @@ class Source:
 
     def has_room(self, now_s: float) -> bool:
         """Whether its width and its breaker admit another call."""
+        if self.throttles_in_a_row > 1 and self.in_flight:
+            return False
         return self.in_flight < self.width_now and self.breaker.admits(now_s, self.in_flight)
 
     @property

@@ -17,6 +17,7 @@ CYCLE_MAX_S = 60.0
 GROWTH = 1.002
 """By how much the pace grows in its first span without a throttle; each further span twice as often."""
 DOUBLINGS_MAX = 12.0
+"""How often that, or a guessed pace itself, is doubled; a guessed pace that nobody minded so long is dropped."""
 SPAN_WINDOWS = 2.0
 HELD_SPANS = 6.0
 """The windows in the first spans, and how many spans a pace that was just learned is kept. To be refused costs more
@@ -53,11 +54,15 @@ class Pace:
     as the remote counts them. The pace is kept for a while and grows until the remote refuses it; from then on it stays
     a little below that. After a long while it tries to grow again, slowly at first and, if nobody minds, faster and
     faster. One that is refused again and again is learned anew.
+
+    A remote that does not say when it takes calls again has shown no window, and what it let through in our own wait
+    may be far too little. Then calls are spread evenly, and the pace is doubled in every such wait until it is refused.
     """
 
     def __init__(self) -> None:
         self._base: float | None = None
         self._top: float | None = None
+        self._is_guess = False
         self._window_calls = 0
         self._starts: deque[float] = deque()
         self._grows_from_s = 0.0
@@ -77,6 +82,8 @@ class Pace:
         if self._base is None:
             return None
         spans = max(0.0, now_s - self._grows_from_s) / self._span_s
+        if self._is_guess and self._top is None:
+            return self._base * 2.0**spans if spans <= DOUBLINGS_MAX else None
         if self._top is not None and spans < 1:
             return self._base + (self._top - self._base) * spans
         grown: float = GROWTH ** (2.0 ** min(spans if self._top is None else spans - 1, DOUBLINGS_MAX) - 1)
@@ -133,32 +140,37 @@ class Pace:
                 self._hold(calls)
         self._let_through -= 1
 
-    def throttled(self, now_s: float, wait_s: float, limit: Limit | None) -> None:
-        """The remote wants to be left alone for a while; `refused` has been told already."""
+    def throttled(self, now_s: float, wait_s: float, limit: Limit | None, *, is_guess: bool = False) -> None:
+        """The remote wants to be left alone for a while, which is a guess when it did not say for how long.
+
+        `refused` has been told already.
+        """
         if limit is Limit.CONCURRENCY or self._cycle_from_s is None or self._first_call_s is None:
             return  # fewer at once help, which is not a matter of pace
         rate = self.per_second(now_s)
         if rate is not None:
-            self._step_back(rate, now_s, wait_s, limit)
+            self._step_back(rate, now_s, wait_s, limit, is_guess)
         else:
             if self._base is not None:  # it was dropped
                 self._forget()
-            if not self._learn(now_s, wait_s, limit):
+            if not self._learn(now_s, wait_s, limit, is_guess):
                 return
         self._let_through = self._calls if limit is not Limit.TIME else 0
         self._cycle_from_s, self._first_call_s, self._calls, self._waits_s = now_s, None, 0, wait_s
-        self._grows_from_s = now_s + wait_s + (HELD_SPANS * self._span_s if self._top is None else 0.0)
+        is_held = self._top is None and not self._is_guess
+        self._grows_from_s = now_s + wait_s + (HELD_SPANS * self._span_s if is_held else 0.0)
 
-    def _learn(self, now_s: float, wait_s: float, limit: Limit | None) -> bool:
+    def _learn(self, now_s: float, wait_s: float, limit: Limit | None, is_guess: bool) -> bool:
         """Begin a pace if throttles cost too much; False when too few calls came through to end the cycle."""
         assert self._cycle_from_s is not None
         assert self._first_call_s is not None
         # The last call began about when the refused one got there; the refusal took its time to come back.
         cycle_s, window_s = now_s - self._cycle_from_s, self._last_call_s - self._first_call_s + wait_s
-        if max(cycle_s, window_s) > CYCLE_MAX_S:
+        is_long = max(cycle_s, window_s) > CYCLE_MAX_S
+        if is_long and not (is_guess and 0 < self._calls < CALLS_MIN):
             self._fullest = NO_WINDOW
             return True
-        if self._calls < CALLS_MIN:
+        if self._calls < CALLS_MIN and not is_long:
             self._waits_s += wait_s
             return False
         if window_s > 0 and self._calls >= FULL * self._fullest[0]:
@@ -166,9 +178,11 @@ class Pace:
             self._fullest = (self._calls, max(longest_s, _meant(window_s, wait_s)))
         calls, window_s = self._fullest
         if self._waits_s >= COSTLY * cycle_s and calls:
-            self._base = calls / window_s
-            self._window_calls = calls if limit is not Limit.TIME else max(1, calls // EVENLY)
-            self._span_s = max(1.0, SPAN_WINDOWS * window_s)
+            self._is_guess = is_guess
+            is_even = is_guess or limit is Limit.TIME
+            self._window_calls = max(1, calls // EVENLY) if is_even else calls
+            self._base = max(calls / window_s, self._window_calls / CYCLE_MAX_S)
+            self._span_s = max(1.0, wait_s if is_guess else SPAN_WINDOWS * window_s)
             self._starts = deque(maxlen=self._window_calls)
         return True
 
@@ -183,7 +197,7 @@ class Pace:
         self._window_calls = calls
         self._starts = deque(self._starts, maxlen=calls)
 
-    def _step_back(self, rate: float, now_s: float, wait_s: float, limit: Limit | None) -> None:
+    def _step_back(self, rate: float, now_s: float, wait_s: float, limit: Limit | None, is_guess: bool) -> None:
         assert self._cycle_from_s is not None
         cycle_s = now_s - self._cycle_from_s
         lowest = self._window_calls / CYCLE_MAX_S
@@ -195,9 +209,9 @@ class Pace:
             self._strikes += 1
         else:
             self._strikes, self._patience = 0, min(2 * self._patience, PATIENCE_MAX)
-        if self._strikes > STRIKES_MAX:
+        if self._strikes > STRIKES_MAX and not (is_guess and self._is_guess):
             self._forget()
-            self._learn(now_s, wait_s, limit)
+            self._learn(now_s, wait_s, limit, is_guess)
             if self._base is not None:
                 self._base = max(self._base, min(through, rate))
             return

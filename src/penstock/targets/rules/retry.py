@@ -17,6 +17,9 @@ FINITE = frozenset({ErrorKind.TOKEN, ErrorKind.CONNECTION, ErrorKind.SERVER, Err
 RETRYABLE = FINITE | {ErrorKind.THROTTLED, ErrorKind.TOO_BIG}
 """Says nothing about the records themselves."""
 
+WAITS_IN_VAIN = 5
+"""So many waits as short as a remote names them do little harm; longer ones would miss the end of a short window."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RetryPolicy:
@@ -56,11 +59,21 @@ class RetryPolicy:
         """Seconds before the next try at a remote that has not answered for so long."""
         return min(max(self.wait_first_s, silent_s / 4), self.breaker_max_s)
 
-    def throttle_s(self, asked_s: float | None) -> float:
-        """For how long a throttled source is left alone."""
+    def silent_pause_s(self, asked_s: float | None) -> float:
+        """The longest that work which got no answer may wait before it tries again."""
+        retry_s = self.wait_first_s * 2.0 ** max(self.retries_max - 1, 0) * (1 + self.jitter)
+        return max(retry_s, self.breaker_max_s, 0.0 if asked_s is None else self.throttle_s(asked_s))
+
+    def throttle_s(self, asked_s: float | None, in_vain: int = 0) -> float:
+        """For how long a throttled source is left alone.
+
+        A remote that was left alone `in_vain` too often named too short a wait: from then on each is longer by as much
+        again, up to the one that holds where none is named.
+        """
         if asked_s is None or not isfinite(asked_s):
             return self.throttle_default_s
         wait_s = max(asked_s, self.throttle_min_s)
+        wait_s = max(wait_s, min(wait_s * max(1, in_vain - WAITS_IN_VAIN + 1), self.throttle_default_s))
         return wait_s if self.throttle_max_s is None else min(wait_s, self.throttle_max_s)
 
 

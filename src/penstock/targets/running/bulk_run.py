@@ -4,10 +4,9 @@ settled as they are through."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from functools import partial
 from operator import attrgetter
-from typing import Any
 
 from penstock.targets.model import Outcome, TargetError, Verdict
 from penstock.targets.pool import Pool
@@ -50,7 +49,7 @@ class BulkRun:
         self._batcher: Batcher | None = None
         self._group = asyncio.TaskGroup()
         self._feeding: asyncio.Task[None] | None = None
-        self._watches: list[asyncio.Task[None]] = []
+        self._has_share = asyncio.Event()
         self._open: dict[PendingBatch, asyncio.Task[None] | None] = {}
         self._room = asyncio.Event()
 
@@ -79,25 +78,23 @@ class BulkRun:
         started_s = self._pool.clock.monotonic()
         self._caller.counter.begin()
         try:
-            self._watch(self._end_at_deadline())
-            self._watch(self._end_of_grace())
+            watched = (self._end_at_deadline(), self._end_of_grace(), self._keep_share())
+            watches = [asyncio.ensure_future(watch) for watch in watched]
             try:
                 await self._work()
             finally:
-                _cancel(*self._watches)
-                await asyncio.gather(*self._watches, return_exceptions=True)
+                _cancel(*watches)
+                await asyncio.gather(*watches, return_exceptions=True)
         finally:
             await self._reader.aclose(self._caller.policy.grace_s)
         return self._result(self._pool.clock.monotonic() - started_s)
 
-    def _watch(self, watch: Coroutine[Any, Any, None]) -> None:
-        self._watches.append(asyncio.ensure_future(watch))
-
-    async def _renew_share(self) -> None:
+    async def _keep_share(self) -> None:
         """Say again and again that we use the target's quota, and use our share of it."""
-        await self._pool.sleep(RENEW_S)
         while await keep_share(self._pool, self._spec.target.quota):
+            self._has_share.set()
             await self._pool.sleep(RENEW_S)
+        self._has_share.set()
 
     async def _end_at_deadline(self) -> None:
         if self._spec.options.deadline_s is not None:
@@ -120,8 +117,7 @@ class BulkRun:
             raise group.exceptions[0] from None
 
     async def _feed(self) -> None:
-        if await keep_share(self._pool, self._spec.target.quota):
-            self._watch(self._renew_share())
+        await self._has_share.wait()
         if await self._reader.is_empty():
             return
         try:
