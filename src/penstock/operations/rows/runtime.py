@@ -155,7 +155,10 @@ def _on_thread(call: Call, threads: Executor, start_limit: StartLimit) -> Call:
     async def hop(row: Any, ctx: Any) -> Any:
         answer, error = await asyncio.get_running_loop().run_in_executor(threads, there, row, ctx)
         if error is not None:
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # its traceback holds this frame, which would hold it
         return answer
 
     return hop
