@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,30 +57,29 @@ class StoredRow:
 
 
 async def rows_of(db: Database, operation: str) -> list[StoredRow]:
-    """Every row of an operation, from its chunks' ledgers, in row order."""
+    """Every row of an operation in order, from its chunks' ledgers and the outputs that are in its records."""
     async with db.read() as tx:
         number = await number_of(tx, operation)
         plan = (await tx.execute(select(operations.c.plan).where(operations.c.number == number))).scalar_one()
         found = (
             await tx.execute(select(chunks).where(chunks.c.operation == number).order_by(chunks.c.first_row))
         ).all()
+        of_records = await tx.execute(select(row_records).where(row_records.c.operation == number))
+        large = {(record.row, record.step): record.output for record in of_records if record.output is not None}
     steps = len(plan["steps"])
     return [
-        _row(Ledger.decode(chunk.ledger, rows=chunk.row_count, steps=steps, base=0), i, chunk.first_row + i)
+        _row(Ledger.decode(chunk.ledger, rows=chunk.row_count, steps=steps, base=0), i, chunk.first_row + i, large)
         for chunk in found
         for i in range(chunk.row_count)
     ]
 
 
-def _row(ledger: Ledger, i: int, number: int) -> StoredRow:
-    reached = [t for t in ledger.tracks[1:] if t.state[i] != PENDING or t.attempt[i]]
+def _row(ledger: Ledger, i: int, number: int, large: Mapping[tuple[int, int], bytes]) -> StoredRow:
+    reached = [(n, t) for n, t in enumerate(ledger.tracks[1:]) if t.state[i] != PENDING or t.attempt[i]]
+    outputs = [large.get((number, n), track.outputs.get(i, b"null")) for n, track in reached]
     steps = tuple(
-        StoredStep(
-            STATES[track.state[i]],
-            track.attempt[i],
-            msgspec.json.decode(track.outputs[i]) if i in track.outputs else None,
-        )
-        for track in reached
+        StoredStep(STATES[track.state[i]], track.attempt[i], msgspec.json.decode(output))
+        for (_, track), output in zip(reached, outputs, strict=True)
     )
     state = ledger.state(i)
     verdict = "Invalid" if state == INVALID else STATES[state]

@@ -7,8 +7,8 @@ from collections import Counter
 
 from approvals import clean
 from patience import HANG_S
-from several import Item, Witness, engines, items, shares_of, until
-from test_limits_workers import ends, look, pass_time, units, working
+from several import Item, Witness, engines, items, shares_of
+from test_limits_workers import ends, look, pass_time, units, until_later, working
 
 from penstock import Context, Pipeline, operation, step
 
@@ -43,8 +43,7 @@ async def test_workers_of_two_releases_share_the_limit_of_a_step_with_those_of_t
                     await pass_time(1, *them)
                     await look(*them)
                 assert set(shares) == {e.worker.lease.id for e in workers}
-            await pass_time(1, *them)
-            await until(lambda: min(len(one.witness.inside), len(two.witness.inside)) >= 2)
+            await until_later(lambda: min(len(one.witness.inside), len(two.witness.inside)) >= 2, *them)
         one.witness.open()
         two.witness.open()
         for made, release in ((first, one), (second, two)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -54,6 +54,14 @@ async def pass_time(seconds: float, *them: Engine) -> None:
     them[0].clock.advance(seconds)
     for e in them:
         await e.worker.lease.beat()
+
+
+async def until_later(holds: Callable[[], bool], *them: Engine) -> None:
+    """Wait until it is so while time passes: a worker that found no unit looks again after a second."""
+    async with asyncio.timeout(HANG_S):
+        while not holds():
+            await pass_time(1, *them)
+            await a_moment()
 
 
 async def ends(made: Operation, *them: Engine) -> Operation:
@@ -114,13 +122,12 @@ async def test_a_worker_that_joins_gets_units_only_when_calls_have_ended(databas
                 assert units(await shares_of(one, made)) == [3, 0]
                 await look(other)
                 assert units(await shares_of(one, made)) == [3, 1]
-                await pass_time(1, one, other)
-                await until(lambda: len(witness.inside) == 4)
+                await until_later(lambda: len(witness.inside) == 4, one, other)
                 witness.let_go()
                 await until(lambda: len(witness.inside) == 3)
                 await look(one, other)
                 assert units(await shares_of(one, made)) == [2, 2]
-                await until(lambda: len(witness.inside) == 4)
+                await until_later(lambda: len(witness.inside) == 4, one, other)
         witness.open()
         done = await ends(made, one, other)
         assert (done.status, done.successful_rows, witness.most) == ("Completed", 24, 4)
@@ -142,7 +149,7 @@ async def test_those_who_come_too_late_wait_until_somebody_leaves(database_url, 
                 witness.let_go()
                 await look(one, two, three)
                 await pass_time(1, one, two, three)
-            await until(lambda: len(witness.inside) == 2)
+            await until_later(lambda: len(witness.inside) == 2, one, two, three)
             found = await shares_of(one, made)
             assert sorted(units(found)) == [0, 1, 1]
             assert found[one.worker.lease.id] == {"call.concurrency": 1}, "it came first"
@@ -154,7 +161,7 @@ async def test_those_who_come_too_late_wait_until_somebody_leaves(database_url, 
             assert one.worker.lease.id not in await shares_of(late, made)
             await pass_time(1, late, on_time)
             await look(late, on_time)
-            await until(lambda: len(witness.inside) == 2)
+            await until_later(lambda: len(witness.inside) == 2, late, on_time)
             assert units(await shares_of(late, made)) == [1, 1]
         witness.open()
         done = await ends(made, late, on_time)
@@ -176,7 +183,7 @@ async def test_a_dead_workers_units_are_taken_when_its_lease_is_over(database_ur
             await until(lambda: bool(other.worker.set_aside.numbers))
             assert len(witness.calls) == 1, "it might be alive"
             await pass_time(2, other)
-            await until(lambda: bool(witness.inside))
+            await until_later(lambda: bool(witness.inside), other)
             assert list(await shares_of(other, made)) == [other.worker.lease.id]
         witness.open()
         done = await ends(made, other)
@@ -213,8 +220,7 @@ async def test_workers_that_know_other_operations_too_share_a_limit(database_url
                 await pass_time(1, one, other)
                 await look(one, other)
                 witness.let_go()
-            await pass_time(1, one, other)
-            await until(lambda: len(witness.inside) == 2)
+            await until_later(lambda: len(witness.inside) == 2, one, other)
         witness.open()
         assert ((await ends(made, one, other)).status, witness.most) == ("Completed", 2)
 

@@ -151,6 +151,7 @@ row_records = table(
     Column("faults", Json),
     Column("data", Json),  # of an edited row
     Column("at", BigInteger, nullable=False),  # when this state was reached
+    Column("output", Bytes),  # of a step, where the ledger of its chunk has no room for it
     _one_of("state", ROW_STEP),
     Index("ix_penstock_row_record_signal", "operation", "signal_key"),
     Index("ix_penstock_row_record_error", "operation", "error_type", "error_group"),

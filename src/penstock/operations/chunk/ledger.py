@@ -23,6 +23,7 @@ __all__ = [
     "COMPLETED",
     "FAILED",
     "INVALID",
+    "OUTPUTS_BYTES_MAX",
     "PENDING",
     "RUNNING",
     "SKIPPED",
@@ -49,6 +50,8 @@ STATES = (
 )
 PENDING, RUNNING, WAITING, COMPLETED, FAILED, TIMED_OUT, CANCELLED, SKIPPED, INVALID = range(9)
 _FORMAT = 1
+# Of outputs, as bytes: the ledger is written anew with every flush, and a server takes no statement of any size.
+OUTPUTS_BYTES_MAX = 2 * 1024 * 1024
 # Tables for bytes.translate: all bits set for one place; 1 for a state that is no verdict; all bits set for a failure.
 _ONLY = [bytes(place) + b"\xff" + bytes(255 - place) for place in range(256)]
 _UNFINISHED = bytes(byte < FAILED for byte in range(256))
@@ -85,7 +88,7 @@ class Track:
 class Ledger:
     """The rows of one chunk and how far each has come."""
 
-    __slots__ = ("at", "base", "generation", "in_flight", "lost", "rows", "steps", "tracks")
+    __slots__ = ("at", "base", "generation", "in_flight", "lost", "output_bytes", "rows", "steps", "tracks")
 
     def __init__(self, rows: int, steps: int, base: int) -> None:
         self.rows, self.steps, self.base = rows, steps, base
@@ -95,12 +98,13 @@ class Ledger:
         self.generation: list[int] = [0] * rows
         self.tracks = [Track(rows) for _ in range(steps + 1)]
         self.tracks[0].state = bytearray([COMPLETED]) * rows
+        self.output_bytes = 0  # of the outputs that were added; not less when some were dropped
 
     def copy(self) -> Ledger:
         """Another ledger with the same contents."""
         twin = Ledger(self.rows, self.steps, self.base)
         twin.at, twin.in_flight, twin.lost = self.at[:], self.in_flight[:], self.lost[:]
-        twin.generation = self.generation[:]
+        twin.generation, twin.output_bytes = self.generation[:], self.output_bytes
         for track, mine in zip(twin.tracks, self.tracks, strict=True):
             track.state, track.attempt = mine.state[:], mine.attempt[:]
             track.began, track.took, track.outputs = mine.began[:], mine.took[:], dict(mine.outputs)
@@ -226,6 +230,14 @@ class Ledger:
             if track.state[i] == PENDING:
                 track.attempt[i] -= 1
 
+    def add_output(self, i: int, place: int, output: bytes) -> bool:
+        """Keep what row i's step returned; False when there is no room for it."""
+        if self.output_bytes + len(output) > OUTPUTS_BYTES_MAX:
+            return False
+        self.output_bytes += len(output)
+        self.tracks[place].outputs[i] = output
+        return True
+
     def drop_outputs(self) -> bool:
         """Forget what steps returned; False when there was nothing."""
         had_some = any(track.outputs for track in self.tracks)
@@ -285,6 +297,7 @@ class Ledger:
                 track.began = _unpack(began, track.began)
                 track.took = _unpack(took, track.took)
                 track.outputs = outputs
+                ledger.output_bytes += sum(map(len, outputs.values()))
         return ledger
 
 

@@ -112,6 +112,14 @@ class OwnedChunk:
         self.changed.add(key)
         return record
 
+    def store_output(self, i: int, place: int, output: bytes, now: int) -> None:
+        """Keep what a step of row i that is about to be Completed returned: in the ledger, or in the step's record."""
+        if self.ledger.add_output(i, place, output):
+            return
+        record = self.record_of(i, place) or self.record(i, place, "Completed", now)
+        record.output = output
+        self.changed.add((record.row, record.step))
+
     def add_history(self, record: StepRecord, event: str, *, at: int | None = None, data: Any = None) -> None:
         """Add a line to the row's history."""
         self.lines.append(record.history_line(event, record.at if at is None else at, data))

@@ -1,4 +1,4 @@
-"""Step records: what is stored of a step that did not simply succeed."""
+"""Step records: what is stored of a step that did not simply succeed, or whose output the ledger has no room for."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SIGNAL_KEY_MAX = 500
 
 @dataclass(slots=True)
 class StepRecord:
-    """The record of one step of one row that did not simply succeed; the fields are the table's columns."""
+    """The record of one step of one row; the fields are the table's columns."""
 
     chunk: int
     row: int
@@ -37,6 +37,7 @@ class StepRecord:
     message: str | None = None
     faults: list[list[str | None]] | None = None
     data: Any = None
+    output: bytes | None = None  # as JSON, where the ledger has no room for it
 
     def columns(self) -> dict[str, Any]:
         """The record as it is stored."""

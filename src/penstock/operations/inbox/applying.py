@@ -50,7 +50,7 @@ def apply_signals(owned: OwnedChunk, matches: Mapping[Match, SignalContent], now
         place = owned.ledger.at[i]
         if content.outcome == "ok":
             if content.payload is not None:
-                owned.ledger.tracks[place].outputs[i] = msgspec.json.encode(content.payload)
+                owned.store_output(i, place, msgspec.json.encode(content.payload), now)
             owned.end_wait(i, place, "signalled", now)
         else:
             # An output that is not what the step declares is a failure of the step; nobody has said that it failed.
@@ -129,7 +129,7 @@ def _reset(owned: OwnedChunk, i: int, request: Request, raw: Any, now: int) -> N
     record = owned.record(i, place, ROW_STEP.after(old.state, "reset"), now)
     record.errors, record.put_off_since, record.due_at, record.deadline, record.signal_key = 0, None, None, None, None
     record.since = request.accepted_at
-    record.faults = None
+    record.faults = record.output = None
     record.set_error(None, None)
     if request.data is not None:
         ledger.tracks[0].state[i] = PENDING

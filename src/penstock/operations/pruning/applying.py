@@ -161,8 +161,7 @@ async def _end_part(number: int, part: str, tx: Connection) -> None:
 
 async def _remove_part(db: Database, number: int, part: str, budget: Iterator[None]) -> bool:
     """Remove a part that has been begun, slice by slice; False when the budget is spent before that."""
-    slices = [partial(_drop_outputs, number)] if part == "outputs" else [*_slices(number, part)]
-    for remove_slice in slices:
+    for remove_slice in _slices(number, part):
         for _ in budget:
             if not await db.transaction(remove_slice, "prune_part"):
                 break
@@ -173,19 +172,29 @@ async def _remove_part(db: Database, number: int, part: str, budget: Iterator[No
 
 def _slices(number: int, part: str) -> Iterator[partial[Coroutine[Any, Any, bool]]]:
     """What removes a little of a part each time, as long as anything of it is left."""
-    mine, of_history = chunks.c.operation == number, history.c.operation == number
+    mine, of_history, of_chunk = chunks.c.operation == number, history.c.operation == number, row_records.c.chunk
     records = select(history.c.id).limit(RECORDS_EACH)
     if part == "history":
         yield partial(_change, records.where(of_history), delete(history), history.c.id)
         return
+    if part == "outputs":
+        yield partial(_drop_outputs, number)
+        yield partial(
+            _change, _with_records(mine, row_records.c.output), update(row_records).values(output=None), of_chunk
+        )
+        return
     stored = select(chunk_rows.c.chunk).join(chunks, chunks.c.id == chunk_rows.c.chunk).where(mine)
     yield partial(_change, stored.limit(CHUNKS_EACH), delete(chunk_rows), chunk_rows.c.chunk)
     # What was typed in for rows is row data as well.
-    is_edited = exists().where(row_records.c.chunk == chunks.c.id, row_records.c.data.is_not(None))
-    edited = select(chunks.c.id).where(mine, is_edited).limit(CHUNKS_EACH)
-    yield partial(_change, edited, update(row_records).values(data=None), row_records.c.chunk)
+    yield partial(_change, _with_records(mine, row_records.c.data), update(row_records).values(data=None), of_chunk)
     kept = records.where(of_history, history.c.data.is_not(None))
     yield partial(_change, kept, update(history).values(data=None), history.c.id)
+
+
+def _with_records(mine: ColumnElement[bool], column: ColumnElement[Any]) -> Select[*tuple[int]]:
+    """Some chunks in which a record has something in this column."""
+    has_some = exists().where(row_records.c.chunk == chunks.c.id, column.is_not(None))
+    return select(chunks.c.id).where(mine, has_some).limit(CHUNKS_EACH)
 
 
 async def _change(query: Select[*tuple[int]], change: Delete | Update, key: ColumnElement[int], tx: Connection) -> bool:
@@ -196,7 +205,7 @@ async def _change(query: Select[*tuple[int]], change: Delete | Update, key: Colu
 
 
 async def _drop_outputs(number: int, tx: Connection) -> bool:
-    """Outputs are in the ledgers: each that has some is written anew without; False when none has any."""
+    """Ledgers that have outputs are written anew without them; False when none has any."""
     written = 0
     async with aclosing(ledgers_of(tx, number, steps=0, each=CHUNKS_EACH)) as ledgers:
         async for chunk, ledger in ledgers:

@@ -45,6 +45,7 @@ _RECORD = {
     "message": None,
     "faults": None,
     "data": None,
+    "output": None,
 }
 _HISTORY = {"message": None, "data": None}
 _SIGNAL = {"key": ERASED, "payload": None, "message": None, "dedupe_id": None}

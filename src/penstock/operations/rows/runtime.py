@@ -245,6 +245,11 @@ class OperationRuntime:
         self.is_cancelled = False
         run.is_cancelled = lambda: self.is_cancelled
 
+    def refuse_waiting(self) -> None:
+        """Put back the rows that wait at a limit: they must not begin here."""
+        for limiter in self.limiters.values():
+            limiter.hold(0, rests=False)
+
     def without_secrets(self, text: str, raw: Any) -> str:
         """A text about a row, as it may be stored and shown: texts of user code may repeat a secret."""
         if not self.has_secrets:

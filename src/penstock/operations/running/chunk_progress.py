@@ -60,7 +60,8 @@ class ChunkProgress:
 
     def refresh(self) -> None:
         """Note whether rows have outputs; call it when signals may have brought some."""
-        self.has_outputs = any(track.outputs for track in self.ledger.tracks)
+        in_records = (record.output is not None for record in self.owned.records.values())
+        self.has_outputs = any(track.outputs for track in self.ledger.tracks) or any(in_records)
 
     def parse(self, rows: Sequence[int]) -> None:
         """Parse stored rows that are about to run; one that no longer fits its model, which was changed, fails."""
@@ -141,11 +142,14 @@ class ChunkProgress:
         """The stored outputs of a row's steps, by step index."""
         if not self.has_outputs:
             return {}
-        return {n: track.outputs[i] for n, track in enumerate(self.ledger.tracks, -1) if i in track.outputs}
+        found = {n: track.outputs[i] for n, track in enumerate(self.ledger.tracks, -1) if i in track.outputs}
+        if self.owned.records:
+            found |= {record.step: record.output for record in self._records(i) if record.output is not None}
+        return found
 
     def store_output(self, i: int, place: int, output: bytes) -> None:
         """A step of row i returned something."""
-        self.ledger.tracks[place].outputs[i] = output
+        self.owned.store_output(i, place, output, self.runtime.clock.now_us())
         self.has_outputs = True
 
     def keep_output(self, i: int, place: int, ctx: Context[Any], output: bytes | None) -> None:

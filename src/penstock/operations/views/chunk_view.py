@@ -188,7 +188,7 @@ class ChunkView:
         code = ledger.state(i) if place == ledger.at[i] else track.state[i]
         record = self.records.get((self.first_row + i, place - 1)) if self.records else None
         started, ended = _times(ledger, track, i, code, record)
-        output = track.outputs.get(i)
+        output = track.outputs.get(i) if record is None or record.output is None else record.output
         told = (
             place - 1,
             self.layout.step_name(place - 1),

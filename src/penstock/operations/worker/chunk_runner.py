@@ -93,6 +93,8 @@ class ChunkRunner:
             actor.halt("shutdown")
         elif owned.operation in worker.stopped:  # since we began to claim
             actor.halt(worker.stopped[owned.operation])
+        elif not worker.runtimes.is_live(runtime):  # its lifespan has ended meanwhile
+            actor.halt("Paused")
         return actor.run
 
     async def _claim(self, runtime: OperationRuntime, owned: OwnedChunk) -> ChunkActor | None:
