@@ -24,6 +24,8 @@ log = logging.getLogger("penstock.targets")
 
 WAKE_JITTER = 0.02
 WAKE_JITTER_MAX_S = 1.0
+TOLD_S = 0.1
+"""How long before a throttle ends we ask whether another process was throttled for longer."""
 
 
 POOLS: WeakKeyDictionary[asyncio.AbstractEventLoop, WeakValueDictionary[tuple[Any, ...], Pool]] = WeakKeyDictionary()
@@ -169,7 +171,7 @@ class Pool:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._begin()
         self.shared_until_s = float("-inf")
-        """Until when our shares of quotas that others use too need not be renewed."""
+        """When our shares of quotas that others use too are to be renewed."""
         self.throttle_count = 0
         """How often the remote asked to be left alone, by all bulk calls together."""
 
@@ -177,6 +179,7 @@ class Pool:
         """Nobody waits and nothing is in flight."""
         self._turns: deque[CallQueue] = deque()
         self._alarm: asyncio.Future[None] | None = None
+        self._was_throttled = asyncio.Event()
         self.table_gate = TableGate()
         self.source_refresh = SourceRefresh()
         self._silent_since_s: float | None = None
@@ -262,6 +265,18 @@ class Pool:
                 self._throttles.record(name, now + share.throttled_s, now)
         self._serve()
 
+    def plan_sharing(self, now_s: float, each_s: float) -> None:
+        """Renew our shares after so long, or shortly before the next throttle ends."""
+        self._was_throttled.clear()
+        left_s = [seconds - TOLD_S for seconds in self.throttled_s().values() if seconds > 2 * TOLD_S]
+        self.shared_until_s = now_s + min([each_s, *left_s])
+
+    async def sharing_is_due(self) -> None:
+        """Wait until our shares are to be renewed: then, or at the next throttle."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, self.shared_until_s - self.clock.monotonic())):
+                await self._was_throttled.wait()
+
     async def acquire(
         self, queue: CallQueue, priority: Priority = Priority.NEW, policy: RetryPolicy | None = None
     ) -> str:
@@ -335,6 +350,8 @@ class Pool:
                 log.info("%r then goes on with %.1f calls a second", source.name, pace)
         jitter = min(WAKE_JITTER * seconds, WAKE_JITTER_MAX_S) * self.entropy.jitter.random()
         self._throttles.record(source.name, now + seconds + jitter, now)
+        self.shared_until_s = now
+        self._was_throttled.set()
 
     async def _wait(self, queue: CallQueue, priority: Priority, timeout_s: float) -> str:
         future = queue.line_up(priority)

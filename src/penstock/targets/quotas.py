@@ -15,8 +15,11 @@ __all__ = ["RENEW_S", "Quotas", "current_quotas", "keep_share", "use_quotas"]
 
 log = logging.getLogger("penstock.targets")
 
-RENEW_S = 5.0
-"""How often a process that uses a quota says so."""
+RENEW_S = 1.0
+"""How often a process that uses a quota says so, and hears of the others; also at each throttle, and before it ends.
+
+A remote may lengthen a throttle for each call that comes too early, whoever makes it.
+"""
 
 
 class Quotas(Protocol):
@@ -52,11 +55,12 @@ async def keep_share(pool: Pool, remote: str | None) -> bool:
         return False
     now_s = pool.clock.monotonic()
     if now_s >= pool.shared_until_s:
-        pool.shared_until_s = now_s + 0.9 * RENEW_S
+        pool.plan_sharing(now_s, RENEW_S)
         try:
             async with asyncio.timeout(RENEW_S):
                 shares = await quotas.renew(remote, pool.throttled_s())
             pool.set_shares(shares)
+            pool.plan_sharing(now_s, RENEW_S)
         except Exception as error:
             log.warning("the quotas of %s cannot be shared at the moment: %s", remote, error)
     return True

@@ -17,7 +17,7 @@ from penstock.targets.tables import quota_members as members
 
 __all__ = ["LEASE_S", "SqlQuotas"]
 
-LEASE_S = 3 * RENEW_S
+LEASE_S = 15 * RENEW_S
 """A member that has not renewed for so long has ended, or uses the remote no more."""
 
 

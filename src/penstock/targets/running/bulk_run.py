@@ -11,7 +11,7 @@ from operator import attrgetter
 from penstock.targets.model import Outcome, TargetError, Verdict
 from penstock.targets.pool import Pool
 from penstock.targets.progress import Phase, ProgressTracker, Report
-from penstock.targets.quotas import RENEW_S, keep_share
+from penstock.targets.quotas import keep_share
 from penstock.targets.results import BulkResult, Statistics, StoppedReason
 from penstock.targets.rules.duplicates import DuplicateKeys, find_duplicates
 from penstock.targets.rules.retry import RetryPolicy
@@ -93,7 +93,7 @@ class BulkRun:
         """Say again and again that we use the target's quota, and use our share of it."""
         while await keep_share(self._pool, self._spec.target.quota):
             self._has_share.set()
-            await self._pool.sleep(RENEW_S)
+            await self._pool.sharing_is_due()
         self._has_share.set()
 
     async def _end_at_deadline(self) -> None:
