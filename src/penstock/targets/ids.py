@@ -18,7 +18,7 @@ DASHES = (8, 13, 18, 23)
 
 def _pack_text(ids: Sequence[Any]) -> bytes | None:
     """GUIDs as text, spelled in lower case with dashes, so that unpacking gives the same text again."""
-    if set(map(type, ids)) != {str} or set(map(len, ids)) != {36}:
+    if set(map(len, ids)) != {36}:
         return None
     joined = "".join(ids)
     dashes = "-" * len(ids)
@@ -31,8 +31,6 @@ def _pack_text(ids: Sequence[Any]) -> bytes | None:
 
 
 def _pack_numbers(ids: Sequence[Any]) -> bytes | None:
-    if set(map(type, ids)) != {int}:
-        return None
     try:
         return array("q", ids).tobytes()
     except OverflowError:
@@ -40,8 +38,6 @@ def _pack_numbers(ids: Sequence[Any]) -> bytes | None:
 
 
 def _pack_uuids(ids: Sequence[Any]) -> bytes | None:
-    if not all(issubclass(kind, UUID) for kind in set(map(type, ids))):
-        return None
     return b"".join([one.bytes for one in ids])
 
 
@@ -56,7 +52,7 @@ class _Column:
     held: bytearray = field(default_factory=bytearray)
 
     def put(self, start: int, ids: Sequence[RecordId]) -> bool:
-        """Hold ids of consecutive positions, or say that they are of another kind."""
+        """Hold ids of consecutive positions, or say that they cannot be packed."""
         packed = self.pack(ids)
         if packed is None or self.zero in ids:
             return False
@@ -75,26 +71,30 @@ class PackedIds:
     """The ids of records by their position in the input; GUIDs and integers are packed, others kept as they are."""
 
     def __init__(self) -> None:
-        self._columns = (
-            _Column(16, EMPTY_GUID, _pack_text, lambda packed: str(UUID(bytes=packed))),
-            _Column(8, 0, _pack_numbers, lambda packed: array("q", packed)[0]),
-            _Column(16, UUID(int=0), _pack_uuids, lambda packed: UUID(bytes=packed)),
-        )
+        self._columns = {
+            str: _Column(16, EMPTY_GUID, _pack_text, lambda packed: str(UUID(bytes=packed))),
+            int: _Column(8, 0, _pack_numbers, lambda packed: array("q", packed)[0]),
+            UUID: _Column(16, UUID(int=0), _pack_uuids, lambda packed: UUID(bytes=packed)),
+        }
         self._others: dict[int, RecordId] = {}
 
     def put(self, positions: Sequence[int], ids: Sequence[RecordId]) -> None:
         """Remember an id for each position; None leaves a position without."""
-        if not ids:
-            return
-        if isinstance(positions, range) and any(column.put(positions.start, ids) for column in self._columns):
+        if isinstance(positions, range) and self._put_packed(positions.start, ids):
             return
         for position, identifier in zip(positions, ids, strict=True):
-            if identifier is not None and not any(column.put(position, (identifier,)) for column in self._columns):
+            if identifier is not None and not self._put_packed(position, (identifier,)):
                 self._others[position] = identifier
 
     def get(self, position: int) -> RecordId:
         """The id at a position, or None."""
         if position in self._others:
             return self._others[position]
-        found = (column.get(position) for column in self._columns)
+        found = (column.get(position) for column in self._columns.values())
         return next((identifier for identifier in found if identifier is not None), None)
+
+    def _put_packed(self, start: int, ids: Sequence[RecordId]) -> bool:
+        """Hold ids of consecutive positions if they are all of one kind that can be packed."""
+        kinds = {UUID if issubclass(kind, UUID) else kind for kind in set(map(type, ids))}
+        column = self._columns.get(kinds.pop()) if len(kinds) == 1 else None
+        return column is not None and column.put(start, ids)

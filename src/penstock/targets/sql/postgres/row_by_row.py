@@ -72,8 +72,8 @@ async def write_rows(connection: Any, work: TableBatch, group: RowGroup) -> tupl
     plan = plan_for(connection, work, group)
     await connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
     made = plan.generated if work.mode is Mode.CREATE else ()
-    more = "".join(f", {ansi(k)} {work.table.columns[k].type}" for k in made)
-    more += "".join(f", {ansi(column)} text" for column in (OUTCOME, *TOLD.values()))
+    more = [f"{ansi(k)} {work.table.columns[k].type}" for k in made]
+    more += [f"{ansi(column)} text" for column in (OUTCOME, *TOLD.values())]
     name = await stage(connection, work, group, is_numbered=True, more=more)
     for key in made:
         await connection.execute(f"UPDATE {name} SET {ansi(key)} = {work.table.columns[key].default}")

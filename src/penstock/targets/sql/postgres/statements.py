@@ -16,7 +16,7 @@ from zlib import crc32
 from penstock.targets.model import Mode
 from penstock.targets.sql.table import Column, Table, ansi, listed
 
-__all__ = ["EXACT", "ORDINAL", "ORDINAL_NAME", "Plan", "from_arrays", "from_stage", "stage_name", "stage_table"]
+__all__ = ["EXACT", "ORDINAL", "ORDINAL_NAME", "Plan", "from_arrays", "from_stage", "make_stage"]
 
 ORDINAL_NAME = "penstock ordinal"
 ORDINAL = ansi(ORDINAL_NAME)
@@ -257,16 +257,15 @@ def from_stage(name: str, columns: Sequence[Column], only: str | None = None) ->
     return f"(SELECT {ORDINAL}{given} FROM {name}{where}) AS g"
 
 
-def stage_name(columns: Sequence[Column], more: str = "") -> str:
-    """A name that no stage of other columns has: the driver remembers types by it."""
-    shape = repr([(c.name, c.type, _staged_type(c)) for c in columns]) + more
-    return f"penstock_stage_{crc32(shape.encode()):08x}"
+def make_stage(columns: Sequence[Column], more: Sequence[str] = ()) -> tuple[str, str]:
+    """A temporary table that is empty in every transaction: its name, and the statements that make it.
 
-
-def stage_table(name: str, columns: Sequence[Column], more: str = "") -> str:
-    """A temporary table that is empty in every transaction."""
-    typed = "".join(f"{ansi(column.name)} {_staged_type(column)}, " for column in columns)
-    return f"CREATE TEMP TABLE IF NOT EXISTS {name} ({typed}{ORDINAL} integer{more}) ON COMMIT DELETE ROWS"
+    `more` are columns as SQL declares them. No stage of other columns has its name: the driver remembers types by it.
+    """
+    declared = ", ".join((*(f"{ansi(column.name)} {_staged_type(column)}" for column in columns), *more))
+    name = f"penstock_stage_{crc32(declared.encode()):08x}"
+    # A key that comes twice, or another portion, may have used the same stage in this transaction.
+    return name, f"CREATE TEMP TABLE IF NOT EXISTS {name} ({declared}) ON COMMIT DELETE ROWS; DELETE FROM {name}"
 
 
 def _staged_type(column: Column) -> str:

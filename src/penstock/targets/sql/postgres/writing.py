@@ -13,14 +13,7 @@ from typing import Any
 from penstock.targets.model import Mode, Outcome, Verdict
 from penstock.targets.sql.keys import KeysAlike, ids_of
 from penstock.targets.sql.postgres.error_mapping import driven
-from penstock.targets.sql.postgres.statements import (
-    ORDINAL_NAME,
-    Plan,
-    from_arrays,
-    from_stage,
-    stage_name,
-    stage_table,
-)
+from penstock.targets.sql.postgres.statements import ORDINAL, ORDINAL_NAME, Plan, from_arrays, from_stage, make_stage
 from penstock.targets.sql.row_groups import RowGroup
 from penstock.targets.sql.target import CREATED, DONE, UNCHANGED, TableBatch, created_or_updated, left_out, not_found
 from penstock.targets.verdicts import UniformVerdicts
@@ -46,7 +39,8 @@ async def write_group(connection: Any, work: TableBatch, group: RowGroup) -> tup
     if work.mode is Mode.CREATE and not plan.generated and is_copied:
         return await _copy(connection, work, group)
     if len(group) >= STAGE_FROM or any(column.is_array or column.is_given_as_text for column in columns):
-        is_numbered = not (work.mode is Mode.UPSERT and plan.by_value)
+        are_plain = not any(column.is_copied_as_text for column in columns)
+        is_numbered = not (work.mode is Mode.UPSERT and plan.by_value and are_plain)
         name = await stage(connection, work, group, is_numbered=is_numbered)
         told = await connection.fetchrow(plan.write(work.mode, from_stage(name, columns)))
     else:
@@ -54,14 +48,17 @@ async def write_group(connection: Any, work: TableBatch, group: RowGroup) -> tup
     return told["xid"], _verdicts(plan, work, group, told)
 
 
-async def stage(connection: Any, work: TableBatch, group: RowGroup, *, is_numbered: bool, more: str = "") -> str:
+async def stage(
+    connection: Any, work: TableBatch, group: RowGroup, *, is_numbered: bool, more: Sequence[str] = ()
+) -> str:
     """Put the rows where statements can reach them; ordinals count from 1."""
     columns = [work.table.columns[name] for name in group.columns]
-    if not is_numbered:  # nothing is compared, so lengths need not be looked at again when rows leave the stage
+    if is_numbered:
+        more = (f"{ORDINAL} integer", *more)
+    else:  # nothing is compared, so lengths need not be looked at again when rows leave the stage
         columns = [replace(column, type=column.full_type) for column in columns]
-    name = stage_name(columns, more)
-    # A key that comes twice, or another portion, may have used the same stage in this transaction.
-    await connection.execute(f"{stage_table(name, columns, more)}; DELETE FROM {name}")
+    name, making = make_stage(columns, more)
+    await connection.execute(making)
     ordinals = [range(1, len(group) + 1)] if is_numbered else []
     rows = zip(*ordinals, *group.values, strict=True)
     names = [ORDINAL_NAME, *group.columns] if is_numbered else list(group.columns)
