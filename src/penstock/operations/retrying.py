@@ -24,6 +24,7 @@ from penstock.operations.inbox.applying import refusal
 from penstock.operations.model import RowView
 from penstock.operations.moves import Head, move, touch
 from penstock.operations.tables import REMOVED, chunks, operations, requests
+from penstock.pipeline.rows import RowType
 
 __all__ = ["Eligibility", "NothingToRetry", "Retry", "can_retry", "edited", "retry_all", "retry_rows"]
 
@@ -385,10 +386,11 @@ def _first(retry: Retry) -> str:
 # --- correcting a row
 
 
-def edited(row: RowView, changes: Mapping[str, Any], columns: tuple[str, ...] | None) -> Any:
+def edited(row: RowView, changes: Mapping[str, Any], columns: tuple[str, ...] | None, row_type: RowType | None) -> Any:
     """The raw row with the changes in place: cells for a file with columns, otherwise a record.
 
-    `Conflict` when the row's data is not kept; `RowInvalid` names every change that fits no column.
+    With its `row_type`, a field may go by its name or by an alias, whichever the row has. `Conflict` when the row's
+    data is not there; `RowInvalid` names every change that fits no column.
     """
     if row.data is None:
         raise Conflict(
@@ -396,13 +398,16 @@ def edited(row: RowView, changes: Mapping[str, Any], columns: tuple[str, ...] | 
         )
     # A row that could not be read as a record has nothing to keep: the changes must say it all.
     before = row.data if isinstance(row.data, Mapping) else {}
+    if row_type is not None:
+        there = before if columns is None else columns
+        changes = {row_type.key_among(there, name): value for name, value in changes.items()}
+    merged = {**before, **changes}
     if columns is None:
-        return {**before, **changes}
+        return merged
     unknown = [name for name in changes if name not in columns]
     if unknown:
         known = ", ".join(columns)
         raise RowInvalid(faults=[Fault(f"no such column; there are: {known}", name) for name in unknown])
-    merged = {**before, **changes}
     return [_cell(merged.get(name)) for name in columns]
 
 

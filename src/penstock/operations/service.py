@@ -501,8 +501,9 @@ class Operations:
             layout = await self._layout(tx, operation)
             view = await row_views.row(tx, replace(layout, secret_names=()), row)  # what is stored, not what is shown
             stored = await operation_views.stored_metadata(tx, number)
-        raw = retrying.edited(view, changes, layout.columns)
         definition = self._definitions.get(layout.name.casefold())
+        row_type = None if definition is None else definition.row
+        raw = retrying.edited(view, changes, layout.columns, row_type)
         if definition is not None:
             pipeline = await self._pipeline(definition)
             meta = load_metadata(definition, layout.id, *stored, self._settings.secret_keys)
