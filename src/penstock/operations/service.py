@@ -384,6 +384,8 @@ class Operations:
             layout = await self._layout(tx, operation)
         if mode == "data" and not layout.tracks_rows:
             raise Conflict(f"operation {layout.id} does not keep its rows' data (track_row_data)")
+        if mode == "data" and "rows" in (await self.get(layout.id)).pruned:
+            raise Conflict(f"the rows' data of operation {layout.id} was removed (see `keep`)")
         known = self._definitions.get(layout.name.casefold())
         columns = layout.columns or (known.row.names if known else None)
 
@@ -400,7 +402,8 @@ class Operations:
 
         _row_filter(layout, state=state, step=step, error_type=error_type)  # what is wrong with it is said at once
         name = f"operation-{layout.id}-{mode}"
-        return exported(name, page, columns, mode=mode, format=format, neutral=neutral)
+        given: dict[str, Any] = {} if known is None else {"key_among": known.row.key_among}
+        return exported(name, page, columns, mode=mode, format=format, neutral=neutral, **given)
 
     # --- control
 
