@@ -58,6 +58,7 @@ from penstock.operations.worker.background import LONG_DEAD_S
 from penstock.operations.worker_records import remove_dead_workers
 from penstock.outbox.subscribing import subscription_row
 from penstock.pipeline import Definition, definition_of
+from penstock.pipeline.secret_values import MASK
 from penstock.services import OnHint
 from penstock.settings import Settings
 
@@ -506,7 +507,9 @@ class Operations:
             stored = await operation_views.stored_metadata(tx, number)
         definition = self._definitions.get(layout.name.casefold())
         row_type = None if definition is None else definition.row
-        raw = retrying.edited(view, changes, layout.columns, row_type)
+        # Who sends a row back as it was shown has not seen its secrets.
+        given = {name: new for name, new in changes.items() if new != MASK or name not in layout.secret_names}
+        raw = retrying.edited(view, given, layout.columns, row_type)
         if definition is not None:
             pipeline = await self._pipeline(definition)
             meta = load_metadata(definition, layout.id, *stored, self._settings.secret_keys)
