@@ -13,6 +13,7 @@ from penstock import Context, Pipeline, StepFailed, operation, step
 from penstock.api import Trusted, create_app
 from penstock.db.schema import metadata
 from penstock.errors import Conflict, NotFound
+from penstock.operations.pruning import erasing
 from penstock.secret_keys import new_key
 from penstock.settings import Settings
 from penstock.testing import engine
@@ -116,6 +117,30 @@ async def test_of_erased_rows_nothing_is_left_and_the_others_stay(e, over):
     assert (await e.operations.verify(deep=True)).differences == ()
     with pytest.raises(NotFound, match="was removed"):
         await e.operations.source_file(over.id)
+
+
+@pytest.mark.parametrize("rows_each", [1, 3, 500])
+async def test_rows_all_over_a_file_are_erased_a_few_chunks_at_a_time(database_url, tmp_path, monkeypatch, rows_each):
+    monkeypatch.setattr(erasing, "CHUNKS_EACH", 2)
+    monkeypatch.setattr(erasing, "ROWS_EACH", rows_each)
+    forget, sizes = erasing._forget_rows, []
+
+    async def noted(number, part, tx):
+        sizes.append((len(part), sum(map(len, part.values()))))
+        await forget(number, part, tx)
+
+    monkeypatch.setattr(erasing, "_forget_rows", noted)
+    settings = Settings(secret_key=new_key(), chunk_rows=3)
+    async with engine([People], url=database_url, tmp_path=tmp_path, settings=settings) as e:
+        made = await e.create("people", [{"name": f"{n}-bad"} for n in range(1, 21)], metadata={"who": "x"})
+        await e.work_until_idle()
+        named = [1, 2, 3, 4, 8, 9, 11, 16, 20]
+        await e.operations.erase(made.id, rows=named)
+        assert max(chunks for chunks, _ in sizes) <= 2
+        assert max(rows for _, rows in sizes) <= rows_each
+        found = (await e.operations.rows(made.id, data=True)).items
+        assert [row.number for row in found if row.data is None] == named
+        assert (await e.operations.verify()).differences == ()
 
 
 async def test_a_signal_that_nobody_took_is_erased_with_the_row_it_was_for(e):

@@ -6,7 +6,8 @@ what; its entries about a whole operation lose their details, and the chain stil
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from bisect import bisect_right
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -35,6 +36,7 @@ __all__ = ["erase", "erase_rows"]
 
 ERASED = "erased"
 ROWS_EACH = 500  # named in one statement
+CHUNKS_EACH = 10  # written anew in one transaction
 
 # What of a step's record, and of what led to it, may name or describe somebody.
 _RECORD = {
@@ -64,12 +66,27 @@ async def erase_rows(db: Database, files: Storage, number: int, rows: Collection
     """Erase some rows: their data, outputs, histories and texts; and the file, because they stand in it too."""
     named = sorted(set(rows))
     await db.transaction(partial(_begin, db, number, actor, named), "erase")
-    for first in range(0, len(named), ROWS_EACH):
-        await db.transaction(partial(_forget_rows, number, named[first : first + ROWS_EACH]), "erase")
+    async with db.read() as tx:
+        query = select(chunks.c.first_row).where(chunks.c.operation == number).order_by(chunks.c.first_row)
+        first_rows = (await tx.execute(query)).scalars().all()
+    for part in _parts(named, first_rows):
+        await db.transaction(partial(_forget_rows, number, part), "erase")
     done = await remove_parts_now(db, files, number, ("files",))
     await _forget_answers(db, number)
     done.rows = len(named)
     return done
+
+
+def _parts(rows: Sequence[int], first_rows: Sequence[int]) -> Iterator[Mapping[int, list[int]]]:
+    """The rows, by the first row of their chunk, in parts of not too many rows in not too many chunks."""
+    part: dict[int, list[int]] = {}
+    for many, row in enumerate(rows):
+        first = first_rows[bisect_right(first_rows, row) - 1]
+        if part and (many % ROWS_EACH == 0 or (first not in part and len(part) == CHUNKS_EACH)):
+            yield part
+            part = {}
+        part.setdefault(first, []).append(row)
+    yield part
 
 
 async def _forget_answers(db: Database, number: int) -> None:
@@ -109,19 +126,15 @@ async def _forget(db: Database, number: int, actor: str, tx: Connection) -> None
     await erase_details(db, tx, tenant=of.tenant or "", subject=of.id, actor=actor)
 
 
-async def _forget_rows(number: int, rows: list[int], tx: Connection) -> None:
+async def _forget_rows(number: int, part: Mapping[int, list[int]], tx: Connection) -> None:
+    """Erase rows, given by the first row of their chunk."""
     if await touch(tx, number, IS_OVER) is None:
         raise Conflict("the operation was retried meanwhile")
-    last = chunks.c.first_row + chunks.c.row_count - 1
-    query = select(chunks.c.id, chunks.c.first_row, chunks.c.row_count, chunks.c.ledger).where(
-        chunks.c.operation == number, chunks.c.first_row <= rows[-1], last >= rows[0]
-    )
-    for chunk in (await tx.execute(query.order_by(chunks.c.id))).all():
-        places = [n - chunk.first_row for n in rows if 0 <= n - chunk.first_row < chunk.row_count]
-        if places:
-            await _blank(tx, chunk, places)
-    await _forget_unclaimed(tx, number, rows)
-    await _forget_texts(tx, number, rows)
+    for first_row, rows in part.items():
+        await _blank(tx, number, first_row, rows)
+    named = [row for rows in part.values() for row in rows]
+    await _forget_unclaimed(tx, number, named)
+    await _forget_texts(tx, number, named)
 
 
 async def _forget_unclaimed(tx: Connection, number: int, rows: list[int]) -> None:
@@ -137,8 +150,11 @@ async def _forget_unclaimed(tx: Connection, number: int, rows: list[int]) -> Non
         await tx.execute(update(signals).where(signals.c.operation == number, *of_them).values(_SIGNAL))
 
 
-async def _blank(tx: Connection, chunk: Any, places: list[int]) -> None:
+async def _blank(tx: Connection, number: int, first_row: int, rows: list[int]) -> None:
     """Write a chunk anew without the data and the outputs of these rows."""
+    mine = (chunks.c.operation == number, chunks.c.first_row == first_row)
+    chunk = (await tx.execute(select(chunks.c.id, chunks.c.row_count, chunks.c.ledger).where(*mine))).one()
+    places = {row - first_row for row in rows}
     if chunk.ledger:
         ledger = Ledger.decode(chunk.ledger, rows=chunk.row_count, steps=0, base=0)
         for track in ledger.tracks:
