@@ -87,6 +87,30 @@ async def test_an_edit_that_is_wrong_is_refused_at_once_with_every_fault_and_cha
     assert (now.status, now.retry_count, await requests_of(e, made)) == ("CompletedWithErrors", 0, [])
 
 
+async def test_an_edit_is_not_refused_because_a_validator_breaks_where_it_is_checked(database_url, tmp_path):
+    is_away = False
+
+    @operation("papers", row_key="code")
+    class Papers(Pipeline[Paper]):
+        def validate_row(self, paper: Paper, meta: None) -> None:
+            if is_away:
+                raise ConnectionError("the registry is away")
+            if paper.code == "x1":
+                raise ValueError("no such code")
+
+        @step
+        async def file(self, paper: Paper, ctx: Context) -> None: ...
+
+    async with engine([Papers], url=database_url, tmp_path=tmp_path) as e:
+        made = await e.run(Papers, rows("x1"))
+        is_away = True
+        await e.operations.edit_row(made.id, 1, {"code": "p1"})
+        is_away = False
+        await e.work_until_idle()
+        assert await states(e, made) == [DONE]
+        assert await clean(e) == []
+
+
 async def test_a_row_that_is_still_wrong_for_its_owner_is_invalid_again_and_history_has_both_values(e, calls):
     made = await e.run("failures", rows("p1", "x2"))
     await edit_blindly(e, made, 2, {"code": "x22", "desk": "back"})
