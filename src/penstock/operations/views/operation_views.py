@@ -16,7 +16,7 @@ from penstock.db.database import Database
 from penstock.errors import InvalidInput, NotFound
 from penstock.journal import queries as journal
 from penstock.journal.tables import transitions
-from penstock.listing import named
+from penstock.listing import named, parse_number_cursor
 from penstock.operations.counts import Counts
 from penstock.operations.model import Event, Operation, Page
 from penstock.operations.operation_ids import IS_THERE, find
@@ -227,10 +227,8 @@ def _tallied(_operation: int, rows_over: int, steps_done: int, *counts: int) -> 
 
 def _parse_cursor(cursor: str, *, is_number: bool) -> tuple[Any, int]:
     number, _, value = cursor.partition(":")
-    try:
-        return (int(value) if is_number else value), int(number)
-    except ValueError:
-        raise InvalidInput(f"{cursor!r} is not a cursor of this list") from None
+    place = parse_number_cursor(number)
+    return (parse_number_cursor(value) if is_number else value), place
 
 
 async def events(
