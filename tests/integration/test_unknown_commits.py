@@ -270,6 +270,62 @@ async def test_an_operation_with_too_many_errors_is_stopped(database_url, tmp_pa
         assert await clean(e) == []
 
 
+@for_each_outcome
+async def test_an_operation_is_created_once(database_url, tmp_path, monkeypatch, outcome_here):
+    kind = failures(Calls(), broken=lambda ctx, code: False)
+    async with opened(kind, (database_url, tmp_path)) as e:
+        async with lost_answer(monkeypatch, "create", outcome_here):
+            made = await e.create(kind, papers(2))
+        blob = await e.penstock.blobs.upload(b'{"code": "p1"}', file_name="papers.jsonl")
+        async with lost_answer(monkeypatch, "create", outcome_here):
+            other = await e.operations.create(kind, blob=blob.id)
+        assert {found.id for found in (await e.operations.list()).items} == {made.id, other.id}
+        await e.work_until_idle()
+        assert await states(e, made) == ["Completed"] * 2
+        assert await states(e, other) == ["Completed"]
+        assert await clean(e) == []
+
+
+@for_each_outcome
+@pytest.mark.parametrize("asked", ["all", "named", "edited"])
+async def test_rows_are_asked_for_once(database_url, tmp_path, monkeypatch, asked, outcome_here):
+    calls = Calls()
+    kind = failures(calls, broken=lambda ctx, code: ctx.generation == 0)
+    async with opened(kind, (database_url, tmp_path)) as e:
+        made = await e.run(kind, papers(3))
+        async with lost_answer(monkeypatch, "retry" if asked == "all" else "retry_rows", outcome_here):
+            match asked:
+                case "all":
+                    retry = await e.operations.retry(made.id)
+                case "named":
+                    retry = await e.operations.retry(made.id, rows=[1, 2, 3])
+                case _:
+                    retry = await e.operations.edit_row(made.id, 1, {"desk": "back"})
+        assert retry.submitted == (1 if asked == "edited" else 3)
+        await e.work_until_idle()
+        done = await e.operations.get(made.id)
+        assert (done.retry_count, done.successful_rows) == (1, retry.submitted)
+        assert [calls["first", n] for n in (1, 2, 3)] == [2 if n <= retry.submitted else 1 for n in (1, 2, 3)]
+        assert await clean(e) == []
+
+
+@for_each_outcome
+async def test_an_operation_is_paused_resumed_and_cancelled_once(database_url, tmp_path, monkeypatch, outcome_here):
+    letters = Letters()
+    async with opened(letters.kind, (database_url, tmp_path)) as e:
+        made = await e.create(letters.kind, papers(2))
+        await e.work_until_idle()
+        for point, act, status in (
+            ("paused", e.operations.pause, "Paused"),
+            ("resumed", e.operations.resume, "Running"),
+            ("cancel_requested", e.operations.cancel, "Cancelled"),
+        ):
+            async with lost_answer(monkeypatch, point, outcome_here):
+                assert (await act(made.id)).status == status
+            assert [event.event for event in await e.operations.events(made.id)].count(point) == 1
+        assert await clean(e) == []
+
+
 async def test_a_write_decided_on_an_earlier_version_is_refused(database_url, tmp_path):
     """Whoever holds the fence may still know less than the database does: a repeat counts nothing twice."""
     letters = Letters()

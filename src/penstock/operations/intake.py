@@ -26,6 +26,7 @@ from penstock.db.unit import UnitOfWork
 from penstock.errors import Fault, FileRejected, MetadataInvalid, SettingsInvalid, Throttled
 from penstock.formats import format_of
 from penstock.journal import queries as journal
+from penstock.operations.chunk.persist import persist
 from penstock.operations.operation_ids import IS_THERE
 from penstock.operations.pruning.removal import reference_of
 from penstock.operations.states import OPERATION
@@ -123,7 +124,14 @@ async def create(
         await _insert(db, tx, new_id, resolved, blob, told=told, created_by=created_by, tenant=tenant, **columns)
         return new_id
 
-    return await (db.transaction(insert_operation, "create") if unit is None else insert_operation(unit.connection))
+    async def is_there() -> bool:
+        async with db.connection() as tx:
+            found = await tx.execute(select(operations.c.number).where(operations.c.id == new_id))
+        return found.first() is not None
+
+    if unit is not None:
+        return await insert_operation(unit.connection)
+    return await persist(db, insert_operation, "create", has_happened=is_there, clock=clock, patience_s=0)
 
 
 async def _stored(

@@ -6,7 +6,7 @@ chunks, so an accepted retry survives any crash.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -15,7 +15,7 @@ from sqlalchemy import ColumnElement, RowMapping, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from penstock.db.connection import Connection
-from penstock.db.database import Database
+from penstock.db.database import CommitUnknown, Database
 from penstock.errors import Conflict, Fault, NotFound, RowInvalid
 from penstock.operations.auditing import log_act, some_rows
 from penstock.operations.chunk import store
@@ -126,8 +126,28 @@ async def retry_all(db: Database, number: int, *, actor: str, token: str) -> Ret
                 f"operation {row['id']} has no failed row that can be run again: {_first(retry)}", retry
             )
         ask = partial(_ask_for_all, db, number, found, row["revision"], actor=actor, token=token)
-        if await db.transaction(ask, "retry"):
+        if await _stored(db, ask, "retry", token):
             return retry
+
+
+async def _stored(db: Database, ask: Callable[[Connection], Awaitable[bool]], point: str, token: str) -> bool:
+    """Store requests, once also when the answer to a COMMIT is lost; False when the operation has changed since."""
+
+    async def are_there(tx: Connection) -> bool:
+        return (await tx.execute(select(requests.c.id).where(requests.c.token == token).limit(1))).first() is not None
+
+    was_unknown = False
+    while True:
+        try:
+            is_stored = await db.transaction(ask, point)
+        except CommitUnknown:
+            was_unknown = True
+            continue
+        except IntegrityError:
+            if was_unknown and await db.look(are_there):
+                return True
+            raise
+        return is_stored or (was_unknown and await db.look(are_there))
 
 
 async def _ask_for_all(
@@ -217,7 +237,7 @@ async def retry_rows(
             confirm_doubt=confirm_doubt,
         )
         try:
-            if await db.transaction(ask, "retry_rows"):
+            if await _stored(db, ask, "retry_rows", token):
                 return retry
         except IntegrityError:
             raise Conflict(f"a retry or edit of one of the rows {named[:10]} is on its way already") from None
