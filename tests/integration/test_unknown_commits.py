@@ -16,7 +16,9 @@ from left_chunks import Bench, csv_of, raw_chunks, read_for_others
 from penstock import Context, Pipeline, RowInvalid, operation, step
 from penstock.db.connection import Link
 from penstock.db.database import CommitUnknown, Database
+from penstock.errors import Unavailable
 from penstock.operations.chunk import store
+from penstock.operations.inbox import settling
 from penstock.operations.operation_ids import number_of
 from penstock.settings import Settings
 from penstock.testing import Engine, engine
@@ -283,6 +285,54 @@ async def test_an_operation_is_created_once(database_url, tmp_path, monkeypatch,
         await e.work_until_idle()
         assert await states(e, made) == ["Completed"] * 2
         assert await states(e, other) == ["Completed"]
+        assert await clean(e) == []
+
+
+@asynccontextmanager
+async def away_after(monkeypatch: pytest.MonkeyPatch, point: str) -> AsyncIterator[None]:
+    """The database is away from the first COMMIT at this point on."""
+    whole, connection = Database._whole, Database.connection
+
+    async def last(db: Database, work: Any, name: str, tx: Any) -> Any:
+        answer = await whole(db, work, name, tx)
+        if name == point:
+            monkeypatch.setattr(Database, "connection", away)
+        return answer
+
+    def away(db: Database) -> Any:
+        raise Unavailable("the database is away")
+
+    monkeypatch.setattr(Database, "_whole", last)
+    yield
+    assert Database.connection is away
+    monkeypatch.setattr(Database, "_whole", whole)
+    monkeypatch.setattr(Database, "connection", connection)
+
+
+async def test_an_operation_that_was_stored_is_answered_though_the_database_goes_away(
+    database_url, tmp_path, monkeypatch
+):
+    kind = failures(Calls(), broken=lambda ctx, code: False)
+    async with opened(kind, (database_url, tmp_path)) as e:
+        async with away_after(monkeypatch, "create"):
+            made = await e.create(kind, papers(2))
+        assert (made, made.status) == (await e.operations.get(made.id), "Pending")
+        await e.work_until_idle()
+        assert await states(e, made) == ["Completed"] * 2
+        assert await clean(e) == []
+
+
+async def test_a_signal_that_was_stored_is_answered_though_the_database_goes_away(database_url, tmp_path, monkeypatch):
+    kind = approvals(Calls(), key="desk-{row.desk}")
+    async with opened(kind, (database_url, tmp_path)) as e:
+        made = await e.create(kind, papers(3))
+        await e.work_until_idle()
+        async with away_after(monkeypatch, "signal"):
+            receipt = await e.penstock.signals.complete(made.id, "desk-front")
+        assert receipt.outcome == "stored"
+        assert await settling.sweep(e.penstock.db) == 1
+        await e.work_until_idle()
+        assert await states(e, made) == ["Completed", *["WaitingForCompletion"] * 2]
         assert await clean(e) == []
 
 

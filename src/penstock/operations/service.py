@@ -119,7 +119,7 @@ class Operations:
         definition = self.definition(operation)
         if self._visible.tenant is not None:
             await intake.require_room(self._db, self._visible.tenant, self._settings)
-        new_id = await intake.create(
+        made = await intake.create(
             self._db,
             self._blobs,
             definition,
@@ -136,10 +136,9 @@ class Operations:
             told=[self._told(each, created_by or self._actor) for each in notify],
             unit=tx,
         )
-        if tx is not None:
-            return await operation_views.get(self._db, tx.connection, new_id)
-        self._hint(new_id)
-        return await self.get(new_id)
+        if tx is None:
+            self._hint(made.id)
+        return made
 
     def _overrides(self, definition: Definition, options: Mapping[str, Any] | None) -> Mapping[str, Any]:
         """The options of a run: those of the deployment, then its own."""
