@@ -117,6 +117,10 @@ async def test_of_erased_rows_nothing_is_left_and_the_others_stay(e, over):
     assert (await e.operations.verify(deep=True)).differences == ()
     with pytest.raises(NotFound, match="was removed"):
         await e.operations.source_file(over.id)
+    errors = (await e.operations.errors(over.id)).items
+    assert [(error.row, error.message) for error in errors] == [(2, ""), (4, "cyd-bad is not at home")]
+    with pytest.raises(Conflict, match="removed or erased"):
+        await e.operations.edit_row(over.id, 2, {"name": "dan"})
 
 
 @pytest.mark.parametrize("rows_each", [1, 3, 500])

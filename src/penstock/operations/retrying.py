@@ -414,7 +414,8 @@ def edited(row: RowView, changes: Mapping[str, Any], columns: tuple[str, ...] | 
     """
     if row.data is None:
         raise Conflict(
-            f"row {row.number} cannot be edited: its operation keeps no row data, or was cancelled before it was read"
+            f"row {row.number} cannot be edited, for its data is not there: it was removed or erased, its operation "
+            "keeps no row data, or a cancel came before it was read"
         )
     # A row that could not be read as a record has nothing to keep: the changes must say it all.
     before = row.data if isinstance(row.data, Mapping) else {}
