@@ -23,7 +23,7 @@ from penstock.clock import Clock, Entropy, operation_id
 from penstock.db.connection import Connection
 from penstock.db.database import Database
 from penstock.db.unit import UnitOfWork
-from penstock.errors import Fault, FileRejected, MetadataInvalid, SettingsInvalid, Throttled
+from penstock.errors import Fault, FileRejected, InvalidInput, MetadataInvalid, SettingsInvalid, Throttled
 from penstock.formats import format_of
 from penstock.journal import queries as journal
 from penstock.operations.chunk.persist import persist
@@ -264,6 +264,8 @@ def open_source(source: Source) -> AbstractContextManager[BinaryIO]:
             raise FileRejected(f"{source}: no such file", code="missing") from None
         except OSError as error:
             raise FileRejected(f"{source}: {error.strerror}", code="unreadable") from error
+    if isinstance(source, io.TextIOBase):
+        raise InvalidInput("a file is taken as bytes, and this one was opened as text; open it with mode 'rb'")
     return nullcontext(source)
 
 
