@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from datetime import datetime
 from pathlib import Path
 
 import parcels
@@ -101,3 +102,20 @@ async def test_data_that_was_removed_cannot_be_exported(database_url: str, tmp_p
         with pytest.raises(Conflict, match="was removed"):
             await e.operations.export(done.id, mode="data")
         assert len((await whole(await e.operations.export(done.id))).splitlines()) == 2
+
+
+async def test_operations_are_found_by_their_creator_in_letters_of_any_alphabet(database_url: str, tmp_path: Path):
+    async with engine([Letters], url=database_url, tmp_path=tmp_path) as e:
+        made = await e.create(Letters, [{"code": "a"}], created_by="Ärmel, ÖZGÜR")
+        for text in ("Ärmel", "ÄRMEL", "rMel, Ö", "ÖZGÜR"):
+            assert [each.id for each in (await e.operations.list(created_by=text)).items] == [made.id]
+
+
+async def test_operations_are_listed_by_instants_with_their_time_zone(database_url: str, tmp_path: Path):
+    async with engine([Letters], url=database_url, tmp_path=tmp_path) as e:
+        made = await e.create(Letters, [{"code": "a"}])
+        assert [each.id for each in (await e.operations.list(created_from=made.created_at)).items] == [made.id]
+        with pytest.raises(InvalidInput, match="created_from takes an instant with its time zone"):
+            await e.operations.list(created_from=datetime(2030, 1, 1))
+        with pytest.raises(InvalidInput, match="created_to takes an instant with its time zone"):
+            await e.operations.count(created_to=datetime(2030, 1, 1))

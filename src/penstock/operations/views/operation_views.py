@@ -127,16 +127,29 @@ class OperationFilter:
         """What must be true of an operation."""
         wanted: list[ColumnElement[bool]] = [IS_THERE, *self.visible.conditions]
         if self.name is not None:
-            wanted.append(func.lower(operations.c.name).contains(self.name.lower(), autoescape=True))
+            wanted.append(_contains(operations.c.name, self.name))
         if self.created_by is not None:
-            wanted.append(func.lower(operations.c.created_by).contains(self.created_by.lower(), autoescape=True))
+            wanted.append(_contains(operations.c.created_by, self.created_by))
         if self.status is not None:
             wanted.append(operations.c.state.in_(named(self.status, OPERATION.states, "status")))
         if self.created_from is not None:
-            wanted.append(operations.c.created_at >= micros(self.created_from))
+            wanted.append(operations.c.created_at >= _instant("created_from", self.created_from))
         if self.created_to is not None:
-            wanted.append(operations.c.created_at < micros(self.created_to))
+            wanted.append(operations.c.created_at < _instant("created_to", self.created_to))
         return wanted
+
+
+def _contains(column: ColumnElement[str], text: str) -> ColumnElement[bool]:
+    """Whether a text is in a column, ignoring case; that of letters beyond ASCII only where the database knows it."""
+    lower = func.lower(column)
+    as_written = text.encode(errors="surrogatepass").lower().decode(errors="surrogatepass")  # but for ASCII
+    return or_(*(lower.contains(each, autoescape=True) for each in {text.lower(), as_written}))
+
+
+def _instant(name: str, given: datetime) -> int:
+    if given.tzinfo is None:
+        raise InvalidInput(f"{name} takes an instant with its time zone, such as datetime.now(UTC)")
+    return micros(given)
 
 
 async def count_operations(tx: Connection, filters: OperationFilter) -> int:
