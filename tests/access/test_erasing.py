@@ -161,6 +161,23 @@ async def test_a_signal_that_nobody_took_is_erased_with_the_row_it_was_for(e):
     assert (await e.operations.verify(deep=True)).differences == ()
 
 
+@pytest.mark.parametrize("file_name", ["people.jsonl", "people.csv"])
+async def test_a_signal_for_a_row_that_never_came_to_wait_is_erased_with_it(e, file_name):
+    names = [f"{CANARY}-bad", "ben-bad"]
+    lines = [json.dumps({"name": name}) for name in names] if file_name.endswith("l") else ["name", *names]
+    made = await e.create("people", "\n".join(lines).encode(), file_name=file_name, metadata={"who": "x"})
+    for name in (*names, f"{CANARY}-edited-bad"):
+        await e.penstock.signals.complete(made.id, f"answer-{name}", payload={"said": f"yes, {name}"})
+    await e.work_until_idle()
+    await e.operations.edit_row(made.id, 1, {"name": f"{CANARY}-edited-bad"})
+    await e.work_until_idle()
+    assert len(await e.penstock.signals.unclaimed(made.id)) == 3
+    await e.operations.erase(made.id, rows=[1])
+    assert [line for line in await stored(e) if CANARY in line and line.startswith("penstock_signal ")] == []
+    assert [each.key for each in await e.penstock.signals.unclaimed(made.id)].count("answer-ben-bad") == 1
+    assert (await e.operations.verify(deep=True)).differences == ()
+
+
 @pytest.mark.parametrize("rows", [None, [1]])
 async def test_an_answer_that_is_kept_for_repeats_is_erased_and_others_stay(e, rows):
     transport = httpx.ASGITransport(create_app(e.penstock, access=Trusted()))
