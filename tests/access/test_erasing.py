@@ -13,6 +13,7 @@ from penstock import Context, Pipeline, StepFailed, operation, step
 from penstock.api import Trusted, create_app
 from penstock.db.schema import metadata
 from penstock.errors import Conflict, NotFound
+from penstock.operations.pruning import erasing
 from penstock.secret_keys import new_key
 from penstock.settings import Settings
 from penstock.testing import engine
@@ -116,6 +117,34 @@ async def test_of_erased_rows_nothing_is_left_and_the_others_stay(e, over):
     assert (await e.operations.verify(deep=True)).differences == ()
     with pytest.raises(NotFound, match="was removed"):
         await e.operations.source_file(over.id)
+    errors = (await e.operations.errors(over.id)).items
+    assert [(error.row, error.message) for error in errors] == [(2, ""), (4, "cyd-bad is not at home")]
+    with pytest.raises(Conflict, match="removed or erased"):
+        await e.operations.edit_row(over.id, 2, {"name": "dan"})
+
+
+@pytest.mark.parametrize("rows_each", [1, 3, 500])
+async def test_rows_all_over_a_file_are_erased_a_few_chunks_at_a_time(database_url, tmp_path, monkeypatch, rows_each):
+    monkeypatch.setattr(erasing, "CHUNKS_EACH", 2)
+    monkeypatch.setattr(erasing, "ROWS_EACH", rows_each)
+    forget, sizes = erasing._forget_rows, []
+
+    async def noted(number, part, tx):
+        sizes.append((len(part), sum(map(len, part.values()))))
+        await forget(number, part, tx)
+
+    monkeypatch.setattr(erasing, "_forget_rows", noted)
+    settings = Settings(secret_key=new_key(), chunk_rows=3)
+    async with engine([People], url=database_url, tmp_path=tmp_path, settings=settings) as e:
+        made = await e.create("people", [{"name": f"{n}-bad"} for n in range(1, 21)], metadata={"who": "x"})
+        await e.work_until_idle()
+        named = [1, 2, 3, 4, 8, 9, 11, 16, 20]
+        await e.operations.erase(made.id, rows=named)
+        assert max(chunks for chunks, _ in sizes) <= 2
+        assert max(rows for _, rows in sizes) <= rows_each
+        found = (await e.operations.rows(made.id, data=True)).items
+        assert [row.number for row in found if row.data is None] == named
+        assert (await e.operations.verify()).differences == ()
 
 
 async def test_a_signal_that_nobody_took_is_erased_with_the_row_it_was_for(e):
@@ -129,6 +158,23 @@ async def test_a_signal_that_nobody_took_is_erased_with_the_row_it_was_for(e):
     await e.operations.erase(made.id, rows=[1])
     assert [line for line in await stored(e) if CANARY in line and line.startswith("penstock_signal ")] == []
     assert "answer-ben" in [each.key for each in await e.penstock.signals.unclaimed(made.id)]
+    assert (await e.operations.verify(deep=True)).differences == ()
+
+
+@pytest.mark.parametrize("file_name", ["people.jsonl", "people.csv"])
+async def test_a_signal_for_a_row_that_never_came_to_wait_is_erased_with_it(e, file_name):
+    names = [f"{CANARY}-bad", "ben-bad"]
+    lines = [json.dumps({"name": name}) for name in names] if file_name.endswith("l") else ["name", *names]
+    made = await e.create("people", "\n".join(lines).encode(), file_name=file_name, metadata={"who": "x"})
+    for name in (*names, f"{CANARY}-edited-bad"):
+        await e.penstock.signals.complete(made.id, f"answer-{name}", payload={"said": f"yes, {name}"})
+    await e.work_until_idle()
+    await e.operations.edit_row(made.id, 1, {"name": f"{CANARY}-edited-bad"})
+    await e.work_until_idle()
+    assert len(await e.penstock.signals.unclaimed(made.id)) == 3
+    await e.operations.erase(made.id, rows=[1])
+    assert [line for line in await stored(e) if CANARY in line and line.startswith("penstock_signal ")] == []
+    assert [each.key for each in await e.penstock.signals.unclaimed(made.id)].count("answer-ben-bad") == 1
     assert (await e.operations.verify(deep=True)).differences == ()
 
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from stored import count_of, rows_of, stored_files
 
 from penstock import Context, Pipeline, operation, step
-from penstock.errors import FileRejected, NotFound
+from penstock.errors import FileRejected, InvalidInput, NotFound
 from penstock.settings import Settings
 from penstock.testing import engine
 
@@ -257,6 +257,16 @@ async def test_an_unknown_format_is_refused_and_nothing_is_stored(
         with pytest.raises(FileRejected):
             await e.create(Greet, file, file_name=name)
         assert set((await count_of(e.penstock.db)).values()) == {0}
+
+
+async def test_a_file_that_was_opened_as_text_is_refused_with_what_to_do(database_url: str, tmp_path: Path):
+    (tmp_path / "people.csv").write_bytes(CSV)
+    async with engine([Greet], url=database_url, tmp_path=tmp_path) as e:
+        with (tmp_path / "people.csv").open() as text:
+            for take in (e.operations.create, e.operations.validate):
+                with pytest.raises(InvalidInput, match="open it with mode 'rb'"):
+                    await take(Greet, file=text)  # type: ignore[arg-type]
+        assert (await e.operations.list()).items == []
 
 
 async def test_a_missing_file_and_an_unknown_operation_are_refused(database_url: str, tmp_path: Path):

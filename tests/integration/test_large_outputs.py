@@ -16,8 +16,10 @@ from sqlalchemy import func, select
 from stored import rows_of
 
 from penstock import BatchContext, Context, Done, Pipeline, StepFailed, operation, step
-from penstock.operations.chunk import ledger
+from penstock.operations.chunk import ledger, store
+from penstock.operations.chunk.records import StepRecord
 from penstock.operations.tables import chunks, row_records
+from penstock.operations.views import row_views
 from penstock.pipeline.outputs import OUTPUT_BYTES_MAX
 from penstock.testing import Engine, engine
 
@@ -165,3 +167,40 @@ async def test_outputs_that_did_not_fit_are_erased_with_their_rows(database_url:
         await e.operations.erase(made.id)
         assert await in_records(e) == 0
         assert await clean(e) == []
+
+
+async def test_outputs_of_rows_that_are_not_shown_stay_in_the_database(
+    database_url: str, tmp_path: Path, no_room: None, monkeypatch: pytest.MonkeyPatch
+):
+    read: list[int] = []
+
+    def noted(*columns: Any) -> StepRecord:
+        record = StepRecord(*columns)
+        read.extend([record.row] * (record.output is not None))
+        return record
+
+    @operation("answers", row_key="code")
+    class Failing(Answers):
+        @step
+        async def last(self, paper: Paper, ctx: Context) -> None:
+            if paper.code in ("p2", "p8"):
+                raise StepFailed("not this one")
+
+    async with engine([Failing], url=database_url, tmp_path=tmp_path) as e:
+        made = await e.run(Failing, papers(9))
+        await e.operations.retry(made.id)
+        await e.work_until_idle()
+        for module in (store, row_views):
+            monkeypatch.setattr(module, "StepRecord", noted)
+        for wanted in ({"state": "Failed"}, {"error_type": "StepFailure"}):
+            found = await e.operations.rows(made.id, **wanted)
+            assert [row.number for row in found.items] == [2, 8]
+            assert found.items[1].steps[-2].output == answers(8)[-1]
+        assert set(read) == {2, 8}
+        read.clear()
+        assert [row.number for row in (await e.operations.rows(made.id, row_key="p3")).items] == [3]
+        assert set(read) == {3}
+        read.clear()
+        assert (await e.operations.can_retry(made.id)).rows == 2
+        assert await clean(e) == []
+        assert read == []

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import csv
+from datetime import datetime
 from pathlib import Path
 
 import parcels
 import pytest
+from pydantic import BaseModel, Field
 
+from penstock import Context, Pipeline, operation, step
 from penstock.errors import Conflict, InvalidInput
 from penstock.operations.exporting import RESULTS, Export
+from penstock.testing import engine
 
 
 async def whole(export: Export) -> str:
@@ -54,3 +59,63 @@ async def test_data_that_was_not_kept_cannot_be_exported(database_url: str, tmp_
         with pytest.raises(Conflict, match="does not keep"):
             await penstock.operations.export(done.id, mode="data")
         assert len((await whole(await penstock.operations.export(done.id))).splitlines()) == 2
+
+
+class Letter(BaseModel):
+    code: str
+    mail: str | None = Field(None, validation_alias="E-Mail")
+
+
+@operation("letters", row_key="code", keep={"rows": "1d"})
+class Letters(Pipeline[Letter]):
+    @step
+    async def send(self, letter: Letter, ctx: Context) -> None: ...
+
+
+async def test_the_columns_of_an_export_have_what_records_hold_under_an_alias(database_url: str, tmp_path: Path):
+    async with engine([Letters], url=database_url, tmp_path=tmp_path) as e:
+        done = await e.run(Letters, [{"code": "a", "E-Mail": "ana"}, {"code": "b", "mail": "ben"}, {"code": "c"}])
+        data = await whole(await e.operations.export(done.id, mode="data"))
+        assert data.splitlines() == ["code,mail", "a,ana", "b,ben", "c,"]
+
+
+async def test_an_export_of_data_leaves_out_rows_that_were_erased(database_url: str, tmp_path: Path):
+    async with engine([Letters], url=database_url, tmp_path=tmp_path) as e:
+        done = await e.run(Letters, b"code,mail\na,ana\nb,ben\n", file_name="letters.csv")
+        await e.operations.erase(done.id, rows=[1])
+        assert await whole(await e.operations.export(done.id, mode="data")) == "code,mail\r\nb,ben\r\n"
+        lines = await whole(await e.operations.export(done.id, mode="data", format="jsonl"))
+        assert lines == '{"code":"b","mail":"ben"}\n'
+        report = csv.reader((await whole(await e.operations.export(done.id))).splitlines())
+        assert [(len(cells), cells[-2:]) for cells in report] == [
+            (12, ["code", "mail"]),
+            (12, ["", ""]),
+            (12, ["b", "ben"]),
+        ]
+
+
+async def test_data_that_was_removed_cannot_be_exported(database_url: str, tmp_path: Path):
+    async with engine([Letters], url=database_url, tmp_path=tmp_path) as e:
+        done = await e.run(Letters, [{"code": "a", "E-Mail": "ana"}])
+        await e.advance(2 * 86_400)
+        await e.operations.prune()
+        with pytest.raises(Conflict, match="was removed"):
+            await e.operations.export(done.id, mode="data")
+        assert len((await whole(await e.operations.export(done.id))).splitlines()) == 2
+
+
+async def test_operations_are_found_by_their_creator_in_letters_of_any_alphabet(database_url: str, tmp_path: Path):
+    async with engine([Letters], url=database_url, tmp_path=tmp_path) as e:
+        made = await e.create(Letters, [{"code": "a"}], created_by="Ärmel, ÖZGÜR")
+        for text in ("Ärmel", "ÄRMEL", "rMel, Ö", "ÖZGÜR"):
+            assert [each.id for each in (await e.operations.list(created_by=text)).items] == [made.id]
+
+
+async def test_operations_are_listed_by_instants_with_their_time_zone(database_url: str, tmp_path: Path):
+    async with engine([Letters], url=database_url, tmp_path=tmp_path) as e:
+        made = await e.create(Letters, [{"code": "a"}])
+        assert [each.id for each in (await e.operations.list(created_from=made.created_at)).items] == [made.id]
+        with pytest.raises(InvalidInput, match="created_from takes an instant with its time zone"):
+            await e.operations.list(created_from=datetime(2030, 1, 1))
+        with pytest.raises(InvalidInput, match="created_to takes an instant with its time zone"):
+            await e.operations.count(created_to=datetime(2030, 1, 1))

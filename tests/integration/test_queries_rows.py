@@ -160,6 +160,12 @@ async def test_a_cursor_of_another_list_is_refused(penstock, done, cursor):
         await penstock.operations.rows(done.id, cursor=cursor)
 
 
+@pytest.mark.parametrize("cursor", ["x", "7", "1:", "1:x", f"1:{10**30}", f"{10**30}:1"])
+async def test_a_cursor_of_no_list_of_operations_is_refused(penstock, done, cursor):
+    with pytest.raises(InvalidInput, match="is not a cursor of this list"):
+        await penstock.operations.list(cursor=cursor)
+
+
 async def test_a_page_has_at_least_one_entry(penstock, done):
     with pytest.raises(InvalidInput, match="limit is 0; a page has at least 1 entry"):
         await penstock.operations.rows(done.id, limit=0)

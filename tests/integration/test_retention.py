@@ -294,6 +294,31 @@ async def test_history_that_a_retry_makes_anew_goes_as_well(e, rows):
     assert (await e.operations.history(made.id)).items == []
 
 
+async def test_a_retry_that_comes_while_history_goes_keeps_its_own_which_goes_later(e, monkeypatch):
+    made = await e.run("history", papers(5))
+    monkeypatch.setattr(applying, "RECORDS_EACH", 1)
+    await e.advance(2 * DAY_S)
+    remove_part = applying._remove_part
+
+    async def with_a_retry(db: Any, number: int, part: str, budget: Any) -> bool:
+        assert not await remove_part(db, number, part, iter([None]))
+        await e.operations.retry(made.id)
+        await e.work_until_idle()
+        return await remove_part(db, number, part, budget)
+
+    monkeypatch.setattr(applying, "_remove_part", with_a_retry)
+    assert not (await e.operations.prune()).parts
+    now = await e.operations.get(made.id)
+    assert (now.status, now.pruned) == ("Completed", ())
+    assert "retried" in [line.event for line in (await e.operations.history(made.id)).items]
+    assert await clean(e) == []
+    monkeypatch.setattr(applying, "_remove_part", remove_part)
+    await e.advance(2 * DAY_S)
+    await e.operations.prune()
+    assert (await e.operations.history(made.id)).items == []
+    assert (await e.operations.get(made.id)).pruned == ("history",)
+
+
 async def test_an_erasure_beside_another_leaves_nothing(e, tmp_path, monkeypatch):
     made = await ended(e, "plain")
     begin_part, others = applying._begin_part, iter(range(2))

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 from approvals import Calls, Paper, Wall, at_wall, clean, failures, history, requests_of, states
+from pydantic import AliasChoices, BaseModel, Field
 from stored import rows_of
 
-from penstock import Context, Pipeline, operation, step
+from penstock import Context, Pipeline, StepFailed, operation, step
 from penstock.errors import Conflict, NotFound, RowInvalid
 from penstock.operations.model import Operation
 from penstock.operations.operation_ids import number_of
@@ -86,6 +87,30 @@ async def test_an_edit_that_is_wrong_is_refused_at_once_with_every_fault_and_cha
     assert (now.status, now.retry_count, await requests_of(e, made)) == ("CompletedWithErrors", 0, [])
 
 
+async def test_an_edit_is_not_refused_because_a_validator_breaks_where_it_is_checked(database_url, tmp_path):
+    is_away = False
+
+    @operation("papers", row_key="code")
+    class Papers(Pipeline[Paper]):
+        def validate_row(self, paper: Paper, meta: None) -> None:
+            if is_away:
+                raise ConnectionError("the registry is away")
+            if paper.code == "x1":
+                raise ValueError("no such code")
+
+        @step
+        async def file(self, paper: Paper, ctx: Context) -> None: ...
+
+    async with engine([Papers], url=database_url, tmp_path=tmp_path) as e:
+        made = await e.run(Papers, rows("x1"))
+        is_away = True
+        await e.operations.edit_row(made.id, 1, {"code": "p1"})
+        is_away = False
+        await e.work_until_idle()
+        assert await states(e, made) == [DONE]
+        assert await clean(e) == []
+
+
 async def test_a_row_that_is_still_wrong_for_its_owner_is_invalid_again_and_history_has_both_values(e, calls):
     made = await e.run("failures", rows("p1", "x2"))
     await edit_blindly(e, made, 2, {"code": "x22", "desk": "back"})
@@ -125,6 +150,36 @@ async def test_the_cells_of_a_file_with_columns_are_edited_by_column(e):
     view = await e.operations.row(made.id, 2)
     assert (view.data, view.row_key) == ({"code": "p2", "desk": "front"}, "p2")
     assert (await history(e, made, row=2))[0].data == {"code": "x2", "desk": "front"}
+
+
+@pytest.mark.parametrize("called", ["mail", "E-Mail"])
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [(b'{"code": "p1", "E-Mail": "nobody"}\n', "papers.jsonl"), (b"code,E-Mail\np1,nobody\n", "papers.csv")],
+)
+async def test_a_field_is_corrected_by_its_name_or_its_alias_whichever_the_file_has(
+    database_url, tmp_path, called, file, name
+):
+    class Letter(BaseModel):
+        code: str
+        mail: str = Field(validation_alias=AliasChoices("E-Mail", "address"))
+
+    @operation("letters", row_key="code")
+    class Letters(Pipeline[Letter]):
+        @step
+        async def send(self, letter: Letter, ctx: Context) -> str:
+            if letter.mail == "nobody":
+                raise StepFailed("nobody lives here")
+            return letter.mail
+
+    async with engine([Letters], url=database_url, tmp_path=tmp_path) as e:
+        made = await e.run(Letters, file, file_name=name)
+        before = (await e.operations.row(made.id, 1)).data
+        await e.operations.edit_row(made.id, 1, {called: "ana"})
+        await e.work_until_idle()
+        row = await e.operations.row(made.id, 1)
+        assert (row.state, row.steps[-1].output, row.data.keys()) == (DONE, "ana", before.keys())
+        assert [(c.old, c.new) for c in (await history(e, made, row=1))[0].changes] == [("nobody", "ana")]
 
 
 async def test_a_row_that_succeeded_or_does_not_exist_cannot_be_edited(e):

@@ -276,6 +276,19 @@ async def test_an_edit_keeps_the_secrets_that_it_does_not_name(database_url, tmp
         assert (await e.operations.row(done.id, 2)).data["password"] == MASK
 
 
+@pytest.mark.parametrize("is_csv", [False, True])
+async def test_a_row_that_is_sent_back_as_it_was_shown_keeps_its_secrets(database_url, tmp_path, is_csv):
+    bank = Bank()
+    async with engine([bank.kind], url=database_url, tmp_path=tmp_path) as e:
+        given: dict[str, Any] = {"file_name": "a.csv"} if is_csv else {}
+        done = await e.run(bank.kind, CSV if is_csv else ROWS, **given)
+        bank.used.clear()
+        shown = (await e.operations.row(done.id, 2)).data
+        await e.operations.edit_row(done.id, 2, {**shown, "name": "mended"})
+        await e.work_until_idle()
+        assert bank.used == [HUSH]
+
+
 def test_a_secret_is_no_key():
     class Keyed(BaseModel):
         id: int

@@ -12,9 +12,11 @@ from patience import HANG_S
 from pydantic import BaseModel
 
 from penstock import Context, Pipeline, operation, step
+from penstock.access import audit
 from penstock.db.unit import UnitOfWork
 from penstock.errors import Conflict, InvalidInput, NoSuchWait
 from penstock.operations import intake
+from penstock.operations.inbox.signal_batching import SignalBatcher
 from penstock.testing import Engine, engine, json_lines
 
 ROWS = json_lines([{"id": 1}])
@@ -149,6 +151,30 @@ async def test_an_operation_is_not_locked_while_a_transaction_with_its_signal_is
         open_unit[1].set()
     await shop.work_until_idle()
     assert [row.state for row in (await shop.operations.rows(made.id)).items] == ["Completed", "WaitingForCompletion"]
+
+
+async def test_a_transaction_locks_the_end_of_the_audit_log_after_all_operations_like_everybody_else(
+    shop: Engine, monkeypatch: pytest.MonkeyPatch
+):
+    one, other = [await shop.create(Approvals, [{"id": 1}]) for _ in range(2)]
+    confirm, extend, locked = SignalBatcher._confirm, audit._extend, list[str]()
+
+    async def confirmed(batcher: SignalBatcher, *given: Any) -> None:
+        locked.append("operation")
+        await confirm(batcher, *given)
+
+    async def extended(*given: Any) -> None:
+        locked.append("log")
+        await extend(*given)
+
+    monkeypatch.setattr(SignalBatcher, "_confirm", confirmed)
+    monkeypatch.setattr(audit, "_extend", extended)
+    async with shop.penstock.transaction() as tx:
+        for made in (one, other):
+            await shop.penstock.signals.complete(made.id, "item-1", tx=tx)
+    assert locked == ["operation", "operation", "log", "log"]
+    await shop.work_until_idle()
+    assert [(await shop.operations.get(made.id)).status for made in (one, other)] == ["Completed"] * 2
 
 
 async def test_an_operation_is_not_created_by_a_transaction_that_was_open_for_too_long(

@@ -16,7 +16,9 @@ from left_chunks import Bench, csv_of, raw_chunks, read_for_others
 from penstock import Context, Pipeline, RowInvalid, operation, step
 from penstock.db.connection import Link
 from penstock.db.database import CommitUnknown, Database
+from penstock.errors import Unavailable
 from penstock.operations.chunk import store
+from penstock.operations.inbox import settling
 from penstock.operations.operation_ids import number_of
 from penstock.settings import Settings
 from penstock.testing import Engine, engine
@@ -267,6 +269,110 @@ async def test_an_operation_with_too_many_errors_is_stopped(database_url, tmp_pa
             await e.work_until_idle()
         assert (await e.operations.get(made.id)).status == "Failed"
         assert [event.event for event in await e.operations.events(made.id)].count("broke") == 1
+        assert await clean(e) == []
+
+
+@for_each_outcome
+async def test_an_operation_is_created_once(database_url, tmp_path, monkeypatch, outcome_here):
+    kind = failures(Calls(), broken=lambda ctx, code: False)
+    async with opened(kind, (database_url, tmp_path)) as e:
+        async with lost_answer(monkeypatch, "create", outcome_here):
+            made = await e.create(kind, papers(2))
+        blob = await e.penstock.blobs.upload(b'{"code": "p1"}', file_name="papers.jsonl")
+        async with lost_answer(monkeypatch, "create", outcome_here):
+            other = await e.operations.create(kind, blob=blob.id)
+        assert {found.id for found in (await e.operations.list()).items} == {made.id, other.id}
+        await e.work_until_idle()
+        assert await states(e, made) == ["Completed"] * 2
+        assert await states(e, other) == ["Completed"]
+        assert await clean(e) == []
+
+
+@asynccontextmanager
+async def away_after(monkeypatch: pytest.MonkeyPatch, point: str) -> AsyncIterator[None]:
+    """The database is away from the first COMMIT at this point on."""
+    whole, connection = Database._whole, Database.connection
+
+    async def last(db: Database, work: Any, name: str, tx: Any) -> Any:
+        answer = await whole(db, work, name, tx)
+        if name == point:
+            monkeypatch.setattr(Database, "connection", away)
+        return answer
+
+    def away(db: Database) -> Any:
+        raise Unavailable("the database is away")
+
+    monkeypatch.setattr(Database, "_whole", last)
+    yield
+    assert Database.connection is away
+    monkeypatch.setattr(Database, "_whole", whole)
+    monkeypatch.setattr(Database, "connection", connection)
+
+
+async def test_an_operation_that_was_stored_is_answered_though_the_database_goes_away(
+    database_url, tmp_path, monkeypatch
+):
+    kind = failures(Calls(), broken=lambda ctx, code: False)
+    async with opened(kind, (database_url, tmp_path)) as e:
+        async with away_after(monkeypatch, "create"):
+            made = await e.create(kind, papers(2))
+        assert (made, made.status) == (await e.operations.get(made.id), "Pending")
+        await e.work_until_idle()
+        assert await states(e, made) == ["Completed"] * 2
+        assert await clean(e) == []
+
+
+async def test_a_signal_that_was_stored_is_answered_though_the_database_goes_away(database_url, tmp_path, monkeypatch):
+    kind = approvals(Calls(), key="desk-{row.desk}")
+    async with opened(kind, (database_url, tmp_path)) as e:
+        made = await e.create(kind, papers(3))
+        await e.work_until_idle()
+        async with away_after(monkeypatch, "signal"):
+            receipt = await e.penstock.signals.complete(made.id, "desk-front")
+        assert receipt.outcome == "stored"
+        assert await settling.sweep(e.penstock.db) == 1
+        await e.work_until_idle()
+        assert await states(e, made) == ["Completed", *["WaitingForCompletion"] * 2]
+        assert await clean(e) == []
+
+
+@for_each_outcome
+@pytest.mark.parametrize("asked", ["all", "named", "edited"])
+async def test_rows_are_asked_for_once(database_url, tmp_path, monkeypatch, asked, outcome_here):
+    calls = Calls()
+    kind = failures(calls, broken=lambda ctx, code: ctx.generation == 0)
+    async with opened(kind, (database_url, tmp_path)) as e:
+        made = await e.run(kind, papers(3))
+        async with lost_answer(monkeypatch, "retry" if asked == "all" else "retry_rows", outcome_here):
+            match asked:
+                case "all":
+                    retry = await e.operations.retry(made.id)
+                case "named":
+                    retry = await e.operations.retry(made.id, rows=[1, 2, 3])
+                case _:
+                    retry = await e.operations.edit_row(made.id, 1, {"desk": "back"})
+        assert retry.submitted == (1 if asked == "edited" else 3)
+        await e.work_until_idle()
+        done = await e.operations.get(made.id)
+        assert (done.retry_count, done.successful_rows) == (1, retry.submitted)
+        assert [calls["first", n] for n in (1, 2, 3)] == [2 if n <= retry.submitted else 1 for n in (1, 2, 3)]
+        assert await clean(e) == []
+
+
+@for_each_outcome
+async def test_an_operation_is_paused_resumed_and_cancelled_once(database_url, tmp_path, monkeypatch, outcome_here):
+    letters = Letters()
+    async with opened(letters.kind, (database_url, tmp_path)) as e:
+        made = await e.create(letters.kind, papers(2))
+        await e.work_until_idle()
+        for point, act, status in (
+            ("paused", e.operations.pause, "Paused"),
+            ("resumed", e.operations.resume, "Running"),
+            ("cancel_requested", e.operations.cancel, "Cancelled"),
+        ):
+            async with lost_answer(monkeypatch, point, outcome_here):
+                assert (await act(made.id)).status == status
+            assert [event.event for event in await e.operations.events(made.id)].count(point) == 1
         assert await clean(e) == []
 
 

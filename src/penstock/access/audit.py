@@ -47,7 +47,7 @@ async def record(db: Database, tx: Connection, *acts: Act) -> None:
     """
     unit = unit_of(tx)
     if unit is not None:
-        unit.before_commit(lambda last: _record(db, last, acts))
+        unit.before_commit(lambda last: _record(db, last, acts), is_last=True)
     else:
         await _record(db, tx, acts)
 

@@ -45,6 +45,7 @@ class UnitOfWork:
         self._block: AbstractAsyncContextManager[Connection] | None = None
         self._connection: Connection | None = None
         self._at_its_end: list[Callable[[Connection], Awaitable[object]]] = []
+        self._last_of_all: list[Callable[[Connection], Awaitable[object]]] = []
         self._afterwards: list[Callable[[], Awaitable[object]]] = []
 
     @property
@@ -67,9 +68,9 @@ class UnitOfWork:
         with self._told_if_cut_off():
             return await self.connection.execute(sent, parameters)
 
-    def before_commit(self, work: Callable[[Connection], Awaitable[object]]) -> None:
-        """Do this last of all inside the transaction, because it locks what many need."""
-        self._at_its_end.append(work)
+    def before_commit(self, work: Callable[[Connection], Awaitable[object]], *, is_last: bool = False) -> None:
+        """Do this at the end of the transaction, because it locks what many need; `is_last`: what all lock last."""
+        (self._last_of_all if is_last else self._at_its_end).append(work)
 
     def after_commit(self, work: Callable[[], Awaitable[object]]) -> None:
         """Do this once the transaction is committed; what cannot be done then must be found by a sweep."""
@@ -90,7 +91,7 @@ class UnitOfWork:
         """Commit; `CommitUnknown` when it may have happened."""
         try:
             with self._told_if_cut_off():
-                for last in self._at_its_end:
+                for last in (*self._at_its_end, *self._last_of_all):
                     await last(self.connection)
         except BaseException:
             if self.is_open:

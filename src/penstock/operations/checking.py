@@ -122,11 +122,14 @@ async def check_row(
     meta: Any,
     clock: Clock,
 ) -> None:
-    """Judge one row as validation would; `RowInvalid` names everything that is wrong with it."""
+    """Judge one row as validation would; `RowInvalid` names everything that is wrong with it.
+
+    A validator that breaks has found nothing wrong: the row's worker asks its own.
+    """
     with _runtime(definition, pipeline, meta, clock) as runtime:
         runtime.use_columns(columns)
         objection = await validate(runtime, raw)
-    if objection is not None:
+    if objection is not None and objection.error_type == "Validation":
         raise RowInvalid(faults=objection.faults)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from penstock.db.connection import Connection
-from penstock.db.database import Database
+from penstock.db.database import CommitUnknown, Database
 from penstock.errors import IllegalMove, NotFound
 from penstock.operations.auditing import log_act
 from penstock.operations.moves import Head, head_of, move, note, touch
@@ -102,7 +102,14 @@ async def _moved(
             await log_act(db, tx, number, action, actor=actor, details=_cause(cause))
         return head
 
-    head = await db.transaction(notify, event)
+    async def notify_once() -> Head | None:
+        while True:
+            try:
+                return await db.transaction(notify, event)
+            except CommitUnknown:
+                continue  # if it did happen, the repeat finds it done
+
+    head = await notify_once()
     if head is not None:
         return head
     async with db.connection() as tx:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -34,6 +34,8 @@ _SKIPPED = ("\t", "\r", "\n", "\0")
 _FORMULA = _SIGNS + _SKIPPED
 
 ReadPage = Callable[[str | None], Awaitable[Page[RowView]]]
+KeyAmong = Callable[[Collection[str], str], str]
+"""Which of the keys of a record is that of a column."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,34 +58,48 @@ class Export:
 
 
 def exported(
-    file_name: str, read_page: ReadPage, columns: Sequence[str] | None, *, mode: str, format: str, neutral: bool = True
+    file_name: str,
+    read_page: ReadPage,
+    columns: Sequence[str] | None,
+    *,
+    mode: str,
+    format: str,
+    neutral: bool = True,
+    key_among: KeyAmong = lambda _, column: column,
 ) -> Export:
     """The rows of all pages as a file. `columns` are those of the data; without them it is one column of JSON.
 
-    In CSV, cells that a spreadsheet would take for a formula begin with an apostrophe, unless not `neutral`.
+    Data alone has only rows whose data is still there. In CSV, cells that a spreadsheet would take for a formula begin
+    with an apostrophe, unless not `neutral`.
     """
     if mode not in ("report", "data"):
         raise InvalidInput(f"no such mode: {mode!r}; known: report, data")
     if format not in FORMATS:
         raise InvalidInput(f"no such format: {format!r}; known: {', '.join(FORMATS)}")
     is_report = mode == "report"
+    pages = _pages(read_page, with_all=is_report)
     if format == "csv":
-        pieces = _csv(read_page, columns, is_report=is_report, neutral=neutral)
+        pieces = _csv(pages, columns, key_among, is_report=is_report, neutral=neutral)
     else:
-        pieces = _json(read_page, is_report=is_report, is_array=format == "json")
+        pieces = _json(pages, is_report=is_report, is_array=format == "json")
     return Export(f"{file_name}.{format}", FORMATS[format], pieces)
 
 
-async def _pages(read_page: ReadPage) -> AsyncIterator[Sequence[RowView]]:
+async def _pages(read_page: ReadPage, *, with_all: bool) -> AsyncIterator[Sequence[RowView]]:
     cursor, is_more = None, True
     while is_more:
         page = await read_page(cursor)
         cursor, is_more = page.next_cursor, page.next_cursor is not None
-        yield page.items
+        yield page.items if with_all else [row for row in page.items if row.data is not None]
 
 
 async def _csv(
-    read_page: ReadPage, columns: Sequence[str] | None, *, is_report: bool, neutral: bool
+    pages: AsyncIterator[Sequence[RowView]],
+    columns: Sequence[str] | None,
+    key_among: KeyAmong,
+    *,
+    is_report: bool,
+    neutral: bool,
 ) -> AsyncIterator[bytes]:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\r\n")
@@ -94,18 +110,18 @@ async def _csv(
     head = list(_REPORT) if is_report else []
     named = ["rowData"] if columns is None else columns
     writer.writerow([cell(name) for name in head + [f"data.{name}" if name in head else name for name in named]])
-    async for rows in _pages(read_page):
+    async for rows in pages:
         for row in rows:
             report = list(_report(row).values()) if is_report else []
-            writer.writerow([cell(value) for value in report + _cells(row.data, columns)])
+            writer.writerow([cell(value) for value in report + _cells(row.data, columns, key_among)])
         yield text.getvalue().encode()
         text.seek(0)
         text.truncate()
 
 
-async def _json(read_page: ReadPage, *, is_report: bool, is_array: bool) -> AsyncIterator[bytes]:
+async def _json(pages: AsyncIterator[Sequence[RowView]], *, is_report: bool, is_array: bool) -> AsyncIterator[bytes]:
     before = b"[" if is_array else b""
-    async for rows in _pages(read_page):
+    async for rows in pages:
         lines = []
         for row in rows:
             document = _report(row) | {"rowData": row.data} if is_report else row.data
@@ -137,11 +153,13 @@ def _report(row: RowView) -> dict[str, Any]:
     return {name: value(row, step) for name, value in _REPORT.items()}
 
 
-def _cells(data: Any, columns: Sequence[str] | None) -> list[Any]:
+def _cells(data: Any, columns: Sequence[str] | None, key_among: KeyAmong) -> list[Any]:
     if columns is None:
         return [_text(data)]
+    if data is None:
+        return [None] * len(columns)
     if isinstance(data, dict):
-        return [_text(data.get(name)) for name in columns]
+        return [_text(data.get(key_among(data, name))) for name in columns]
     return [_text(value) for value in data] if isinstance(data, list) else [_text(data)]
 
 

@@ -23,14 +23,17 @@ from penstock.clock import Clock, Entropy, operation_id
 from penstock.db.connection import Connection
 from penstock.db.database import Database
 from penstock.db.unit import UnitOfWork
-from penstock.errors import Fault, FileRejected, MetadataInvalid, SettingsInvalid, Throttled
+from penstock.errors import Fault, FileRejected, InvalidInput, MetadataInvalid, SettingsInvalid, Throttled
 from penstock.formats import format_of
 from penstock.journal import queries as journal
+from penstock.operations.chunk.persist import persist
+from penstock.operations.model import Operation
 from penstock.operations.operation_ids import IS_THERE
 from penstock.operations.pruning.removal import reference_of
 from penstock.operations.states import OPERATION
 from penstock.operations.tables import operations
 from penstock.operations.validating.sources import refuse_without_rows
+from penstock.operations.views import operation_views
 from penstock.operations.visibility import Visible
 from penstock.outbox.storing import subscribe
 from penstock.pipeline import Definition
@@ -90,8 +93,8 @@ async def create(
     settings: Settings,
     told: Sequence[Mapping[str, Any]] = (),
     unit: UnitOfWork | None = None,
-) -> str:
-    """Store the file as a blob, then the operation that runs over it; or use a blob that is Valid. Returns its id.
+) -> Operation:
+    """Store the file as a blob, then the operation that runs over it; or use a blob that is Valid.
 
     `told` are subscriptions to the operation's events, stored with it. In a `unit` of the caller's the operation
     is there once that is committed.
@@ -118,12 +121,19 @@ async def create(
     else:
         link = await _stored(db, blobs, source, name, owner=reference_of(new_id), actor=created_by, unit=unit)
 
-    async def insert_operation(tx: Connection) -> str:
+    async def insert_operation(tx: Connection) -> Operation:
         blob = await link(tx)
         await _insert(db, tx, new_id, resolved, blob, told=told, created_by=created_by, tenant=tenant, **columns)
-        return new_id
+        return await operation_views.get(db, tx, new_id)  # now: once it is committed, nothing may fail any more
 
-    return await (db.transaction(insert_operation, "create") if unit is None else insert_operation(unit.connection))
+    async def is_there() -> bool:
+        async with db.connection() as tx:
+            found = await tx.execute(select(operations.c.number).where(operations.c.id == new_id))
+        return found.first() is not None
+
+    if unit is not None:
+        return await insert_operation(unit.connection)
+    return await persist(db, insert_operation, "create", has_happened=is_there, clock=clock, patience_s=0)
 
 
 async def _stored(
@@ -254,6 +264,8 @@ def open_source(source: Source) -> AbstractContextManager[BinaryIO]:
             raise FileRejected(f"{source}: no such file", code="missing") from None
         except OSError as error:
             raise FileRejected(f"{source}: {error.strerror}", code="unreadable") from error
+    if isinstance(source, io.TextIOBase):
+        raise InvalidInput("a file is taken as bytes, and this one was opened as text; open it with mode 'rb'")
     return nullcontext(source)
 
 

@@ -6,7 +6,7 @@ chunks, so an accepted retry survives any crash.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -15,7 +15,7 @@ from sqlalchemy import ColumnElement, RowMapping, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from penstock.db.connection import Connection
-from penstock.db.database import Database
+from penstock.db.database import CommitUnknown, Database
 from penstock.errors import Conflict, Fault, NotFound, RowInvalid
 from penstock.operations.auditing import log_act, some_rows
 from penstock.operations.chunk import store
@@ -24,6 +24,7 @@ from penstock.operations.inbox.applying import refusal
 from penstock.operations.model import RowView
 from penstock.operations.moves import Head, move, touch
 from penstock.operations.tables import REMOVED, chunks, operations, requests
+from penstock.pipeline.rows import RowType
 
 __all__ = ["Eligibility", "NothingToRetry", "Retry", "can_retry", "edited", "retry_all", "retry_rows"]
 
@@ -125,8 +126,28 @@ async def retry_all(db: Database, number: int, *, actor: str, token: str) -> Ret
                 f"operation {row['id']} has no failed row that can be run again: {_first(retry)}", retry
             )
         ask = partial(_ask_for_all, db, number, found, row["revision"], actor=actor, token=token)
-        if await db.transaction(ask, "retry"):
+        if await _stored(db, ask, "retry", token):
             return retry
+
+
+async def _stored(db: Database, ask: Callable[[Connection], Awaitable[bool]], point: str, token: str) -> bool:
+    """Store requests, once also when the answer to a COMMIT is lost; False when the operation has changed since."""
+
+    async def are_there(tx: Connection) -> bool:
+        return (await tx.execute(select(requests.c.id).where(requests.c.token == token).limit(1))).first() is not None
+
+    was_unknown = False
+    while True:
+        try:
+            is_stored = await db.transaction(ask, point)
+        except CommitUnknown:
+            was_unknown = True
+            continue
+        except IntegrityError:
+            if was_unknown and await db.look(are_there):
+                return True
+            raise
+        return is_stored or (was_unknown and await db.look(are_there))
 
 
 async def _ask_for_all(
@@ -216,7 +237,7 @@ async def retry_rows(
             confirm_doubt=confirm_doubt,
         )
         try:
-            if await db.transaction(ask, "retry_rows"):
+            if await _stored(db, ask, "retry_rows", token):
                 return retry
         except IntegrityError:
             raise Conflict(f"a retry or edit of one of the rows {named[:10]} is on its way already") from None
@@ -385,24 +406,29 @@ def _first(retry: Retry) -> str:
 # --- correcting a row
 
 
-def edited(row: RowView, changes: Mapping[str, Any], columns: tuple[str, ...] | None) -> Any:
+def edited(row: RowView, changes: Mapping[str, Any], columns: tuple[str, ...] | None, row_type: RowType | None) -> Any:
     """The raw row with the changes in place: cells for a file with columns, otherwise a record.
 
-    `Conflict` when the row's data is not kept; `RowInvalid` names every change that fits no column.
+    With its `row_type`, a field may go by its name or by an alias, whichever the row has. `Conflict` when the row's
+    data is not there; `RowInvalid` names every change that fits no column.
     """
     if row.data is None:
         raise Conflict(
-            f"row {row.number} cannot be edited: its operation keeps no row data, or was cancelled before it was read"
+            f"row {row.number} cannot be edited, for its data is not there: it was removed or erased, its operation "
+            "keeps no row data, or a cancel came before it was read"
         )
     # A row that could not be read as a record has nothing to keep: the changes must say it all.
     before = row.data if isinstance(row.data, Mapping) else {}
+    if row_type is not None:
+        there = before if columns is None else columns
+        changes = {row_type.key_among(there, name): value for name, value in changes.items()}
+    merged = {**before, **changes}
     if columns is None:
-        return {**before, **changes}
+        return merged
     unknown = [name for name in changes if name not in columns]
     if unknown:
         known = ", ".join(columns)
         raise RowInvalid(faults=[Fault(f"no such column; there are: {known}", name) for name in unknown])
-    merged = {**before, **changes}
     return [_cell(merged.get(name)) for name in columns]
 
 

@@ -58,6 +58,7 @@ from penstock.operations.worker.background import LONG_DEAD_S
 from penstock.operations.worker_records import remove_dead_workers
 from penstock.outbox.subscribing import subscription_row
 from penstock.pipeline import Definition, definition_of
+from penstock.pipeline.secret_values import MASK
 from penstock.services import OnHint
 from penstock.settings import Settings
 
@@ -118,7 +119,7 @@ class Operations:
         definition = self.definition(operation)
         if self._visible.tenant is not None:
             await intake.require_room(self._db, self._visible.tenant, self._settings)
-        new_id = await intake.create(
+        made = await intake.create(
             self._db,
             self._blobs,
             definition,
@@ -135,10 +136,9 @@ class Operations:
             told=[self._told(each, created_by or self._actor) for each in notify],
             unit=tx,
         )
-        if tx is not None:
-            return await operation_views.get(self._db, tx.connection, new_id)
-        self._hint(new_id)
-        return await self.get(new_id)
+        if tx is None:
+            self._hint(made.id)
+        return made
 
     def _overrides(self, definition: Definition, options: Mapping[str, Any] | None) -> Mapping[str, Any]:
         """The options of a run: those of the deployment, then its own."""
@@ -384,6 +384,8 @@ class Operations:
             layout = await self._layout(tx, operation)
         if mode == "data" and not layout.tracks_rows:
             raise Conflict(f"operation {layout.id} does not keep its rows' data (track_row_data)")
+        if mode == "data" and "rows" in (await self.get(layout.id)).pruned:
+            raise Conflict(f"the rows' data of operation {layout.id} was removed (see `keep`)")
         known = self._definitions.get(layout.name.casefold())
         columns = layout.columns or (known.row.names if known else None)
 
@@ -400,7 +402,8 @@ class Operations:
 
         _row_filter(layout, state=state, step=step, error_type=error_type)  # what is wrong with it is said at once
         name = f"operation-{layout.id}-{mode}"
-        return exported(name, page, columns, mode=mode, format=format, neutral=neutral)
+        given: dict[str, Any] = {} if known is None else {"key_among": known.row.key_among}
+        return exported(name, page, columns, mode=mode, format=format, neutral=neutral, **given)
 
     # --- control
 
@@ -501,8 +504,11 @@ class Operations:
             layout = await self._layout(tx, operation)
             view = await row_views.row(tx, replace(layout, secret_names=()), row)  # what is stored, not what is shown
             stored = await operation_views.stored_metadata(tx, number)
-        raw = retrying.edited(view, changes, layout.columns)
         definition = self._definitions.get(layout.name.casefold())
+        row_type = None if definition is None else definition.row
+        # Who sends a row back as it was shown has not seen its secrets.
+        given = {name: new for name, new in changes.items() if new != MASK or name not in layout.secret_names}
+        raw = retrying.edited(view, given, layout.columns, row_type)
         if definition is not None:
             pipeline = await self._pipeline(definition)
             meta = load_metadata(definition, layout.id, *stored, self._settings.secret_keys)

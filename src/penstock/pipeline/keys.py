@@ -71,7 +71,13 @@ class KeyTemplate:
 
     def matches(self, key: str) -> bool:
         """Whether some row could wait for this key."""
-        pattern = "".join(re.escape(literal) + (".+" if field else "") for literal, field in self.parts)
+        texts = [""]  # before, between and behind the fields
+        for literal, field in self.parts:
+            texts[-1] += re.escape(literal)
+            texts += [""] if field else []
+        # A field may be any text, so it may end where the next literal first stands: no other place is tried.
+        inner = "".join(f"(?>.+?{text})" for text in texts[1:-1])
+        pattern = f"{texts[0]}{inner}.+{texts[-1]}" if len(texts) > 1 else texts[0]
         return re.fullmatch(pattern, key, re.DOTALL) is not None
 
 

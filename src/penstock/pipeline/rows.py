@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from operator import itemgetter
 from types import GenericAlias
@@ -144,6 +144,13 @@ class RowType:
         inputs = next(field.inputs for field in self.fields if field.name == self.row_key)
         found = next((record[name] for name in (self.row_key, *inputs) if name in record), None)
         return _text(found) if isinstance(found, str | int | float) and found != "" else None
+
+    def key_among(self, keys: Collection[str], name: str) -> str:
+        """By which of these keys of a record the field is read that goes by this name; the name if by none of them."""
+        by_name = [field for field in self.fields if field.name == name]
+        fields = by_name or [field for field in self.fields if name in field.inputs]
+        found = (key for field in fields for key in (*field.inputs, field.name) if key in keys)
+        return next(found, name)
 
     def secret_texts(self, raw: RawRow, columns: Sequence[str] | None) -> Iterator[str]:
         """What must not be shown of a row as it was read."""

@@ -55,6 +55,14 @@ def test_an_empty_field_makes_no_key(missing: str | None):
         ("fixed", "fixed", True),
         ("fixed", "fixed2", False),
         ("{{{row.id}}}", "{5}", True),
+        ("{row.a}{row.b}", "x", False),
+        ("{row.a}{row.b}", "xy", True),
+        ("{row.a}-{row.b}-x", "----x", True),
+        ("{row.a}-{row.b}-x", "--x", False),
+        ("{row.a}--{row.b}", "-----", True),
+        ("{row.a}-x{row.b}-x", "-x-x\n-x-x", True),
+        ("{row.a}" + "-{row.b}" * 9 + "-ok", "-" * 500, False),
+        ("{row.a}" + "-{row.b}" * 9 + "-ok", "-" * 500 + "ok", True),
     ],
 )
 def test_a_template_knows_the_keys_that_could_come_of_it(template: str, text: str, fits: bool):

@@ -20,6 +20,7 @@ from sqlalchemy import (
     func,
     insert,
     literal,
+    null,
     or_,
     select,
     update,
@@ -38,6 +39,8 @@ from penstock.operations.tables import chunk_rows, chunks, history, operations, 
 __all__ = [
     "NEW_ROWS",
     "READINGS_MAX",
+    "RECORD",
+    "RECORD_BUT_OUTPUT",
     "Lost",
     "NewMessages",
     "Stopped",
@@ -295,7 +298,7 @@ async def is_written(db: Database, owned: OwnedChunk) -> bool:
 
 
 async def load(tx: Connection, operation: int, *filters: ColumnElement[bool], limit: int) -> list[OwnedChunk]:
-    """Chunks of an operation with their records, in order, as last committed; for reading only."""
+    """Chunks of an operation with their records, in order, as last committed; for reading only, and without outputs."""
     columns = _CANDIDATE | {"data": literal(None)}  # the rows are not needed
     query = (
         select(*columns.values())
@@ -306,20 +309,25 @@ async def load(tx: Connection, operation: int, *filters: ColumnElement[bool], li
     )
     found = [_owned(dict(zip(columns, row, strict=True))) for row in await tx.execute(query)]
     for owned in found:
-        owned.records = await records_of(tx, owned.id)
+        owned.records = await _records(tx, _RECORDS_BUT_OUTPUTS, owned.id)
     return found
 
 
 async def records_of(tx: Connection, chunk: int) -> dict[tuple[int, int], StepRecord]:
     """The records of a chunk's rows, by row and step; only its owner may rely on them."""
-    found = await tx.send(_RECORDS_OF, {"the_chunk": chunk})
+    return await _records(tx, _RECORDS_OF, chunk)
+
+
+async def _records(tx: Connection, query: Select[Any], chunk: int) -> dict[tuple[int, int], StepRecord]:
+    found = await tx.send(query, {"the_chunk": chunk})
     return {(row[1], row[2]): StepRecord(*row) for row in found.rows}
 
 
-# The columns in the order of the fields.
-_RECORDS_OF = select(*(row_records.c[name] for name in StepRecord.__dataclass_fields__)).where(
-    row_records.c.chunk == bindparam("the_chunk")
-)
+# The columns in the order of the fields; and without what steps returned, which may be megabytes of a chunk.
+RECORD = tuple(row_records.c[name] for name in StepRecord.__dataclass_fields__)
+RECORD_BUT_OUTPUT = tuple(null().label(c.name) if c is row_records.c.output else c for c in RECORD)
+_OF_CHUNK = row_records.c.chunk == bindparam("the_chunk")
+_RECORDS_OF, _RECORDS_BUT_OUTPUTS = (select(*columns).where(_OF_CHUNK) for columns in (RECORD, RECORD_BUT_OUTPUT))
 
 
 async def ledgers_of(

@@ -8,6 +8,7 @@ all the same, each signal is tried by itself.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,7 +22,7 @@ from penstock.db.connection import Connection
 from penstock.db.database import CommitUnknown, Database
 from penstock.db.types import NotStorable, storable
 from penstock.db.unit import UnitOfWork
-from penstock.errors import Conflict, InvalidInput, NoSuchWait, PenstockError
+from penstock.errors import Conflict, InvalidInput, NoSuchWait, PenstockError, Unavailable
 from penstock.operations.inbox.addressing import (
     ROW_MAX,
     TAKES_NO_SIGNALS,
@@ -39,6 +40,8 @@ from penstock.operations.visibility import Visible
 from penstock.pipeline import Definition
 
 __all__ = ["PendingSignal", "Receipt", "SignalBatcher", "about_to_be_taken"]
+
+log = logging.getLogger("penstock")
 
 OPERATION_ID_MAX = 36
 ID_MAX = ACTOR_MAX = 200
@@ -199,8 +202,13 @@ class SignalBatcher:
                 new.append(pending)
         if new:
             stored += await self._stored(subject, new)
-        if stored:
+        if not stored:
+            return
+        try:
             await self._deliver(subject, stored)
+        except Unavailable as error:  # they are accepted all the same
+            log.warning("waking who waits for a signal is left to the next sweep: %s", error)
+            _answer(stored, lambda pending: Receipt("stored", pending.token))
 
     def _refusal(self, subject: Subject, pending: PendingSignal) -> PenstockError | None:
         """Why no row could ever take the signal, if so."""

@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import repeat
 from typing import Any
 
-from sqlalchemy import ColumnElement, Delete, Select, Update, delete, exists, func, or_, select, update
+from sqlalchemy import ColumnElement, Delete, Select, Update, bindparam, delete, exists, func, or_, select, update
 
 from penstock.blobs.storage import Storage
 from penstock.blobs.tables import rows as blobs
@@ -141,7 +141,8 @@ async def _remove_parts(removal: Removal, due: Due, budget: Iterator[None]) -> b
                 continue
         elif not await _remove_part(db, due.number, part, budget):
             return False
-        await db.transaction(partial(_end_part, due.number, part), "prune_part")
+        if not await db.transaction(partial(_end_part, due.number, part), "prune_part"):
+            return True  # as above
         pruned, revision = pruned | {part: True}, revision + 2
         removal.done.parts[part] += 1
     return True
@@ -153,21 +154,33 @@ async def _begin_part(due: Due, pruned: Mapping[str, bool], revision: int, tx: C
     return await touch(tx, due.number, IS_OVER, *as_seen, operations.c.hold.is_(None), pruned=pruned) is not None
 
 
-async def _end_part(number: int, part: str, tx: Connection) -> None:
+async def _end_part(number: int, part: str, tx: Connection) -> bool:
+    """Note that all of a part is gone; False when a retry has taken back the note that it goes."""
     await touch(tx, number)  # whoever ends another part does so after us
-    pruned = (await tx.execute(select(operations.c.pruned).where(operations.c.number == number))).scalar()
-    await touch(tx, number, pruned={**(pruned or {}), part: True})
+    pruned = (await tx.execute(_PRUNED, {"number": number})).scalar() or {}
+    return part in pruned and await touch(tx, number, pruned={**pruned, part: True}) is not None
 
 
 async def _remove_part(db: Database, number: int, part: str, budget: Iterator[None]) -> bool:
     """Remove a part that has been begun, slice by slice; False when the budget is spent before that."""
     for remove_slice in _slices(number, part):
         for _ in budget:
-            if not await db.transaction(remove_slice, "prune_part"):
+            if not await db.transaction(partial(_while_noted, number, part, remove_slice), "prune_part"):
                 break
         else:
             return False
     return True
+
+
+async def _while_noted(
+    number: int, part: str, remove_slice: Callable[[Connection], Awaitable[bool]], tx: Connection
+) -> bool:
+    """Remove a slice of a part; False when nothing of it is left, or a retry has taken back the note that it goes."""
+    pruned = (await tx.execute(_PRUNED.with_for_update(read=True), {"number": number})).scalar() or {}
+    return part in pruned and await remove_slice(tx)
+
+
+_PRUNED = select(operations.c.pruned).where(operations.c.number == bindparam("number"))
 
 
 def _slices(number: int, part: str) -> Iterator[partial[Coroutine[Any, Any, bool]]]:

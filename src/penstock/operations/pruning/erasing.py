@@ -6,11 +6,13 @@ what; its entries about a whole operation lose their details, and the chain stil
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from bisect import bisect_right
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from sqlalchemy import ColumnElement, case, select, update
+from sqlalchemy import ColumnElement, Row, case, select, update
 
 from penstock.access.audit import erase_details
 from penstock.blobs.storage import Storage
@@ -23,6 +25,7 @@ from penstock.journal.tables import transitions
 from penstock.operations.auditing import log_act, some_rows
 from penstock.operations.chunk.ledger import Ledger
 from penstock.operations.chunk.packing import pack_rows, unpack_rows
+from penstock.operations.chunk.records import SIGNAL_KEY_MAX
 from penstock.operations.model import Pruned
 from penstock.operations.moves import touch
 from penstock.operations.pruning.applying import remove_parts_now
@@ -30,11 +33,13 @@ from penstock.operations.pruning.removal import IS_OVER, require_over
 from penstock.operations.states import OPERATION
 from penstock.operations.tables import chunk_rows, chunks, history, operations, requests, row_records, signals
 from penstock.outbox.retention import erase_texts
+from penstock.pipeline import KeyTemplate
 
 __all__ = ["erase", "erase_rows"]
 
 ERASED = "erased"
 ROWS_EACH = 500  # named in one statement
+CHUNKS_EACH = 10  # written anew in one transaction
 
 # What of a step's record, and of what led to it, may name or describe somebody.
 _RECORD = {
@@ -64,12 +69,27 @@ async def erase_rows(db: Database, files: Storage, number: int, rows: Collection
     """Erase some rows: their data, outputs, histories and texts; and the file, because they stand in it too."""
     named = sorted(set(rows))
     await db.transaction(partial(_begin, db, number, actor, named), "erase")
-    for first in range(0, len(named), ROWS_EACH):
-        await db.transaction(partial(_forget_rows, number, named[first : first + ROWS_EACH]), "erase")
+    async with db.read() as tx:
+        query = select(chunks.c.first_row).where(chunks.c.operation == number).order_by(chunks.c.first_row)
+        first_rows = (await tx.execute(query)).scalars().all()
+    for part in _parts(named, first_rows):
+        await db.transaction(partial(_forget_rows, number, part), "erase")
     done = await remove_parts_now(db, files, number, ("files",))
     await _forget_answers(db, number)
     done.rows = len(named)
     return done
+
+
+def _parts(rows: Sequence[int], first_rows: Sequence[int]) -> Iterator[Mapping[int, list[int]]]:
+    """The rows, by the first row of their chunk, in parts of not too many rows in not too many chunks."""
+    part: dict[int, list[int]] = {}
+    for many, row in enumerate(rows):
+        first = first_rows[bisect_right(first_rows, row) - 1]
+        if part and (many % ROWS_EACH == 0 or (first not in part and len(part) == CHUNKS_EACH)):
+            yield part
+            part = {}
+        part.setdefault(first, []).append(row)
+    yield part
 
 
 async def _forget_answers(db: Database, number: int) -> None:
@@ -109,36 +129,51 @@ async def _forget(db: Database, number: int, actor: str, tx: Connection) -> None
     await erase_details(db, tx, tenant=of.tenant or "", subject=of.id, actor=actor)
 
 
-async def _forget_rows(number: int, rows: list[int], tx: Connection) -> None:
+async def _forget_rows(number: int, part: Mapping[int, list[int]], tx: Connection) -> None:
+    """Erase rows, given by the first row of their chunk."""
     if await touch(tx, number, IS_OVER) is None:
         raise Conflict("the operation was retried meanwhile")
-    last = chunks.c.first_row + chunks.c.row_count - 1
-    query = select(chunks.c.id, chunks.c.first_row, chunks.c.row_count, chunks.c.ledger).where(
-        chunks.c.operation == number, chunks.c.first_row <= rows[-1], last >= rows[0]
-    )
-    for chunk in (await tx.execute(query.order_by(chunks.c.id))).all():
-        places = [n - chunk.first_row for n in rows if 0 <= n - chunk.first_row < chunk.row_count]
-        if places:
-            await _blank(tx, chunk, places)
-    await _forget_unclaimed(tx, number, rows)
-    await _forget_texts(tx, number, rows)
+    named = [row for rows in part.values() for row in rows]
+    mine = (row_records.c.operation == number, row_records.c.row.in_(named), row_records.c.data.is_not(None))
+    raws = [*await tx.execute(select(row_records.c.row, row_records.c.data).where(*mine))]  # as they were edited
+    for first_row, rows in part.items():
+        raws += await _blank(tx, number, first_row, rows)
+    of = (await tx.execute(select(operations).where(operations.c.number == number))).one()
+    await _forget_unclaimed(tx, number, named, {key for row, raw in raws for key in _keys(of, row, raw)})
+    await _forget_texts(tx, number, named)
 
 
-async def _forget_unclaimed(tx: Connection, number: int, rows: list[int]) -> None:
-    """Erase signals that no row has taken and that were sent to a key of these rows."""
+def _keys(of: Row[Any], row: int, raw: Any) -> Iterator[str]:
+    """The keys on which a row would have waited for signals, as far as its data tells; it may not have come so far."""
+    record = dict(zip(of.columns or (), raw, strict=False)) if isinstance(raw, list) else raw
+    fields = {f"row.{name}": value for name, value in record.items()} if isinstance(record, dict) else {}
+    if isinstance(of.metadata, dict):
+        fields |= {f"meta.{name}": value for name, value in of.metadata.items()}
+    fields |= {"row_number": row, "operation_id": of.id}
+    for step in of.plan["steps"]:
+        if step["kind"] == "signal" and step["options"]["key"] is not None:
+            with suppress(KeyError, ValueError):  # it lacks a value
+                yield KeyTemplate.parse(step["options"]["key"]).render(fields.__getitem__)
+
+
+async def _forget_unclaimed(tx: Connection, number: int, rows: list[int], keys: set[str]) -> None:
+    """Erase signals that no row has taken and that were sent to a key of these rows; `keys` are known to be theirs."""
     waited = select(row_records.c.signal_key).where(row_records.c.operation == number, row_records.c.row.in_(rows))
     taken = select(signals.c.key).where(
         signals.c.operation == number, signals.c.row.in_(rows) | signals.c.consumed_row.in_(rows)
     )
     found = {*(await tx.execute(waited)).scalars(), *(await tx.execute(taken)).scalars()} - {None, ERASED}
-    named = sorted(found)
+    named = sorted(found | {key for key in keys if len(key) <= SIGNAL_KEY_MAX and "\0" not in key})
     for first in range(0, len(named), ROWS_EACH):
         of_them = (signals.c.key.in_(named[first : first + ROWS_EACH]), signals.c.consumed_row.is_(None))
         await tx.execute(update(signals).where(signals.c.operation == number, *of_them).values(_SIGNAL))
 
 
-async def _blank(tx: Connection, chunk: Any, places: list[int]) -> None:
-    """Write a chunk anew without the data and the outputs of these rows."""
+async def _blank(tx: Connection, number: int, first_row: int, rows: list[int]) -> list[tuple[int, Any]]:
+    """Write a chunk anew without the data and the outputs of these rows; returns the rows with the data they had."""
+    mine = (chunks.c.operation == number, chunks.c.first_row == first_row)
+    chunk = (await tx.execute(select(chunks.c.id, chunks.c.row_count, chunks.c.ledger).where(*mine))).one()
+    places = {row - first_row for row in rows}
     if chunk.ledger:
         ledger = Ledger.decode(chunk.ledger, rows=chunk.row_count, steps=0, base=0)
         for track in ledger.tracks:
@@ -146,11 +181,14 @@ async def _blank(tx: Connection, chunk: Any, places: list[int]) -> None:
         values = {"ledger": ledger.encode(), "version": chunks.c.version + 1}
         await tx.execute(update(chunks).where(chunks.c.id == chunk.id).values(values))
     data = (await tx.execute(select(chunk_rows.c.data).where(chunk_rows.c.chunk == chunk.id))).scalar()
-    if data is not None:
-        raws = list(unpack_rows(data))
-        for i in places:
-            raws[i] = None
-        await tx.execute(update(chunk_rows).where(chunk_rows.c.chunk == chunk.id).values(data=pack_rows(raws)))
+    if data is None:
+        return []
+    raws = list(unpack_rows(data))
+    had = [(row, raws[row - first_row]) for row in rows]
+    for i in places:
+        raws[i] = None
+    await tx.execute(update(chunk_rows).where(chunk_rows.c.chunk == chunk.id).values(data=pack_rows(raws)))
+    return had
 
 
 async def _forget_texts(tx: Connection, number: int, rows: Collection[int]) -> None:

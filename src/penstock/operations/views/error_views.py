@@ -101,7 +101,7 @@ def row_error(layout: RowLayout, record: Row[Any] | StepRecord, data: Any) -> Ro
         step_name=layout.step_name(record.step),
         state="Invalid" if record.error_type == "Validation" else record.state,
         error_type=str(record.error_type),
-        message=str(record.message),
+        message=record.message or "",  # it may have been erased
         faults=fault_values(record.faults),
         generation=record.generation,
         attempt=record.attempt,

@@ -16,7 +16,7 @@ from penstock.db.database import Database
 from penstock.errors import InvalidInput, NotFound
 from penstock.journal import queries as journal
 from penstock.journal.tables import transitions
-from penstock.listing import named
+from penstock.listing import named, parse_number_cursor
 from penstock.operations.counts import Counts
 from penstock.operations.model import Event, Operation, Page
 from penstock.operations.operation_ids import IS_THERE, find
@@ -127,16 +127,29 @@ class OperationFilter:
         """What must be true of an operation."""
         wanted: list[ColumnElement[bool]] = [IS_THERE, *self.visible.conditions]
         if self.name is not None:
-            wanted.append(func.lower(operations.c.name).contains(self.name.lower(), autoescape=True))
+            wanted.append(_contains(operations.c.name, self.name))
         if self.created_by is not None:
-            wanted.append(func.lower(operations.c.created_by).contains(self.created_by.lower(), autoescape=True))
+            wanted.append(_contains(operations.c.created_by, self.created_by))
         if self.status is not None:
             wanted.append(operations.c.state.in_(named(self.status, OPERATION.states, "status")))
         if self.created_from is not None:
-            wanted.append(operations.c.created_at >= micros(self.created_from))
+            wanted.append(operations.c.created_at >= _instant("created_from", self.created_from))
         if self.created_to is not None:
-            wanted.append(operations.c.created_at < micros(self.created_to))
+            wanted.append(operations.c.created_at < _instant("created_to", self.created_to))
         return wanted
+
+
+def _contains(column: ColumnElement[str], text: str) -> ColumnElement[bool]:
+    """Whether a text is in a column, ignoring case; that of letters beyond ASCII only where the database knows it."""
+    lower = func.lower(column)
+    as_written = text.encode(errors="surrogatepass").lower().decode(errors="surrogatepass")  # but for ASCII
+    return or_(*(lower.contains(each, autoescape=True) for each in {text.lower(), as_written}))
+
+
+def _instant(name: str, given: datetime) -> int:
+    if given.tzinfo is None:
+        raise InvalidInput(f"{name} takes an instant with its time zone, such as datetime.now(UTC)")
+    return micros(given)
 
 
 async def count_operations(tx: Connection, filters: OperationFilter) -> int:
@@ -227,10 +240,8 @@ def _tallied(_operation: int, rows_over: int, steps_done: int, *counts: int) -> 
 
 def _parse_cursor(cursor: str, *, is_number: bool) -> tuple[Any, int]:
     number, _, value = cursor.partition(":")
-    try:
-        return (int(value) if is_number else value), int(number)
-    except ValueError:
-        raise InvalidInput(f"{cursor!r} is not a cursor of this list") from None
+    place = parse_number_cursor(number)
+    return (parse_number_cursor(value) if is_number else value), place
 
 
 async def events(

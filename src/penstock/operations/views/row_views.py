@@ -26,6 +26,7 @@ from penstock.operations.chunk.ledger import (
 )
 from penstock.operations.chunk.packing import StoredRows, unpack_rows
 from penstock.operations.chunk.records import ROW_KEY_MAX, StepRecord
+from penstock.operations.chunk.store import RECORD, RECORD_BUT_OUTPUT
 from penstock.operations.messages import cut
 from penstock.operations.model import Page, RowView
 from penstock.operations.row_keys import GROUPS, mark
@@ -37,7 +38,6 @@ __all__ = ["RowFilter", "chunk_at", "first_row_at", "load_raws", "records_by_chu
 BATCH_MIN, BATCH_MAX = 4, 32  # chunks that are read at once: few at first, more while nothing matches
 BATCH_PLAIN = 2  # at first, where every row fits
 BATCH_KEY = 8  # at first, in a search for a key: some chunks match by chance
-ROW_MAX = 2**63 - 1
 RECORDED_MAX = 1000  # where more chunks have records of a key, all are read, instead of a list of these
 
 Records = dict[tuple[int, int], StepRecord]
@@ -229,12 +229,13 @@ def _chunk_view(layout: RowLayout, chunk: Row[Any] | _StoredChunk) -> ChunkView:
 
 async def _fill(tx: Connection, picked: Sequence[Picked], *, with_data: bool) -> None:
     """Add what the rows' views need: their records, and the chunks' rows unless the records have every key."""
-    without_records = [chunk_view for chunk_view, _ in picked if not chunk_view.records]
-    if without_records:
+    if picked:
         numbers = [chunk_view.first_row + i for chunk_view, places in picked for i in places]
-        ids = [chunk_view.chunk for chunk_view in without_records]
-        records = await records_by_chunk(tx, ids, first=numbers[0], last=numbers[-1])
-        for chunk_view in without_records:
+        are_all = len(numbers) == numbers[-1] - numbers[0] + 1
+        given = {"chunks": [chunk_view.chunk for chunk_view, _ in picked], "first": numbers[0], "last": numbers[-1]}
+        shown = _WHOLE_RECORDS if are_all else _WHOLE_RECORDS_OF
+        records = _by_chunk(await tx.execute(shown, given if are_all else given | {"rows": numbers}))
+        for chunk_view, _ in picked:
             chunk_view.records = records.get(chunk_view.chunk, {})
     unread = [
         chunk_view
@@ -246,14 +247,15 @@ async def _fill(tx: Connection, picked: Sequence[Picked], *, with_data: bool) ->
         chunk_view.raws = raws.get(chunk_view.chunk)
 
 
-async def records_by_chunk(
-    tx: Connection, ids: Sequence[int], *, first: int = 1, last: int = ROW_MAX
-) -> dict[int, Records]:
-    """The records of chunks, by chunk, from one row to another."""
+async def records_by_chunk(tx: Connection, ids: Sequence[int]) -> dict[int, Records]:
+    """The records of chunks, by chunk, without what steps returned."""
+    return _by_chunk(await tx.execute(_RECORDS, {"chunks": ids})) if ids else {}
+
+
+def _by_chunk(stored: Iterable[Row[*tuple[Any, ...]]]) -> dict[int, Records]:
     records: dict[int, Records] = {}
-    if ids:
-        for found in await tx.execute(_RECORDS, {"chunks": ids, "first": first, "last": last}):
-            records.setdefault(found.chunk, {})[found.row, found.step] = StepRecord(*found)
+    for found in stored:
+        records.setdefault(found.chunk, {})[found.row, found.step] = StepRecord(*found)
     return records
 
 
@@ -267,10 +269,10 @@ _FIRST_CHUNKS = (
     .limit(BATCH_PLAIN)
 )
 _RAWS = select(chunk_rows.c.chunk, chunk_rows.c.data).where(chunk_rows.c.chunk.in_(bindparam("chunks", expanding=True)))
-_RECORDS = select(*(row_records.c[name] for name in StepRecord.__dataclass_fields__)).where(
-    row_records.c.chunk.in_(bindparam("chunks", expanding=True)),
-    row_records.c.row.between(bindparam("first"), bindparam("last")),
-)
+_OF_CHUNKS = row_records.c.chunk.in_(bindparam("chunks", expanding=True))
+_RECORDS = select(*RECORD_BUT_OUTPUT).where(_OF_CHUNKS)
+_WHOLE_RECORDS = select(*RECORD).where(_OF_CHUNKS, row_records.c.row.between(bindparam("first"), bindparam("last")))
+_WHOLE_RECORDS_OF = _WHOLE_RECORDS.where(row_records.c.row.in_(bindparam("rows", expanding=True)))
 
 
 def _chunks_with_records(layout: RowLayout, *fits: ColumnElement[bool]) -> Select[Any]:
