@@ -11,7 +11,7 @@ from typing import Any
 
 from penstock.operations.chunk.ledger import COMPLETED, SKIPPED, WAITING
 from penstock.operations.messages import shown
-from penstock.operations.rows.gates import LeaseOver
+from penstock.operations.rows.gates import LeaseOver, Refused
 from penstock.operations.rows.runtime import NoOutput, StepRuntime
 from penstock.operations.rows.segments import Segment
 from penstock.operations.rows.task_pool import SLICE_NS, LoopSlice, is_ours
@@ -195,11 +195,11 @@ class ThreadJob(RowsJob):
             ctx.step, ctx.attempt = step.plan, progress.ledger.tracks[place].attempt[i] + (1 if steps else 0)
             encoded = None
             try:
-                runtime.start_limit.check()
+                self._check_start()
                 if step.bound.when is not None and not step.bound.when(row, ctx):
                     state = SKIPPED
                 else:
-                    runtime.start_limit.check()
+                    self._check_start()
                     output = step.bound.call(row, ctx)
                     state = COMPLETED
                     if output is not None and (encoded := step.encode(output)) is not None:
@@ -210,6 +210,12 @@ class ThreadJob(RowsJob):
             steps.append((state, began, ended - began or 1, encoded))
             began = ended
         return i, steps, None, began
+
+    def _check_start(self) -> None:
+        """Raise unless user code may start: who cuts a job off cannot cancel its threads."""
+        if self.is_cut_off:
+            raise Refused
+        self.runtime.start_limit.check()
 
     def _apply(
         self, i: int, steps: list[tuple[int, int, int, bytes | None]], error: BaseException | None, began: int
