@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
 import threading
 from pathlib import Path
+from typing import Any
 
-from approvals import Paper, clean, papers, states
-from patience import HANG_S
+import forked
+import pytest
+from approvals import Paper, a_moment, clean, papers, states
+from patience import HANG_S, UNHURRIED
 
-from penstock import Context, Pipeline, operation, step
+from penstock import BatchContext, Context, Pipeline, operation, step
+from penstock.operations.rows import runtime
 from penstock.settings import Settings
 from penstock.testing import engine
 
@@ -55,3 +61,123 @@ async def test_a_thread_that_was_cut_off_begins_no_further_step_of_its_row(datab
     for thread in threads:  # the worker has ended, so they end when they are free
         await asyncio.to_thread(thread.join, HANG_S)
     assert begun == ["first"]
+
+
+def plain(block: Block) -> Any:
+    def only(self: Any, paper: Paper, ctx: Context) -> None:
+        block.stop()
+
+    return step(timeout=HANG_S)(only)
+
+
+def batch(block: Block) -> Any:
+    def only(self: Any, papers: list[Paper], ctx: BatchContext) -> None:
+        block.stop()
+
+    return step.batch(size=1, timeout=HANG_S)(only)
+
+
+def polled(block: Block) -> Any:
+    async def only(self: Any, paper: Paper, ctx: Context) -> None: ...
+
+    def is_done(self: Any, paper: Paper, ctx: Context) -> bool:
+        block.stop()
+        return True
+
+    made = step.poll(every=1, timeout=HANG_S)(only)
+    made.check(is_done)
+    return made
+
+
+@pytest.mark.parametrize("kind", [plain, batch, polled])
+async def test_the_time_limit_of_a_plain_function_begins_when_a_thread_is_free_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any
+):
+    block, limits, timed = Block(), list[float](), runtime._timed
+
+    def noted(call: Any, seconds: float) -> Any:
+        inner = timed(call, seconds)
+
+        async def begun(*given: Any) -> Any:
+            limits.append(seconds)
+            return await inner(*given)
+
+        return begun
+
+    monkeypatch.setattr(runtime, "_timed", noted)
+
+    @operation("busy", max_row_concurrency=2)
+    class Busy(Pipeline[Paper]):
+        only = kind(block)
+
+    settings = Settings(sync_threads=1)
+    async with engine([Busy], tmp_path=tmp_path, settings=settings) as e:
+        made = await e.create(Busy, papers(2))
+        working = asyncio.create_task(e.work_until_idle())
+        await asyncio.to_thread(block.reached.wait)
+        await a_moment()
+        begun = len(limits)
+        block.gone.set()
+        await working
+        assert await states(e, made) == ["Completed"] * 2
+    assert (begun, len(limits)) == (1, 2)
+
+
+async def test_plain_functions_that_hang_past_their_time_leave_their_threads_to_others(
+    database_url: str, tmp_path: Path
+):
+    block = Block()
+
+    @operation("hang")
+    class Hang(Pipeline[Paper]):
+        @step(timeout=0.01)
+        def only(self, paper: Paper, ctx: Context) -> None:
+            block.stop()
+
+    @operation("other")
+    class Other(Pipeline[Paper]):
+        def validate_row(self, paper: Paper, meta: None) -> None: ...
+
+        @step
+        def first(self, paper: Paper, ctx: Context) -> None: ...
+
+        @step(concurrency=1)
+        def second(self, paper: Paper, ctx: Context) -> None: ...
+
+    settings = Settings(sync_threads=2)
+    try:
+        async with engine([Hang, Other], url=database_url, tmp_path=tmp_path, settings=settings) as e:
+            async with asyncio.timeout(HANG_S):
+                hung = await e.run(Hang, papers(5))
+                other = await e.run(Other, papers(5))
+            assert await states(e, hung) == ["TimedOut"] * 5
+            assert await states(e, other) == ["Completed"] * 5
+            assert await clean(e) == []
+    finally:
+        block.gone.set()
+
+
+HANGING = """
+import threading
+from pydantic import BaseModel
+from penstock import Context, Pipeline, operation, step
+
+class Paper(BaseModel):
+    code: str
+
+@operation("hang")
+class Hang(Pipeline[Paper]):
+    @step(timeout=0.01)
+    def only(self, paper: Paper, ctx: Context) -> None:
+        threading.Event().wait()
+"""
+
+
+def test_a_process_ends_though_a_plain_function_hangs_in_it(tmp_path: Path):
+    (tmp_path / "app.py").write_text(HANGING)
+    (tmp_path / "papers.csv").write_text("code\np1\n")
+    words = (*forked.python(), "-m", "penstock", "run", "hang", "papers.csv", "--app", "app.py")
+    done = subprocess.run(
+        words, cwd=tmp_path, env=os.environ | UNHURRIED, capture_output=True, text=True, check=False, timeout=HANG_S
+    )
+    assert (done.returncode, "Traceback" in done.stderr) == (3, False), done.stderr

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -140,9 +139,9 @@ async def _ask_on_threads(
     runtime: OperationRuntime, validator: Callable[..., Any], rows: Mapping[int, Any], may_start: MayStart
 ) -> Judged:
     answers: Judged = {}
-    loop, todo = asyncio.get_running_loop(), iter([*rows.items()])
+    todo = iter([*rows.items()])
     try:
-        while hop := await loop.run_in_executor(runtime.threads, _hop, runtime, validator, todo, may_start):
+        while hop := await runtime.threads.run(_hop, runtime, validator, todo, may_start):
             for i, answer in hop:
                 is_pending = inspect.isawaitable(answer)  # a plain function may give a coroutine
                 answers[i] = await _objection_of(_given, answer) if is_pending else answer

@@ -8,7 +8,6 @@ import inspect
 import logging
 import random
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from concurrent.futures import Executor
 from contextlib import nullcontext
 from datetime import datetime
 from functools import partial
@@ -24,6 +23,7 @@ from penstock.formats import Limits, Reader, open_reader
 from penstock.operations.chunk.records import SIGNAL_KEY_MAX
 from penstock.operations.rows.gates import Gate, Limiter, Pace, StartLimit
 from penstock.operations.rows.segments import Span, cut_spans
+from penstock.operations.rows.step_threads import StepThreads
 from penstock.operations.rows.task_pool import TaskPool
 from penstock.operations.rows.verdicts import AttemptTimedOut, OutputLost, error_text
 from penstock.pipeline import BoundStep, Definition, Done, Hook, Run, StepPlan
@@ -57,11 +57,11 @@ class StepRuntime:
         bound: BoundStep,
         *,
         clock: Clock,
-        threads: Executor,
+        threads: StepThreads,
         start_limit: StartLimit,
         output_bytes_max: int,
     ) -> None:
-        self.plan, self.bound, self._start_limit = plan, bound, start_limit
+        self.plan, self.bound, self._start_limit, self._threads = plan, bound, start_limit, threads
         options = plan.options
         encode: Callable[[Any], bytes | None] = partial(plan.output.encode, bytes_max=output_bytes_max)
         self.encode = encode if options.delivery == "at_least_once" else _or_output_lost(encode)
@@ -69,15 +69,13 @@ class StepRuntime:
         self._pace = Pace(options.rate, clock.monotonic) if options.rate else None
         self.when = _awaitable(bound.when) if bound.when is not None else None
         self.key = _awaitable(bound.key) if bound.key is not None else None
-        self.check = bound.check
-        if bound.check is not None and not bound.check_is_async:
-            self.check = _on_thread(bound.check, threads, start_limit)
         self.waits = plan.kind in ("poll", "signal")
         call: Call = bound.call
+        seconds = options.timeout if plan.kind in ("plain", "batch") else None
         if not plan.is_async:
-            call = _on_thread(call, threads, start_limit)
-        if options.timeout is not None and plan.kind in ("plain", "batch"):
-            call = _timed(call, options.timeout)
+            call = _on_thread(call, threads, start_limit, seconds)
+        elif seconds is not None:
+            call = _timed(call, seconds)
         if self._gate is not None or self._pace is not None:
             call = self._gated(call)
         self.call: Callable[[Any, Any], Awaitable[Any]] = call
@@ -120,6 +118,14 @@ class StepRuntime:
 
         return gated
 
+    async def ask(self, row: Any, ctx: Any, seconds: float) -> Any:
+        """What the step's check answers within this time."""
+        check = self.bound.check
+        assert check is not None
+        if self.bound.check_is_async:
+            return await _timed(check, seconds)(row, ctx)
+        return await _on_thread(check, self._threads, self._start_limit, seconds)(row, ctx)
+
     def deadline(self, began: int) -> datetime:
         """When an attempt or a wait that begins now must be over."""
         assert self.plan.options.timeout is not None
@@ -144,22 +150,19 @@ def _signal_key(key: Any) -> str:
         raise StepFailed(f"the signal key cannot be stored: {error}") from error
 
 
-def _on_thread(call: Call, threads: Executor, start_limit: StartLimit) -> Call:
-    def there(row: Any, ctx: Any) -> tuple[Any, BaseException | None]:
-        try:
-            start_limit.check()  # all threads may have been busy for long
-            return call(row, ctx), None
-        except BaseException as error:  # a future takes not every exception
-            return None, error
+def _on_thread(call: Call, threads: StepThreads, start_limit: StartLimit, seconds: float | None = None) -> Call:
+    def there(row: Any, ctx: Any) -> Any:
+        start_limit.check()  # all threads may have been busy for long
+        return call(row, ctx)
+
+    async def begun(row: Any, ctx: Any) -> Any:
+        return await threads.call(there, row, ctx)
+
+    timed = begun if seconds is None else _timed(begun, seconds)
 
     async def hop(row: Any, ctx: Any) -> Any:
-        answer, error = await asyncio.get_running_loop().run_in_executor(threads, there, row, ctx)
-        if error is not None:
-            try:
-                raise error
-            finally:
-                del error  # its traceback holds this frame, which would hold it
-        return answer
+        await threads.take_place()  # the time limit is that of the call, not of its wait for a thread
+        return await timed(row, ctx)
 
     return hop
 
@@ -214,7 +217,7 @@ class OperationRuntime:
         task_pool: TaskPool,
         clock: Clock,
         jitter: random.Random,
-        threads: Executor,
+        threads: StepThreads,
         start_limit: StartLimit,
         output_bytes_max: int = OUTPUT_BYTES_MAX,
         trace_ratio: float = 0,

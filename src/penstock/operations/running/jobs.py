@@ -15,7 +15,7 @@ from penstock.operations.rows.gates import LeaseOver, Refused
 from penstock.operations.rows.runtime import NoOutput, StepRuntime
 from penstock.operations.rows.segments import Segment
 from penstock.operations.rows.task_pool import SLICE_NS, LoopSlice, is_ours
-from penstock.operations.rows.verdicts import WrongLength
+from penstock.operations.rows.verdicts import AttemptTimedOut, WrongLength
 from penstock.operations.running.chunk_progress import ChunkProgress
 from penstock.operations.running.job import RowsJob
 from penstock.operations.running.validation_jobs import ReadJob, ValidateJob
@@ -134,18 +134,15 @@ class CheckJob(RowsJob):
     async def _ask(self, i: int) -> None:
         progress, place = self.progress, self.segment.first
         step = self.runtime.steps[place - 1]
-        assert step.check is not None
-        ctx, limit = self.context(i, place), asyncio.timeout(progress.left_to_wait_s(i, place))
         try:
-            async with limit:
-                answer = await step.check(progress.rows[i], ctx)
+            answer = await step.ask(progress.rows[i], self.context(i, place), progress.left_to_wait_s(i, place))
             output = step.encode(answer.output) if isinstance(answer, Done) else None
         except BaseException as error:
             if is_ours(error):
                 raise
             if isinstance(error, LeaseOver):
                 progress.refuse((i,))
-            elif limit.expired():
+            elif isinstance(error, AttemptTimedOut):
                 progress.owned.time_out(i, place, self.runtime.clock.now_us())
             else:
                 progress.check_raised(i, place, error)
@@ -167,8 +164,7 @@ class ThreadJob(RowsJob):
     """Rows run through the segment's sync steps on a thread, as many to a hop as fit into a slice."""
 
     async def take(self) -> bool:
-        loop = asyncio.get_running_loop()
-        results = await loop.run_in_executor(self.runtime.threads, self._hop)
+        results = await self.runtime.threads.run(self._hop)
         for i, steps, error, began in results:
             self._apply(i, steps, error, began)
         self.finished(len(results))
