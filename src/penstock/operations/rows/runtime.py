@@ -26,7 +26,7 @@ from penstock.operations.rows.segments import Span, cut_spans
 from penstock.operations.rows.step_threads import StepThreads
 from penstock.operations.rows.task_pool import TaskPool
 from penstock.operations.rows.verdicts import AttemptTimedOut, OutputLost, error_text
-from penstock.pipeline import BoundStep, Definition, Done, Hook, Run, StepPlan
+from penstock.pipeline import BatchContext, BoundStep, Definition, Done, Hook, Run, StepPlan
 from penstock.pipeline.outputs import OUTPUT_BYTES_MAX
 from penstock.pipeline.secret_values import mask_texts
 from penstock.pipeline.tracing import traced
@@ -70,7 +70,7 @@ class StepRuntime:
         self.when = _awaitable(bound.when) if bound.when is not None else None
         self.key = _awaitable(bound.key) if bound.key is not None else None
         self.waits = plan.kind in ("poll", "signal")
-        call: Call = bound.call
+        call: Call = bound.call if options.timeout is None else self._told_its_deadline(clock)
         seconds = options.timeout if plan.kind in ("plain", "batch") else None
         if not plan.is_async:
             call = _on_thread(call, threads, start_limit, seconds)
@@ -105,6 +105,17 @@ class StepRuntime:
             return output.output if isinstance(output, Done) else NoOutput.WAITING
 
         return wrapped
+
+    def _told_its_deadline(self, clock: Clock) -> Call:
+        """The user's function; when it must be over, its context says, however long it has waited for its limits."""
+
+        def told(row: Any, ctx: Any) -> Any:
+            deadline = self.deadline(clock.now_us())
+            for each in ctx.rows if isinstance(ctx, BatchContext) else (ctx,):
+                each.deadline = deadline
+            return self.bound.call(row, ctx)
+
+        return told
 
     def _gated(self, call: Call) -> Call:
         gate, pace = self._gate, self._pace
