@@ -15,7 +15,7 @@ from approvals import Paper, a_moment, clean, papers, states
 from patience import HANG_S, UNHURRIED
 
 from penstock import BatchContext, Context, Pipeline, operation, step
-from penstock.operations.rows import runtime
+from penstock.operations.rows import gates, runtime
 from penstock.settings import Settings
 from penstock.testing import engine
 
@@ -155,6 +155,35 @@ async def test_plain_functions_that_hang_past_their_time_leave_their_threads_to_
             assert await clean(e) == []
     finally:
         block.gone.set()
+
+
+async def test_a_rate_lets_plain_functions_through_when_a_thread_is_free_and_not_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    block, passed = Block(), list[float]()
+
+    async def at_once(event: asyncio.Event, seconds: float) -> bool:
+        passed.append(seconds)
+        return False
+
+    monkeypatch.setattr(gates, "happens_within", at_once)
+
+    @operation("paced", max_row_concurrency=4)
+    class Paced(Pipeline[Paper]):
+        @step(rate="1/s")
+        def only(self, paper: Paper, ctx: Context) -> None:
+            block.stop()
+
+    async with engine([Paced], tmp_path=tmp_path, settings=Settings(sync_threads=1)) as e:
+        made = await e.create(Paced, papers(4))
+        working = asyncio.create_task(e.work_until_idle())
+        await asyncio.to_thread(block.reached.wait)
+        await a_moment()
+        held_up = len(passed)
+        block.gone.set()
+        await working
+        assert await states(e, made) == ["Completed"] * 4
+    assert (held_up, len(passed)) == (1, 4)
 
 
 HANGING = """

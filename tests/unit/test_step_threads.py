@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
-from collections.abc import Iterator
+import weakref
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Any
 
 import pytest
 from patience import HANG_S
@@ -49,7 +53,7 @@ class Calls:
 
 
 @pytest.fixture
-async def calls() -> Iterator[Calls]:  # type: ignore[misc]
+async def calls() -> AsyncIterator[Calls]:
     made = Calls()
     yield made
     made.let_go(10)
@@ -101,3 +105,47 @@ async def test_who_gives_up_before_a_thread_is_free_takes_no_place(calls: Calls)
     await given_up(second)
     calls.let_go(2)
     assert (await first, await third, calls.begun) == (1, 3, [1, 3])
+
+
+async def test_a_call_that_returns_as_it_is_given_up_frees_one_place(calls: Calls, monkeypatch: pytest.MonkeyPatch):
+    first, loop, queued = await calls.start(1), asyncio.get_running_loop(), threading.Event()
+    await calls.have_begun(1)
+    later = loop.call_soon_threadsafe
+
+    def noted(*given: Any) -> Any:
+        try:
+            return later(*given)
+        finally:
+            queued.set()
+
+    monkeypatch.setattr(loop, "call_soon_threadsafe", noted)
+    calls.let_go()
+    assert queued.wait(HANG_S)  # the loop stands still: it has not heard of the answer
+    await given_up(first)
+    second, third = [await calls.start(number) for number in (2, 3)]
+    await calls.have_begun(1, 2)
+    await turn()
+    assert calls.begun == [1, 2]
+    calls.let_go(2)
+    assert await asyncio.gather(second, third) == [2, 3]
+
+
+async def test_what_a_function_that_failed_was_given_is_let_go_at_once(calls: Calls):
+    class Row: ...
+
+    def fail(row: Row) -> None:
+        raise ValueError
+
+    async def run() -> weakref.ref[Row]:
+        row = Row()
+        with suppress(ValueError):
+            await calls.threads.run(fail, row)
+        return weakref.ref(row)
+
+    gc.disable()
+    try:
+        failed = await run()
+        await calls.threads.run(int)  # the thread has gone on
+        assert failed() is None
+    finally:
+        gc.enable()

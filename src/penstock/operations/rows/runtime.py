@@ -8,7 +8,7 @@ import inspect
 import logging
 import random
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import AsyncExitStack, nullcontext
 from datetime import datetime
 from functools import partial
 from typing import Any, BinaryIO
@@ -73,11 +73,11 @@ class StepRuntime:
         call: Call = bound.call if options.timeout is None else self._told_its_deadline(clock)
         seconds = options.timeout if plan.kind in ("plain", "batch") else None
         if not plan.is_async:
-            call = _on_thread(call, threads, start_limit, seconds)
-        elif seconds is not None:
-            call = _timed(call, seconds)
-        if self._gate is not None or self._pace is not None:
-            call = self._gated(call)
+            call = self._on_thread(call, seconds)
+        else:
+            call = call if seconds is None else _timed(call, seconds)
+            if self._gate is not None or self._pace is not None:
+                call = self._gated(call)
         self.call: Callable[[Any, Any], Awaitable[Any]] = call
         is_bare = not (self.waits or self.when or self.key or options.timeout)
         self.run = call if is_bare else self._wrapped(clock)
@@ -129,13 +129,40 @@ class StepRuntime:
 
         return gated
 
+    def _on_thread(self, call: Call, seconds: float | None) -> Call:
+        """The same for a plain function. Its rate lets it through when a thread is free for it, and not before: those
+        that wait for one would begin together.
+        """
+        gate, pace = self._gate, self._pace
+
+        async def hop(row: Any, ctx: Any) -> Any:
+            async with AsyncExitStack() as stack:
+                if gate is not None:
+                    await stack.enter_async_context(gate.entered())
+                place = partial(stack.enter_async_context, self._threads.place())
+                called = await (place() if pace is None else pace.wait(place))
+                return await self._there(called, call, seconds)(row, ctx)
+
+        return hop
+
+    def _there(self, called: Callable[..., Awaitable[Any]], call: Call, seconds: float | None) -> Call:
+        """A call at a place on a thread; its time limit is its own, not that of the wait for the place."""
+
+        def there(row: Any, ctx: Any) -> Any:
+            self._start_limit.check()  # all threads may have been busy for long
+            return call(row, ctx)
+
+        begun = partial(called, there)
+        return begun if seconds is None else _timed(begun, seconds)
+
     async def ask(self, row: Any, ctx: Any, seconds: float) -> Any:
         """What the step's check answers within this time."""
         check = self.bound.check
         assert check is not None
         if self.bound.check_is_async:
             return await _timed(check, seconds)(row, ctx)
-        return await _on_thread(check, self._threads, self._start_limit, seconds)(row, ctx)
+        async with self._threads.place() as called:
+            return await self._there(called, check, seconds)(row, ctx)
 
     def deadline(self, began: int) -> datetime:
         """When an attempt or a wait that begins now must be over."""
@@ -159,23 +186,6 @@ def _signal_key(key: Any) -> str:
         return storable(key)
     except NotStorable as error:
         raise StepFailed(f"the signal key cannot be stored: {error}") from error
-
-
-def _on_thread(call: Call, threads: StepThreads, start_limit: StartLimit, seconds: float | None = None) -> Call:
-    def there(row: Any, ctx: Any) -> Any:
-        start_limit.check()  # all threads may have been busy for long
-        return call(row, ctx)
-
-    async def begun(row: Any, ctx: Any) -> Any:
-        return await threads.call(there, row, ctx)
-
-    timed = begun if seconds is None else _timed(begun, seconds)
-
-    async def hop(row: Any, ctx: Any) -> Any:
-        await threads.take_place()  # the time limit is that of the call, not of its wait for a thread
-        return await timed(row, ctx)
-
-    return hop
 
 
 def _or_output_lost(encode: Callable[[Any], bytes | None]) -> Callable[[Any], bytes | None]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
@@ -19,6 +19,10 @@ LEFT_MAX = 64  # calls that go on though nobody waits for them; from then on eac
 log = logging.getLogger("penstock.worker")
 
 
+Outcome = tuple[Any, BaseException | None]
+Answer = asyncio.Future[None]
+
+
 class StepThreads:
     """Lets so many calls run at once. One that nobody waits for any more, because its time is over, leaves its place
     to another, so that functions that hang hold up nobody else. The threads keep no process alive.
@@ -27,68 +31,82 @@ class StepThreads:
     def __init__(self, size: int) -> None:
         self._places = asyncio.Semaphore(size)
         self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._threads = self._busy = 0
-        self._left: set[asyncio.Future[Any]] = set()  # the answers that nobody waits for
+        self._threads = 0
+        self._running: set[Answer] = set()
+        self._left: dict[Answer, bool] = {}  # those that nobody waits for: whether another has its place
 
     async def run(self, function: Callable[..., T], *given: Any) -> T:
         """Call a function as soon as there is room."""
-        await self.take_place()
-        return await self.call(function, *given)
+        async with self.place() as call:
+            answer: T = await call(function, *given)
+            return answer
 
-    async def take_place(self) -> None:
-        """Wait until there is room for a call, which must follow at once."""
+    @asynccontextmanager
+    async def place(self) -> AsyncIterator[Callable[..., Awaitable[Any]]]:
+        """Room for one call, which is made by what this gives."""
         await self._places.acquire()
+        answer: Answer | None = None
 
-    async def call(self, function: Callable[..., T], *given: Any) -> T:
-        """Call a function in the place that was taken; it is given back at the end."""
-        answer, error = await self._answer(function, *given)
-        if error is not None:
-            try:
-                raise error
-            finally:
-                del error  # its traceback holds this frame, which would hold it
-        return answer  # type: ignore[return-value]
+        async def call(function: Callable[..., Any], *given: Any) -> Any:
+            nonlocal answer
+            outcome: list[Outcome] = []
+            answer = self._begin(lambda: outcome.append(_outcome(function, *given)))
+            await answer
+            found, error = outcome.pop()
+            if error is not None:
+                try:
+                    raise error
+                finally:
+                    del error  # its traceback holds this frame, and that of the thread, which would hold it
+            return found
 
-    async def _answer(self, function: Callable[..., T], *given: Any) -> tuple[T | None, BaseException | None]:
+        try:
+            yield call
+        finally:
+            if answer is None or answer not in self._running or self._leave(answer):
+                self._places.release()
+
+    def _begin(self, work: Callable[[], None]) -> Answer:
         loop = asyncio.get_running_loop()
-        answer: asyncio.Future[tuple[T | None, BaseException | None]] = loop.create_future()
+        answer: Answer = loop.create_future()
 
         def there() -> None:
-            outcome: tuple[T | None, BaseException | None]
-            try:
-                outcome = function(*given), None
-            except BaseException as error:  # a future takes not every exception
-                outcome = None, error
+            work()
             with suppress(RuntimeError):  # the loop is closed, and nobody waits
-                loop.call_soon_threadsafe(self._returned, answer, outcome)
+                loop.call_soon_threadsafe(self._returned, answer)
 
-        self._busy += 1
-        if self._busy > self._threads:
+        self._running.add(answer)
+        if len(self._running) > self._threads:
             self._threads += 1
             threading.Thread(target=_work, args=(self._calls,), name="penstock-step", daemon=True).start()
         self._calls.put(there)
-        try:
-            return await answer
-        finally:
-            if answer.cancelled() and len(self._left) < LEFT_MAX:
-                self._left.add(answer)
-                self._places.release()
-                if len(self._left) == LEFT_MAX:
-                    log.error("%d calls of plain functions go on though their time is over: do they hang?", LEFT_MAX)
+        return answer
 
-    def _returned(self, answer: asyncio.Future[Any], outcome: tuple[Any, BaseException | None]) -> None:
-        self._busy -= 1
-        if answer in self._left:
-            self._left.remove(answer)
-        else:
+    def _leave(self, answer: Answer) -> bool:
+        """Wait for this call no longer; whether another may have its place."""
+        self._left[answer] = len(self._left) < LEFT_MAX
+        if len(self._left) == LEFT_MAX:
+            log.error("%d calls of plain functions go on though their time is over: do they hang?", LEFT_MAX)
+        return self._left[answer]
+
+    def _returned(self, answer: Answer) -> None:
+        self._running.remove(answer)
+        if not self._left.pop(answer, True):
             self._places.release()
         if not answer.done():
-            answer.set_result(outcome)
+            answer.set_result(None)
 
     def close(self) -> None:
         """Let the threads end, those that are at work when they come back."""
         for _ in range(self._threads):
             self._calls.put(None)
+
+
+def _outcome(function: Callable[..., Any], *given: Any) -> Outcome:
+    try:
+        return function(*given), None
+    except BaseException as error:
+        return None, error
 
 
 def _work(calls: SimpleQueue[Callable[[], None] | None]) -> None:
