@@ -10,13 +10,17 @@ from contextlib import asynccontextmanager, suppress
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-__all__ = ["LEFT_MAX", "StepThreads"]
+__all__ = ["LEFT_MAX", "StepThread", "StepThreads"]
 
 T = TypeVar("T")
 
 LEFT_MAX = 64  # calls that go on though nobody waits for them; from then on each keeps its place
 
 log = logging.getLogger("penstock.worker")
+
+
+class StepThread(threading.Thread):
+    """A thread on which plain functions of users are called."""
 
 
 Outcome = tuple[Any, BaseException | None]
@@ -78,7 +82,7 @@ class StepThreads:
         self._running.add(answer)
         if len(self._running) > self._threads:
             self._threads += 1
-            threading.Thread(target=_work, args=(self._calls,), name="penstock-step", daemon=True).start()
+            StepThread(target=_work, args=(self._calls,), name="penstock-step", daemon=True).start()
         self._calls.put(there)
         return answer
 
