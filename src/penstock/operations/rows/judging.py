@@ -14,7 +14,7 @@ from penstock.operations.messages import cut, message_of
 from penstock.operations.rows.runtime import OperationRuntime
 from penstock.operations.rows.task_pool import SLICE_NS, LoopSlice, is_ours
 from penstock.operations.rows.verdicts import error_text
-from penstock.pipeline.rows import TOGETHER, ModelErrors
+from penstock.pipeline.rows import TOGETHER, ModelErrors, few
 
 __all__ = [
     "MayNotStart",
@@ -193,7 +193,7 @@ def _of_model(faults: list[Fault]) -> Objection:
 def _objection(error: BaseException) -> Objection:
     """A validator's exception as an objection: a verdict on the row, or an error of the validator (`Processing`)."""
     if isinstance(error, InvalidInput) and (faults := faults_of(error)):
-        return Objection(faults)
+        return Objection(few(faults))
     if isinstance(error, InvalidInput | ValueError | AssertionError):
         return Objection([Fault(message_of(error) or type(error).__name__)])
     return Objection([Fault(error_text(error))], "Processing")
