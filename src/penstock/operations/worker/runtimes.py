@@ -133,7 +133,7 @@ class OperationRuntimes:
                 return await self._lifespans.pipeline(definition)
         except TimeoutError:
             raise OperationUnready(
-                f"operation {definition.name!r} is not ready: its lifespan is being entered"
+                f"operation {definition.name!r} is not ready: its lifespan is being entered, or left"
             ) from None
 
     async def forget_idle(self, working: Collection[int]) -> None:
