@@ -18,6 +18,7 @@ from stored import records_of, rows_of
 from penstock import BatchContext, Context, Done, Pipeline, StepFailed, operation, step
 from penstock.clock import from_micros
 from penstock.pipeline import StepObject
+from penstock.pipeline.backoff import DURATION_MAX
 from penstock.settings import Settings
 from penstock.testing import engine
 
@@ -371,6 +372,20 @@ async def test_a_step_without_a_timeout_has_no_deadline_whatever_came_before(
         await e.run(Deadlines, items(1))
     ran = [] if is_skipped else [("timed", until)]
     assert deadlines == [*ran, ("bare", None), ("asked", None)]
+
+
+async def test_a_wait_of_a_thousand_years_can_be_stored_and_shown(database_url: str, tmp_path: Path):
+    @operation("patient")
+    class Patient(Pipeline[Item]):
+        @step.signal(key="k", timeout=DURATION_MAX)
+        async def only(self, row: Item, ctx: Context) -> None:
+            assert ctx.deadline is not None
+
+    async with engine([Patient], url=database_url, tmp_path=tmp_path) as e:
+        made = await e.create(Patient, items(1))
+        await e.work_until_idle()
+        (wait,) = (await e.operations.rows(made.id)).items
+    assert wait.state == "WaitingForCompletion"
 
 
 @pytest.mark.parametrize("kind", ["plain", "thread", "poll", "batch"])
