@@ -14,7 +14,7 @@ import pytest
 from approvals import Paper, a_moment, clean, papers, states
 from patience import HANG_S, UNHURRIED
 
-from penstock import BatchContext, Context, Pipeline, operation, step
+from penstock import BatchContext, Context, Done, Pipeline, operation, step
 from penstock.operations.rows import gates, runtime
 from penstock.settings import Settings
 from penstock.testing import engine
@@ -184,6 +184,56 @@ async def test_a_rate_lets_plain_functions_through_when_a_thread_is_free_and_not
         await working
         assert await states(e, made) == ["Completed"] * 4
     assert (held_up, len(passed)) == (1, 4)
+
+
+@pytest.mark.parametrize("kind", ["plain", "limited", "batch", "poll", "signal"])
+async def test_conditions_and_keys_of_plain_steps_may_block_as_the_steps_may(tmp_path: Path, kind: str):
+    where: dict[str, set[threading.Thread]] = {"when": set(), "key": set(), "step": set()}
+
+    def single(self: Any, paper: Paper, ctx: Context) -> Any:
+        where["step"].add(threading.current_thread())
+        return Done() if kind in ("poll", "signal") else None
+
+    def together(self: Any, papers: list[Paper], ctx: BatchContext) -> None:
+        where["step"].add(threading.current_thread())
+
+    def is_wanted(self: Any, paper: Paper, ctx: Context) -> bool:
+        where["when"].add(threading.current_thread())
+        return paper.code != "p2"
+
+    def key_of(self: Any, paper: Paper, ctx: Context) -> str:
+        where["key"].add(threading.current_thread())
+        return paper.code
+
+    def is_done(self: Any, paper: Paper, ctx: Context) -> bool:
+        return True
+
+    made: Any = {
+        "plain": lambda: step(single),
+        "limited": lambda: step(timeout=HANG_S, concurrency=2)(single),
+        "batch": lambda: step.batch(size=2)(together),
+        "poll": lambda: step.poll(every=1, timeout=60)(single),
+        "signal": lambda: step.signal(timeout=60)(single),
+    }[kind]()
+    made.when(is_wanted)
+    if kind == "signal":
+        made.key(key_of)
+    if kind == "poll":
+        made.check(is_done)
+
+    @operation("blocking")
+    class Blocking(Pipeline[Paper]):
+        only = made
+
+    async with engine([Blocking], tmp_path=tmp_path) as e:
+        done = await e.run(Blocking, papers(3))
+        assert (done.status, done.successful_rows) == ("Completed", 3)
+    assert {name for name, threads in where.items() if threads} == {
+        "when",
+        "step",
+        *(["key"] if kind == "signal" else []),
+    }
+    assert not any(threading.main_thread() in threads for threads in where.values())
 
 
 HANGING = """

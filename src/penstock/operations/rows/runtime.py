@@ -29,6 +29,7 @@ from penstock.operations.rows.verdicts import AttemptTimedOut, OutputLost, error
 from penstock.pipeline import BatchContext, BoundStep, Definition, Done, Hook, Run, StepPlan
 from penstock.pipeline.outputs import OUTPUT_BYTES_MAX
 from penstock.pipeline.secret_values import mask_texts
+from penstock.pipeline.signatures import is_async
 from penstock.pipeline.tracing import traced
 from penstock.secret_keys import SecretKeys
 
@@ -67,8 +68,8 @@ class StepRuntime:
         self.encode = encode if options.delivery == "at_least_once" else _or_output_lost(encode)
         self._gate = Gate(options.concurrency) if options.concurrency else None
         self._pace = Pace(options.rate, clock.monotonic) if options.rate else None
-        self.when = _awaitable(bound.when) if bound.when is not None else None
-        self.key = _awaitable(bound.key) if bound.key is not None else None
+        self.when = self._asked(bound.when, plan.functions.when)
+        self.key = self._asked(bound.key, plan.functions.key)
         self.waits = plan.kind in ("poll", "signal")
         call: Call = bound.call if options.timeout is None else self._told_its_deadline(clock)
         seconds = options.timeout if plan.kind in ("plain", "batch") else None
@@ -155,6 +156,24 @@ class StepRuntime:
         begun = partial(called, there)
         return begun if seconds is None else _timed(begun, seconds)
 
+    def _asked(
+        self, check: Call | None, declared: Callable[..., Any] | None
+    ) -> Callable[[Any, Any], Awaitable[Any]] | None:
+        """A condition or key; a plain function beside a step that is one may block as the step may."""
+        if check is None:
+            return None
+        goes_there = declared is not None and not (self.plan.is_async or is_async(declared))
+
+        async def asked(row: Any, ctx: Any) -> Any:
+            if goes_there:
+                async with self._threads.place() as called:
+                    answer = await self._there(called, check, None)(row, ctx)
+            else:
+                answer = check(row, ctx)
+            return await answer if inspect.isawaitable(answer) else answer
+
+        return asked
+
     async def ask(self, row: Any, ctx: Any, seconds: float) -> Any:
         """What the step's check answers within this time."""
         check = self.bound.check
@@ -212,14 +231,6 @@ def _timed(call: Call, seconds: float) -> Call:
             raise
 
     return timed
-
-
-def _awaitable(check: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Awaitable[Any]]:
-    async def ask(row: Any, ctx: Any) -> Any:
-        answer = check(row, ctx)
-        return await answer if inspect.isawaitable(answer) else answer
-
-    return ask
 
 
 class OperationRuntime:
