@@ -134,6 +134,37 @@ async def test_a_step_that_blocks_for_every_row_is_named_once(database_url: str,
     assert len(warning.records) == 1
 
 
+@pytest.mark.databases("sqlite")
+async def test_a_plain_step_that_makes_progress_on_its_thread_does_not_hide_one_that_blocks_the_loop(
+    database_url: str, tmp_path: Path
+):
+    beats = threading.Event()
+    with heard("blocked the event loop") as warning:
+
+        @operation("both", max_row_concurrency=2)
+        class Both(Pipeline[Item]):
+            @step
+            def busy(self, row: Item, ctx: Context) -> None:
+                end = time.monotonic() + HANG_S
+                while row.id == 1 and not warning.has_come.is_set() and time.monotonic() < end:
+                    ctx.heartbeat()
+                    beats.set()
+
+            @step
+            async def blocking(self, row: Item, ctx: Context) -> None:
+                if row.id == 2:
+                    assert beats.wait(HANG_S)
+                    warning.block()
+
+        given = settings(
+            database_url, tmp_path, chunk_rows=1, stall_warning_s=0.5
+        )  # one row is still at the first step
+        async with Penstock.open(operations=[Both], settings=given) as penstock:
+            made = await penstock.operations.create(Both, file=items(2), file_name="a.jsonl")
+            await penstock.run_until_done(made.id)
+    assert {vars(record)["step_name"] for record in warning.records} == {"blocking"}
+
+
 async def test_a_guest_whose_loop_is_blocked_loses_its_rows_to_others_and_goes_on_afterwards(
     database_url: str, tmp_path: Path
 ):

@@ -375,6 +375,21 @@ async def test_a_check_that_never_answers_ends_with_its_wait(
     assert sorted(set(asked)) == [1, 2, 3]
 
 
+async def test_a_validator_that_finds_thousands_of_faults_in_a_row_stores_the_first(database_url: str, tmp_path: Path):
+    @operation("thorough")
+    class Thorough(Pipeline[Item]):
+        def validate_row(self, row: Item, meta: None) -> None:
+            if row.id == 2:
+                raise RowInvalid(faults={f"f{n}": "wrong" for n in range(5000)})
+
+        @step
+        async def only(self, row: Item, ctx: Context) -> None: ...
+
+    faults = (await the_second_fails(Thorough, database_url, tmp_path)).faults
+    assert faults is not None
+    assert (len(faults), faults[0], faults[-1]) == (50, ["f0", "wrong"], [None, "and 4,951 more faults"])
+
+
 def test_more_steps_than_a_ledger_has_room_for_are_refused_at_the_declaration():
     async def nothing(self: Any, row: Item, ctx: Context) -> None: ...
 

@@ -251,6 +251,41 @@ async def test_a_lock_held_too_long_undoes_and_repeats_the_whole_transaction(db)
     assert len(runs) >= 2
 
 
+@pytest.mark.databases("postgresql", "mariadb")
+async def test_a_statement_that_an_administrator_kills_leaves_nothing_and_may_be_tried_again_later(db):
+    kinds = {
+        "postgresql": ("pg_backend_pid()", "SELECT pg_cancel_backend({})"),
+        "mariadb": ("CONNECTION_ID()", "KILL QUERY {}"),
+    }
+    own, kill = kinds[db.dialect.name]
+    holds, over = asyncio.Event(), asyncio.Event()
+    sessions = list[int]()
+
+    async def hold(tx: AsyncConnection) -> None:
+        await pay(tx, 2)
+        holds.set()
+        await over.wait()
+
+    async def work(tx: AsyncConnection) -> None:
+        sessions.append((await tx.exec_driver_sql(f"SELECT {own}")).scalar_one())
+        await pay(tx, 1)
+        await pay(tx, 2)
+
+    holder = asyncio.create_task(db.transaction(hold))
+    await holds.wait()
+    victim = asyncio.create_task(db.transaction(work))
+    async with asyncio.timeout(HANG_S), db.connection() as administrator:
+        while not victim.done():
+            await asyncio.sleep(0)
+            for session in sessions[-1:]:
+                await administrator.exec_driver_sql(kill.format(session))
+    with pytest.raises(Unavailable):
+        await victim
+    over.set()
+    await holder
+    assert await amounts(db) == [0, 1]
+
+
 @pytest.mark.databases("sqlite")
 async def test_a_sqlite_file_locked_by_another_process_is_waited_for(db, monkeypatch):
     monkeypatch.setattr(asyncio, "sleep", lambda _: unlock())

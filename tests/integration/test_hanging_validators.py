@@ -157,3 +157,33 @@ async def test_other_files_are_read_once_operations_whose_validators_hang_are_ca
         assert (await e.operations.get(other.id)).status == "Completed"
         assert {(await e.operations.get(each.id)).status for each in made} == {"Cancelled"}
         assert await clean(e) == []
+
+
+async def test_operations_whose_validators_hang_leave_room_for_files_of_other_kinds(database_url: str, tmp_path: Path):
+    hang = Hang()
+
+    @operation("other")
+    class Other(Pipeline[Paper]):
+        @step
+        async def work(self, paper: Paper, ctx: Context) -> None: ...
+
+    async with engine([hang.kind, Other], url=database_url, tmp_path=tmp_path, settings=NO_GRACE) as e:
+        working = asyncio.create_task(e.work_until_idle())
+        for count in range(1, store.READINGS_MAX + 1):
+            await e.create(hang.kind, rows(2, 1))
+            await e.advance(6)
+            while hang.hanging < count:
+                await e.worker.tick()
+                await asyncio.sleep(0)
+        waiting = await e.create(hang.kind, papers(2))
+        others = [await e.create(Other, papers(2)) for _ in range(3)]
+        async with asyncio.timeout(HANG_S):
+            while {(await e.operations.get(other.id)).status for other in others} != {"Completed"}:
+                await e.worker.tick()
+                await asyncio.sleep(0)
+        assert (await e.operations.get(waiting.id)).status == "Pending"
+        hang.let_go.set()
+        await ends(working)
+        await e.work_until_idle()
+        assert (await e.operations.get(waiting.id)).status == "Completed"
+        assert await clean(e) == []

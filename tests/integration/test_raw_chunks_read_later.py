@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,13 @@ from sqlalchemy import select
 from stored import count_of, stored_files
 
 from penstock import Context, Pipeline, operation, step
+from penstock.errors import FileRejected
+from penstock.formats import Batch, Reader
+from penstock.operations.chunk.owned import OwnedChunk
 from penstock.operations.model import Operation
 from penstock.operations.running.validation_jobs import ValidateJob
 from penstock.operations.tables import chunk_rows, chunks
+from penstock.operations.worker import chunk_runner
 from penstock.settings import Settings
 from penstock.testing import Engine, engine, json_lines
 
@@ -577,3 +582,29 @@ async def test_an_operation_whose_file_is_gone_when_a_chunk_is_read_again_fails_
         assert (done.status, done.cancelled_rows, bench.ran) == ("Failed", 12, [])
         assert f"the stored file {file.name[:36]}… is gone" in (done.error or "")
         assert len(await clean(reader)) == 1
+
+
+async def test_a_worker_that_cannot_read_a_file_as_it_was_read_before_goes_on_and_tries_again(
+    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    bench, refusals = Bench(), [FileRejected("row 5 is not UTF-8")]
+    pieces = chunk_runner.pieces
+
+    def overwritten(reader: Reader, owned: OwnedChunk) -> Iterator[Batch]:
+        """As when the bytes of the file are replaced after it was opened."""
+        if refusals:
+            raise refusals.pop()
+        yield from pieces(reader, owned)
+
+    monkeypatch.setattr(chunk_runner, "pieces", overwritten)
+    async with two_engines(bench.kind, url=database_url, folder=tmp_path, settings=SMALL) as (reader, other):
+        made = await reader.create(bench.kind, csv_of(papers(12)), file_name="a.csv")
+        await read_for_others(reader)
+        await other.work_until_idle()
+        assert refusals == []
+        await other.advance(2)
+        await other.worker.look_round()
+        await other.work_until_idle()
+        done = await reader.operations.get(made.id)
+        assert (done.status, done.successful_rows, done.trouble) == ("Completed", 12, None)
+        assert await clean(other) == []

@@ -15,9 +15,10 @@ from patience import HANG_S
 from pydantic import BaseModel
 from stored import records_of, rows_of
 
-from penstock import BatchContext, Context, Pipeline, StepFailed, operation, step
+from penstock import BatchContext, Context, Done, Pipeline, StepFailed, operation, step
 from penstock.clock import from_micros
 from penstock.pipeline import StepObject
+from penstock.pipeline.backoff import DURATION_MAX
 from penstock.settings import Settings
 from penstock.testing import engine
 
@@ -371,6 +372,66 @@ async def test_a_step_without_a_timeout_has_no_deadline_whatever_came_before(
         await e.run(Deadlines, items(1))
     ran = [] if is_skipped else [("timed", until)]
     assert deadlines == [*ran, ("bare", None), ("asked", None)]
+
+
+async def test_a_wait_of_a_thousand_years_can_be_stored_and_shown(database_url: str, tmp_path: Path):
+    @operation("patient")
+    class Patient(Pipeline[Item]):
+        @step.signal(key="k", timeout=DURATION_MAX)
+        async def only(self, row: Item, ctx: Context) -> None:
+            assert ctx.deadline is not None
+
+    async with engine([Patient], url=database_url, tmp_path=tmp_path) as e:
+        made = await e.create(Patient, items(1))
+        await e.work_until_idle()
+        (wait,) = (await e.operations.rows(made.id)).items
+    assert wait.state == "WaitingForCompletion"
+
+
+@pytest.mark.parametrize("kind", ["plain", "thread", "poll", "batch"])
+async def test_a_deadline_counts_from_the_begin_of_the_call_not_of_its_wait_for_a_limit(
+    database_url: str, tmp_path: Path, kind: str
+):
+    left: list[float] = []
+
+    def call(ctx: Context) -> None:
+        assert ctx.deadline is not None
+        left.append((ctx.deadline - from_micros(e.clock.now_us())).total_seconds())
+        e.clock.advance(1)
+
+    async def awaited(self: Any, row: Item, ctx: Context) -> Any:
+        for _ in range(20):  # the others come to the limit
+            await asyncio.sleep(0)
+        call(ctx)
+        return Done()
+
+    def threaded(self: Any, row: Item, ctx: Context) -> None:
+        call(ctx)
+
+    async def together(self: Any, rows: list[Item], ctx: BatchContext) -> None:
+        for _ in range(20):
+            await asyncio.sleep(0)
+        call(ctx.rows[0])
+
+    async def is_done(self: Any, row: Item, ctx: Context) -> bool:
+        return True
+
+    polled = step.poll(every=1, timeout=60, concurrency=1)(awaited)
+    polled.check(is_done)
+
+    @operation("deadlines")
+    class Deadlines(Pipeline[Item]):
+        only: Any = {
+            "plain": step(timeout=60, concurrency=1)(awaited),
+            "thread": step(timeout=60, concurrency=1)(threaded),
+            "poll": polled,
+            "batch": step.batch(size=1, timeout=60, concurrency=1)(together),
+        }[kind]
+
+    settings = Settings(lease_s=3600)  # time moves while rows run
+    async with engine([Deadlines], url=database_url, tmp_path=tmp_path, settings=settings) as e:
+        await e.run(Deadlines, items(3))
+    assert left == [60, 60, 60]
 
 
 @pytest.mark.covers("SM-015")

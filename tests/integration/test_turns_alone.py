@@ -12,6 +12,7 @@ import pytest
 from approvals import Paper, Wall, a_moment, at_wall, clean, papers, states
 from patience import HANG_S
 from stored import rows_of
+from test_hanging_validators import crashes_of
 
 from penstock import Context, Pipeline, operation, step
 from penstock.operations.model import Operation
@@ -95,6 +96,40 @@ async def test_a_worker_that_dies_while_a_suspect_waits_to_be_alone_has_not_lost
         await e.work_until_idle()
         [row] = await rows_of(e.penstock.db, made.id)
         assert (three.runs["mine"], await states(e, made)) == (3, ["Completed"])
+        assert await clean(e) == []
+
+
+async def test_a_reader_that_dies_while_its_suspects_wait_to_be_alone_has_not_crashed_over_them(
+    database_url: str, tmp_path: Path
+):
+    three, wall = Three(), Wall()
+
+    @operation("checked")
+    class Checked(Pipeline[Paper]):
+        async def validate_row(self, paper: Paper, meta: None) -> None:
+            await wall.stop()
+
+        @step
+        async def only(self, paper: Paper, ctx: Context) -> None: ...
+
+    async with engine([*three.kinds, Checked], url=database_url, tmp_path=tmp_path) as e:
+        made = await e.create(Checked, papers(1))
+        await at_wall(wall, e.work_until_idle())
+        await e.crash()
+        await e.operations.pause(made.id)
+        await e.create(three.slow, papers(1))
+        await at_wall(three.slow_wall, e.work_until_idle())
+        await e.operations.resume(made.id)
+        await at_wall(waits_alone(e), e.work_until_idle())
+        await a_moment()
+        await e.crash()
+        three.slow_wall.gone.set()
+        wall.reached.clear()
+        await at_wall(wall, e.work_until_idle())
+        assert await crashes_of(e, made.id) == 1
+        wall.gone.set()
+        await e.work_until_idle()
+        assert await states(e, made) == ["Completed"]
         assert await clean(e) == []
 
 

@@ -8,10 +8,13 @@ from contextlib import asynccontextmanager, nullcontext, suppress
 from typing import Any, Self
 
 import pytest
+from patience import HANG_S
 from pydantic import BaseModel
+from timers import turn
 
 from penstock import Context, Pipeline, operation, step
 from penstock.errors import OperationUnready
+from penstock.operations import rows
 from penstock.operations.rows.lifespans import Lifespans
 from penstock.pipeline import Definition, definition_of
 
@@ -178,3 +181,70 @@ async def test_a_lifespan_that_ends_by_itself_is_entered_again_when_somebody_ask
     broken.set()
     with nullcontext() if is_quiet else pytest.raises(ExceptionGroup, match="unhandled errors"):
         await lifespans.close()
+
+
+class Slow:
+    """A lifespan that fails when told to, and takes until `gone` to be left."""
+
+    def __init__(self) -> None:
+        self.broken, self.leaving, self.gone = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self.alive = self.alive_most = 0
+        slow = self
+
+        @operation("slow")
+        class Kind(Pipeline[Item]):
+            @classmethod
+            @asynccontextmanager
+            async def lifespan(cls) -> AsyncGenerator[Self]:
+                slow.alive += 1
+                slow.alive_most = max(slow.alive, slow.alive_most)
+                try:
+                    with suppress(ExceptionGroup):
+                        async with asyncio.TaskGroup() as group:
+                            failing = group.create_task(slow.fail())
+                            yield cls()
+                            failing.cancel()
+                finally:
+                    slow.leaving.set()
+                    await slow.gone.wait()
+                    slow.alive -= 1
+
+            @step
+            async def go(self, row: Item, ctx: Context) -> None: ...
+
+        self.definition: Definition = definition_of(Kind)
+
+    async def fail(self) -> None:
+        await self.broken.wait()
+        raise OSError("the connection is gone")
+
+
+async def test_a_pipeline_whose_lifespan_has_failed_is_not_used_while_it_is_left_and_the_next_one_waits():
+    slow, lifespans = Slow(), Lifespans()
+    first = await lifespans.pipeline(slow.definition)
+    slow.broken.set()
+    await slow.leaving.wait()
+    assert not lifespans.has(slow.definition, first)
+    slow.broken.clear()
+    asking = asyncio.create_task(lifespans.pipeline(slow.definition))
+    await turn()
+    assert not asking.done()
+    slow.gone.set()
+    second = await asking
+    assert second is not first
+    assert lifespans.has(slow.definition, second)
+    await lifespans.close()
+    assert slow.alive_most == 1
+
+
+async def test_a_lifespan_that_is_never_left_is_cut_off_at_the_end(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(rows.lifespans, "LEAVE_S", 0.01, raising=False)
+    slow, stage, lifespans = Slow(), Stage(), Lifespans()
+    await lifespans.pipeline(slow.definition)
+    await lifespans.pipeline(stage.definition)
+    async with asyncio.timeout(HANG_S):
+        await lifespans.close()
+    assert stage.left == stage.entered
+    assert "the lifespan of operation 'slow' is not left after 0.01 s" in caplog.text

@@ -478,7 +478,7 @@ class Mariadb(Dialect):
         if code in {1021, 1114}:
             return "full"
         # Too many connections, shutdown, killed, read only, idle transaction ended; 20xx are the client's.
-        if error.connection_invalidated or code in {1040, 1053, 1203, 1290, 1836, 1927, 1969}:
+        if error.connection_invalidated or code in {1040, 1053, 1203, 1290, 1317, 1836, 1927, 1969}:
             return "unavailable"
         if isinstance(code, int) and 2000 <= code < 2100:
             return "unavailable"

@@ -119,7 +119,7 @@ def refuse_unfitting(names: Sequence[str], schema: Schema) -> None:
     missing = [column for column in schema.columns if column.is_required and column.name not in names]
     faults = [
         Fault(f"no column is named {' or '.join(map(repr, column.headers))}", column.name) for column in missing
-    ] + [unknown_column(name, schema) for name in unknown]
+    ] + [unknown_column(name, schema, guesses=place < NAMES_SHOWN) for place, name in enumerate(unknown)]
     if missing:
         raise FileRejected(
             f"required columns are missing: {listed(column.name for column in missing)}; "
@@ -133,7 +133,10 @@ def refuse_unfitting(names: Sequence[str], schema: Schema) -> None:
         )
 
 
-def unknown_column(name: str, schema: Schema) -> Fault:
+def unknown_column(name: str, schema: Schema, *, guesses: bool) -> Fault:
+    """What is told of a column; to guess what is meant takes long, where there are many to guess among."""
+    if not guesses:
+        return Fault("is not a column of this operation", shown(name))
     known = {normalised(header): header for column in schema.columns for header in column.headers}
     close = get_close_matches(normalised(name), known, n=1)
     hint = f"did you mean {known[close[0]]!r}?" if close else f"known: {listed(known.values())}"

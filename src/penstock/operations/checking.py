@@ -7,7 +7,6 @@ import random
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
@@ -23,6 +22,7 @@ from penstock.operations.model import ErrorGroup, FileCheck, FileFault, RowError
 from penstock.operations.rows.gates import FOREVER, StartLimit
 from penstock.operations.rows.judging import check_batch, validate
 from penstock.operations.rows.runtime import OperationRuntime
+from penstock.operations.rows.step_threads import StepThreads
 from penstock.operations.rows.task_pool import TaskPool
 from penstock.operations.validating.sources import no_rows
 from penstock.operations.views.chunk_view import VALIDATION, RowLayout
@@ -165,7 +165,7 @@ def _runtime(definition: Definition, pipeline: object, meta: Any, clock: Clock) 
     def refuse(_work: object) -> None:
         raise AssertionError("a dry run starts no step")
 
-    threads = ThreadPoolExecutor(1, thread_name_prefix="penstock-check")
+    threads = StepThreads(1)
     try:
         yield OperationRuntime(
             number=0,
@@ -182,7 +182,7 @@ def _runtime(definition: Definition, pipeline: object, meta: Any, clock: Clock) 
             start_limit=StartLimit(clock, FOREVER),
         )
     finally:
-        threads.shutdown(wait=False, cancel_futures=True)
+        threads.close()
 
 
 @contextmanager

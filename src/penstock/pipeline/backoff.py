@@ -16,12 +16,15 @@ __all__ = ["Backoff", "Duration", "seconds"]
 Duration = float | timedelta
 
 LONGEST_S = 30.0
+DURATION_MAX = timedelta(days=366_000)  # a thousand years: what is due later is no date any more
 
 
 def seconds(value: object) -> float:
-    """A duration as seconds; text that reads as a number counts as one. ValueError when it is not finite."""
+    """A duration as seconds; text that reads as a number counts as one. ValueError when it is not finite, or so long
+    that no calendar has the date on which it ends.
+    """
     if isinstance(value, timedelta):
-        return value.total_seconds()
+        value = value.total_seconds()
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError("must be seconds or a timedelta")
     try:
@@ -30,6 +33,8 @@ def seconds(value: object) -> float:
         raise ValueError("must be seconds or a timedelta") from None
     if not math.isfinite(found):
         raise ValueError("must be a finite number of seconds")
+    if found > DURATION_MAX.total_seconds():
+        raise ValueError("must be at most a thousand years")
     return found
 
 

@@ -16,6 +16,7 @@ from penstock.pipeline.rows import model_faults
 __all__ = ["OUTPUT_BYTES_MAX", "OutputType"]
 
 OUTPUT_BYTES_MAX = 64 * 1024
+SIGNS_OF_LOSS = (b"null", b"NaN", b"Infinity")  # which numbers JSON does not have may have been written as
 MASK = b'"**********"'  # how pydantic writes a secret
 
 
@@ -39,6 +40,8 @@ class OutputType:
             raise ValueError(f"the output has {len(data):,} bytes; at most {bytes_max:,} can be stored")
         if MASK in data:
             raise ValueError("the output holds a secret, which JSON would mask; keep it in a store of its own")
+        if any(sign in data for sign in SIGNS_OF_LOSS) and self._loses_numbers(value, data):
+            raise ValueError("the output holds NaN or an infinity, which JSON does not have; return None in its place")
         return data
 
     def decode(self, data: bytes) -> Any:
@@ -82,6 +85,24 @@ class OutputType:
         except ValueError as error:
             found = type(value).__qualname__
             raise ValueError(f"the output of type {found} cannot be stored as {self.described}: {error}") from error
+
+    def _loses_numbers(self, value: Any, data: bytes) -> bool:
+        try:
+            written = msgspec.json.decode(data)
+        except msgspec.DecodeError:
+            return True
+        if self._adapter is None:
+            return _is_lost(msgspec.to_builtins(value), written)
+        return _is_lost(self._adapter.dump_python(value, by_alias=False, warnings=False), written)
+
+
+def _is_lost(value: Any, written: Any) -> bool:
+    """Whether a number in a value was written as null."""
+    if isinstance(value, float):
+        return written is None
+    if isinstance(value, dict) and isinstance(written, dict):
+        return any(map(_is_lost, value.values(), written.values()))
+    return isinstance(value, list | tuple) and isinstance(written, list) and any(map(_is_lost, value, written))
 
 
 def _adapter(annotation: Any) -> TypeAdapter[Any]:

@@ -20,13 +20,15 @@ from penstock.pipeline.fields import NOT_GIVEN, SUPPORTED, ModelField, fields_of
 from penstock.pipeline.secret_values import secret_fields, texts_in
 from penstock.schema import Column, Schema
 
-__all__ = ["TOGETHER", "ModelErrors", "RawRow", "RowType", "model_faults", "struct_faults"]
+__all__ = ["TOGETHER", "ModelErrors", "RawRow", "RowType", "few", "model_faults", "struct_faults"]
 
 RawRow = list[str] | dict[str, Any] | str
 Validate = Callable[[Any], Any]
 
 EMPTY = "is empty; a value is required (allow it with Annotated[str, AllowEmpty])"
 MESSAGE_CHARS_MAX = 500
+FAULTS_MAX = 50  # of one row that are told; a file may have thousands of columns, all of them wrong
+FAULTS_TOGETHER_MAX = 5_000  # that are listed at once
 TOGETHER = 100  # rows validated in one call; more would no longer fit into a core's own cache
 
 
@@ -112,6 +114,8 @@ class RowType:
                 if len(judge(raws)) == len(raws):  # a validator may leave an item of a list out
                     return {}
             except ValidationError as error:
+                if error.error_count() > FAULTS_TOGETHER_MAX:
+                    return one_by_one(raws)
                 found = _faults_by_row(error, self.fields, columns or ())
                 return found if told is None else {i: told(faults, raws[i]) for i, faults in found.items()}
             except self.rejects:
@@ -127,10 +131,10 @@ class RowType:
     def faults(self, error: Exception) -> list[Fault]:
         """Every fault that one of `rejects` reports, by field, without the input."""
         if isinstance(error, ValidationError):
-            return model_faults(error, self.fields)
+            return few(model_faults(error, self.fields))
         if isinstance(error, ModelBroke):
             return ModelErrors(error.faults)
-        return (faults_of(error) if isinstance(error, InvalidInput) else []) or [Fault(_cut(_text_of(error)))]
+        return few(faults_of(error) if isinstance(error, InvalidInput) else []) or [Fault(_cut(_text_of(error)))]
 
     def key(self, row: Any) -> str | None:
         """The text of the row's key field."""
@@ -263,7 +267,13 @@ def _faults_by_row(
         row, *path = finding["loc"]
         rank = order.get(names.get(path[0], str(path[0])), len(order)) if path else 0
         found.setdefault(int(row), []).append((rank, _fault(finding, path, names)))
-    return {row: [fault for _, fault in sorted(faults, key=itemgetter(0))] for row, faults in found.items()}
+    return {row: few([fault for _, fault in sorted(faults, key=itemgetter(0))]) for row, faults in found.items()}
+
+
+def few(faults: list[Fault]) -> list[Fault]:
+    """The first faults of a row, and how many more there are."""
+    more = len(faults) - FAULTS_MAX + 1
+    return faults if more < 2 else [*faults[:-more], Fault(f"and {more:,} more faults")]
 
 
 def _findings(error: ValidationError) -> list[ErrorDetails]:

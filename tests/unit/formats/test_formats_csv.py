@@ -267,6 +267,13 @@ def test_unknown_columns_are_refused_with_a_hint_where_the_model_forbids_them():
     assert "did you mean 'age'?" in error.faults[0].message
 
 
+def test_what_unknown_columns_mean_is_guessed_for_the_first_ones_only():
+    error = refusal("name," + ",".join(f"agee{n}" for n in range(1000)), STRICT)
+    guessed = [fault.message for fault in error.faults if "did you mean" in fault.message]
+    assert (len(error.faults), len(guessed)) == (1000, 20)
+    assert error.faults[-1] == Fault("is not a column of this operation", "agee999")
+
+
 @pytest.mark.covers("C29")
 def test_too_many_columns_are_refused():
     assert refusal("name," + ",".join(f"c{n}" for n in range(50)), columns_max=50).code == "limit"

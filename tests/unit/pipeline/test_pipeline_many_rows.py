@@ -17,6 +17,7 @@ from pydantic import (
     Field,
     PrivateAttr,
     ValidationInfo,
+    create_model,
     field_validator,
     model_validator,
 )
@@ -278,3 +279,23 @@ def test_no_row_is_passed_over_because_a_validator_left_it_out():
     assert list(found) == [1]
     assert isinstance(found[1], ModelErrors)
     assert "Omit" in found[1][0].message
+
+
+@pytest.mark.parametrize("many", [1, 30], ids=["one row", "more faults together than are listed at once"])
+@pytest.mark.parametrize("kind", ["pydantic", "msgspec", "records"])
+def test_of_a_row_with_very_many_faults_the_first_are_told_and_how_many_more_there_are(kind: str, many: int):
+    columns = tuple(f"c{n}" for n in range(300))
+    fields: Any = [(name, int) for name in columns]
+    model = (
+        msgspec.defstruct("Wide", fields)
+        if kind == "msgspec"
+        else create_model("Wide", **dict.fromkeys(columns, (int, ...)))
+    )
+    rows = RowType(model)
+    given = None if kind == "records" else columns
+    raw: Any = dict.fromkeys(columns, "x") if given is None else ["x"] * 300
+    found = rows.checker(given)([raw] * many)
+    assert found == one_by_one(rows, [raw] * many, given)
+    for faults in found.values():
+        assert [fault.field for fault in faults] == [*columns[:49], None]
+        assert faults[-1].message == "and 251 more faults"

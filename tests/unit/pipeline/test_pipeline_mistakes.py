@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
+from datetime import timedelta
 from types import new_class
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -265,6 +266,9 @@ def test_at_most_once_admits_no_retries():
         ({"retries": True}, "go.retries: must be a whole number, 0 or more; found True"),
         ({"timeout": 0}, "go.timeout: must be longer than zero; found 0"),
         ({"timeout": float("nan")}, "go.timeout: must be a finite number of seconds; found nan"),
+        ({"timeout": timedelta.max}, "go.timeout: must be at most a thousand years; found datetime.timedelta"),
+        ({"timeout": 1e14}, "go.timeout: must be at most a thousand years; found 1"),
+        ({"backoff": 1e14}, "go.backoff: must be at most a thousand years; found 1"),
         ({"concurrency": 0}, "go.concurrency: must be a whole number, 1 or more; found 0"),
         ({"rate": "5/fortnight"}, "go.rate: must be calls per second"),
         ({"rate": 0}, "go.rate: must be calls per second"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -84,6 +85,53 @@ def test_an_output_with_a_secret_is_refused_rather_than_masked():
 
     with pytest.raises(ValueError, match="holds a secret, which JSON would mask"):
         OutputType(Token).encode(Token(value=SecretStr("hush")))
+
+
+class Rate(BaseModel):
+    rate: float
+    note: str | None = None
+
+
+class Spelled(Rate):
+    model_config = {"ser_json_inf_nan": "strings"}
+
+
+class Bare(Rate):
+    model_config = {"ser_json_inf_nan": "constants"}
+
+
+class Measure(msgspec.Struct):
+    rate: float
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize(
+    "annotation, holding",
+    [
+        (float, lambda number: number),
+        (float | None, lambda number: number),
+        (Any, lambda number: {"a": [1, None, {"b": (number,)}]}),
+        (dict[int, float], lambda number: {1: 0.5, 2: number}),
+        (Rate, lambda number: Rate(rate=number)),
+        (list[Rate], lambda number: [Rate(rate=1), Rate(rate=number)]),
+        (Bare, lambda number: Bare(rate=number)),
+        (Measure, Measure),
+    ],
+)
+def test_an_output_with_a_number_that_json_does_not_have_is_refused(annotation: Any, holding: Any, number: float):
+    with pytest.raises(ValueError, match="the output holds NaN or an infinity, which JSON does not have"):
+        OutputType(annotation).encode(holding(number))
+
+
+@pytest.mark.parametrize(
+    "annotation, value",
+    [(Spelled, Spelled(rate=math.inf)), (Any, {"text": "null, NaN and Infinity", "none": None}), (Rate, Rate(rate=1))],
+)
+def test_an_output_that_only_looks_like_it_is_kept(annotation: Any, value: object):
+    output = OutputType(annotation)
+    data = output.encode(value)
+    assert data is not None
+    assert output.decode(data) == value
 
 
 def test_a_stored_output_that_no_longer_fits_is_told():

@@ -38,6 +38,7 @@ from penstock.operations.tables import chunk_rows, chunks, history, operations, 
 
 __all__ = [
     "NEW_ROWS",
+    "READINGS_ALL_MAX",
     "READINGS_MAX",
     "RECORD",
     "RECORD_BUT_OUTPUT",
@@ -65,7 +66,8 @@ __all__ = [
 ]
 
 SKIPPED_EACH = 8  # lists of ids in a statement grow by so many
-READINGS_MAX = 8  # files that a worker reads at once, when some take long
+READINGS_MAX = 8  # files of operations of one name that a worker reads at once, when some take long
+READINGS_ALL_MAX = 2 * READINGS_MAX
 
 
 class NewMessages(Exception):
@@ -119,7 +121,7 @@ async def candidates(
         return []
     skipped = filled_up(skip)
     set_aside = [*aside, *[0] * (-len(aside) % SKIPPED_EACH)]
-    read = [*reading, *[0] * (READINGS_MAX - len(reading))]
+    read = [*reading, *[0] * (READINGS_ALL_MAX - len(reading))]
     given = {"many": limit, "of": operation, "rank": rank, "workers": workers}
     given |= numbered("skip", skipped) | numbered("name", names)
     given |= numbered("read", read) | numbered("aside", set_aside)
@@ -176,7 +178,7 @@ def _draining(db: Database, skipped: int, is_of_one: bool) -> Select[*tuple[Any,
 
 def _runnable(db: Database, sizes: tuple[int, int, int, int], is_part: bool = False) -> Select[*tuple[Any, ...]]:
     skipped, names, aside, busy = sizes
-    is_read = one_of(operations.c.number, "read", READINGS_MAX)
+    is_read = one_of(operations.c.number, "read", READINGS_ALL_MAX)
     is_to_validate = (operations.c.state == "Validating") & (chunks.c.is_raw == 1) & ~is_read
     is_due = (
         or_(operations.c.state == "Running", operations.c.state == "Retrying", is_to_validate),

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from math import floor
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from penstock.clock import Clock
@@ -164,9 +164,10 @@ class Pace:
         self.units = units
         self._change.set()
 
-    async def wait(self) -> None:
-        """Wait until the next call may begin; `NoUnits` when we hold none."""
+    async def wait(self, ready: Callable[[], Awaitable[Any]] | None = None) -> Any:
+        """Wait until the next call is `ready`, and then until it may begin; `NoUnits` when we hold none."""
         async with self._turn:
+            found = None if ready is None else await ready()
             at = max(self._monotonic(), self._last)
             while (start := self._next()) > at:
                 self._change.clear()
@@ -174,6 +175,7 @@ class Pace:
                 # A manual clock does not move while we wait: it counts as having reached `start`.
                 at = max(self._monotonic(), start if is_time else at)
             self._last = at
+            return found
 
     def _next(self) -> float:
         """When our next call may begin."""

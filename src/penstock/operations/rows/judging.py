@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from penstock.operations.messages import cut, message_of
 from penstock.operations.rows.runtime import OperationRuntime
 from penstock.operations.rows.task_pool import SLICE_NS, LoopSlice, is_ours
 from penstock.operations.rows.verdicts import error_text
-from penstock.pipeline.rows import TOGETHER, ModelErrors
+from penstock.pipeline.rows import TOGETHER, ModelErrors, few
 
 __all__ = [
     "MayNotStart",
@@ -140,9 +139,9 @@ async def _ask_on_threads(
     runtime: OperationRuntime, validator: Callable[..., Any], rows: Mapping[int, Any], may_start: MayStart
 ) -> Judged:
     answers: Judged = {}
-    loop, todo = asyncio.get_running_loop(), iter([*rows.items()])
+    todo = iter([*rows.items()])
     try:
-        while hop := await loop.run_in_executor(runtime.threads, _hop, runtime, validator, todo, may_start):
+        while hop := await runtime.threads.run(_hop, runtime, validator, todo, may_start):
             for i, answer in hop:
                 is_pending = inspect.isawaitable(answer)  # a plain function may give a coroutine
                 answers[i] = await _objection_of(_given, answer) if is_pending else answer
@@ -194,7 +193,7 @@ def _of_model(faults: list[Fault]) -> Objection:
 def _objection(error: BaseException) -> Objection:
     """A validator's exception as an objection: a verdict on the row, or an error of the validator (`Processing`)."""
     if isinstance(error, InvalidInput) and (faults := faults_of(error)):
-        return Objection(faults)
+        return Objection(few(faults))
     if isinstance(error, InvalidInput | ValueError | AssertionError):
         return Objection([Fault(message_of(error) or type(error).__name__)])
     return Objection([Fault(error_text(error))], "Processing")

@@ -14,10 +14,14 @@ __all__ = ["Lifespans"]
 log = logging.getLogger("penstock")
 
 
+LEAVE_S = 60.0  # how long it may take to leave all of them at the end
+
+
 @dataclass(slots=True)
 class _Lifespan:
     task: asyncio.Task[None]
     pipeline: asyncio.Future[object]
+    is_over: bool = False  # its pipeline may not be used any more, though it may take long to be left
 
 
 class Lifespans:
@@ -36,7 +40,11 @@ class Lifespans:
 
         A caller that is cancelled while it waits does not cancel the lifespan, for others may wait too.
         """
-        if definition.name not in self._lifespans:
+        while (found := self._lifespans.get(definition.name)) is not None and found.is_over:
+            if self._closing.is_set():
+                break
+            await asyncio.wait([found.task])  # the next one may need what it closes
+        if found is None:
             pipeline = asyncio.get_running_loop().create_future()
             pipeline.add_done_callback(_retrieve_error)
             task = asyncio.create_task(self._live(definition, pipeline))
@@ -46,7 +54,9 @@ class Lifespans:
     def has(self, definition: Definition, pipeline: object) -> bool:
         """Whether this pipeline's lifespan has not ended."""
         lifespan = self._lifespans.get(definition.name)
-        return lifespan is not None and lifespan.pipeline.done() and lifespan.pipeline.result() is pipeline
+        if lifespan is None or lifespan.is_over:
+            return False
+        return lifespan.pipeline.done() and lifespan.pipeline.result() is pipeline
 
     async def _live(self, definition: Definition, pipeline: asyncio.Future[object]) -> None:
         failure: BaseException | None = None
@@ -56,6 +66,7 @@ class Lifespans:
                 try:
                     await self._closing.wait()
                 finally:
+                    self._lifespans[definition.name].is_over = True
                     await definition.close_steps()
             if self._closing.is_set():
                 return
@@ -73,13 +84,19 @@ class Lifespans:
         pipeline.set_exception(unready)
 
     async def close(self) -> None:
-        """Leave every lifespan; the first error is raised when all are left."""
+        """Leave every lifespan; the first error is raised when all are left, or cut off because they take too long."""
         self._closing.set()
-        lifespans = list(self._lifespans.values())
-        for lifespan in lifespans:
+        tasks = {lifespan.task: name for name, lifespan in self._lifespans.items()}
+        for lifespan in self._lifespans.values():
             if not lifespan.pipeline.done():
                 lifespan.task.cancel()
-        ends = await asyncio.gather(*(lifespan.task for lifespan in lifespans), return_exceptions=True)
+        if not tasks:
+            return
+        left, hanging = await asyncio.wait(tasks, timeout=LEAVE_S)
+        for task in hanging:
+            log.error("the lifespan of operation %r is not left after %g s, and is cut off", tasks[task], LEAVE_S)
+            task.cancel()
+        ends = await asyncio.gather(*(task for task in tasks if task in left), return_exceptions=True)
         errors = [error for error in ends if error is not None]
         for error in errors[1:]:
             log.error("a lifespan could not be left: %s", error, exc_info=error)

@@ -8,8 +8,7 @@ import inspect
 import logging
 import random
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from concurrent.futures import Executor
-from contextlib import nullcontext
+from contextlib import AsyncExitStack, nullcontext
 from datetime import datetime
 from functools import partial
 from typing import Any, BinaryIO
@@ -24,11 +23,13 @@ from penstock.formats import Limits, Reader, open_reader
 from penstock.operations.chunk.records import SIGNAL_KEY_MAX
 from penstock.operations.rows.gates import Gate, Limiter, Pace, StartLimit
 from penstock.operations.rows.segments import Span, cut_spans
+from penstock.operations.rows.step_threads import StepThreads
 from penstock.operations.rows.task_pool import TaskPool
 from penstock.operations.rows.verdicts import AttemptTimedOut, OutputLost, error_text
-from penstock.pipeline import BoundStep, Definition, Done, Hook, Run, StepPlan
+from penstock.pipeline import BatchContext, BoundStep, Definition, Done, Hook, Run, StepPlan
 from penstock.pipeline.outputs import OUTPUT_BYTES_MAX
 from penstock.pipeline.secret_values import mask_texts
+from penstock.pipeline.signatures import is_async
 from penstock.pipeline.tracing import traced
 from penstock.secret_keys import SecretKeys
 
@@ -57,29 +58,27 @@ class StepRuntime:
         bound: BoundStep,
         *,
         clock: Clock,
-        threads: Executor,
+        threads: StepThreads,
         start_limit: StartLimit,
         output_bytes_max: int,
     ) -> None:
-        self.plan, self.bound, self._start_limit = plan, bound, start_limit
+        self.plan, self.bound, self._start_limit, self._threads = plan, bound, start_limit, threads
         options = plan.options
         encode: Callable[[Any], bytes | None] = partial(plan.output.encode, bytes_max=output_bytes_max)
         self.encode = encode if options.delivery == "at_least_once" else _or_output_lost(encode)
         self._gate = Gate(options.concurrency) if options.concurrency else None
         self._pace = Pace(options.rate, clock.monotonic) if options.rate else None
-        self.when = _awaitable(bound.when) if bound.when is not None else None
-        self.key = _awaitable(bound.key) if bound.key is not None else None
-        self.check = bound.check
-        if bound.check is not None and not bound.check_is_async:
-            self.check = _on_thread(bound.check, threads, start_limit)
+        self.when = self._asked(bound.when, plan.functions.when)
+        self.key = self._asked(bound.key, plan.functions.key)
         self.waits = plan.kind in ("poll", "signal")
-        call: Call = bound.call
+        call: Call = bound.call if options.timeout is None else self._told_its_deadline(clock)
+        seconds = options.timeout if plan.kind in ("plain", "batch") else None
         if not plan.is_async:
-            call = _on_thread(call, threads, start_limit)
-        if options.timeout is not None and plan.kind in ("plain", "batch"):
-            call = _timed(call, options.timeout)
-        if self._gate is not None or self._pace is not None:
-            call = self._gated(call)
+            call = self._on_thread(call, seconds)
+        else:
+            call = call if seconds is None else _timed(call, seconds)
+            if self._gate is not None or self._pace is not None:
+                call = self._gated(call)
         self.call: Callable[[Any, Any], Awaitable[Any]] = call
         is_bare = not (self.waits or self.when or self.key or options.timeout)
         self.run = call if is_bare else self._wrapped(clock)
@@ -108,6 +107,17 @@ class StepRuntime:
 
         return wrapped
 
+    def _told_its_deadline(self, clock: Clock) -> Call:
+        """The user's function; when it must be over, its context says, however long it has waited for its limits."""
+
+        def told(row: Any, ctx: Any) -> Any:
+            deadline = self.deadline(clock.now_us())
+            for each in ctx.rows if isinstance(ctx, BatchContext) else (ctx,):
+                each.deadline = deadline
+            return self.bound.call(row, ctx)
+
+        return told
+
     def _gated(self, call: Call) -> Call:
         gate, pace = self._gate, self._pace
 
@@ -119,6 +129,59 @@ class StepRuntime:
                 return await call(row, ctx)
 
         return gated
+
+    def _on_thread(self, call: Call, seconds: float | None) -> Call:
+        """The same for a plain function. Its rate lets it through when a thread is free for it, and not before: those
+        that wait for one would begin together.
+        """
+        gate, pace = self._gate, self._pace
+
+        async def hop(row: Any, ctx: Any) -> Any:
+            async with AsyncExitStack() as stack:
+                if gate is not None:
+                    await stack.enter_async_context(gate.entered())
+                place = partial(stack.enter_async_context, self._threads.place())
+                called = await (place() if pace is None else pace.wait(place))
+                return await self._there(called, call, seconds)(row, ctx)
+
+        return hop
+
+    def _there(self, called: Callable[..., Awaitable[Any]], call: Call, seconds: float | None) -> Call:
+        """A call at a place on a thread; its time limit is its own, not that of the wait for the place."""
+
+        def there(row: Any, ctx: Any) -> Any:
+            self._start_limit.check()  # all threads may have been busy for long
+            return call(row, ctx)
+
+        begun = partial(called, there)
+        return begun if seconds is None else _timed(begun, seconds)
+
+    def _asked(
+        self, check: Call | None, declared: Callable[..., Any] | None
+    ) -> Callable[[Any, Any], Awaitable[Any]] | None:
+        """A condition or key; a plain function beside a step that is one may block as the step may."""
+        if check is None:
+            return None
+        goes_there = declared is not None and not (self.plan.is_async or is_async(declared))
+
+        async def asked(row: Any, ctx: Any) -> Any:
+            if goes_there:
+                async with self._threads.place() as called:
+                    answer = await self._there(called, check, None)(row, ctx)
+            else:
+                answer = check(row, ctx)
+            return await answer if inspect.isawaitable(answer) else answer
+
+        return asked
+
+    async def ask(self, row: Any, ctx: Any, seconds: float) -> Any:
+        """What the step's check answers within this time."""
+        check = self.bound.check
+        assert check is not None
+        if self.bound.check_is_async:
+            return await _timed(check, seconds)(row, ctx)
+        async with self._threads.place() as called:
+            return await self._there(called, check, seconds)(row, ctx)
 
     def deadline(self, began: int) -> datetime:
         """When an attempt or a wait that begins now must be over."""
@@ -142,26 +205,6 @@ def _signal_key(key: Any) -> str:
         return storable(key)
     except NotStorable as error:
         raise StepFailed(f"the signal key cannot be stored: {error}") from error
-
-
-def _on_thread(call: Call, threads: Executor, start_limit: StartLimit) -> Call:
-    def there(row: Any, ctx: Any) -> tuple[Any, BaseException | None]:
-        try:
-            start_limit.check()  # all threads may have been busy for long
-            return call(row, ctx), None
-        except BaseException as error:  # a future takes not every exception
-            return None, error
-
-    async def hop(row: Any, ctx: Any) -> Any:
-        answer, error = await asyncio.get_running_loop().run_in_executor(threads, there, row, ctx)
-        if error is not None:
-            try:
-                raise error
-            finally:
-                del error  # its traceback holds this frame, which would hold it
-        return answer
-
-    return hop
 
 
 def _or_output_lost(encode: Callable[[Any], bytes | None]) -> Callable[[Any], bytes | None]:
@@ -190,14 +233,6 @@ def _timed(call: Call, seconds: float) -> Call:
     return timed
 
 
-def _awaitable(check: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Awaitable[Any]]:
-    async def ask(row: Any, ctx: Any) -> Any:
-        answer = check(row, ctx)
-        return await answer if inspect.isawaitable(answer) else answer
-
-    return ask
-
-
 class OperationRuntime:
     """One operation in this process: its code, its metadata, its limits."""
 
@@ -214,7 +249,7 @@ class OperationRuntime:
         task_pool: TaskPool,
         clock: Clock,
         jitter: random.Random,
-        threads: Executor,
+        threads: StepThreads,
         start_limit: StartLimit,
         output_bytes_max: int = OUTPUT_BYTES_MAX,
         trace_ratio: float = 0,

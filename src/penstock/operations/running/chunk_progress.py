@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from penstock.errors import Fault, StepFailed
+from penstock.errors import Fault, FileRejected, StepFailed
 from penstock.formats import Batch
 from penstock.operations.chunk.ledger import COMPLETED, FAILED, INVALID, SKIPPED, STATES, Ledger
 from penstock.operations.chunk.owned import OwnedChunk, no_key
@@ -50,7 +50,7 @@ class ChunkProgress:
         self.has_moved = False  # rows were run since the last flush
         self.was_refused = False  # see `refuse`
         self.trouble: str | None = None  # why the operation cannot go on
-        self.unreadable: OSError | None = None  # why this worker cannot read its file
+        self.unreadable: FileRejected | OSError | None = None  # why this worker cannot read its file
         owned.key_of = self.key_of
         self.refresh()
 

@@ -11,11 +11,11 @@ from typing import Any
 
 from penstock.operations.chunk.ledger import COMPLETED, SKIPPED, WAITING
 from penstock.operations.messages import shown
-from penstock.operations.rows.gates import LeaseOver
+from penstock.operations.rows.gates import LeaseOver, Refused
 from penstock.operations.rows.runtime import NoOutput, StepRuntime
 from penstock.operations.rows.segments import Segment
 from penstock.operations.rows.task_pool import SLICE_NS, LoopSlice, is_ours
-from penstock.operations.rows.verdicts import WrongLength
+from penstock.operations.rows.verdicts import AttemptTimedOut, WrongLength
 from penstock.operations.running.chunk_progress import ChunkProgress
 from penstock.operations.running.job import RowsJob
 from penstock.operations.running.validation_jobs import ReadJob, ValidateJob
@@ -134,18 +134,15 @@ class CheckJob(RowsJob):
     async def _ask(self, i: int) -> None:
         progress, place = self.progress, self.segment.first
         step = self.runtime.steps[place - 1]
-        assert step.check is not None
-        ctx, limit = self.context(i, place), asyncio.timeout(progress.left_to_wait_s(i, place))
         try:
-            async with limit:
-                answer = await step.check(progress.rows[i], ctx)
+            answer = await step.ask(progress.rows[i], self.context(i, place), progress.left_to_wait_s(i, place))
             output = step.encode(answer.output) if isinstance(answer, Done) else None
         except BaseException as error:
             if is_ours(error):
                 raise
             if isinstance(error, LeaseOver):
                 progress.refuse((i,))
-            elif limit.expired():
+            elif isinstance(error, AttemptTimedOut):
                 progress.owned.time_out(i, place, self.runtime.clock.now_us())
             else:
                 progress.check_raised(i, place, error)
@@ -167,8 +164,7 @@ class ThreadJob(RowsJob):
     """Rows run through the segment's sync steps on a thread, as many to a hop as fit into a slice."""
 
     async def take(self) -> bool:
-        loop = asyncio.get_running_loop()
-        results = await loop.run_in_executor(self.runtime.threads, self._hop)
+        results = await self.runtime.threads.run(self._hop)
         for i, steps, error, began in results:
             self._apply(i, steps, error, began)
         self.finished(len(results))
@@ -195,11 +191,11 @@ class ThreadJob(RowsJob):
             ctx.step, ctx.attempt = step.plan, progress.ledger.tracks[place].attempt[i] + (1 if steps else 0)
             encoded = None
             try:
-                runtime.start_limit.check()
+                self._check_start()
                 if step.bound.when is not None and not step.bound.when(row, ctx):
                     state = SKIPPED
                 else:
-                    runtime.start_limit.check()
+                    self._check_start()
                     output = step.bound.call(row, ctx)
                     state = COMPLETED
                     if output is not None and (encoded := step.encode(output)) is not None:
@@ -210,6 +206,12 @@ class ThreadJob(RowsJob):
             steps.append((state, began, ended - began or 1, encoded))
             began = ended
         return i, steps, None, began
+
+    def _check_start(self) -> None:
+        """Raise unless user code may start: who cuts a job off cannot cancel its threads."""
+        if self.is_cut_off:
+            raise Refused
+        self.runtime.start_limit.check()
 
     def _apply(
         self, i: int, steps: list[tuple[int, int, int, bytes | None]], error: BaseException | None, began: int

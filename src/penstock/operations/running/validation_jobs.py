@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from itertools import islice
 
+from penstock.errors import FileRejected
 from penstock.formats import Batch, Position
 from penstock.operations.rows.judging import find_objections
 from penstock.operations.rows.runtime import Broken
@@ -70,11 +71,11 @@ class ReadJob(JudgeJob):
     async def take(self) -> bool:
         try:
             piece = next(self._pieces, None)
-        except (Broken, OSError) as error:
-            if isinstance(error, OSError):
-                self.progress.unreadable = error
-            else:
+        except (Broken, FileRejected, OSError) as error:
+            if isinstance(error, Broken):
                 self.progress.trouble = str(error)
+            else:
+                self.progress.unreadable = error
             self.progress.refuse(self.withdraw())
             return True
         if piece is None:

@@ -227,22 +227,15 @@ class Reading:
         return not (self.crashes or has_limits) and self.raw_chunks < RAW_CHUNKS_EACH * self.helpers()
 
     async def _check(self, batch: Batch) -> list[StepRecord]:
-        """Judge a batch; where readers have died, it is first stored as suspect, in case another one dies here."""
-        if not self.crashes:
-            return await self._judge(batch)
+        """Judge a batch; where readers have died, it is stored as suspect in its turn, in case another dies here."""
         if self.crashes >= CRASHES_MAX and len(batch.rows) == 1:
             return killed_its_validator(self.runtime, batch, self.crashes)
-
-        async def suspect(tx: Connection) -> None:
-            await self._touch(tx, suspect_row=batch.start.row)
-
-        await self._persist(suspect, "suspect", lambda _: False)
-        return await self._judge(batch, is_alone=True)
-
-    async def _judge(self, batch: Batch, *, is_alone: bool = False) -> list[StepRecord]:
+        is_suspect = self.crashes > 0
         try:
             # Not a task of its own: only the worker's tasks are safe from a validator that cancels the one it runs in.
-            async with asyncio.timeout_at(self._cut_off_at) as self._judging, self.turn(is_alone):
+            async with asyncio.timeout_at(self._cut_off_at) as self._judging, self.turn(is_suspect):
+                if is_suspect and self._may_go_on():
+                    await self._suspect(batch)
                 return await check_batch(self.runtime, batch, self._may_go_on)
         except MayNotStart:
             raise Interrupted from None
@@ -252,6 +245,12 @@ class Reading:
             raise
         finally:
             self._judging = None
+
+    async def _suspect(self, batch: Batch) -> None:
+        async def suspect(tx: Connection) -> None:
+            await self._touch(tx, suspect_row=batch.start.row)
+
+        await self._persist(suspect, "suspect", lambda _: False)
 
     def _raise_on_breach(self, drafts: Sequence[Draft]) -> None:
         for draft in drafts:

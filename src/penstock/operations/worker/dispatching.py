@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -33,14 +34,14 @@ class Readers:
 
     def __init__(self, worker: Worker) -> None:
         self._worker, self._db, self._owner = worker, worker.db, worker.lease.id
-        self._began: dict[int, float] = {}  # when each reading did, by operation
+        self._began: dict[int, tuple[str, float]] = {}  # the name of each operation that is read, and since when
 
     async def start(self) -> bool:
         """Begin to read files that no worker reads; returns whether any was begun."""
         worker = self._worker
         await abandon_readings(self._db, actor=self._owner)
         room = self._room()
-        if room <= 0 or not worker.runtimes.names:
+        if room <= 0:
             return False
         found = await self._find(room)
         if found and worker.clock.is_real:
@@ -53,13 +54,17 @@ class Readers:
     def _room(self) -> int:
         """How many files to read beside those that are read now; one that takes long keeps no other from its turn."""
         long_ago = self._worker.clock.monotonic() - LONG_S
-        quick = sum(began > long_ago for began in self._began.values())
-        return min(READ_AT_ONCE - quick, store.READINGS_MAX - len(self._began))
+        quick = sum(began > long_ago for _, began in self._began.values())
+        return min(READ_AT_ONCE - quick, store.READINGS_ALL_MAX - len(self._began))
 
     async def _find(self, limit: int) -> list[tuple[Head, Mapping[str, Any], bool]]:
         """Operations to be read, their plans, and whether a worker had trouble with them."""
-        worker = self._worker
-        names, skipped = worker.runtimes.names, store.filled_up((*worker.readings, *worker.set_aside.numbers))
+        worker, read = self._worker, Counter(name for name, _ in self._began.values())
+        # Those whose validators hang, perhaps for ever, leave room for others.
+        names = [name for name in worker.runtimes.names if read[name] < store.READINGS_MAX]
+        if not names:
+            return []
+        skipped = store.filled_up((*worker.readings, *worker.set_aside.numbers))
         given = {"many": limit} | store.numbered("name", names) | store.numbered("skip", skipped)
         async with self._db.connection() as tx:
             found = (await tx.send(self._db.prepared(_unread, len(names), len(skipped)), given)).rows
@@ -76,7 +81,7 @@ class Readers:
         if head is None:
             return False
         worker.readings[head.number] = None
-        self._began[head.number] = worker.clock.monotonic()
+        self._began[head.number] = head.name, worker.clock.monotonic()
         worker.tasks.spawn(self._run(head, runtime, had_trouble=had_trouble))
         return True
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Collection, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Row, select
@@ -14,6 +13,7 @@ from penstock.blobs.model import StoredBytes
 from penstock.errors import InvalidInput, OperationUnready, PenstockError
 from penstock.operations.rows.lifespans import Lifespans
 from penstock.operations.rows.runtime import CannotRun, DoesNotFit, OperationRuntime, load_metadata
+from penstock.operations.rows.step_threads import StepThreads
 from penstock.operations.rows.task_pool import TaskPool
 from penstock.operations.states import OPERATION
 from penstock.operations.tables import operations
@@ -43,7 +43,7 @@ class OperationRuntimes:
         self._made: dict[int, tuple[Mapping[str, Any], OperationRuntime]] = {}  # with the plans they were made by
         self._idle: set[int] = set()  # not asked for since `forget_idle` was last called
         self.widest = 0  # the largest number of rows that one of them may have in flight
-        self._threads = ThreadPoolExecutor(worker.settings.sync_threads, thread_name_prefix="penstock-step")
+        self._threads = StepThreads(worker.settings.sync_threads)
 
     @property
     def names(self) -> list[str]:
@@ -133,7 +133,7 @@ class OperationRuntimes:
                 return await self._lifespans.pipeline(definition)
         except TimeoutError:
             raise OperationUnready(
-                f"operation {definition.name!r} is not ready: its lifespan is being entered"
+                f"operation {definition.name!r} is not ready: its lifespan is being entered, or left"
             ) from None
 
     async def forget_idle(self, working: Collection[int]) -> None:
@@ -163,4 +163,4 @@ class OperationRuntimes:
 
     def close(self) -> None:
         """Stop the threads, without waiting for them."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.close()

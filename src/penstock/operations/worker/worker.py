@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -16,6 +17,7 @@ from penstock.db.database import Database
 from penstock.errors import Unavailable
 from penstock.formats import Limits
 from penstock.operations.rows.lifespans import Lifespans
+from penstock.operations.rows.step_threads import StepThread
 from penstock.operations.running.actor import ChunkActor, Halt
 from penstock.operations.validating.reading import Reading
 from penstock.operations.validating.sources import Sources
@@ -237,6 +239,6 @@ class Worker:
                 wait.cancel()
 
     def loop_is_alive(self) -> None:
-        """Called by a step that makes progress while it blocks the loop."""
-        if self._vitals is not None:
+        """Called by a step that makes progress while it blocks the loop; one on a thread of ours does not block it."""
+        if self._vitals is not None and not isinstance(threading.current_thread(), StepThread):
             self._vitals.loop_watch.loop_is_alive()
