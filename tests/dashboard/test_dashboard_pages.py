@@ -99,6 +99,29 @@ async def test_an_operation_shows_its_progress_its_flow_its_errors_and_its_rows(
     assert "waits for pay-A1" not in only
 
 
+async def test_an_operation_whose_file_cannot_be_read_offers_no_retry_and_shows_no_success(
+    works: Engine, pages: httpx.AsyncClient
+):
+    made = await works.create(Payments, b'invoice,amount\n"A1,1\n', file_name="torn.csv", metadata={"account": "x"})
+    await works.work_until_idle()
+    page = await pages.get(f"/dashboard/operations/{made.id}")
+    assert "opens a quote that is not closed" in text_of(page)
+    assert '<button class="primary" data-action="retry" hidden>' in page.text
+    assert "Retry selected rows" not in page.text
+    assert "fill-ok" not in page.text
+    for said in ("the file was not read to its end", "No rows were read."):
+        assert said in text_of(page)
+
+
+async def test_a_retry_is_offered_where_a_row_can_run_again(works: Engine, pages: httpx.AsyncClient):
+    for file, is_offered in ((b"A1,1,blocked", True), (b"A1,-1,", False)):
+        content = b"invoice,amount,note\n" + file
+        made = await works.create(Payments, content, file_name="m.csv", metadata={"account": "x"})
+        await works.work_until_idle()
+        page = await pages.get(f"/dashboard/operations/{made.id}")
+        assert ("Retry selected rows" in page.text) is is_offered
+
+
 async def test_a_page_that_is_not_there_is_a_page(pages: httpx.AsyncClient):
     for path in ("/dashboard/nowhere", "/dashboard/operations/01900000-0000-7000-8000-000000000000"):
         page = await pages.get(path)
