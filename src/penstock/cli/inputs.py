@@ -7,13 +7,16 @@ import re
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from penstock.cli.completion import complete_operation_name
 from penstock.cli.problems import WrongUsage
-from penstock.errors import FileRejected
+from penstock.errors import FileRejected, MetadataInvalid
+
+if TYPE_CHECKING:
+    from penstock.pipeline import Definition
 
 __all__ = [
     "FILE_ARGUMENT",
@@ -65,10 +68,18 @@ def existing_file(written: str) -> Path:
     return path
 
 
-def metadata(written: Iterable[str] | None, file: str | None) -> dict[str, Any] | None:
-    """Metadata from a file and from single fields; None when nothing was given."""
+def metadata(
+    written: Iterable[str] | None, file: str | None, definitions: Iterable[Definition] = ()
+) -> dict[str, Any] | None:
+    """Metadata from a file and from single fields; None when nothing was given.
+
+    A single field that the operation does not have is a slip of the pen, where a model would ignore it.
+    """
     given = _json_object(file) if file is not None else {}
-    return given | dict(_pairs("--meta", written)) or None
+    single = dict(_pairs("--meta", written))
+    if faults := [fault for definition in definitions for fault in definition.meta.unknown(single)]:
+        raise MetadataInvalid("--meta " + "; ".join(map(str, faults)), faults)
+    return given | single or None
 
 
 def overrides(written: Iterable[str] | None) -> dict[str, str]:
