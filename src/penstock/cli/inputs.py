@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
@@ -29,6 +30,7 @@ __all__ = [
     "age",
     "existing_file",
     "metadata",
+    "output_file",
     "overrides",
 ]
 
@@ -61,10 +63,26 @@ Set = Annotated[
 def existing_file(written: str) -> Path:
     """The file, which must be there."""
     path = Path(written)
+    if not written:
+        raise FileRejected("the name of the file is empty", code="missing")
     if path.is_dir():
         raise FileRejected(f"{written} is a folder, not a file", code="missing")
     if not path.exists():
         raise FileRejected(f"file not found: {written}", code="missing")
+    if not os.access(path, os.R_OK):
+        raise FileRejected(f"{written}: Permission denied", code="unreadable")
+    return path
+
+
+def output_file(option: str, written: str | Path) -> Path:
+    """The file to write: what keeps it from being written is told before anything is done."""
+    path = Path(written)
+    if path.is_dir():
+        raise WrongUsage(f"{option}: {written} is a folder, not a file")
+    if not path.parent.is_dir():
+        raise WrongUsage(f"{option}: there is no folder {path.parent}")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise WrongUsage(f"{option}: this user may not write {written}")
     return path
 
 
