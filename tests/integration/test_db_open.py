@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import time
 from importlib.util import find_spec
 
@@ -35,6 +36,27 @@ def test_a_url_may_name_any_driver_and_gets_ours(kind, url):
 
 def test_sslmode_is_understood_as_libpq_means_it():
     assert parse("postgresql://h/d?sslmode=require")[0].query == {"ssl": "require"}
+
+
+@pytest.mark.parametrize(
+    "given, meant",
+    [
+        ("ssl=/ca.pem", {"ssl_ca": "/ca.pem"}),
+        ("ssl=true", {"ssl_ca": "/system/ca.pem"}),
+        ("ssl=true&ssl_ca=/ca.pem&ssl_cert=/me.pem", {"ssl_ca": "/ca.pem", "ssl_cert": "/me.pem"}),
+        ("ssl=false&charset=utf8mb4", {"charset": "utf8mb4"}),
+    ],
+)
+def test_ssl_of_mariadb_is_understood_as_bulk_calls_mean_it(monkeypatch, given, meant):
+    known = ssl.get_default_verify_paths()._replace(cafile="/system/ca.pem")
+    monkeypatch.setattr(ssl, "get_default_verify_paths", lambda: known)
+    assert parse(f"mariadb://h/d?{given}")[0].query == meant
+
+
+@pytest.mark.parametrize("url", ["sqlite:///{}/x.db?timeout=soon", "mariadb://u@127.0.0.1:1/d?read_timeout=soon"])
+async def test_an_option_with_a_value_that_the_driver_does_not_take_is_refused(url, tmp_path):
+    with pytest.raises(SettingsInvalid, match=r"has an option the driver does not take: .*'soon'"):
+        await Database.open(url.format(tmp_path), clock=SystemClock())
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from penstock.errors import (
     Unavailable,
 )
 
-__all__ = ["Refusals"]
+__all__ = ["Refusals", "option_refused"]
 
 
 class Refusals:
@@ -54,8 +54,8 @@ class Refusals:
         match error:
             case DBAPIError():
                 return self._not_connected(error)
-            case TypeError():
-                return SettingsInvalid(f"the database URL has an option the driver does not know: {error}")
+            case TypeError() | ValueError():
+                return option_refused(error)
             case InvalidRequestError():  # a MySQL server behind a mariadb URL
                 return DatabaseUnsafe(f"this server is not the database its URL names: {error}")
         return Unavailable(f"{self._dialect.name} cannot be reached: {str(error) or 'it does not answer'}")
@@ -80,3 +80,8 @@ class Refusals:
                 f"(--db, PENSTOCK_DATABASE_URL), or {self.restore}"
             )
         return DatabaseDamaged(f"{self.place} is damaged ({error.orig}): {self.restore}")
+
+
+def option_refused(error: Exception) -> SettingsInvalid:
+    """What stands behind the question mark of a URL is not the driver's, or has a wrong value."""
+    return SettingsInvalid(f"the database URL has an option the driver does not take: {error}")
