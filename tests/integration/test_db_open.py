@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import socket
+import sqlite3
 import ssl
 import time
+from contextlib import closing
 from importlib.util import find_spec
 
 import pytest
 import servers
 from sqlalchemy import BigInteger, Column, MetaData, Table, insert, make_url, select
+from sqlalchemy.exc import OperationalError
 
 from penstock.clock import SystemClock
 from penstock.db.address import parse
 from penstock.db.database import Database
 from penstock.db.dialects import DIALECTS
+from penstock.db.refusals import Refusals
 from penstock.db.safety import judge
 from penstock.db.schema import table_options
 from penstock.db.upgrade import check
@@ -75,6 +79,16 @@ async def test_a_wrong_url_is_refused_with_what_would_be_right(url, reason):
     with pytest.raises(SettingsInvalid, match=reason) as caught:
         await Database.open(url, clock=SystemClock())
     assert "secret" not in str(caught.value)
+
+
+def test_a_database_that_may_only_be_read_says_which_rights_are_missing(tmp_path):
+    (file := tmp_path / "x.db").touch()
+    with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as reader, pytest.raises(sqlite3.Error) as refused:
+        reader.execute("CREATE TABLE t (a)")
+    told = Refusals(parse(f"sqlite:///{file}")[1], file).in_use(OperationalError("CREATE", None, refused.value))
+    assert isinstance(told, Unavailable)
+    assert "x.db cannot be written: " in str(told)
+    assert "this user must be able to read and write it" in str(told)
 
 
 def test_a_missing_driver_is_named_with_the_command_that_installs_it(monkeypatch):

@@ -20,6 +20,8 @@ from penstock.errors import (
 
 __all__ = ["Refusals", "option_refused"]
 
+RIGHTS = "this user must be able to read and write it, its folder and the files -wal and -shm beside it"
+
 
 class Refusals:
     """The errors of one database; `file` is that of a SQLite database."""
@@ -45,6 +47,8 @@ class Refusals:
                 return DiskFull(f"the disk of {self.place} is full: {error.orig}")
             case "damaged":
                 return self._damaged(error)
+            case "unavailable" if getattr(error.orig, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_READONLY:
+                return Unavailable(f"{self.place} cannot be written: {error.orig}; {RIGHTS}")
             case "unavailable":
                 return Unavailable(f"{self.place} is away: {error.orig}")
         return None
@@ -68,10 +72,7 @@ class Refusals:
                 return DatabaseRefused(f"{self._dialect.name} refused the connection: {error.orig}")
         if self._file is None:
             return Unavailable(f"{self._dialect.name} cannot be reached: {error.orig}")
-        return Unavailable(
-            f"{self.place} cannot be opened: {error.orig}; this user must be able to read and write it, its folder and "
-            "the files -wal and -shm beside it"
-        )
+        return Unavailable(f"{self.place} cannot be opened: {error.orig}; {RIGHTS}")
 
     def _damaged(self, error: DBAPIError) -> DatabaseDamaged:
         if getattr(error.orig, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_NOTADB:
