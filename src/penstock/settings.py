@@ -247,7 +247,7 @@ class Settings(BaseModel):
         """The file of a SQLite database."""
         if not self.database_url.startswith("sqlite"):
             return None
-        path = self.database_url.partition(":///")[2].partition("?")[0]
+        path = unquote(self.database_url.partition(":///")[2].partition("?")[0])  # as the driver reads it
         return Path(unquote(path.removeprefix("file:")) if path.startswith("file:") else path)
 
     @property

@@ -136,6 +136,8 @@ def test_secrets_in_urls_are_masked(url: object, shown: object):
     "given, folder",
     [
         ({"database_url": "sqlite:///data/penstock.db"}, "data/penstock.db.blobs"),
+        ({"database_url": "sqlite:///my%20data/penstock.db"}, "my data/penstock.db.blobs"),
+        ({"database_url": "sqlite:///my data/penstock.db"}, "my data/penstock.db.blobs"),
         ({"database_url": "postgresql://host/name", "storage_url": "/srv/files"}, "/srv/files"),
         ({"storage_url": "file:./files"}, "files"),
         ({"storage_url": "file:///var/files"}, "/var/files"),
