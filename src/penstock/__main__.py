@@ -1,6 +1,7 @@
 """The process `penstock`, also as `python -m penstock`."""
 
 import gc
+import io
 import sys
 
 from penstock.cli import main
@@ -10,6 +11,11 @@ __all__ = ["command"]
 
 def command() -> int:
     """Run the command that this process was started for; gives its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(
+                errors="replace"
+            )  # what has been done is told, also where an encoding lacks our characters
     try:
         return main()
     finally:

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 from urllib.parse import quote, unquote, urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 
 from penstock.errors import Fault, SettingsInvalid
 from penstock.retention import parse_keep
@@ -26,6 +26,7 @@ from penstock.secret_keys import SecretKeys, is_key
 __all__ = ["FILE", "LISTED", "Layer", "Settings", "effective", "layers", "load_settings", "masked", "origins"]
 
 MIB = 1024 * 1024
+LEASE = ("lease_s", "heartbeat_s", "lease_margin_s")  # what is judged together, beside single settings
 PREFIX = "PENSTOCK_"
 STORES = ("s3", "gs", "az", "abfs", "abfss", "memory")  # what storage_url may begin with, beside file
 FILE = Path("penstock.toml")
@@ -66,7 +67,11 @@ class Settings(BaseModel):
     flush_rows: int = Field(default=4000, ge=1, le=10_000, description="rows that start under one intent")
     flush_s: float = Field(default=1.0, gt=0, description="how long an outcome may stay unwritten")
     heartbeat_s: float = Field(default=3.0, gt=0, description="how often a worker renews its lease")
-    lease_s: float = Field(default=10.0, gt=0, description="how long a silent worker keeps its chunks")
+    lease_s: float = Field(
+        default=10.0,
+        gt=0,
+        description="how long a silent worker keeps its chunks; more than the margin and a heartbeat",
+    )
     lease_margin_s: float = Field(default=2.0, ge=0, description="no user code starts this close to the end of a lease")
     control_poll_s: float = Field(default=1.0, gt=0, description="how often a worker looks for cancel and pause")
     wake_poll_s: float = Field(default=0.5, gt=0, description="how often an idle worker looks for work")
@@ -143,6 +148,24 @@ class Settings(BaseModel):
         default="text", description="log lines for people, or a JSON object each"
     )
     operations: dict[str, dict[str, Any]] = Field(default_factory=dict, description="options by operation and step")
+
+    @model_validator(mode="after")
+    def _has_time_to_start(self) -> Self:
+        needed = self.heartbeat_s + self.lease_margin_s
+        if self.lease_s <= needed:
+            raise ValueError(
+                f"a lease must be longer than heartbeat_s and lease_margin_s together ({needed:g}), or workers could "
+                f"hardly start anything; found {self.lease_s:g}"
+            )
+        return self
+
+    @field_validator("public_url")
+    @classmethod
+    def _is_an_address(cls, url: str | None) -> str | None:
+        parts = urlsplit("http://-" if url is None else url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError("begins with http:// or https:// and a host, such as https://bulk.example.org")
+        return url
 
     @field_validator("storage_url")
     @classmethod
@@ -224,7 +247,7 @@ class Settings(BaseModel):
         """The file of a SQLite database."""
         if not self.database_url.startswith("sqlite"):
             return None
-        path = self.database_url.partition(":///")[2].partition("?")[0]
+        path = unquote(self.database_url.partition(":///")[2].partition("?")[0])  # as the driver reads it
         return Path(unquote(path.removeprefix("file:")) if path.startswith("file:") else path)
 
     @property
@@ -293,14 +316,15 @@ def effective(found: tuple[Layer, ...]) -> tuple[Settings, list[Fault]]:
     """The settings, and everything that is wrong with them; where a value is wrong, the default stands for it."""
     faults = [fault for layer in found for fault in _unknown(layer)]
     merged = {name: value for layer in found for name, value in layer.values.items() if name in Settings.model_fields}
-    try:
-        return Settings.model_validate(merged), faults
-    except ValidationError as error:
-        by_origin = {name: layer.written(name) for layer in found for name in layer.values}
-        wrong = error.errors(include_url=False)
-        faults += [_fault(each, by_origin) for each in wrong]
-        kept = merged.keys() - {str(each["loc"][0]) for each in wrong}
-        return Settings.model_validate({name: merged[name] for name in kept}), faults
+    by_origin = {name: layer.written(name) for layer in found for name in layer.values}
+    while True:
+        try:
+            return Settings.model_validate(merged), faults
+        except ValidationError as error:  # what is judged together is looked at once the single ones are right
+            wrong = error.errors(include_url=False)
+            faults += [_fault(each, by_origin) for each in wrong]
+            refused = {str(name) for each in wrong for name in each["loc"][:1] or LEASE}
+            merged = {name: value for name, value in merged.items() if name not in refused}
 
 
 def layers(environ: Mapping[str, str] | None = None, file: Path = FILE, **arguments: Any) -> tuple[Layer, ...]:
@@ -360,6 +384,8 @@ def _unknown(layer: Layer) -> Iterator[Fault]:
 
 
 def _fault(wrong: Any, by_origin: Mapping[str, str]) -> Fault:
-    name, *path = map(str, wrong["loc"])
-    found = "" if name in SECRET else f"; found {masked(wrong['input'])!r}"
-    return Fault(wrong["msg"].removeprefix("Value error, ") + found, ".".join([by_origin.get(name, name), *path]))
+    name, *path = map(str, wrong["loc"] or LEASE[:1])
+    message = wrong["msg"].removeprefix("Value error, ")
+    is_told = name in SECRET or "; found " in message
+    found = "" if is_told else f"; found {masked(wrong['input'])!r}"
+    return Fault(message + found, ".".join([by_origin.get(name, name), *path]))

@@ -173,6 +173,34 @@ def test_what_cannot_be_done_is_refused_by_name(load: Load, words: tuple[str, ..
 
 
 @pytest.mark.parametrize(
+    "place, said",
+    [
+        ("nowhere/failed.csv", "--errors: there is no folder nowhere"),
+        (".", "--errors: . is a folder, not a file"),
+        ("customers.csv", "--errors: customers.csv is the file that is loaded"),
+        ("./customers.csv.retry.json", "--errors: ./customers.csv.retry.json is the retry file"),
+    ],
+)
+def test_a_place_for_errors_that_cannot_be_written_is_refused_before_anything_is_sent(
+    load: Load, place: str, said: str
+):
+    code, _, err = load("--errors", place)
+    assert (code, held(), Path("customers.csv").read_text()) == (2, [], FILE)
+    assert said in err
+
+
+@pytest.mark.parametrize("right, said", [(os.W_OK, "customers.csv.retry.json: this user may not write"),
+                                         (os.R_OK, "customers.csv: Permission denied")])  # fmt: skip
+def test_a_file_or_folder_without_the_right_to_use_it_is_refused_before_anything_is_sent(
+    load: Load, monkeypatch: pytest.MonkeyPatch, right: int, said: str
+):
+    monkeypatch.setattr(os, "access", lambda path, asked: asked != right)
+    code, _, err = load()
+    assert (code, held()) == (2 if right == os.W_OK else 1, [])
+    assert said in err
+
+
+@pytest.mark.parametrize(
     "text, said",
     [("id,nmae\n1,Ann\n", "the table has no column 'nmae'; it has: id, name, age, city"), ("id,name\n", "has no rows")],
 )

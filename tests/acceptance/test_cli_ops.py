@@ -60,6 +60,15 @@ def operation(ask: Ask) -> str:
     return str(ask("ops", "list")["items"][0]["id"])
 
 
+@pytest.mark.parametrize("words", [("ops", "export", "@last"), ("lifecycle", "export", "order")])
+@pytest.mark.parametrize("place, said", [("nowhere/rows.csv", "there is no folder nowhere"), (".", "is a folder")])
+def test_a_place_that_cannot_be_written_is_refused(
+    words: tuple[str, ...], place: str, said: str, capsys: pytest.CaptureFixture[str]
+):
+    assert main([*words, "--out", place]) == 2
+    assert said in capsys.readouterr().err
+
+
 def test_operations_are_listed_with_an_id_that_can_be_copied(show: Show, ask: Ask, operation: str):
     lines = show("ops", "list").splitlines()
     assert lines[0].split() == ["ID", "STATUS", "ROWS", "FAILED", "CREATED", "NAME", "FILE"]

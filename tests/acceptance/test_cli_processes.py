@@ -108,6 +108,18 @@ def test_a_terminal_gets_a_bar_that_is_drawn_again_and_again(folder: Path):
     assert f"{ROWS} of {ROWS}" in seen
 
 
+def test_an_encoding_without_our_characters_changes_no_exit_code_and_no_document(folder: Path):
+    (folder / "guests.csv").write_text("name,age\nÅsa,30\n", encoding="utf-8")
+    words = [*PENSTOCK, "run", "invite", "guests.csv", "--app", APP, "--meta", "words=“Kom!”"]
+    latin = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+    told = subprocess.run(words, cwd=folder, env=latin, capture_output=True, check=False)
+    assert told.returncode == 0, told.stderr
+    assert b'{"words": "?Kom!?"' in told.stdout
+    asked = [*PENSTOCK, "ops", "show", "@last", "--json"]
+    document = subprocess.run(asked, cwd=folder, env=latin, capture_output=True, check=False).stdout
+    assert json.loads(document.decode("utf-8"))["metadata"]["words"] == "“Kom!”"
+
+
 def test_a_terminal_shows_each_command_to_copy_on_one_line(folder: Path):
     (folder / "guests.csv").write_text("name,age\nAnn,old\nNobody,30\n")
     ours, theirs = pty.openpty()

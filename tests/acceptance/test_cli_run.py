@@ -191,6 +191,14 @@ def test_metadata_comes_from_a_file_and_single_fields_go_over_it(penstock: Run, 
     assert document(out)["metadata"] == {"words": "Hi", "times": 3}
 
 
+@pytest.mark.parametrize("command", [("run",), ("submit",), ("ops", "validate")])
+def test_a_metadata_field_that_the_operation_does_not_have_is_refused(penstock: Run, command: tuple[str, ...]):
+    code, out, err = penstock(*command, "invite", "good.csv", "--app", APP, "--meta", "words=Hi", "--meta", "tims=3")
+    assert (code, out) == (1, "")
+    assert "tims: is not a field of the metadata; did you mean 'times'?" in err
+    assert not os.path.exists("penstock.db")
+
+
 def test_options_can_be_set_for_one_run(penstock: Run):
     code, out, _ = penstock(*invite("guests.csv", "--set", "find.retries=0", "--set", "max_errors=100", "--json"))
     assert code == 3

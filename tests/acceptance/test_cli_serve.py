@@ -106,7 +106,7 @@ def test_a_server_takes_files_runs_them_and_ends_in_good_order(start: Start):
 
 def test_a_server_is_closed_to_strangers_and_open_to_keys(start: Start, tmp_path: Path, database_url: str):
     server = start("--no-worker")
-    server.wait_for("nobody has access yet")
+    server.wait_for("nobody has access yet: create an API key with `penstock keys create NAME --role admin`")
     assert server.client.get("/health/ready").status_code == 200
     assert server.client.get("/api/bulks").status_code == 401
     made = subprocess.run(

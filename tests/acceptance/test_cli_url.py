@@ -136,6 +136,27 @@ def test_the_server_may_be_named_by_the_environment(both: Both, run: Any, monkey
 
 
 @pytest.mark.parametrize(
+    "words",
+    [
+        ("prune",), ("delete", "@last"), ("erase", "@last"), ("hold", "@last", "case 7"), ("release", "@last"),
+        ("migrate", "@last", "--app", "shop.py"),
+    ],
+)  # fmt: skip
+def test_what_a_server_cannot_be_asked_changes_no_other_database_unless_it_is_named(
+    run: Any, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PENSTOCK_URL", "http://127.0.0.1:1")
+    code, problem = run("ops", *words)
+    assert (code, "cannot ask the server http://127.0.0.1:1" in problem["detail"]) == (2, True)
+    assert run("ops", *words, "--db", "sqlite:///x.db")[1]["detail"].startswith(
+        ("database not found", "there is no file")
+    )
+    monkeypatch.setenv("PENSTOCK_DATABASE_URL", "sqlite:///x.db")
+    assert run("ops", *words)[0] == 1
+
+
+@pytest.mark.parametrize(
     "words, told",
     [
         (("--url", "http://127.0.0.1:1"), "does not answer"),

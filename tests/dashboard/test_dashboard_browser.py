@@ -227,6 +227,11 @@ def test_a_page_is_accessible_in_light_and_dark_and_runs_nothing_of_what_it_show
     assert page.locator("img[src=x], main script").count() == 0
     page.set_viewport_size({"width": 390, "height": 844})
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert not page.evaluate(
+        "[...document.querySelectorAll('.cards-on-phone td .badge')]"
+        ".filter(badge => badge.getBoundingClientRect().right > badge.closest('tr').getBoundingClientRect().right)"
+        ".map(badge => badge.textContent)"
+    )
 
 
 def test_what_is_live_stays_text_too(page: Page, sample: dict[str, str]):

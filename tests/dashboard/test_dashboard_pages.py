@@ -10,8 +10,9 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
-from payments import CSV, HOSTILE, Payments
+from payments import CSV, HOSTILE, Payment, PaymentRun, Payments
 
+from penstock import Context, operation
 from penstock.access.model import Principal
 from penstock.api import Trusted, create_app
 from penstock.api.credentials import Credentials
@@ -98,6 +99,29 @@ async def test_an_operation_shows_its_progress_its_flow_its_errors_and_its_rows(
     assert "waits for pay-A1" not in only
 
 
+async def test_an_operation_whose_file_cannot_be_read_offers_no_retry_and_shows_no_success(
+    works: Engine, pages: httpx.AsyncClient
+):
+    made = await works.create(Payments, b'invoice,amount\n"A1,1\n', file_name="torn.csv", metadata={"account": "x"})
+    await works.work_until_idle()
+    page = await pages.get(f"/dashboard/operations/{made.id}")
+    assert "opens a quote that is not closed" in text_of(page)
+    assert '<button class="primary" data-action="retry" hidden>' in page.text
+    assert "Retry selected rows" not in page.text
+    assert "fill-ok" not in page.text
+    for said in ("the file was not read to its end", "No rows were read."):
+        assert said in text_of(page)
+
+
+async def test_a_retry_is_offered_where_a_row_can_run_again(works: Engine, pages: httpx.AsyncClient):
+    for file, is_offered in ((b"A1,1,blocked", True), (b"A1,-1,", False)):
+        content = b"invoice,amount,note\n" + file
+        made = await works.create(Payments, content, file_name="m.csv", metadata={"account": "x"})
+        await works.work_until_idle()
+        page = await pages.get(f"/dashboard/operations/{made.id}")
+        assert ("Retry selected rows" in page.text) is is_offered
+
+
 async def test_a_page_that_is_not_there_is_a_page(pages: httpx.AsyncClient):
     for path in ("/dashboard/nowhere", "/dashboard/operations/01900000-0000-7000-8000-000000000000"):
         page = await pages.get(path)
@@ -168,6 +192,45 @@ async def test_a_file_is_checked_then_started_without_being_sent_again(works: En
     )  # fmt: skip
     again = await pages.post("/dashboard/upload/payments", data=start)
     assert (again.status_code, "choose it again" in again.text) == (422, True)
+
+
+async def test_a_secret_that_was_given_for_the_check_is_there_at_the_start(works: Engine, pages: httpx.AsyncClient):
+    file = {"file": ("march.csv", CSV)}
+    given = {"meta.account": "DE-1", "meta.pin": "pin-4711"}
+    checked = await pages.post("/dashboard/upload/payments", data={**given, "do": "check"}, files=file)
+    corrected = {"meta.account": "DE-1", "meta.pin": "", "draft": drafted(checked), "do": "check"}
+    other_file = await pages.post("/dashboard/upload/payments", data=corrected, files=file)
+    for page in (checked, other_file):
+        assert "kept from before" in page.text
+        assert "pin-4711" not in page.text
+    start = {"meta.account": "DE-1", "meta.pin": "", "draft": drafted(other_file), "do": "start"}
+    assert (await pages.post("/dashboard/upload/payments", data=start)).status_code == 303
+    (made,) = (await works.operations.list()).items
+    assert made.metadata["pin"] == "**********"
+
+
+async def test_a_secret_that_is_given_again_takes_the_place_of_the_one_before(works: Engine):
+    found = list[str]()
+
+    @operation("dial")
+    async def dial(row: Payment, ctx: Context[PaymentRun]) -> None:
+        assert ctx.meta.pin is not None
+        found.append(ctx.meta.pin.get_secret_value())
+
+    async with engine([dial]) as other, client_of(other) as pages:
+        draft = ""
+        for pin, do in (("first", "check"), ("second", "check"), ("", "start")):
+            form = {"meta.account": "x", "meta.pin": pin, "draft": draft, "do": do}
+            files = None if draft else {"file": ("march.csv", b"invoice,amount\nA1,1\n")}
+            page = await pages.post("/dashboard/upload/dial", data=form, files=files)
+            draft = draft or drafted(page)
+        await other.work_until_idle()
+    assert found == ["second"]
+
+
+def drafted(page: httpx.Response) -> str:
+    (draft,) = re.findall(r'name="draft" value="(\w+)"', page.text)
+    return str(draft)
 
 
 async def test_what_is_wrong_with_a_form_stands_beside_its_field(works: Engine, pages: httpx.AsyncClient):

@@ -122,6 +122,25 @@ def test_structs_have_forms_too():
     ]  # fmt: skip
 
 
+class Login(BaseModel):
+    user: str
+    token: SecretStr
+
+
+class Logins(BaseModel):
+    login: Login
+    codes: list[SecretStr] = []
+
+
+def test_secrets_below_a_field_are_filled_in_as_json_that_is_not_shown():
+    fields = fields_for(meta := MetaType(Logins))
+    assert [(each.kind, each.mode) for each in fields] == [("password", "json"), ("password", "json")]
+    given, faults = filled_in(fields, {"meta.login": '{"user": "ana", "token": "t"}', "meta.codes": '["c"]'})
+    assert not faults
+    assert meta.parse(given) == Logins(login=Login(user="ana", token=SecretStr("t")), codes=[SecretStr("c")])
+    assert filled_in(fields, {"meta.login": "t-4711"})[1][0].field == "login"
+
+
 def test_what_is_filled_in_is_read_by_the_model_and_what_is_empty_is_not_given():
     meta = MetaType(Meta)
     form = {"meta.name": " ana ", "meta.day": "2030-01-02", "meta.size": "m", "meta.pin": "1", "meta.inner": '{"a": 1}'}

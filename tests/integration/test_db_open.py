@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import socket
+import sqlite3
+import ssl
 import time
+from contextlib import closing
 from importlib.util import find_spec
 
 import pytest
 import servers
 from sqlalchemy import BigInteger, Column, MetaData, Table, insert, make_url, select
+from sqlalchemy.exc import OperationalError
 
 from penstock.clock import SystemClock
 from penstock.db.address import parse
 from penstock.db.database import Database
 from penstock.db.dialects import DIALECTS
+from penstock.db.refusals import Refusals
 from penstock.db.safety import judge
 from penstock.db.schema import table_options
 from penstock.db.upgrade import check
@@ -38,6 +43,27 @@ def test_sslmode_is_understood_as_libpq_means_it():
 
 
 @pytest.mark.parametrize(
+    "given, meant",
+    [
+        ("ssl=/ca.pem", {"ssl_ca": "/ca.pem"}),
+        ("ssl=true", {"ssl_ca": "/system/ca.pem"}),
+        ("ssl=true&ssl_ca=/ca.pem&ssl_cert=/me.pem", {"ssl_ca": "/ca.pem", "ssl_cert": "/me.pem"}),
+        ("ssl=false&charset=utf8mb4", {"charset": "utf8mb4"}),
+    ],
+)
+def test_ssl_of_mariadb_is_understood_as_bulk_calls_mean_it(monkeypatch, given, meant):
+    known = ssl.get_default_verify_paths()._replace(cafile="/system/ca.pem")
+    monkeypatch.setattr(ssl, "get_default_verify_paths", lambda: known)
+    assert parse(f"mariadb://h/d?{given}")[0].query == meant
+
+
+@pytest.mark.parametrize("url", ["sqlite:///{}/x.db?timeout=soon", "mariadb://u@127.0.0.1:1/d?read_timeout=soon"])
+async def test_an_option_with_a_value_that_the_driver_does_not_take_is_refused(url, tmp_path):
+    with pytest.raises(SettingsInvalid, match=r"has an option the driver does not take: .*'soon'"):
+        await Database.open(url.format(tmp_path), clock=SystemClock())
+
+
+@pytest.mark.parametrize(
     "url, reason",
     [
         ("oracle://h/d", "begins with 'oracle'; known forms are: sqlite:///file.db, postgresql://"),
@@ -53,6 +79,16 @@ async def test_a_wrong_url_is_refused_with_what_would_be_right(url, reason):
     with pytest.raises(SettingsInvalid, match=reason) as caught:
         await Database.open(url, clock=SystemClock())
     assert "secret" not in str(caught.value)
+
+
+def test_a_database_that_may_only_be_read_says_which_rights_are_missing(tmp_path):
+    (file := tmp_path / "x.db").touch()
+    with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as reader, pytest.raises(sqlite3.Error) as refused:
+        reader.execute("CREATE TABLE t (a)")
+    told = Refusals(parse(f"sqlite:///{file}")[1], file).in_use(OperationalError("CREATE", None, refused.value))
+    assert isinstance(told, Unavailable)
+    assert "x.db cannot be written: " in str(told)
+    assert "this user must be able to read and write it" in str(told)
 
 
 def test_a_missing_driver_is_named_with_the_command_that_installs_it(monkeypatch):

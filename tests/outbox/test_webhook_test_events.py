@@ -11,8 +11,8 @@ from parcel_post import post_office, told
 from patience import HANG_S
 from receivers import Answer, Receiver
 
-from penstock.errors import Conflict
-from penstock.outbox import claiming
+from penstock.errors import Conflict, Unavailable
+from penstock.outbox import channels, claiming, sender
 from penstock.outbox.sender import Sender
 from penstock.testing import Engine
 
@@ -68,3 +68,17 @@ async def test_a_test_event_that_another_process_sends_is_waited_for(
         monkeypatch.setattr(claiming, "settle", slowly)
         assert (await hooks.test(added.id)).state == "Processed"
     assert len(hook.requests) == 1
+
+
+@pytest.mark.parametrize(
+    "address, why",
+    [("mailto:ana@example.com", "smtp_url is not set"), ("https://example.com/x", "httpx is not installed")],
+)
+async def test_a_test_event_that_nobody_here_can_send_says_what_is_missing(
+    e: Engine, monkeypatch: pytest.MonkeyPatch, address: str, why: str
+):
+    monkeypatch.setattr(channels, "has_httpx", lambda: False)
+    monkeypatch.setattr(sender, "OTHERS_S", 0)
+    added = (await e.penstock.webhooks.add(address)).subscription
+    with pytest.raises(Unavailable, match=f"nobody has sent it: {why}.* here, and no worker took it"):
+        await e.penstock.webhooks.test(added.id)

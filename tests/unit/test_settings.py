@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import SettingsInvalid
-from penstock.settings import Settings, layers, load_settings, masked, origins
+from penstock.settings import Settings, effective, layers, load_settings, masked, origins
 
 NONE = Path("no-such-file.toml")
 
@@ -65,6 +65,40 @@ def test_every_fault_is_reported_at_once_under_the_name_the_user_wrote(toml: Pat
     }
 
 
+@pytest.mark.parametrize(
+    "name, value", [("PENSTOCK_LEASE_S", "5"), ("PENSTOCK_HEARTBEAT_S", "8"), ("PENSTOCK_LEASE_MARGIN_S", "7")]
+)
+def test_a_lease_that_leaves_no_time_to_start_anything_is_refused(name: str, value: str):
+    environ = {name: value}
+    with pytest.raises(SettingsInvalid, match="must be longer than heartbeat_s and lease_margin_s together") as refused:
+        load_settings(environ, NONE)
+    assert len(refused.value.faults) == 1
+    settings, _ = effective(layers(environ, NONE))
+    assert settings == Settings()
+
+
+def test_a_lease_is_judged_beside_what_else_is_wrong():
+    _, faults = effective(layers({"PENSTOCK_LEASE_S": "1", "PENSTOCK_FLUSH_S": "-1"}, NONE))
+    assert [fault.field for fault in faults] == ["PENSTOCK_FLUSH_S", "PENSTOCK_LEASE_S"]
+
+
+def test_a_short_lease_needs_a_short_heartbeat_and_margin():
+    environ = {"PENSTOCK_LEASE_S": "1", "PENSTOCK_HEARTBEAT_S": "0.3", "PENSTOCK_LEASE_MARGIN_S": "0.2"}
+    assert load_settings(environ, NONE).lease_s == 1
+
+
+@pytest.mark.parametrize("url", ["bulk.example.org", "ftp://bulk.example.org", "https://"])
+def test_an_address_without_its_scheme_and_host_is_refused(url: str):
+    with pytest.raises(SettingsInvalid, match=r"PENSTOCK_PUBLIC_URL: begins with http:// or https://"):
+        load_settings({"PENSTOCK_PUBLIC_URL": url}, NONE)
+
+
+def test_a_value_that_was_found_is_told_once():
+    with pytest.raises(SettingsInvalid) as refused:
+        load_settings({"PENSTOCK_KEEP": "90x"}, NONE)
+    assert str(refused.value).count("found '90x'") == 1
+
+
 @pytest.mark.parametrize("text", ["chunk_rows = ", "\xff"])
 def test_a_file_that_cannot_be_read_is_named(toml: Path, text: str):
     toml.write_bytes(text.encode("latin-1"))
@@ -102,6 +136,8 @@ def test_secrets_in_urls_are_masked(url: object, shown: object):
     "given, folder",
     [
         ({"database_url": "sqlite:///data/penstock.db"}, "data/penstock.db.blobs"),
+        ({"database_url": "sqlite:///my%20data/penstock.db"}, "my data/penstock.db.blobs"),
+        ({"database_url": "sqlite:///my data/penstock.db"}, "my data/penstock.db.blobs"),
         ({"database_url": "postgresql://host/name", "storage_url": "/srv/files"}, "/srv/files"),
         ({"storage_url": "file:./files"}, "files"),
         ({"storage_url": "file:///var/files"}, "/var/files"),

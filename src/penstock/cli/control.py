@@ -11,7 +11,7 @@ import typer
 
 from penstock.cli.options import App, Cause, Db, Json, OperationId, Url, command
 from penstock.cli.problems import WrongUsage
-from penstock.cli.session import Place, about, ask
+from penstock.cli.session import Place, about, ask, database_of
 from penstock.printable import counted, short_id
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def migrate(
 
     Refused while a worker is at it (pause it first), and where a row would lose a step or run one again.
     """
-    place = Place(db, app)
+    place = database_of(db, app)
     steps = dict(map(_renaming, renamed or ()))
     _steer(
         place,

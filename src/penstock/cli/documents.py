@@ -46,7 +46,7 @@ def _set_apart() -> Iterator[TextIO]:
     if kept is None:
         yield own
         return
-    apart = os.fdopen(os.dup(kept), "w", encoding=own.encoding, errors=own.errors)
+    apart = os.fdopen(os.dup(kept), "w", encoding="utf-8", errors=own.errors)  # JSON is, whatever the terminal
     try:
         yield apart
     finally:

@@ -9,7 +9,7 @@ import typer
 
 from penstock.cli.control import row_numbers
 from penstock.cli.options import Db, Json, OperationId, command
-from penstock.cli.session import Place, about, ask
+from penstock.cli.session import about, ask, database_of
 from penstock.printable import counted
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def erase(
     async def request(penstock: Penstock, id: str) -> Pruned:
         return await penstock.operations.erase(id, rows=named)
 
-    found = ask(Place(db), about(operation, request))
+    found = ask(database_of(db), about(operation, request))
     Screen(as_json=as_json).answer(
         lambda: resources.pruned(found, is_dry_run=False), lambda: _sentences(found, is_whole=named is None)
     )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from penstock.cli.inputs import output_file
 from penstock.cli.options import Db, Json, OperationId, Url, command
 from penstock.cli.problems import WrongUsage
 from penstock.cli.session import Place, about, ask
@@ -52,18 +53,20 @@ def export(
     if as_json and out is None:
         raise WrongUsage("--json needs --out: stdout has the document")
 
+    place = None if out is None else output_file("--out", out)
+
     async def write(penstock: Penstock, id: str) -> int:
         found = await penstock.operations.export(id, mode=mode, format=format, state=state, neutral=not raw)
         written, target = 0, None
         try:
             async for piece in found.pieces:
-                target = target or _opened(out)
+                target = target or _opened(place)
                 written += target.write(piece)
         finally:
-            if target is not None and out is not None:
+            if target is not None and place is not None:
                 target.close()
-        if target is None and out is not None:
-            _opened(out).close()
+        if target is None and place is not None:
+            _opened(place).close()
         return written
 
     written = ask(Place(db, url=url), about(operation, write))
@@ -71,5 +74,5 @@ def export(
         Screen(as_json=True).document({"file": out, "bytes": written})
 
 
-def _opened(out: str | None) -> BinaryIO:
-    return sys.stdout.buffer if out is None else Path(out).open("wb")
+def _opened(place: Path | None) -> BinaryIO:
+    return sys.stdout.buffer if place is None else place.open("wb")

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from penstock.cli.completion import complete_operation_name
 from penstock.cli.problems import WrongUsage
-from penstock.errors import FileRejected
+from penstock.errors import FileRejected, MetadataInvalid
+
+if TYPE_CHECKING:
+    from penstock.pipeline import Definition
 
 __all__ = [
     "FILE_ARGUMENT",
@@ -26,6 +30,7 @@ __all__ = [
     "age",
     "existing_file",
     "metadata",
+    "output_file",
     "overrides",
 ]
 
@@ -58,17 +63,41 @@ Set = Annotated[
 def existing_file(written: str) -> Path:
     """The file, which must be there."""
     path = Path(written)
+    if not written:
+        raise FileRejected("the name of the file is empty", code="missing")
     if path.is_dir():
         raise FileRejected(f"{written} is a folder, not a file", code="missing")
     if not path.exists():
         raise FileRejected(f"file not found: {written}", code="missing")
+    if not os.access(path, os.R_OK):
+        raise FileRejected(f"{written}: Permission denied", code="unreadable")
     return path
 
 
-def metadata(written: Iterable[str] | None, file: str | None) -> dict[str, Any] | None:
-    """Metadata from a file and from single fields; None when nothing was given."""
+def output_file(option: str, written: str | Path) -> Path:
+    """The file to write: what keeps it from being written is told before anything is done."""
+    path = Path(written)
+    if path.is_dir():
+        raise WrongUsage(f"{option}: {written} is a folder, not a file")
+    if not path.parent.is_dir():
+        raise WrongUsage(f"{option}: there is no folder {path.parent}")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise WrongUsage(f"{option}: this user may not write {written}")
+    return path
+
+
+def metadata(
+    written: Iterable[str] | None, file: str | None, definitions: Iterable[Definition] = ()
+) -> dict[str, Any] | None:
+    """Metadata from a file and from single fields; None when nothing was given.
+
+    A single field that the operation does not have is a slip of the pen, where a model would ignore it.
+    """
     given = _json_object(file) if file is not None else {}
-    return given | dict(_pairs("--meta", written)) or None
+    single = dict(_pairs("--meta", written))
+    if faults := [fault for definition in definitions for fault in definition.meta.unknown(single)]:
+        raise MetadataInvalid("--meta " + "; ".join(map(str, faults)), faults)
+    return given | single or None
 
 
 def overrides(written: Iterable[str] | None) -> dict[str, str]:

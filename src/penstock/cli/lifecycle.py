@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from penstock.cli import lifecycle_instances
+from penstock.cli.inputs import output_file
 from penstock.cli.lifecycle_session import Environment, Tenant, VersionOption, ask_lifecycles
 from penstock.cli.options import Db, Json, command, group
 from penstock.cli.session import Place
@@ -102,9 +102,10 @@ def export(
     """Print the document that a version was imported from, byte for byte."""
     from penstock.cli.screen import Screen
 
+    place = None if out is None else output_file("--out", out)
     found = ask_lifecycles(Place(db), tenant, lambda it: it.export(name, version=version, environment=env))
-    if out is not None:
-        Path(out).write_bytes(found)
+    if place is not None:
+        place.write_bytes(found)
     elif as_json:
         Screen(as_json=True).document(json.loads(found))
     else:

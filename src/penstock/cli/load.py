@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.inputs import InputFile, existing_file
+from penstock.cli.inputs import InputFile, existing_file, output_file
 from penstock.cli.options import Json, command
 from penstock.cli.problems import INTERRUPTED, WrongUsage
 from penstock.cli.session import Place
@@ -85,6 +85,7 @@ def load(
     from penstock.cli.screen import Screen
 
     request = _request(file, into, table, mode, retry, sends_unknown=unknown)
+    failed = _errors_file(request, errors)
     options = {
         "key": key or None,
         "batch_size": batch_size,
@@ -93,7 +94,7 @@ def load(
     }
     given = {name: value for name, value in options.items() if value is not None and value is not False}
     loaded = asyncio.run(_work(request, given, shows=not no_progress))
-    left = _leave_behind(request, loaded, errors)
+    left = _leave_behind(request, loaded, failed)
     Screen(as_json=as_json).answer(
         lambda: _document(request, loaded, left), lambda: _people(request, given, loaded, left)
     )
@@ -145,7 +146,20 @@ def _request(file: str, into: str, table: str, mode: str, retry: str | None, *, 
         raise WrongUsage(f"--into: {error}") from error
     assert isinstance(target, SqlTarget)
     left = existing_file(retry) if retry else None
-    return _Request(existing_file(file), target, into, table, Mode(mode), left, sends_unknown)
+    request = _Request(existing_file(file), target, into, table, Mode(mode), left, sends_unknown)
+    output_file(str(request.retry_file), request.retry_file)
+    return request
+
+
+def _errors_file(request: _Request, written: str | None) -> Path | None:
+    """Where records that failed are written, which is neither the file they are in nor its retry file."""
+    if written is None:
+        return None
+    path = output_file("--errors", written)
+    for other, what in ((request.file, "the file that is loaded"), (request.retry_file, "the retry file")):
+        if path.resolve() == other.resolve():
+            raise WrongUsage(f"--errors: {written} is {what}; name another")
+    return path
 
 
 async def _work(request: _Request, options: dict[str, Any], *, shows: bool) -> _Loaded:
@@ -188,19 +202,19 @@ def _exit_code(loaded: _Loaded) -> int:
     return OK if is_all else WITH_ERRORS
 
 
-def _leave_behind(request: _Request, loaded: _Loaded, errors: str | None) -> Path | None:
-    """Write what is left to do, and what went wrong; the retry file, if there is one."""
+def _leave_behind(request: _Request, loaded: _Loaded, errors: Path | None) -> Path | None:
+    """Write what is left to do, and then what went wrong; the retry file, if there is one."""
     if loaded.result.input_error is not None:
         return None  # nobody knows what the rest of the file holds
-    if errors is not None:
-        with request.file.open("rb") as stream:
-            loaded.source.write_failed(stream, Path(errors), loaded.result)
     manifest = loaded.source.manifest(request.table, loaded.result)
     if manifest.tables:
         manifest.save(request.retry_file)
-        return request.retry_file
-    request.retry_file.unlink(missing_ok=True)
-    return None
+    else:
+        request.retry_file.unlink(missing_ok=True)
+    if errors is not None:
+        with request.file.open("rb") as stream:
+            loaded.source.write_failed(stream, errors, loaded.result)
+    return request.retry_file if manifest.tables else None
 
 
 def _counts(loaded: _Loaded) -> dict[str, int]:

@@ -330,7 +330,7 @@ def validate(
 
     place = Place(db, app, url)
     path, definitions = existing_file(file), place.definitions_for(operation)
-    given, changed = metadata(meta, meta_file), overrides(options)
+    given, changed = metadata(meta, meta_file, definitions), overrides(options)
 
     async def look() -> FileCheck:
         async with reached(place, definitions=definitions, makes=True) as penstock:

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from penstock.operations.model import Operation
 from penstock.operations.pace import AT_REST, Look, Pace, sentence
-from penstock.printable import duration
+from penstock.printable import duration, printable
 
 __all__ = ["Display", "LiveProgress", "NoProgress", "PlainProgress", "display"]
 
@@ -44,6 +44,21 @@ class NoProgress:
     def say(self, line: str) -> None: ...
 
 
+class _Obstacles:
+    """What keeps an operation from going on, as a line when it is new."""
+
+    def __init__(self) -> None:
+        self._told = ""
+
+    def news(self, operation: Operation) -> str | None:
+        if operation.trouble is not None:
+            found = f"It does not go on: {operation.trouble}"
+        else:
+            found = f"It is left alone by {', by '.join(map(str, operation.misfits))}" if operation.misfits else ""
+        is_new, self._told = found not in ("", self._told), found
+        return printable(found) if is_new else None
+
+
 class PlainProgress(NoProgress):
     """A line when the phase changes, and one every few seconds."""
 
@@ -58,10 +73,13 @@ class PlainProgress(NoProgress):
         self._now, self._every_s = now, every_s
         self._pace = Pace()
         self._phase, self._next = "", 0.0
+        self._obstacles = _Obstacles()
 
     def __call__(self, operation: Operation) -> None:
         look, now = Look.at(operation), self._now()
         self._pace.note(look, now)
+        if line := self._obstacles.news(operation):
+            self._write(line)
         if operation.is_settled or (look.phase == self._phase and now < self._next):
             return
         self._phase, self._next = look.phase, now + self._every_s
@@ -87,6 +105,7 @@ class LiveProgress(NoProgress):
         )
         self._now, self._pace = now, Pace()
         self._tasks: dict[str, TaskID] = {}
+        self._obstacles = _Obstacles()
 
     def __enter__(self) -> Self:
         self._bars.start()
@@ -98,6 +117,8 @@ class LiveProgress(NoProgress):
     def __call__(self, operation: Operation) -> None:
         look = Look.at(operation)
         self._pace.note(look, self._now())
+        if line := self._obstacles.news(operation):
+            self.say(line)
         phase = "Validating" if look.total is None else "Running"
         if phase == "Running":
             self._finish("Validating", f"{operation.total_rows:,} rows")

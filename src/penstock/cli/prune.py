@@ -9,7 +9,7 @@ import typer
 
 from penstock.cli.inputs import age
 from penstock.cli.options import Cause, Db, Json, OperationId, command
-from penstock.cli.session import Place, about, ask
+from penstock.cli.session import about, ask, database_of
 from penstock.printable import counted
 
 if TYPE_CHECKING:
@@ -51,13 +51,13 @@ def prune(
     Operations that are held stay. Workers may keep running. An interrupted run is completed by the next one.
     """
     before = None if older_than is None else datetime.now(UTC) - age("--older-than", older_than)
-    found = ask(Place(db), lambda penstock: penstock.operations.prune(before, dry_run=dry_run))
+    found = ask(database_of(db), lambda penstock: penstock.operations.prune(before, dry_run=dry_run))
     _answer(found, as_json=as_json, is_dry_run=dry_run)
 
 
 def delete(operation: OperationId, *, db: Db = None, as_json: Json = False) -> None:
     """Delete one operation that has ended, with its rows, history, events and file."""
-    found = ask(Place(db), about(operation, lambda penstock, id: penstock.operations.delete(id)))
+    found = ask(database_of(db), about(operation, lambda penstock, id: penstock.operations.delete(id)))
     _answer(found, as_json=as_json)
 
 
@@ -88,7 +88,7 @@ def _show(
     from penstock.cli import views
     from penstock.cli.screen import Screen
 
-    found = ask(Place(db), about(operation, request))
+    found = ask(database_of(db), about(operation, request))
     Screen(as_json=as_json).answer(lambda: resources.operation(found), lambda: [views.operation(found)])
 
 

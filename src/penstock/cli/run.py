@@ -158,9 +158,8 @@ def _request(
     if operation is None or file is None:
         raise WrongUsage("name an operation and a file: penstock run OPERATION FILE, or --continue ID")
     definition = place.definition(operation)
-    return Request(
-        (definition,), definition, existing_file(file), metadata(meta, meta_file), overrides(options) or None
-    )
+    given = metadata(meta, meta_file, (definition,))
+    return Request((definition,), definition, existing_file(file), given, overrides(options) or None)
 
 
 async def _work(

@@ -224,7 +224,7 @@ async def _tell_about_keys(wanted: Wanted, penstock: Penstock) -> None:
     if wanted.is_insecure:
         log.warning("--insecure: everybody who reaches this address may do everything")
     elif penstock.settings.oidc_issuer is None and not await penstock.keys.list():
-        log.warning("nobody has access yet: create an API key with `penstock keys create`")
+        log.warning("nobody has access yet: create an API key with `penstock keys create NAME --role admin`")
 
 
 def _require_packages() -> None:

@@ -29,6 +29,7 @@ __all__ = [
     "Place",
     "about",
     "ask",
+    "database_of",
     "exact_id",
     "log_to_stderr",
     "opened",
@@ -127,6 +128,21 @@ class Place:
         if app and self.app:
             options += ["--app", self.app]
         return shlex.join([*penstock_command(), *words, *options])
+
+
+def database_of(db: str | None, app: str | None = None) -> Place:
+    """Where a command works that changes operations and cannot ask a server.
+
+    Where other commands ask one (setting `url`), its database must be named: `@last` would be found in another.
+    """
+    place = Place(db, app)
+    settings = place.settings()
+    if settings.url and "database_url" not in settings.model_fields_set:
+        raise WrongUsage(
+            f"this command cannot ask the server {settings.url}, which others do (PENSTOCK_URL): "
+            "name the database of the server with --db or PENSTOCK_DATABASE_URL"
+        )
+    return place
 
 
 @asynccontextmanager

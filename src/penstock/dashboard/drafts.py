@@ -1,4 +1,4 @@
-"""Files that were uploaded to be checked: kept for a while, so that starting does not send them again."""
+"""Files that were uploaded to be checked, and the secrets given with them: kept for a while for the start."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import tempfile
 import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import IO, BinaryIO
 
 from penstock.access.model import Principal
@@ -34,6 +34,7 @@ class Draft:
     size_bytes: int
     until: float
     file: IO[bytes]
+    secrets: dict[str, str] = field(default_factory=dict, repr=False, compare=False)  # by the field of the form
 
     def open(self) -> BinaryIO:
         """A reader with a position of its own, good also after the draft was let go."""
@@ -77,11 +78,12 @@ class Drafts:
         self._clock, self._entropy, self._kept_s = clock, entropy, kept_s
         self._kept: OrderedDict[str, Draft] = OrderedDict()
 
-    async def keep(self, owner: Principal, name: str, source: BinaryIO) -> Draft:
-        """Copy an upload, of whatever size."""
+    async def keep(self, owner: Principal, name: str, source: BinaryIO, before: Draft | None = None) -> Draft:
+        """Copy an upload, of whatever size; secrets that were given with the file before it stay."""
         file = await asyncio.to_thread(_copied, source)
         token = f"{self._entropy.bits(128):032x}"
-        draft = Draft(token, owner, name, file.tell(), self._clock.monotonic() + self._kept_s, file)
+        secrets = dict(before.secrets) if before is not None else {}
+        draft = Draft(token, owner, name, file.tell(), self._clock.monotonic() + self._kept_s, file, secrets)
         weakref.finalize(draft, file.close)
         self._kept[token] = draft
         self._make_room(owner)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -36,7 +36,7 @@ class FormField:
     hint: str = ""
     options: tuple[str, ...] = ()
     default: str = ""
-    mode: str = "text"  # which keyboard a phone shows
+    mode: str = "text"  # which keyboard a phone shows; json where the text is read as JSON
 
     @property
     def id(self) -> str:
@@ -57,13 +57,15 @@ def fields_for(meta: MetaType) -> list[FormField]:
     properties = schema.get("properties", {})
     required = set(schema.get("required", ()))
     return [
-        _field(field.name, _resolved(properties.get(field.name, {}), definitions), field.name in required)
-        if field.name not in meta.secret_names
-        else FormField(
-            field.name, "password", field.is_required, str(properties.get(field.name, {}).get("description", ""))
-        )
-        for field in meta.fields
+        _hidden(field) if field.name in meta.secret_names else field
+        for name in meta.names
+        for field in [_field(name, _resolved(properties.get(name, {}), definitions), name in required)]
     ]
+
+
+def _hidden(field: FormField) -> FormField:
+    """The field of a secret, or of a value with secrets in it."""
+    return replace(field, kind="password", default="", options=())
 
 
 def _resolved(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[str, Any]:
@@ -104,7 +106,7 @@ def _input(schema: Mapping[str, Any]) -> tuple[str, str, tuple[str, ...]]:
         case {"type": "number"} | {"decimal": True}:
             mode = "decimal"
         case {"type": "object" | "array"}:
-            kind = "json"
+            kind = mode = "json"
     return kind, mode, options
 
 
@@ -120,7 +122,7 @@ def filled_in(fields: list[FormField], form: Mapping[str, Any]) -> tuple[dict[st
         text = value.strip() if isinstance(value, str) else ""
         if field.kind == "checkbox":
             found[field.name] = bool(text)
-        elif field.kind == "json" and text:
+        elif field.mode == "json" and text:
             try:
                 found[field.name] = json_of(text)
             except ValueError as error:

@@ -120,9 +120,14 @@ def actions(op: Operation) -> list[str]:
         "pause": "paused" in allowed,
         "resume": op.status == "Paused",
         "cancel": "cancel_requested" in allowed or ("cancelled" in allowed and op.status == "Pending"),
-        "retry": "retry_requested" in allowed,
+        "retry": "retry_requested" in allowed and _has_rows_to_retry(op),
     }
     return [name for name, is_possible in possible.items() if is_possible]
+
+
+def _has_rows_to_retry(op: Operation) -> bool:
+    """Whether its file was read, and a row failed in a step or was cancelled; invalid rows must be corrected."""
+    return op.total_rows > 0 and op.failed_rows - op.invalid_rows + op.cancelled_rows > 0
 
 
 def _phases(op: Operation, events: list[Event], scene: Scene) -> list[Phase]:

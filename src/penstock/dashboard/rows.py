@@ -145,7 +145,13 @@ async def row_fix(request: Request, ask: Ask, operation: str, row: int) -> Respo
         )
     except RowInvalid as error:
         return await _page(request, ask, id, row, given=given, faults=error.faults)
-    return back_to(request, "row_page", "Corrected; the row runs again.", operation=id, row=row)
+    return back_to(
+        request,
+        "row_page",
+        "Corrected; the row runs again in a moment: reload the page to see it.",
+        operation=id,
+        row=row,
+    )
 
 
 @ROUTES.post("/dashboard/operations/{operation}/rows/{row}/retry", role="operate", include_in_schema=False)
@@ -154,7 +160,9 @@ async def row_retry(request: Request, ask: Ask, operation: str, row: int) -> Res
     id = (await ask.penstock.operations.get(operation)).id
     form = await request.form()
     await ask.penstock.operations.retry(id, rows=[row], confirm_doubt="confirm_doubt" in form, actor=ask.name)
-    return back_to(request, "row_page", "The row runs again.", operation=id, row=row)
+    return back_to(
+        request, "row_page", "The row runs again in a moment: reload the page to see it.", operation=id, row=row
+    )
 
 
 async def _page(

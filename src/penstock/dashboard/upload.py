@@ -52,9 +52,9 @@ async def upload_file(request: Request, ask: Ask, name: str) -> Response:
     async with request.form(max_files=1) as form:
         draft = await _draft(request, ask, form)
         fields = fields_for(definition.meta)
-        metadata, faults = filled_in(fields, form)
         given = {field.id: str(form.get(field.id, "")) for field in fields}
         is_start = form.get("do") == "start"
+    metadata, faults = filled_in(fields, given | (_secrets(draft, fields, given) if draft is not None else {}))
     if draft is None:
         return _form(request, ask, definition, given=given, faults=[Fault("choose a file", "file"), *faults])
     if faults:
@@ -89,14 +89,18 @@ def _drafts(request: Request) -> Drafts:
 async def _draft(request: Request, ask: Caller, form: Mapping[str, Any]) -> Draft | None:
     """The file that was sent now, or checked before."""
     sent, token = form.get("file"), text_of(form, "draft")
+    found = None if token is None else _drafts(request).find(ask.principal, token)
     if isinstance(sent, UploadFile) and sent.filename:
-        return await _drafts(request).keep(ask.principal, sent.filename, sent.file)
-    if token is None:
-        return None
-    found = _drafts(request).find(ask.principal, token)
-    if found is None:
+        return await _drafts(request).keep(ask.principal, sent.filename, sent.file, found)
+    if found is None and token is not None:
         raise InvalidInput("the file that was checked is not kept any more: go back and choose it again")
     return found
+
+
+def _secrets(draft: Draft, fields: list[FormField], given: Mapping[str, str]) -> dict[str, str]:
+    """The secrets of a draft, with those that are given now. A page never repeats them, so it comes back without."""
+    draft.secrets.update({each.id: given[each.id] for each in fields if each.kind == "password" and given[each.id]})
+    return draft.secrets
 
 
 def _form(
@@ -134,7 +138,7 @@ def _form(
 
 
 def _values(fields: list[FormField], given: Mapping[str, str] | None) -> dict[str, str]:
-    """What each field shows: what was filled in, else its default; a secret is asked for again."""
+    """What each field shows: what was filled in, else its default; a secret is never repeated."""
     if given is None:
         return {field.id: field.default for field in fields}
     return {field.id: "" if field.kind == "password" else given.get(PREFIX + field.name, "") for field in fields}

@@ -21,7 +21,7 @@ from penstock.db.dialects import Dialect, notice_partitions
 from penstock.db.full_disk import disk_of
 from penstock.db.onehop import run_there
 from penstock.db.prepared import Answer, Statement, Statements, Values
-from penstock.db.refusals import Refusals
+from penstock.db.refusals import Refusals, option_refused
 from penstock.db.safety import Finding, judge, refuse_unsafe
 from penstock.db.shared_clock import ahead_us
 from penstock.db.together import Together
@@ -95,15 +95,18 @@ class Database:
         """A database about which nothing has been checked; connections are made when needed."""
         address, dialect = parse(url)
         schema = schema_of(url)
-        engine = create_async_engine(
-            address,
-            isolation_level="AUTOCOMMIT",
-            connect_args=dialect.connect_args(schema),
-            pool_size=pool_size,
-            # We end every transaction ourselves, so a ROLLBACK on return would be a round trip for nothing.
-            pool_reset_on_return=None,
-            skip_autocommit_rollback=True,
-        )
+        try:
+            engine = create_async_engine(
+                address,
+                isolation_level="AUTOCOMMIT",
+                connect_args=dialect.connect_args(schema),
+                pool_size=pool_size,
+                # We end every transaction ourselves, so a ROLLBACK on return would be a round trip for nothing.
+                pool_reset_on_return=None,
+                skip_autocommit_rollback=True,
+            )
+        except ValueError as error:
+            raise option_refused(error) from error
         dialect.adapt(engine)
         event.listen(engine.sync_engine, "connect", _on_connect(dialect))
         return cls(engine, dialect, clock, pool_size=pool_size, schema=schema)
@@ -332,7 +335,7 @@ class Database:
                 # A driver that connects with `wait_for` loses a cancel that comes with the answer (Python 3.11).
                 await _let_go(connection)
                 raise asyncio.CancelledError
-            except (DBAPIError, OSError, InvalidRequestError, TypeError) as error:
+            except (DBAPIError, OSError, InvalidRequestError, TypeError, ValueError) as error:
                 if _cancels() != cancels:  # lost likewise, and then the connection failed
                     raise asyncio.CancelledError from error
                 # Processes that open a new SQLite file at once collide when they switch it to WAL.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import sqlite3
+import ssl
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -457,6 +458,20 @@ class Mariadb(Dialect):
         # With a binary log, recovery rolls back what that log lost, even if InnoDB has it.
         Requirement("sync_binlog", "1", lambda found: found != "0"),
     )
+
+    def arrange(self, url: URL) -> URL:
+        # The driver takes `ssl` as a value of Python only, and without an authority it believes every server.
+        if "ssl" not in url.query:
+            return url
+        asked, plain = str(url.query["ssl"]), url.difference_update_query(["ssl"])
+        if asked.lower() in ("false", "0", "") or plain.query.keys() & {"ssl_ca", "ssl_capath"}:
+            return plain
+        known = ssl.get_default_verify_paths()
+        if asked.lower() not in ("true", "1"):
+            return plain.update_query_pairs([("ssl_ca", asked)])
+        return plain.update_query_pairs(
+            [("ssl_ca", known.cafile) if known.cafile else ("ssl_capath", known.capath or "")]
+        )
 
     def connect_args(self, schema: str | None = None) -> dict[str, Any]:
         return {"connect_timeout": CONNECT_S, "charset": "utf8mb4", "autocommit": True}

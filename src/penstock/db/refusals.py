@@ -18,7 +18,9 @@ from penstock.errors import (
     Unavailable,
 )
 
-__all__ = ["Refusals"]
+__all__ = ["Refusals", "option_refused"]
+
+RIGHTS = "this user must be able to read and write it, its folder and the files -wal and -shm beside it"
 
 
 class Refusals:
@@ -45,6 +47,8 @@ class Refusals:
                 return DiskFull(f"the disk of {self.place} is full: {error.orig}")
             case "damaged":
                 return self._damaged(error)
+            case "unavailable" if getattr(error.orig, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_READONLY:
+                return Unavailable(f"{self.place} cannot be written: {error.orig}; {RIGHTS}")
             case "unavailable":
                 return Unavailable(f"{self.place} is away: {error.orig}")
         return None
@@ -54,8 +58,8 @@ class Refusals:
         match error:
             case DBAPIError():
                 return self._not_connected(error)
-            case TypeError():
-                return SettingsInvalid(f"the database URL has an option the driver does not know: {error}")
+            case TypeError() | ValueError():
+                return option_refused(error)
             case InvalidRequestError():  # a MySQL server behind a mariadb URL
                 return DatabaseUnsafe(f"this server is not the database its URL names: {error}")
         return Unavailable(f"{self._dialect.name} cannot be reached: {str(error) or 'it does not answer'}")
@@ -68,10 +72,7 @@ class Refusals:
                 return DatabaseRefused(f"{self._dialect.name} refused the connection: {error.orig}")
         if self._file is None:
             return Unavailable(f"{self._dialect.name} cannot be reached: {error.orig}")
-        return Unavailable(
-            f"{self.place} cannot be opened: {error.orig}; this user must be able to read and write it, its folder and "
-            "the files -wal and -shm beside it"
-        )
+        return Unavailable(f"{self.place} cannot be opened: {error.orig}; {RIGHTS}")
 
     def _damaged(self, error: DBAPIError) -> DatabaseDamaged:
         if getattr(error.orig, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_NOTADB:
@@ -80,3 +81,8 @@ class Refusals:
                 f"(--db, PENSTOCK_DATABASE_URL), or {self.restore}"
             )
         return DatabaseDamaged(f"{self.place} is damaged ({error.orig}): {self.restore}")
+
+
+def option_refused(error: Exception) -> SettingsInvalid:
+    """What stands behind the question mark of a URL is not the driver's, or has a wrong value."""
+    return SettingsInvalid(f"the database URL has an option the driver does not take: {error}")

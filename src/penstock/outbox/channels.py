@@ -50,6 +50,12 @@ class Channels:
         web = ("webhook", "slack") if has_httpx() else ()
         return (*web, "email") if self._mailer is not None else web
 
+    def lacks(self, channel: str) -> str | None:
+        """Why this process cannot send by a channel."""
+        if channel in self.names:
+            return None
+        return "smtp_url is not set" if channel == "email" else "httpx is not installed (pip install 'penstock[http]')"
+
     async def send(self, claimed: Claimed) -> Answer:
         """Make one attempt. It ends in time, and whatever goes wrong is the answer's fault."""
         try:

@@ -8,7 +8,7 @@ from collections import Counter
 from contextlib import suppress
 from typing import Any
 
-from sqlalchemy import Select, select
+from sqlalchemy import Row, Select, select
 
 from penstock.clock import Clock, Entropy, operation_id
 from penstock.db.database import Database
@@ -17,7 +17,7 @@ from penstock.outbox import claiming
 from penstock.outbox.channels import Channels
 from penstock.outbox.claiming import Claimed
 from penstock.outbox.states import DELIVERY
-from penstock.outbox.tables import deliveries
+from penstock.outbox.tables import deliveries, subscriptions
 from penstock.outbox.verdicts import judge
 
 __all__ = ["Sender"]
@@ -28,6 +28,7 @@ AT_ONCE = 20
 AT_ONCE_EACH = 4  # to one subscription, so that one that hangs holds up no other
 LEASE_MARGIN_S = 10.0  # for claiming, and for writing what came of it
 LOOK_S = 0.5  # at a delivery that another process sends
+OTHERS_S = 5.0  # within which a process that can send begins
 
 
 class Sender:
@@ -85,21 +86,31 @@ class Sender:
         return total
 
     async def send_one(self, delivery: str) -> None:
-        """Send one delivery that is due, or wait until another process has; until a lease is over at most."""
-        for _ in range(round(self._lease_us / 1e6 / LOOK_S) + 1):
+        """Send one delivery that is due, or wait until another process has; until a lease is over at most.
+
+        `Unavailable` when this process cannot, and no other begins soon.
+        """
+        for look in range(round(self._lease_us / 1e6 / LOOK_S) + 1):
             await self.start_due(delivery)
             mine = [task for task, claimed in self._tasks.items() if claimed.id == delivery]
             if mine:
                 await asyncio.wait(mine)
-            if await self._is_settled(delivery):
+            found = await self._stands(delivery)
+            if found is None or DELIVERY.is_settled(found.state):
                 return
+            lacks = self._channels.lacks(found.channel)
+            if lacks is not None and not found.attempts and look * LOOK_S >= OTHERS_S:
+                raise Unavailable(f"nobody has sent it: {lacks} here, and no worker took it; it waits for one that can")
             await asyncio.sleep(LOOK_S)
 
-    async def _is_settled(self, delivery: str) -> bool:
+    async def _stands(self, delivery: str) -> Row[Any, Any, Any] | None:
+        query = (
+            select(deliveries.c.state, deliveries.c.attempts, subscriptions.c.channel)
+            .join(subscriptions, subscriptions.c.id == deliveries.c.subscription)
+            .where(deliveries.c.id == delivery)
+        )
         async with self._db.connection() as tx:
-            query = select(deliveries.c.state).where(deliveries.c.id == delivery)
-            state = (await tx.execute(query)).scalar_one_or_none()
-        return state is None or DELIVERY.is_settled(state)
+            return (await tx.execute(query)).one_or_none()
 
     async def wait(self) -> None:
         """Until every attempt that was begun is over."""

@@ -113,7 +113,12 @@ def _file_module(path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
-        raise _failed(path.name, error) from error
+        failed = _failed(path.name, error)
+        if isinstance(error, ImportError) and "relative import" in str(error):
+            here = Path.cwd() if path.is_relative_to(Path.cwd()) else path.parent.parent
+            dotted = ".".join(path.relative_to(here).with_suffix("").parts)
+            failed = DeclarationError(f"{failed}; a file of a package is named as a module, such as --app {dotted}")
+        raise failed from error
     return module
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import NoneType
 from typing import Any
 
 import msgspec
-from pydantic import BaseModel, ValidationError
+from pydantic import AliasChoices, AliasPath, BaseModel, ValidationError
 
 from penstock.errors import DeclarationError, Fault, MetadataInvalid
+from penstock.graphs.names import similar
 from penstock.pipeline.fields import fields_of, is_struct
 from penstock.pipeline.rows import model_faults, struct_faults
 from penstock.pipeline.secret_values import in_clear, mask_texts, masked_document, secret_fields, secrets_in, texts_in
@@ -56,6 +57,18 @@ class MetaType:
             faults = [Fault("Field required", name) for name in required]
             raise MetadataInvalid(f"metadata is required: {', '.join(required)}", faults)
         return self._validate(dict(data or {}))
+
+    def unknown(self, names: Iterable[str]) -> list[Fault]:
+        """A fault for each name that the model would ignore; none where it may read more than its fields."""
+        if self.model is None or (not is_struct(self.model) and _reads_more(self.model)):
+            return []
+        known = {name for field in self.fields for name in (field.name, *field.inputs)}
+        listed = f"; known: {', '.join(self.names)}"
+        return [
+            Fault(f"is not a field of the metadata{similar(name, known) or listed}", name)
+            for name in names
+            if name not in known
+        ]
 
     def secrets(self, meta: Any) -> tuple[str, ...]:
         """The texts that must not be shown."""
@@ -124,3 +137,14 @@ class MetaType:
     def _cause(self, error: ValidationError) -> ValidationError | None:
         """What a traceback may show: pydantic's error repeats the input."""
         return None if self.secret_names else error
+
+
+def _reads_more(model: type[BaseModel]) -> bool:
+    """Whether a model may read names that its fields do not tell, or refuses them itself."""
+    aliases = [info.validation_alias for info in model.model_fields.values()]
+    validators = model.__pydantic_decorators__.model_validators.values()
+    return (
+        model.model_config.get("extra", "ignore") != "ignore"
+        or any(validator.info.mode != "after" for validator in validators)
+        or any(isinstance(alias, AliasChoices | AliasPath) for alias in aliases)
+    )

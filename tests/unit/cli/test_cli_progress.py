@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from penstock.cli.progress import LiveProgress, PlainProgress
-from penstock.operations.model import Operation
+from penstock.operations.model import Misfit, Operation
 from penstock.operations.pace import Look, Pace, sentence
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -143,3 +143,21 @@ def test_an_operation_at_rest_says_so_without_a_rate_or_a_time_left(watch: Stopw
 def test_an_operation_that_is_paused_while_its_file_is_read_shows_the_rows_read(watch: Stopwatch):
     paused = replace(FRESH, status="Paused", rows_read=500)
     assert sentence(Look.at(paused), Pace()) == "Paused: 500 rows read"
+
+
+def test_what_keeps_an_operation_from_going_on_is_told_once(watch: Stopwatch):
+    terminal, lines = io.StringIO(), list[str]()
+    console = Console(force_terminal=True, no_color=True, width=60, file=terminal)
+    plain = PlainProgress(lines.append, now=watch, every_s=1000)
+    other_code = at(0, waiting_rows=5, misfits=(Misfit("w-1", ("step 'notify' is gone",)),))
+    with LiveProgress(console, now=watch) as live:
+        for now in (at(0), other_code, other_code, at(0, trouble="the vault\x1b[2J is closed"), at(0)):
+            plain(now)
+            live(now)
+    told = [
+        "It is left alone by worker w-1: step 'notify' is gone",
+        "It does not go on: the vault\\x1b[2J is closed",
+    ]
+    assert lines == ["Running: 0 of 1,000 rows (0 %)", *told]
+    seen = [line.strip() for line in re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", terminal.getvalue()).splitlines()]
+    assert [line for line in seen if line.startswith("It ")] == told

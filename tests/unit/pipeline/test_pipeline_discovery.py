@@ -127,6 +127,8 @@ def test_a_file_named_like_a_loaded_module_does_not_replace_it(folder: Path):
         ("broken_app", "'broken_app' cannot be imported: ZeroDivisionError: division by zero"),
         ("broken_app.py", "'broken_app.py' cannot be imported: ZeroDivisionError: division by zero"),
         ("lacking_app", "'lacking_app' cannot be imported: ModuleNotFoundError: No module named 'no_such_library'"),
+        ("pack_age/app.py", "attempted relative import with no known parent package ("),
+        ("pack_age/app.py", "; a file of a package is named as a module, such as --app pack_age.app"),
         ("wrong_app", "operation 'x' is declared wrongly"),
         ("wrong_app.py", "operation 'x' is declared wrongly"),
     ],
@@ -135,6 +137,8 @@ def test_what_is_wrong_with_an_app_is_told(folder: Path, spec: str, message: str
     (folder / "good_app.py").write_text(SOURCE.format(name="good"))
     (folder / "broken_app.py").write_text("1 / 0")
     (folder / "lacking_app.py").write_text("import no_such_library")
+    (folder / "pack_age").mkdir()
+    (folder / "pack_age" / "app.py").write_text("from .models import Person")
     (folder / "wrong_app.py").write_text(SOURCE.format(name="x").replace("row: Person, ctx", "ctx"))
     with pytest.raises(DeclarationError) as caught:
         load_app(spec)
