@@ -13,9 +13,7 @@ def command() -> int:
     """Run the command that this process was started for; gives its exit code."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
-            stream.reconfigure(
-                errors="replace"
-            )  # what has been done is told, also where an encoding lacks our characters
+            stream.reconfigure(errors="replace")  # what was done is told, also where characters of it are lacking
     try:
         return main()
     finally:
