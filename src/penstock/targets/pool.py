@@ -263,13 +263,18 @@ class Pool:
             self._sources[name].set_share(share)
             if share.throttled_s > 0:
                 self._throttles.record(name, now + share.throttled_s, now)
+        self._renew_before_a_throttle_ends(now)
         self._serve()
 
     def plan_sharing(self, now_s: float, each_s: float) -> None:
         """Renew our shares after so long, or shortly before the next throttle ends."""
         self._was_throttled.clear()
-        left_s = [seconds - TOLD_S for seconds in self.throttled_s().values() if seconds > 2 * TOLD_S]
-        self.shared_until_s = now_s + min([each_s, *left_s])
+        self.shared_until_s = now_s + each_s
+        self._renew_before_a_throttle_ends(now_s)
+
+    def _renew_before_a_throttle_ends(self, now_s: float) -> None:
+        left_s = (seconds - TOLD_S for seconds in self.throttled_s().values() if seconds > 2 * TOLD_S)
+        self.shared_until_s = min([self.shared_until_s, *(now_s + seconds for seconds in left_s)])
 
     async def sharing_is_due(self) -> None:
         """Wait until our shares are to be renewed: then, or at the next throttle."""
