@@ -6,12 +6,24 @@ import asyncio
 from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
+from threading import Thread
 
 import pytest
+from patience import HANG_S
 from sql_places import Place
 
 from penstock import targets
-from penstock.targets import BulkExecutor, BulkOptions, Mode, RetryPolicy, SqliteTarget, SqlOptions, open_target
+from penstock.targets import (
+    BulkExecutor,
+    BulkOptions,
+    BulkResult,
+    Mode,
+    Pool,
+    RetryPolicy,
+    SqliteTarget,
+    SqlOptions,
+    open_target,
+)
 from penstock.targets.model import BadInput
 
 ROWS = [{"id": n, "name": f"n{n}", "price": n} for n in range(3)]
@@ -42,6 +54,45 @@ async def test_a_script_needs_no_event_loop(place: Place):
 
     assert await asyncio.to_thread(script) == [3, 1, 1, 2]
     assert await place.rows("SELECT id FROM products") == [(1,)]
+
+
+async def test_a_target_serves_another_thread_while_a_call_of_this_one_is_under_way(place: Place):
+    """Its slots, connections and locks are those of each event loop."""
+    await place.products()
+    beside: list[BulkResult] = []
+
+    def script() -> None:
+        beside.append(targets.upsert(place.target, "products", [{"id": 10 + len(beside), "name": "b"}]))
+
+    def in_another_thread(_: object) -> None:
+        thread = Thread(target=script)
+        thread.start()
+        thread.join(HANG_S)
+
+    async with asyncio.timeout(HANG_S):
+        options = SqlOptions(batch_size=1, on_outcomes=in_another_thread)
+        result = await place.target.upsert_multiple("products", ROWS, options)
+    assert [one.is_success for one in (result, *beside)] == [True] * 4
+    assert await place.rows("SELECT id FROM products ORDER BY id") == [(0,), (1,), (2,), (10,), (11,), (12,)]
+
+
+async def test_a_target_keeps_to_the_pool_that_it_was_given():
+    target = SqliteTarget(":memory:")
+    made = BulkExecutor(target).pool
+    target.slot_pool = Pool.of(target)
+    assert made is not BulkExecutor(target).pool is target.slot_pool
+
+
+async def test_a_pool_that_was_given_is_refused_in_a_second_thread_while_the_first_uses_it(tmp_path: Path):
+    target = SqliteTarget(tmp_path / "mistyped.db")
+    executor = BulkExecutor(target, pool=Pool.of(target))
+    await executor.create_multiple("products", ROWS)
+    with pytest.raises(BadInput, match="another thread uses this pool now"):
+        await asyncio.to_thread(lambda: asyncio.run(created(executor)))
+
+
+async def created(executor: BulkExecutor) -> None:
+    await executor.create_multiple("products", ROWS)
 
 
 async def test_a_script_in_an_event_loop_is_told_what_to_write_instead():

@@ -56,7 +56,8 @@ class SqliteTarget(SqlTarget):
         super().__init__("SQLite", connections=1)
         path = checked_path(path)
         self._path, self._busy_timeout_s, self._foreign_keys = path, busy_timeout_s, foreign_keys
-        self._thread: ThreadPoolExecutor | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="penstock-sqlite")
+        """One for all event loops; it is started by the first job, and ends with the target."""
         self._connection: sqlite3.Connection | None = None
 
     async def refresh(self, source: str) -> None:
@@ -68,9 +69,6 @@ class SqliteTarget(SqlTarget):
         """Close the file."""
         if self._connection is not None:
             await self._run(self._close)
-        if self._thread is not None:
-            self._thread.shutdown(wait=False)
-            self._thread = None
 
     async def _read_table(self, name: str) -> Table:
         return await self._run(lambda: read_table(self._open(), name))
@@ -83,7 +81,6 @@ class SqliteTarget(SqlTarget):
 
     async def _run(self, job: Callable[[], T]) -> T:
         """Run a job in the thread. When this ends, the job has ended too."""
-        self._thread = self._thread or ThreadPoolExecutor(1, thread_name_prefix="penstock-sqlite")
         submitted = self._thread.submit(job)
         running = asyncio.wrap_future(submitted)
         try:
