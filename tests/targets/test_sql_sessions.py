@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import asyncmy
 import asyncpg
 import pytest
+import servers
 from sql_places import Place, batch, maria_place, mariadb_hand, open_target, outcomes, postgres_hand
 
 from penstock.errors import SettingsInvalid
@@ -212,3 +213,25 @@ async def test_the_options_of_a_mariadb_address_are_not_dropped(monkeypatch: pyt
     assert "ssl" not in second
     with pytest.raises(BadInput, match="sslmode is no option of a MariaDB address"):
         MariaDbTarget("mariadb://u:p@h/db?sslmode=require")
+
+
+@pytest.mark.databases("mariadb")
+def test_long_texts_are_sent_in_statements_that_a_server_takes(database_kind: str):
+    with servers.private(database_kind, "--max-allowed-packet=1M") as server:
+        asyncio.run(_load_long_texts(server.url))
+
+
+async def _load_long_texts(url: str) -> None:
+    async with mariadb_hand(url) as ask:
+        await ask("CREATE TABLE notes (id integer PRIMARY KEY, note longtext, more longblob)")
+    lengths = {0: 100_000, 7: 2**21, 30: 300_000}
+    notes = [{"id": n, "note": "'é" * (lengths.get(n, 15_000) // 2), "more": None} for n in range(300)]
+    async with MariaDbTarget(url) as target:
+        for mode, done in ((Mode.CREATE, "created"), (Mode.UPSERT, "updated"), (Mode.UPDATE, "updated")):
+            result = await target.start(mode, "notes", notes if mode is Mode.CREATE else [*notes[:7], *notes[8:]])
+            assert (result.outcomes.count(done), dict(result.statistics.retries)) == (299, {})
+            assert [(error.index, error.kind, error.code) for error in result.errors] == (
+                [(7, ErrorKind.DATA, "1153")] if mode is Mode.CREATE else []
+            )
+    async with mariadb_hand(url) as ask:
+        assert await ask("SELECT sum(char_length(note)) FROM notes") == [(297 * 15_000 + 400_000,)]

@@ -15,7 +15,7 @@ __all__ = ["read_table"]
 WHERE = "WHERE table_schema = COALESCE(%s, DATABASE()) AND table_name = %s"
 TABLE = (
     "SELECT table_schema, table_name, table_type, engine, (SELECT e.transactions FROM information_schema.engines e "
-    f"WHERE e.engine = t.engine) FROM information_schema.tables t {WHERE}"
+    f"WHERE e.engine = t.engine), @@max_allowed_packet FROM information_schema.tables t {WHERE}"
 )
 COLUMNS = (
     "SELECT column_name, data_type, column_type, extra, generation_expression, "
@@ -72,6 +72,7 @@ async def read_table(connection: Any, name: str) -> Table:
         columns=columns,
         primary_key=keys.get("PRIMARY", ()),
         unique_keys=tuple(keys.values()),
+        statement_bytes_max=found[5],
         key_names=keys,
     )
 
