@@ -17,6 +17,7 @@ from penstock.targets import (
     BulkExecutor,
     BulkOptions,
     BulkResult,
+    ErrorKind,
     Mode,
     Pool,
     RetryPolicy,
@@ -182,6 +183,24 @@ async def test_texts_are_read_as_the_database_reads_them(place: Place, mode: Mod
     assert (found["small"], found["big"], float(found["price"]), found["ratio"]) == (7, -9000000000, 12.5, 1000.0)
     if place.kind != "sqlite":
         assert (found["price"], found["born"]) == (Decimal("12.50"), date(2024, 2, 29))
+
+
+@pytest.mark.databases("postgresql", "mariadb")
+@pytest.mark.parametrize(
+    "column, text",
+    [
+        ("small", "1_000"),
+        ("big", "٧"),
+        ("price", "1_0.5"),
+        ("ratio", "1_0.5"),
+        ("ratio", "1e400"),
+    ],
+)
+async def test_what_only_python_reads_as_a_number_is_none(place: Place, column: str, text: str):
+    await place.make("typed", f"CREATE TABLE typed (id integer PRIMARY KEY, {TYPED[place.kind]})")
+    result = await place.target.create_multiple("typed", [{"id": 1, column: "1"}, {"id": 2, column: text}])
+    assert [(error.index, error.kind, error.field) for error in result.errors] == [(1, ErrorKind.DATA, column)]
+    assert await place.rows("SELECT id FROM typed") == [(1,)]
 
 
 @pytest.mark.databases("postgresql", "mariadb")

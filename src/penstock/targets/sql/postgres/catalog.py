@@ -6,7 +6,18 @@ import re
 from typing import Any
 
 from penstock.targets.sql.table import Column, Table, ansi, no_such_table, split_name
-from penstock.targets.sql.values import Step, as_uuid, boolean, decimal, lower, rounded, single, unpadded
+from penstock.targets.sql.values import (
+    Step,
+    approximate,
+    as_uuid,
+    boolean,
+    decimal,
+    lower,
+    rounded,
+    single,
+    unpadded,
+    whole,
+)
 
 __all__ = ["read_table"]
 
@@ -14,8 +25,8 @@ KINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table", "i":
 
 FOLDS: dict[str, Step] = {"uuid": as_uuid, "citext": lower, "bpchar": unpadded, "character": unpadded, "real": single}
 FROM_TEXT: dict[str, Step] = {
-    **dict.fromkeys(("smallint", "integer", "bigint"), int),
-    **dict.fromkeys(("real", "double precision"), float),
+    **dict.fromkeys(("smallint", "integer", "bigint"), whole),
+    **dict.fromkeys(("real", "double precision"), approximate),
     "numeric": decimal,
     "boolean": boolean,
 }
