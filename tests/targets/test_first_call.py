@@ -203,6 +203,16 @@ async def test_what_only_python_reads_as_a_number_is_none(place: Place, column: 
     assert await place.rows("SELECT id FROM typed") == [(1,)]
 
 
+@pytest.mark.databases("mariadb")
+@pytest.mark.parametrize("price", ["NaN", Decimal("NaN"), Decimal("-Infinity"), "infinity"])
+async def test_a_decimal_that_is_no_number_fails_alone(place: Place, price: object):
+    await place.products()
+    records = [{"id": n, "name": "n", "price": price if n == 1 else n} for n in range(3)]
+    result = await place.target.upsert_multiple("products", records)
+    assert [(error.index, error.code, error.field) for error in result.errors] == [(1, "BAD_TYPE", "price")]
+    assert (result.created_count, dict(result.statistics.retries)) == (2, {})
+
+
 @pytest.mark.databases("postgresql", "mariadb")
 async def test_texts_and_values_of_the_type_may_stand_in_one_column(place: Place):
     await place.make("typed", f"CREATE TABLE typed (id integer PRIMARY KEY, {TYPED[place.kind]})")

@@ -54,6 +54,7 @@ class MariaDbTarget(ServerTarget):
             **UNKNOWN_TO_DRIVERS,
             datetime: lambda value: value.astimezone(UTC).replace(tzinfo=None) if value.tzinfo else value,
             float: finite,
+            Decimal: finite,
         },
     )
 
