@@ -246,6 +246,36 @@ async def test_a_text_that_means_nothing_fails_its_record_and_names_the_column(
     assert column in error.message
 
 
+WRONG = [
+    ("uuid", "{6f1e4b7e-0000-4000-8000-00000000000", "6f1e4b7e-0000-4000-8000-000000000001"),
+    ("real", "1e39", "1e38"),
+    ("mood", "gloomy", "glad"),
+    ("json", "{'a': 1}", '{"a": 1}'),
+    ("numeric(5,2)", "1234", "123.456"),
+    ("varchar(4)", "abcde", "abcd  "),
+    ("cidr", "10.0.0.1/8", "10.0.0.0/8"),
+    ("oid", "x", "12"),
+    ("pair", "1,2", "(1,2)"),
+]
+
+
+@pytest.mark.databases("postgresql")
+@pytest.mark.parametrize("others", [1, 30])
+@pytest.mark.parametrize("kind, wrong, right", WRONG)
+async def test_a_text_that_postgresql_refuses_names_its_column(
+    place: Place, kind: str, wrong: str, right: str, others: int
+):
+    await place.run("DROP TYPE IF EXISTS mood, pair CASCADE")
+    await place.run("CREATE TYPE mood AS ENUM ('glad', 'sad')")
+    await place.run("CREATE TYPE pair AS (one integer, other integer)")
+    await place.make("typed", f"CREATE TABLE typed (id integer PRIMARY KEY, name text, value {kind}, more {kind})")
+    records = [{"id": n, "name": right, "value": right, "more": right} for n in range(others)]
+    result = await place.target.create_multiple("typed", [*records, {"id": -1, "name": wrong, "more": wrong}])
+    assert result.success_count == others
+    assert [(error.index, error.kind, error.field) for error in result.errors] == [(others, "data", "more")]
+    assert "'more'" in result.errors[0].message
+
+
 @pytest.mark.databases("postgresql", "mariadb")
 async def test_records_of_one_key_keep_their_order_however_it_is_written(place: Place):
     await place.products()

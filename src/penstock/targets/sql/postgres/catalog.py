@@ -55,7 +55,8 @@ SELECT c.relkind::text, n.nspname AS schema, c.relname AS name, c.relrowsecurity
       'is_generated', a.attgenerated <> '',
       'is_required', a.attnotnull AND d.adbin IS NULL AND a.attidentity = '',
       'is_array', t.typcategory = 'A',
-      'is_read_by_server', t.typcategory IN ('A', 'D', 'G', 'R', 'T', 'V') OR t.typname = 'bytea',
+      'is_read_by_server', t.typcategory IN ('A', 'C', 'D', 'G', 'I', 'R', 'T', 'V', 'Z')
+          OR t.typname IN ('bytea', 'oid', 'pg_lsn', 'xid8'),
       'is_copied_as_text', e.typtype = 'b' AND (e.typnamespace <> 'pg_catalog'::regnamespace OR e.typname LIKE 'reg%'
           OR e.typname IN ('aclitem', 'macaddr', 'macaddr8', 'money', 'refcursor', 'tsquery', 'tsvector')),
       'is_text', t.typcategory = 'S',
