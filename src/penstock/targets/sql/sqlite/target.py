@@ -74,24 +74,30 @@ class SqliteTarget(SqlTarget):
         return await self._run(lambda: read_table(self._open(), name))
 
     async def _write(self, work: TableBatch) -> GroupVerdicts:
-        return await self._run(lambda: self._transact(work, work.layout.groups, self._write_group))
+        return await self._run(lambda: self._transact(work, work.layout.groups, self._write_group), is_write=True)
 
     async def _write_each(self, work: TableBatch) -> GroupVerdicts:
-        return await self._run(lambda: self._each(work))
+        return await self._run(lambda: self._each(work), is_write=True)
 
-    async def _run(self, job: Callable[[], T]) -> T:
-        """Run a job in the thread. When this ends, the job has ended too."""
+    async def _run(self, job: Callable[[], T], *, is_write: bool = False) -> T:
+        """Run a job in the thread. When this ends, the job has ended too.
+
+        Who is cancelled meanwhile still hears what was written; the error that is the cause says that nothing was.
+        """
         submitted = self._thread.submit(job)
         running = asyncio.wrap_future(submitted)
         try:
             return await asyncio.shield(running)
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as cancelled:
             if not submitted.cancel():  # it has begun
                 if self._connection is not None:
                     self._connection.interrupt()
                 await asyncio.wait([running])
-                running.exception()  # it was interrupted; nobody will ask
-            raise
+                task = asyncio.current_task()
+                if running.exception() is None and is_write and task is not None and task.cancelling():
+                    task.uncancel()
+                    return running.result()
+            raise cancelled from TargetError("stopped before it was written")
         except ERRORS as error:
             raise refusal(error) from error
 
