@@ -185,7 +185,8 @@ class TableWriter:
 
     async def _create(self, group: RowGroup) -> Sequence[Verdict]:
         key = self._work.key
-        is_given = set(key) <= set(group.columns)
+        # For a key that is given as NULL the server makes a number.
+        is_given = set(key) <= set(group.columns) and not any(None in group.column(name) for name in key)
         made: Sequence[Row] = await self._insert(group, () if is_given else key)
         if not key:
             return [CREATED] * len(group)
