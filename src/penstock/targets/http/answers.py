@@ -15,6 +15,8 @@ from penstock.targets.target import Answer, Batch, UniformVerdicts
 __all__ = ["at_path", "decoded", "read_answer"]
 
 GONE = frozenset({404, 410})
+FAILED = frozenset({"error", "fail", "failed", "failure", "invalid", "rejected"})
+"""What most remotes mean by these words; what others mean, an endpoint declares."""
 
 
 def decoded(body: bytes) -> Any:
@@ -113,7 +115,7 @@ def _verdict(
     status, error, identifier = (at_path(item, path) for path in (results.status, results.error, results.id))
     known = results.outcomes.get(status) if isinstance(status, str | int) else None
     number = _number(status)
-    is_bad = bool(error) if number is None else not 200 <= number < 300
+    is_bad = _is_bad(status, number, error, results)
     if known is not None:
         is_bad = not known.is_success
     elif mode is Mode.DELETE and is_gone_done and number in GONE:
@@ -122,9 +124,19 @@ def _verdict(
         outcome, is_exact = (known, True) if known else _done(mode, number)
         return Verdict(outcome, identifier), is_exact
     code, field = at_path(item, results.code), at_path(item, results.field)
-    failure = item_error(number, error, endpoint, code=code, field=field)
+    failure = item_error(number, error or item, endpoint, code=code, field=field)
     outcome = Outcome.UNKNOWN if number in LOST else Outcome.FAILED
     return Verdict(known or outcome, identifier, failure), True
+
+
+def _is_bad(status: Any, number: int | None, error: Any, results: ItemResults) -> bool:
+    """Whether an item tells of a failure: its status says so, or it has none and tells of an error."""
+    if number is not None:
+        return not 200 <= number < 300
+    if isinstance(status, bool):
+        return not status
+    is_word = isinstance(status, str) and status.strip().lower() in FAILED
+    return is_word or bool(error) or results.only_failures
 
 
 def _done(mode: Mode, status: int | None) -> tuple[Outcome, bool]:
