@@ -151,6 +151,14 @@ def test_what_is_listed_among_failures_has_failed_whatever_it_says():
     assert answer.verdicts[1].error.message == "why"
 
 
+@pytest.mark.parametrize("body", list(Body))
+def test_an_answer_that_tells_of_each_record_is_not_taken_for_a_success_of_all(body: Body):
+    records = 1 if Endpoint(url="/x", body=body).is_single else 2
+    with pytest.raises(TargetError, match="the endpoint has no `results`") as caught:
+        read(Endpoint(url="/x", body=body), [{"status": 201}, {"status": 422}], records=records, status=207)
+    assert caught.value.maybe_applied
+
+
 def test_a_throttled_item_is_a_throttle():
     error = read(listed(status="s"), [{"s": 200}, {"s": 429}]).verdicts[1].error
     assert error is not None

@@ -15,6 +15,7 @@ from penstock.targets.target import Answer, Batch, UniformVerdicts
 __all__ = ["at_path", "decoded", "read_answer"]
 
 GONE = frozenset({404, 410})
+MULTI_STATUS = 207
 FAILED = frozenset({"error", "fail", "failed", "failure", "invalid", "rejected"})
 """What most remotes mean by these words; what others mean, an endpoint declares."""
 
@@ -47,6 +48,8 @@ def read_answer(
     Upserts are counted exactly only if each record's status told created from updated. `lost_deletes` are the positions
     of records that an earlier, unanswered call may have deleted: those that are not there count as deleted.
     """
+    if endpoint.results is None and status == MULTI_STATUS:
+        raise _unreadable(f"of status {status} tells of each record, and the endpoint has no `results` to say where")
     if endpoint.results is None:
         found = at_path(body, endpoint.id_path) if endpoint.is_single else None
         outcome, is_exact = _done(batch.mode, status if endpoint.is_single else None)
