@@ -58,6 +58,13 @@ async def test_a_best_effort_endpoint_answers_record_by_record(remote: HttpRemot
     assert remote.ledger == [("write", "a"), ("write", "c")]
 
 
+async def test_a_record_that_came_too_early_waits_as_long_as_its_answer_asks(remote: HttpRemote):
+    items = [{"index": 0, "status": 201}, {"index": 1, "status": 429}, {"index": 2, "status": 422}]
+    remote.routes["/bulk/thing"] = lambda call: Reply(207, {"results": items}, {"Retry-After": "7"})
+    answer = await sent(remote, BULK, {"id": "a"}, {"id": "b"}, {"id": "c"})
+    assert [verdict.error and verdict.error.retry_after_s for verdict in answer.verdicts] == [None, 7.0, None]
+
+
 async def test_an_atomic_endpoint_fails_as_a_whole(remote: HttpRemote):
     error = await refusal_of(remote, ATOMIC, {"id": "a"}, {"bad": 1})
     assert (error.kind, error.code, error.maybe_applied) == (ErrorKind.DATA, "invalid", False)

@@ -42,11 +42,13 @@ def read_answer(
     width_hint: int | None = None,
     *,
     lost_deletes: Collection[int] = frozenset(),
+    wait_s: float | None = None,
 ) -> Answer:
     """The verdicts of a successful answer; raises an ambiguous `TargetError` when they cannot be told.
 
     Upserts are counted exactly only if each record's status told created from updated. `lost_deletes` are the positions
-    of records that an earlier, unanswered call may have deleted: those that are not there count as deleted.
+    of records that an earlier, unanswered call may have deleted: those that are not there count as deleted. `wait_s` is
+    for how long the remote asks to be left alone by records that it throttled.
     """
     if endpoint.results is None and status == MULTI_STATUS:
         raise _unreadable(f"of status {status} tells of each record, and the endpoint has no `results` to say where")
@@ -59,7 +61,12 @@ def read_answer(
     items = _placed(batch, endpoint.results, body, is_lines=is_lines)
     read = [
         _verdict(
-            batch.mode, endpoint, endpoint.results, item, is_gone_done=endpoint.gone_is_deleted or at in lost_deletes
+            batch.mode,
+            endpoint,
+            endpoint.results,
+            item,
+            is_gone_done=endpoint.gone_is_deleted or at in lost_deletes,
+            wait_s=wait_s,
         )
         for at, item in enumerate(items)
     ]
@@ -107,7 +114,7 @@ def _placed(batch: Batch, results: ItemResults, body: Any, *, is_lines: bool) ->
 
 
 def _verdict(
-    mode: Mode, endpoint: Endpoint, results: ItemResults, item: Any, *, is_gone_done: bool
+    mode: Mode, endpoint: Endpoint, results: ItemResults, item: Any, *, is_gone_done: bool, wait_s: float | None
 ) -> tuple[Verdict, bool]:
     if item is MISSING and results.only_failures:
         outcome, is_exact = _done(mode, None)
@@ -127,7 +134,7 @@ def _verdict(
         outcome, is_exact = (known, True) if known else _done(mode, number)
         return Verdict(outcome, identifier), is_exact
     code, field = at_path(item, results.code), at_path(item, results.field)
-    failure = item_error(number, error or item, endpoint, code=code, field=field)
+    failure = item_error(number, error or item, endpoint, code=code, field=field, wait_s=wait_s)
     outcome = Outcome.UNKNOWN if number in LOST else Outcome.FAILED
     return Verdict(known or outcome, identifier, failure), True
 

@@ -97,7 +97,9 @@ def width_hint(headers: Mapping[str, str], name: str | None) -> int | None:
     return int(hint) if hint.isdecimal() and int(hint) > 0 else None
 
 
-def item_error(status: int | None, error: Any, endpoint: Endpoint, *, code: Any, field: Any) -> TargetError:
+def item_error(
+    status: int | None, error: Any, endpoint: Endpoint, *, code: Any, field: Any, wait_s: float | None = None
+) -> TargetError:
     """The error for one record of an answer that lists what became of each."""
     message, found = said(error)
     kind = ErrorKind.DATA
@@ -110,6 +112,7 @@ def item_error(status: int | None, error: Any, endpoint: Endpoint, *, code: Any,
         message or f"the remote refused the record with {status if status is not None else 'no reason'}",
         kind=kind,
         code=str(code) if code is not None else found or (None if status is None else str(status)),
+        retry_after_s=wait_s if kind is ErrorKind.THROTTLED else None,
         maybe_applied=is_lost,
         field=str(field) if field is not None else named_field(message),
     )
