@@ -254,6 +254,14 @@ async def test_credentials_never_follow_a_redirect_to_another_host(remote: HttpR
         assert stranger.calls == []
 
 
+@pytest.mark.parametrize("key", ["s3cret\n", " s3cret", "s3crét", "s3\rcret", None])
+async def test_a_credential_that_no_header_can_hold_is_told_without_it(remote: HttpRemote, key: Any):
+    error = await refusal_of(remote, ATOMIC, {"id": "a"}, auth=StaticHeaders({"X-Api-Key": key}))
+    assert "the header 'X-Api-Key' cannot be sent" in str(error)
+    assert "s3" not in str(error)
+    assert (error.code, error.maybe_applied, remote.calls) == ("BadHeader", False, [])
+
+
 async def test_a_redirect_that_never_ends_is_an_error(remote: HttpRemote):
     remote.routes["/loop"] = lambda call: Reply(307, None, {"Location": "/loop"})
     error = await refusal_of(remote, Endpoint(url="/loop"), {})
