@@ -47,11 +47,13 @@ class Reply(NamedTuple):
     body: Any
 
 
-def refusal(reply: Reply, endpoint: Endpoint, *, call: str, now: datetime, records: int = 1) -> TargetError:
+def refusal(
+    reply: Reply, endpoint: Endpoint, *, call: str, now: datetime, records: int = 1, is_write: bool = True
+) -> TargetError:
     """The error for a call with so many records that was answered with something else than success."""
     status, headers, body = reply
     kind = endpoint.error_kinds.get(status) or kind_of_status(status, headers, is_single=endpoint.is_single)
-    if kind is ErrorKind.OTHER and status >= 500 and endpoint.is_repeatable:
+    if kind is ErrorKind.OTHER and status >= 500 and (endpoint.is_repeatable or not is_write):
         kind = ErrorKind.SERVER
     message, code = said(body)
     is_throttle = kind is ErrorKind.THROTTLED
@@ -61,7 +63,7 @@ def refusal(reply: Reply, endpoint: Endpoint, *, call: str, now: datetime, recor
         code=code or str(status),
         retry_after_s=retry_after_s(headers, now) if is_throttle else None,
         limit=limit_hit(headers) if is_throttle else None,
-        maybe_applied=_may_have_been_applied(status, kind, endpoint, records),
+        maybe_applied=is_write and _may_have_been_applied(status, kind, endpoint, records),
         field=named_field(message),
         details={"status": status},
     )

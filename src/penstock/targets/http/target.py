@@ -169,7 +169,7 @@ class HttpTarget(Target):
                 maybe_applied=True,
             )
         if reply.status not in endpoint.success:
-            raise self._refused(reply, endpoint, call, len(batch))
+            raise refusal(reply, endpoint, call=call, now=self._now(), records=len(batch))
         hint = width_hint(reply.headers, endpoint.width_header)
         return read_answer(batch, endpoint, reply.status, reply.body, hint, lost_deletes=lost_deletes, wait_s=wait_s)
 
@@ -209,11 +209,8 @@ class HttpTarget(Target):
         headers = {"Accept": "application/json", **endpoint.headers}
         reply = _read(await self._http.call(source, "GET", path, headers=headers, is_write=False))
         if not 200 <= reply.status < 300 and reply.status not in also:
-            raise self._refused(reply, endpoint, _shown("GET", path))
+            raise refusal(reply, endpoint, call=_shown("GET", path), now=self._now(), is_write=False)
         return reply
-
-    def _refused(self, reply: Reply, endpoint: Endpoint, call: str, records: int = 1) -> TargetError:
-        return refusal(reply, endpoint, call=call, now=self._now(), records=records)
 
     def _now(self) -> datetime:
         return from_micros(self._clock.now_us())
