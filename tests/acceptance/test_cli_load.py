@@ -75,6 +75,20 @@ def test_failed_records_are_written_with_reasons_and_can_be_mended_and_loaded(lo
     assert (code, out) == (0, "customers: 2 created\n")
 
 
+def test_failed_records_of_a_json_file_can_be_mended_and_loaded_too(load: Load):
+    records = [{"id": 1, "age": 999, "name": True, "city": {"name": "Bâle", "near": ["Bern", None]}}]
+    Path("customers.json").write_text(json.dumps(records))
+    code, _, _ = load("--errors", "failed.csv", file="customers.json")
+    text = Path("failed.csv").read_text()
+    assert code == 3
+    Path("failed.csv").write_text(text.replace("999", "99"))
+    code, out, _ = load(file="failed.csv")
+    assert (code, out) == (0, "customers: 1 created\n")
+    with closing(sqlite3.connect("shop.db")) as shop:
+        ((name, city),) = shop.execute("SELECT name, city FROM customers").fetchall()
+    assert (name, json.loads(city)) == ("true", records[0]["city"])
+
+
 def test_what_is_left_is_sent_again_from_the_same_file(load: Load):
     _, out, _ = load()
     assert "--retry customers.csv.retry.json" in out

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Mapping
+
 import pytest
 
 from penstock.clock import ManualClock
@@ -42,6 +45,19 @@ async def test_what_one_process_heard_of_a_throttle_the_others_hear_too(manual_d
     clock.advance(2)
     assert (await two.renew(URL, {"app": 0.0}))["app"].throttled_s == pytest.approx(7)
     assert (await one.renew(URL, {"app": 7.0}))["app"].throttled_s == 0  # its own word is no news to it
+
+
+async def test_a_thread_with_an_event_loop_of_its_own_hears_of_the_others_too(manual_database: Database):
+    """The connections of a database are of one loop: another would take them away under its hands."""
+    one, two = (SqlQuotas(manual_database, lambda name=name: name) for name in ("a", "b"))
+    await one.renew(URL, {"app": 0.0})
+    for _ in range(2):
+        heard = await asyncio.to_thread(lambda: asyncio.run(_renewed(two)))
+        assert heard == {"app": Share(1, 2)}
+
+
+async def _renewed(quotas: SqlQuotas) -> Mapping[str, Share]:
+    return await quotas.renew(URL, {"app": 0.0})
 
 
 async def test_targets_that_are_used_while_a_database_is_open_share_through_it(database_url: str):

@@ -6,12 +6,25 @@ import asyncio
 from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
+from threading import Thread
 
 import pytest
+from patience import HANG_S
 from sql_places import Place
 
 from penstock import targets
-from penstock.targets import BulkExecutor, BulkOptions, Mode, RetryPolicy, SqliteTarget, SqlOptions, open_target
+from penstock.targets import (
+    BulkExecutor,
+    BulkOptions,
+    BulkResult,
+    ErrorKind,
+    Mode,
+    Pool,
+    RetryPolicy,
+    SqliteTarget,
+    SqlOptions,
+    open_target,
+)
 from penstock.targets.model import BadInput
 
 ROWS = [{"id": n, "name": f"n{n}", "price": n} for n in range(3)]
@@ -42,6 +55,45 @@ async def test_a_script_needs_no_event_loop(place: Place):
 
     assert await asyncio.to_thread(script) == [3, 1, 1, 2]
     assert await place.rows("SELECT id FROM products") == [(1,)]
+
+
+async def test_a_target_serves_another_thread_while_a_call_of_this_one_is_under_way(place: Place):
+    """Its slots, connections and locks are those of each event loop."""
+    await place.products()
+    beside: list[BulkResult] = []
+
+    def script() -> None:
+        beside.append(targets.upsert(place.target, "products", [{"id": 10 + len(beside), "name": "b"}]))
+
+    def in_another_thread(_: object) -> None:
+        thread = Thread(target=script)
+        thread.start()
+        thread.join(HANG_S)
+
+    async with asyncio.timeout(HANG_S):
+        options = SqlOptions(batch_size=1, on_outcomes=in_another_thread)
+        result = await place.target.upsert_multiple("products", ROWS, options)
+    assert [one.is_success for one in (result, *beside)] == [True] * 4
+    assert await place.rows("SELECT id FROM products ORDER BY id") == [(0,), (1,), (2,), (10,), (11,), (12,)]
+
+
+async def test_a_target_keeps_to_the_pool_that_it_was_given():
+    target = SqliteTarget(":memory:")
+    made = BulkExecutor(target).pool
+    target.slot_pool = Pool.of(target)
+    assert made is not BulkExecutor(target).pool is target.slot_pool
+
+
+async def test_a_pool_that_was_given_is_refused_in_a_second_thread_while_the_first_uses_it(tmp_path: Path):
+    target = SqliteTarget(tmp_path / "mistyped.db")
+    executor = BulkExecutor(target, pool=Pool.of(target))
+    await executor.create_multiple("products", ROWS)
+    with pytest.raises(BadInput, match="another thread uses this pool now"):
+        await asyncio.to_thread(lambda: asyncio.run(created(executor)))
+
+
+async def created(executor: BulkExecutor) -> None:
+    await executor.create_multiple("products", ROWS)
 
 
 async def test_a_script_in_an_event_loop_is_told_what_to_write_instead():
@@ -134,6 +186,34 @@ async def test_texts_are_read_as_the_database_reads_them(place: Place, mode: Mod
 
 
 @pytest.mark.databases("postgresql", "mariadb")
+@pytest.mark.parametrize(
+    "column, text",
+    [
+        ("small", "1_000"),
+        ("big", "٧"),
+        ("price", "1_0.5"),
+        ("ratio", "1_0.5"),
+        ("ratio", "1e400"),
+    ],
+)
+async def test_what_only_python_reads_as_a_number_is_none(place: Place, column: str, text: str):
+    await place.make("typed", f"CREATE TABLE typed (id integer PRIMARY KEY, {TYPED[place.kind]})")
+    result = await place.target.create_multiple("typed", [{"id": 1, column: "1"}, {"id": 2, column: text}])
+    assert [(error.index, error.kind, error.field) for error in result.errors] == [(1, ErrorKind.DATA, column)]
+    assert await place.rows("SELECT id FROM typed") == [(1,)]
+
+
+@pytest.mark.databases("mariadb")
+@pytest.mark.parametrize("price", ["NaN", Decimal("NaN"), Decimal("-Infinity"), "infinity"])
+async def test_a_decimal_that_is_no_number_fails_alone(place: Place, price: object):
+    await place.products()
+    records = [{"id": n, "name": "n", "price": price if n == 1 else n} for n in range(3)]
+    result = await place.target.upsert_multiple("products", records)
+    assert [(error.index, error.code, error.field) for error in result.errors] == [(1, "BAD_TYPE", "price")]
+    assert (result.created_count, dict(result.statistics.retries)) == (2, {})
+
+
+@pytest.mark.databases("postgresql", "mariadb")
 async def test_texts_and_values_of_the_type_may_stand_in_one_column(place: Place):
     await place.make("typed", f"CREATE TABLE typed (id integer PRIMARY KEY, {TYPED[place.kind]})")
     records = [
@@ -164,6 +244,36 @@ async def test_a_text_that_means_nothing_fails_its_record_and_names_the_column(
     error = result.errors[0]
     assert (error.index, error.kind, error.field) == (others, "data", column)
     assert column in error.message
+
+
+WRONG = [
+    ("uuid", "{6f1e4b7e-0000-4000-8000-00000000000", "6f1e4b7e-0000-4000-8000-000000000001"),
+    ("real", "1e39", "1e38"),
+    ("mood", "gloomy", "glad"),
+    ("json", "{'a': 1}", '{"a": 1}'),
+    ("numeric(5,2)", "1234", "123.456"),
+    ("varchar(4)", "abcde", "abcd  "),
+    ("cidr", "10.0.0.1/8", "10.0.0.0/8"),
+    ("oid", "x", "12"),
+    ("pair", "1,2", "(1,2)"),
+]
+
+
+@pytest.mark.databases("postgresql")
+@pytest.mark.parametrize("others", [1, 30])
+@pytest.mark.parametrize("kind, wrong, right", WRONG)
+async def test_a_text_that_postgresql_refuses_names_its_column(
+    place: Place, kind: str, wrong: str, right: str, others: int
+):
+    await place.run("DROP TYPE IF EXISTS mood, pair CASCADE")
+    await place.run("CREATE TYPE mood AS ENUM ('glad', 'sad')")
+    await place.run("CREATE TYPE pair AS (one integer, other integer)")
+    await place.make("typed", f"CREATE TABLE typed (id integer PRIMARY KEY, name text, value {kind}, more {kind})")
+    records = [{"id": n, "name": right, "value": right, "more": right} for n in range(others)]
+    result = await place.target.create_multiple("typed", [*records, {"id": -1, "name": wrong, "more": wrong}])
+    assert result.success_count == others
+    assert [(error.index, error.kind, error.field) for error in result.errors] == [(others, "data", "more")]
+    assert "'more'" in result.errors[0].message
 
 
 @pytest.mark.databases("postgresql", "mariadb")

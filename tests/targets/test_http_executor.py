@@ -202,8 +202,9 @@ async def test_a_batch_that_may_be_sent_twice_is_sent_again_after_an_unavailable
     assert (result.is_success, len(remote.calls)) == (True, 2)
 
 
-async def test_a_question_that_finds_the_remote_unavailable_is_asked_again(remote: HttpRemote):
-    replies = [Reply(503, None, {"Retry-After": "5"}), Reply(200)]
+@pytest.mark.parametrize("unavailable", [Reply(503, None, {"Retry-After": "5"}), Reply(500, {"message": "restarting"})])
+async def test_a_question_that_finds_the_remote_unavailable_is_asked_again(remote: HttpRemote, unavailable: Reply):
+    replies = [unavailable, Reply(200)]
     remote.routes["/look/row-0"] = lambda call: replies.pop(0)
     remote.faults += ["reset-after"]
     endpoint = Endpoint(url="/atomic/{table}", id_field="id", is_atomic=True, lookup="/look/{id}")

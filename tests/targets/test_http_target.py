@@ -58,6 +58,13 @@ async def test_a_best_effort_endpoint_answers_record_by_record(remote: HttpRemot
     assert remote.ledger == [("write", "a"), ("write", "c")]
 
 
+async def test_a_record_that_came_too_early_waits_as_long_as_its_answer_asks(remote: HttpRemote):
+    items = [{"index": 0, "status": 201}, {"index": 1, "status": 429}, {"index": 2, "status": 422}]
+    remote.routes["/bulk/thing"] = lambda call: Reply(207, {"results": items}, {"Retry-After": "7"})
+    answer = await sent(remote, BULK, {"id": "a"}, {"id": "b"}, {"id": "c"})
+    assert [verdict.error and verdict.error.retry_after_s for verdict in answer.verdicts] == [None, 7.0, None]
+
+
 async def test_an_atomic_endpoint_fails_as_a_whole(remote: HttpRemote):
     error = await refusal_of(remote, ATOMIC, {"id": "a"}, {"bad": 1})
     assert (error.kind, error.code, error.maybe_applied) == (ErrorKind.DATA, "invalid", False)
@@ -245,6 +252,14 @@ async def test_credentials_never_follow_a_redirect_to_another_host(remote: HttpR
         error = await refusal_of(remote, Endpoint(url="/old"), {"id": "a"}, auth=bearer("t"))
         assert "origin" in str(error)
         assert stranger.calls == []
+
+
+@pytest.mark.parametrize("key", ["s3cret\n", " s3cret", "s3crét", "s3\rcret", None])
+async def test_a_credential_that_no_header_can_hold_is_told_without_it(remote: HttpRemote, key: Any):
+    error = await refusal_of(remote, ATOMIC, {"id": "a"}, auth=StaticHeaders({"X-Api-Key": key}))
+    assert "the header 'X-Api-Key' cannot be sent" in str(error)
+    assert "s3" not in str(error)
+    assert (error.code, error.maybe_applied, remote.calls) == ("BadHeader", False, [])
 
 
 async def test_a_redirect_that_never_ends_is_an_error(remote: HttpRemote):

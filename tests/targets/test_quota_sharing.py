@@ -84,6 +84,28 @@ async def test_a_throttle_of_one_process_is_kept_by_the_other():
     assert paused == []
 
 
+@in_virtual_time
+async def test_a_throttle_that_comes_while_the_quota_is_asked_about_is_told_at_once():
+    class Slow(Board):
+        """Answers its second question only after the throttle has come, with what it knew before."""
+
+        def __init__(self) -> None:
+            super().__init__(1, 0, {})
+            self.told: list[tuple[float, float]] = []
+
+        async def renew(self, remote: str, throttled_s: Mapping[str, float]) -> Mapping[str, Share]:
+            self.told.append((asyncio.get_running_loop().time(), throttled_s["ana"]))
+            await asyncio.sleep(0.6 if len(self.told) == 2 else 0)
+            return {source: Share() for source in throttled_s}
+
+    throttle = Refuse(trouble(ErrorKind.THROTTLED, retry_after_s=30))
+    board = Slow()
+    await run(counted(Remote(width=1, latency_s=0.3, script={5: throttle})), board, 20)
+    throttled_at_s = board.told[0][0] + 5 * 0.3
+    assert board.told[1][0] < throttled_at_s < board.told[1][0] + 0.6
+    assert board.told[2] == (pytest.approx(board.told[1][0] + 0.6), pytest.approx(29.9))
+
+
 @pytest.mark.parametrize("policy", [None, RetryPolicy(retries_max=1)], ids=["", "with a policy"])
 async def test_targets_of_one_quota_in_one_process_take_its_share_once(policy: RetryPolicy | None):
     in_flight = most = 0

@@ -66,6 +66,20 @@ async def test_a_commit_that_arrived_is_recognised_by_what_it_did(place: Place, 
         assert [verdict and verdict.id for verdict in told] == [9, 8]
 
 
+@pytest.mark.databases("mariadb")
+async def test_a_commit_of_records_whose_empty_keys_the_server_filled_is_recognised(place: Place, wire: Wire):
+    await place.make("notes", "CREATE TABLE notes (id integer PRIMARY KEY AUTO_INCREMENT, note text)")
+    target = place.new_target(wire.url)
+    given = batch(Mode.CREATE, [{"id": key, "note": "n"} for key in (None, 7, None)], table="notes")
+    wire.cut = "after"
+    await lose(target, given)
+    wire.cut = None
+    told = await target.reconcile(given, "default")
+    ids = [verdict and verdict.id for verdict in told]
+    assert sorted(ids) == [id for (id,) in await place.rows("SELECT id FROM notes ORDER BY id")]
+    assert ids[1] == 7
+
+
 @pytest.mark.parametrize("each", [False, True])
 @pytest.mark.parametrize("ids", [["2024-01-02", "2024-1-2"], ["2024-1-2", "2024-01-02"]])
 async def test_a_commit_of_records_that_mean_one_row_is_recognised_by_the_last_of_them(

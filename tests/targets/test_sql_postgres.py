@@ -10,6 +10,7 @@ from uuid import UUID, uuid4
 import pytest
 from sql_places import Place, batch, outcomes
 
+from penstock.targets import BulkExecutor, RetryPolicy
 from penstock.targets.model import ErrorKind, Mode, Outcome, TargetError
 from penstock.targets.sql.postgres.row_by_row import ROWS_MAX, portions
 from penstock.targets.sql.postgres.statements import Plan, from_arrays
@@ -389,3 +390,19 @@ async def test_a_role_that_may_only_insert_can_create(place: Place):
     answer = await target.send(batch(Mode.CREATE, [{"body": "a"}, {"body": "b"}], table="inbox"), "default")
     assert outcomes(answer) == ["created", "created"]
     assert await place.rows("SELECT body FROM inbox ORDER BY id") == [("a",), ("b",)]
+
+
+@pytest.mark.parametrize("before, after", [("bigint", "double precision"), ("integer", "real"), ("integer", "text")])
+async def test_numbers_are_stored_rightly_after_their_column_got_another_type(place: Place, before: str, after: str):
+    await place.make("sizes", f"CREATE TABLE sizes (id integer PRIMARY KEY, size {before})")
+    target = place.new_target(connections=1)
+    assert (await target.create_multiple("sizes", [{"id": 1, "size": 1}])).is_success
+    await place.run(f"ALTER TABLE sizes DROP COLUMN size, ADD COLUMN size {after}")
+    policy = RetryPolicy(wait_first_s=0)
+    result = await BulkExecutor(target, policy=policy).create_multiple("sizes", [{"id": 2, "size": as_type(after, 7)}])
+    assert result.is_success, result.errors
+    assert await place.rows("SELECT size::text FROM sizes WHERE id = 2") == [("7",)]
+
+
+def as_type(kind: str, number: int) -> object:
+    return str(number) if kind == "text" else number

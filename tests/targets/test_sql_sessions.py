@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,10 +14,12 @@ from urllib.parse import urlsplit
 import asyncmy
 import asyncpg
 import pytest
+import servers
+from patience import HANG_S
 from sql_places import Place, batch, maria_place, mariadb_hand, open_target, outcomes, postgres_hand
 
 from penstock.errors import SettingsInvalid
-from penstock.targets import BulkExecutor
+from penstock.targets import BulkExecutor, Outcome, RetryPolicy
 from penstock.targets.model import BadInput, BulkOptions, ErrorKind, Mode, TargetError
 from penstock.targets.sql import MariaDbTarget, PostgresTarget, SqliteTarget
 from penstock.targets.sql.target import SqlTarget
@@ -212,3 +215,74 @@ async def test_the_options_of_a_mariadb_address_are_not_dropped(monkeypatch: pyt
     assert "ssl" not in second
     with pytest.raises(BadInput, match="sslmode is no option of a MariaDB address"):
         MariaDbTarget("mariadb://u:p@h/db?sslmode=require")
+
+
+@pytest.mark.databases("sqlite")
+async def test_what_a_stopped_call_could_not_write_into_a_locked_file_is_not_run(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+):
+    await place.products()
+    begun, loop, transact = asyncio.Event(), asyncio.get_running_loop(), SqliteTarget._transact
+
+    def watched(*given: Any) -> Any:
+        loop.call_soon_threadsafe(begun.set)
+        return transact(*given)
+
+    monkeypatch.setattr(SqliteTarget, "_transact", watched)
+    target = place.new_target(busy_timeout_s=0.5)
+    executor = BulkExecutor(target, policy=RetryPolicy(grace_s=0))
+    async with place.hand() as execute:
+        await execute("BEGIN IMMEDIATE")
+        call = executor.start(Mode.CREATE, "products", [product(1)])
+        await begun.wait()
+        result = await call.cancel()
+        await execute("ROLLBACK")
+    assert (result.stopped_reason, result.outcomes) == ("cancelled", [Outcome.NOT_RUN])
+    assert (await target.send(batch(Mode.CREATE, [product(1)]), "default")).verdicts[0].outcome == "created"
+
+
+@pytest.mark.databases("sqlite")
+async def test_a_call_stopped_while_a_file_is_written_hears_what_was_written(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+):
+    await place.products()
+    written, answering = asyncio.Event(), threading.Event()
+    loop, transact = asyncio.get_running_loop(), SqliteTarget._transact
+
+    def slow(*given: Any) -> Any:
+        verdicts = transact(*given)
+        loop.call_soon_threadsafe(written.set)
+        answering.wait(HANG_S)
+        return verdicts
+
+    monkeypatch.setattr(SqliteTarget, "_transact", slow)
+    call = BulkExecutor(place.target, policy=RetryPolicy(grace_s=0)).start(Mode.CREATE, "products", [product(1)])
+    await written.wait()
+    stopping = asyncio.ensure_future(call.cancel())
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not stopping.done()
+    answering.set()
+    assert (await stopping).outcomes == [Outcome.CREATED]
+
+
+@pytest.mark.databases("mariadb")
+def test_long_texts_are_sent_in_statements_that_a_server_takes(database_kind: str):
+    with servers.private(database_kind, "--max-allowed-packet=1M") as server:
+        asyncio.run(_load_long_texts(server.url))
+
+
+async def _load_long_texts(url: str) -> None:
+    async with mariadb_hand(url) as ask:
+        await ask("CREATE TABLE notes (id integer PRIMARY KEY, note longtext, more longblob)")
+    lengths = {0: 100_000, 7: 2**21, 30: 300_000}
+    notes = [{"id": n, "note": "'é" * (lengths.get(n, 15_000) // 2), "more": None} for n in range(300)]
+    async with MariaDbTarget(url) as target:
+        for mode, done in ((Mode.CREATE, "created"), (Mode.UPSERT, "updated"), (Mode.UPDATE, "updated")):
+            result = await target.start(mode, "notes", notes if mode is Mode.CREATE else [*notes[:7], *notes[8:]])
+            assert (result.outcomes.count(done), dict(result.statistics.retries)) == (299, {})
+            assert [(error.index, error.kind, error.code) for error in result.errors] == (
+                [(7, ErrorKind.DATA, "1153")] if mode is Mode.CREATE else []
+            )
+    async with mariadb_hand(url) as ask:
+        assert await ask("SELECT sum(char_length(note)) FROM notes") == [(297 * 15_000 + 400_000,)]

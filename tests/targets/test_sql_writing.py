@@ -462,3 +462,22 @@ async def test_a_change_is_seen_in_types_that_compare_loosely(place: Place, kind
     records = [{"id": 1, "value": value}, {"id": 2, "value": value}]
     answer = await place.target.send(batch(mode, records, table="shapes", update_only_changed=True), "default")
     assert outcomes(answer) == ["updated", "unchanged"]
+
+
+@pytest.mark.databases("postgresql", "mariadb")
+@pytest.mark.parametrize("beside", [1.5, Decimal("0E-10"), Decimal("1E+3")])
+@pytest.mark.parametrize("mode", [Mode.UPDATE, Mode.UPSERT])
+async def test_exact_numbers_stay_exact_whatever_numbers_stand_beside_them(
+    place: Place, mode: Mode, beside: float | Decimal
+):
+    await place.make("sums", "CREATE TABLE sums (id integer PRIMARY KEY, big bigint, amount numeric(30,10))")
+    await place.run("INSERT INTO sums VALUES (1, 0, 0), (2, 0, 0)")
+    amount = Decimal("12345678901234567.1234567891")
+    records = [
+        {"id": 1, "big": 2**53 + 1, "amount": amount},
+        {"id": 2, "big": None if isinstance(beside, Decimal) else 4.0, "amount": beside},
+    ]
+    assert outcomes(await place.send(mode, records, table="sums")) == ["updated"] * 2
+    assert await place.rows("SELECT big, amount FROM sums WHERE id = 1") == [(2**53 + 1, amount)]
+    again = await place.send(mode, records, table="sums", update_only_changed=True)
+    assert outcomes(again) == ["unchanged"] * 2

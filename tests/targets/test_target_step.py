@@ -16,7 +16,7 @@ from sql_places import Place
 import penstock
 from penstock import Context, Pipeline, failpoints, operation, step
 from penstock.settings import Settings
-from penstock.targets import BulkExecutor, Capabilities, ErrorKind, Limit, Pool, RetryPolicy, TargetStep
+from penstock.targets import BulkExecutor, BulkOptions, Capabilities, ErrorKind, Limit, Pool, RetryPolicy, TargetStep
 from penstock.targets.sql import SqlOptions
 from penstock.testing import Engine, engine
 
@@ -79,6 +79,28 @@ async def test_a_row_that_the_table_refuses_fails_alone_with_the_remotes_word(pl
     assert (done.status, done.successful_rows, done.failed_rows) == ("CompletedWithErrors", 58, 2)
     assert [(error.row, error.error_type) for error in errors] == [(7, "StepFailure"), (55, "StepFailure")]
     assert await place.rows("SELECT count(*) FROM products") == [(58,)]
+
+
+@pytest.mark.parametrize("delivery", ["at_least_once", "at_most_once"])
+@pytest.mark.parametrize("duplicates", ["keep-order", "last", "error"])
+async def test_a_row_of_which_no_record_can_be_made_fails_alone_and_at_once(
+    tmp_path: Path, delivery: Any, duplicates: Any
+):
+    def mapped(row: Product) -> dict[str, Any]:
+        if row.name == "nameless":
+            raise KeyError("country")
+        return {"n": None if row.name == "without id" and duplicates != "last" else row.id}
+
+    remote = Remote()
+    load = TargetStep(_quick(remote), "things", "update", map=mapped, options=BulkOptions(duplicates=duplicates))
+    kind = pipeline(load.with_options(delivery=delivery))
+    async with engine([kind], tmp_path=tmp_path, settings=SMALL) as e:
+        done = await e.run(kind, products(20, row_7={"name": "nameless"}, row_9={"name": "without id"}))
+        errors = {error.row: error.message for error in (await e.operations.errors(done.id)).items}
+    assert errors.pop(7) == "KeyError: 'country'"
+    assert list(errors.values()) == ["MissingId: the record has no 'n', which says what to update"] * len(errors)
+    assert (done.successful_rows, list(errors)) == ((19, []) if duplicates == "last" else (18, [9]))
+    assert sum(remote.sizes) == done.successful_rows
 
 
 @pytest.mark.covers("I-40")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -109,7 +110,8 @@ class LoadFile:
             writer = csv.DictWriter(made, [*own, *OURS], extrasaction="ignore")
             writer.writeheader()
             for row, record in failed:
-                writer.writerow(record | {ROW: row, ERROR: reasons[row]})
+                cells = {name: _cell(value) for name, value in record.items()}
+                writer.writerow(cells | {ROW: row, ERROR: reasons[row]})
             for row, reason in self.unreadable.items():
                 writer.writerow({ROW: row, ERROR: reason})
 
@@ -136,6 +138,11 @@ class LoadFile:
                     continue
                 self._count += 1
                 yield row, _record(raw, reader.columns)
+
+
+def _cell(value: Any) -> Any:
+    """A value of a JSON file as a cell that can be loaded: what CSV cannot hold stays JSON."""
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list | bool) else value
 
 
 def _record(raw: list[str] | dict[str, Any], columns: tuple[str, ...] | None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Things that belong to an event loop: a target may be used by one loop after another."""
+"""Things that belong to an event loop: a target may be used by several, one after another or in threads beside."""
 
 from __future__ import annotations
 
@@ -12,20 +12,22 @@ T = TypeVar("T")
 
 
 class PerLoop(Generic[T]):
-    """A value made when first asked for, and made anew when another loop asks; what the old one held is lost."""
+    """A value for each event loop, made when first asked for; what a closed loop held is lost."""
 
     def __init__(self, make: Callable[[], T]) -> None:
         self._make = make
-        self._held: tuple[asyncio.AbstractEventLoop, T] | None = None
+        self._held: dict[asyncio.AbstractEventLoop, T] = {}
 
     def get(self) -> T:
         """The value of the running loop."""
         loop = asyncio.get_running_loop()
-        if self._held is None or self._held[0] is not loop:
-            self._held = (loop, self._make())
-        return self._held[1]
+        if loop not in self._held:
+            for other in [*self._held]:
+                if other.is_closed():
+                    self._held.pop(other, None)
+            self._held[loop] = self._make()
+        return self._held[loop]
 
     def take(self) -> T | None:
         """The value of the running loop, if it has one, which is then forgotten."""
-        held, self._held = self._held, None
-        return held[1] if held is not None and held[0] is asyncio.get_running_loop() else None
+        return self._held.pop(asyncio.get_running_loop(), None)

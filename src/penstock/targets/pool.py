@@ -8,12 +8,13 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum, auto
+from threading import Lock
 from typing import Any, Self
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from penstock.clock import Clock, Entropy, SystemClock
 from penstock.errors import Unavailable
-from penstock.targets.model import ErrorKind, TargetError
+from penstock.targets.model import BadInput, ErrorKind, TargetError
 from penstock.targets.rules.limits import RateLimit, Share, Source, Throttles, Width
 from penstock.targets.rules.retry import RetryPolicy
 from penstock.targets.target import Target
@@ -29,7 +30,8 @@ TOLD_S = 0.1
 
 
 POOLS: WeakKeyDictionary[asyncio.AbstractEventLoop, WeakValueDictionary[tuple[Any, ...], Pool]] = WeakKeyDictionary()
-"""The pools of quotas; those of another loop may be in use in another thread."""
+"""The pools of quotas, and of targets without one; those of another loop may be in use in another thread."""
+CHOOSING = Lock()
 
 
 class Priority(Enum):
@@ -190,9 +192,14 @@ class Pool:
     def enter(self) -> None:
         """A bulk call begins; in another loop than before, what the last one left under way is forgotten."""
         loop = asyncio.get_running_loop()
+        if self._is_used_beside(loop):
+            raise BadInput("another thread uses this pool now: give each of them a pool, or none, of its own")
         if self._loop not in (None, loop):
             self._begin()
         self._loop = loop
+
+    def _is_used_beside(self, loop: asyncio.AbstractEventLoop) -> bool:
+        return self._loop is not None and self._loop is not loop and self._loop.is_running()
 
     @classmethod
     def of(cls, target: Target, **settings: Any) -> Self:
@@ -204,19 +211,26 @@ class Pool:
     def shared(cls, target: Target, policy: RetryPolicy | None = None) -> Pool:
         """The pool of a target, the same for all who use it, and for targets in the same loop that use its quota alike.
 
-        `policy` is for a pool that is made here.
+        Threads beside each other have pools of their own. `policy` is for a pool that is made here.
         """
-        pool = target.slot_pool or cls.of(target, policy=policy)
-        loop = None
-        with suppress(RuntimeError):  # where no loop runs, nobody calls yet
+        try:
             loop = asyncio.get_running_loop()
-        if loop is not None and target.quota is not None:
-            if pool._loop not in (None, loop) and pool._loop.is_running():  # in another thread
-                pool = cls.of(target, policy=policy)
-            limits = (target.width, target.width_max, target.rate_limit)
-            pools = POOLS.setdefault(loop, WeakValueDictionary())
-            pool = pools.setdefault((target.quota, *target.sources, limits), pool)
-        object.__setattr__(target, "slot_pool", pool)  # a target may be frozen
+        except RuntimeError:  # nobody calls yet
+            loop = None
+        with CHOOSING:
+            own = target.slot_pool
+            if own is not None and loop is not None and own._is_used_beside(loop):
+                own = None
+            pool = own or cls.of(target, policy=policy)
+            if loop is not None:
+                limits = (target.width, target.width_max, target.rate_limit)
+                key = (target.quota or id(target), *target.sources, limits)
+                pools = POOLS.setdefault(loop, WeakValueDictionary())
+                if own is None or target.quota is not None:
+                    pool = pools.setdefault(key, pool)
+                pools[key] = pool
+                pool.enter()
+            object.__setattr__(target, "slot_pool", pool)  # a target may be frozen
         return pool
 
     @property
@@ -263,13 +277,18 @@ class Pool:
             self._sources[name].set_share(share)
             if share.throttled_s > 0:
                 self._throttles.record(name, now + share.throttled_s, now)
+        self._renew_before_a_throttle_ends(now)
         self._serve()
 
     def plan_sharing(self, now_s: float, each_s: float) -> None:
         """Renew our shares after so long, or shortly before the next throttle ends."""
         self._was_throttled.clear()
-        left_s = [seconds - TOLD_S for seconds in self.throttled_s().values() if seconds > 2 * TOLD_S]
-        self.shared_until_s = now_s + min([each_s, *left_s])
+        self.shared_until_s = now_s + each_s
+        self._renew_before_a_throttle_ends(now_s)
+
+    def _renew_before_a_throttle_ends(self, now_s: float) -> None:
+        left_s = (seconds - TOLD_S for seconds in self.throttled_s().values() if seconds > 2 * TOLD_S)
+        self.shared_until_s = min([self.shared_until_s, *(now_s + seconds for seconds in left_s)])
 
     async def sharing_is_due(self) -> None:
         """Wait until our shares are to be renewed: then, or at the next throttle."""

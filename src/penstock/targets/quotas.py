@@ -58,9 +58,7 @@ async def keep_share(pool: Pool, remote: str | None) -> bool:
         pool.plan_sharing(now_s, RENEW_S)
         try:
             async with asyncio.timeout(RENEW_S):
-                shares = await quotas.renew(remote, pool.throttled_s())
-            pool.set_shares(shares)
-            pool.plan_sharing(now_s, RENEW_S)
+                pool.set_shares(await quotas.renew(remote, pool.throttled_s()))
         except Exception as error:
             log.warning("the quotas of %s cannot be shared at the moment: %s", remote, error)
     return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from hashlib import sha256
@@ -26,6 +27,8 @@ class SqlQuotas:
 
     def __init__(self, db: Database, new_id: Callable[[], str]) -> None:
         self._db, self._new_id = db, new_id
+        self._loop = asyncio.get_running_loop()
+        """Whose connections the database has; bulk calls may be made in others, on threads."""
         self._is_closed = False
 
     @cached_property
@@ -34,6 +37,11 @@ class SqlQuotas:
 
     async def renew(self, remote: str, throttled_s: Mapping[str, float]) -> Mapping[str, Share]:
         """Renew our leases, drop those that ran out, and count the members."""
+        if self._is_closed or asyncio.get_running_loop() is self._loop:
+            return await self._renew(remote, throttled_s)
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._renew(remote, throttled_s), self._loop))
+
+    async def _renew(self, remote: str, throttled_s: Mapping[str, float]) -> Mapping[str, Share]:
         if self._is_closed:
             return {source: Share() for source in throttled_s}
         quotas = {sha256(f"{remote}\n{source}".encode()).hexdigest(): source for source in throttled_s}
@@ -59,7 +67,7 @@ class SqlQuotas:
         try:
             return await self._db.transaction(work, "quota_renew")
         except CommitUnknown:
-            return await self.renew(remote, throttled_s)
+            return await self._renew(remote, throttled_s)
 
     def close(self) -> None:
         """The database is gone; whoever asks from now on has the whole of every quota."""

@@ -58,14 +58,27 @@ class TargetStep(StepObject[Any]):
     @step.batch(size=SIZE)
     async def run(self, rows: Sequence[Any], ctx: BatchContext[Any]) -> Sequence[Any]:
         """Send the rows; an answer or an error for each."""
-        records = [self._record(row, one) for row, one in zip(rows, ctx.rows, strict=True)]
-        result = await self.executor.start(self.mode, self.table, records, self.options)
+        records: dict[int, Any] = {}
+        answers: dict[int, Any] = {}
+        for at, (row, one) in enumerate(zip(rows, ctx.rows, strict=True)):
+            try:
+                records[at] = self._record(row, one)
+            except Exception as error:
+                answers[at] = error
+        # A list would be refused whole for one record without its id.
+        given = list(records.values()) if self._needs_list else records.values()
+        result = await self.executor.start(self.mode, self.table, given, self.options)
         errors = {error.index: error for error in result.errors}
-        return [self._answer(result, errors.get(index), index) for index in range(len(records))]
+        answers |= {at: self._answer(result, errors.get(index), index) for index, at in enumerate(records)}
+        return [answers[at] for at in range(len(rows))]
 
     async def aclose(self) -> None:
         """Let go of the target's connections; the next rows open new ones."""
         await self.executor.target.aclose()
+
+    @property
+    def _needs_list(self) -> bool:
+        return self.executor.chosen(self.options).duplicates == "last"
 
     def _record(self, row: Any, ctx: Context[Any]) -> Any:
         record = self._map(row)

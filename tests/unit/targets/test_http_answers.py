@@ -129,6 +129,36 @@ def test_an_item_with_an_error_has_failed():
     assert (error.message, error.code, error.field, error.kind) == ("m", "9", "f", ErrorKind.DATA)
 
 
+@pytest.mark.parametrize(
+    "good, bad",
+    [
+        ({"s": True, "error": "it is done"}, {"s": False}),
+        ({"s": "ok"}, {"s": "Error", "message": "why"}),
+        ({"s": "fine"}, {"s": "failed"}),
+    ],
+)
+def test_a_status_that_is_no_number_says_what_it_says(good: dict[str, Any], bad: dict[str, Any]):
+    answer = read(listed(status="s"), [good, bad])
+    assert outcomes(answer) == [Outcome.CREATED, Outcome.FAILED]
+    assert answer.verdicts[1].error is not None
+    assert ("why" in answer.verdicts[1].error.message) == ("message" in bad)
+
+
+def test_what_is_listed_among_failures_has_failed_whatever_it_says():
+    answer = read(listed(path="failures", index="i", only_failures=True), {"failures": [{"i": 1, "reason": "why"}]})
+    assert outcomes(answer) == [Outcome.CREATED, Outcome.FAILED]
+    assert answer.verdicts[1].error is not None
+    assert answer.verdicts[1].error.message == "why"
+
+
+@pytest.mark.parametrize("body", list(Body))
+def test_an_answer_that_tells_of_each_record_is_not_taken_for_a_success_of_all(body: Body):
+    records = 1 if Endpoint(url="/x", body=body).is_single else 2
+    with pytest.raises(TargetError, match="the endpoint has no `results`") as caught:
+        read(Endpoint(url="/x", body=body), [{"status": 201}, {"status": 422}], records=records, status=207)
+    assert caught.value.maybe_applied
+
+
 def test_a_throttled_item_is_a_throttle():
     error = read(listed(status="s"), [{"s": 200}, {"s": 429}]).verdicts[1].error
     assert error is not None

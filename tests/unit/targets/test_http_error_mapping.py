@@ -153,8 +153,22 @@ def test_the_error_names_the_call_the_status_and_the_reason():
     assert (error.code, error.field) == ("422", "age")
 
 
-def test_a_redirect_that_was_not_followed_says_why():
-    assert "same origin" in str(refused(302, {"location": "https://elsewhere"}))
+@pytest.mark.parametrize("body", [None, "<html>302 Found</html>"])
+def test_a_redirect_that_was_not_followed_says_why(body: str | None):
+    assert "same origin" in str(refused(302, {"location": "https://elsewhere"}, body=body))
+
+
+@pytest.mark.parametrize("status", [301, 307, 308])
+def test_a_call_that_belongs_elsewhere_changed_nothing(status: int):
+    assert not refused(status, {"location": "https://elsewhere"}, endpoint=LOOSE).maybe_applied
+
+
+@pytest.mark.parametrize("endpoint", [LOOSE, ATOMIC])
+@pytest.mark.parametrize("records", [1, 2])
+def test_a_success_that_the_endpoint_does_not_know_may_have_been_applied(endpoint: Endpoint, records: int):
+    error = refused(206, endpoint=endpoint, records=records)
+    assert error.maybe_applied
+    assert "206 is not among the statuses that the endpoint calls a success" in str(error)
 
 
 def test_a_page_of_html_is_cut_short():

@@ -15,6 +15,9 @@ from penstock.targets.target import Answer, Batch, UniformVerdicts
 __all__ = ["at_path", "decoded", "read_answer"]
 
 GONE = frozenset({404, 410})
+MULTI_STATUS = 207
+FAILED = frozenset({"error", "fail", "failed", "failure", "invalid", "rejected"})
+"""What most remotes mean by these words; what others mean, an endpoint declares."""
 
 
 def decoded(body: bytes) -> Any:
@@ -39,12 +42,16 @@ def read_answer(
     width_hint: int | None = None,
     *,
     lost_deletes: Collection[int] = frozenset(),
+    wait_s: float | None = None,
 ) -> Answer:
     """The verdicts of a successful answer; raises an ambiguous `TargetError` when they cannot be told.
 
     Upserts are counted exactly only if each record's status told created from updated. `lost_deletes` are the positions
-    of records that an earlier, unanswered call may have deleted: those that are not there count as deleted.
+    of records that an earlier, unanswered call may have deleted: those that are not there count as deleted. `wait_s` is
+    for how long the remote asks to be left alone by records that it throttled.
     """
+    if endpoint.results is None and status == MULTI_STATUS:
+        raise _unreadable(f"of status {status} tells of each record, and the endpoint has no `results` to say where")
     if endpoint.results is None:
         found = at_path(body, endpoint.id_path) if endpoint.is_single else None
         outcome, is_exact = _done(batch.mode, status if endpoint.is_single else None)
@@ -54,7 +61,12 @@ def read_answer(
     items = _placed(batch, endpoint.results, body, is_lines=is_lines)
     read = [
         _verdict(
-            batch.mode, endpoint, endpoint.results, item, is_gone_done=endpoint.gone_is_deleted or at in lost_deletes
+            batch.mode,
+            endpoint,
+            endpoint.results,
+            item,
+            is_gone_done=endpoint.gone_is_deleted or at in lost_deletes,
+            wait_s=wait_s,
         )
         for at, item in enumerate(items)
     ]
@@ -102,7 +114,7 @@ def _placed(batch: Batch, results: ItemResults, body: Any, *, is_lines: bool) ->
 
 
 def _verdict(
-    mode: Mode, endpoint: Endpoint, results: ItemResults, item: Any, *, is_gone_done: bool
+    mode: Mode, endpoint: Endpoint, results: ItemResults, item: Any, *, is_gone_done: bool, wait_s: float | None
 ) -> tuple[Verdict, bool]:
     if item is MISSING and results.only_failures:
         outcome, is_exact = _done(mode, None)
@@ -113,7 +125,7 @@ def _verdict(
     status, error, identifier = (at_path(item, path) for path in (results.status, results.error, results.id))
     known = results.outcomes.get(status) if isinstance(status, str | int) else None
     number = _number(status)
-    is_bad = bool(error) if number is None else not 200 <= number < 300
+    is_bad = _is_bad(status, number, error, results)
     if known is not None:
         is_bad = not known.is_success
     elif mode is Mode.DELETE and is_gone_done and number in GONE:
@@ -122,9 +134,19 @@ def _verdict(
         outcome, is_exact = (known, True) if known else _done(mode, number)
         return Verdict(outcome, identifier), is_exact
     code, field = at_path(item, results.code), at_path(item, results.field)
-    failure = item_error(number, error, endpoint, code=code, field=field)
+    failure = item_error(number, error or item, endpoint, code=code, field=field, wait_s=wait_s)
     outcome = Outcome.UNKNOWN if number in LOST else Outcome.FAILED
     return Verdict(known or outcome, identifier, failure), True
+
+
+def _is_bad(status: Any, number: int | None, error: Any, results: ItemResults) -> bool:
+    """Whether an item tells of a failure: its status says so, or it has none and tells of an error."""
+    if number is not None:
+        return not 200 <= number < 300
+    if isinstance(status, bool):
+        return not status
+    is_word = isinstance(status, str) and status.strip().lower() in FAILED
+    return is_word or bool(error) or results.only_failures
 
 
 def _done(mode: Mode, status: int | None) -> tuple[Outcome, bool]:

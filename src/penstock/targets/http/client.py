@@ -25,6 +25,7 @@ Proof: TypeAlias = "Callable[[str, httpx.AsyncClient], Awaitable[Mapping[str, st
 CONNECT_S = 10.0
 REDIRECTS_MAX = 3
 KEEPS_METHOD = frozenset({307, 308})
+VALUE = re.compile(r"[!-~](?:[ -~\t]*[!-~])?|")
 ABSOLUTE = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
 
@@ -79,7 +80,8 @@ class HttpClient:
         httpx = installed()
         client = self._clients.get()
         proof = await self._proved(source, client)
-        request = client.build_request(method, self.address(path), content=content, headers={**headers, **proof})
+        sent = _checked({**headers, **proof})
+        request = client.build_request(method, self.address(path), content=content, headers=sent)
         count_request()
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -122,6 +124,15 @@ class HttpClient:
                 break
             response = await client.send(further, follow_redirects=False)
         return response
+
+
+def _checked(headers: Mapping[str, Any]) -> Mapping[str, str]:
+    """Headers that can be sent; what is wrong with one is told without its value, which may be a credential."""
+    for name, value in headers.items():
+        if not isinstance(value, str) or not VALUE.fullmatch(value):
+            wrong = "a line end, a blank at its end or a letter that is not ASCII" if value else "no text"
+            raise TargetError(f"the header {name!r} cannot be sent: it holds {wrong}", code="BadHeader")
+    return headers
 
 
 def _without_cookies(client: httpx.AsyncClient) -> httpx.AsyncClient:

@@ -47,8 +47,9 @@ class ItemResults:
     """Where an answer tells what became of each record.
 
     Paths are members joined by dots, `error.message`; an empty path is the item itself, None means that it is not told.
-    Without `index` the items stand in the order of the records. A status may be an HTTP status or a word; words and
-    numbers that mean something else than HTTP says are listed in `outcomes`.
+    Without `index` the items stand in the order of the records. A status may be an HTTP status, true or false, or a
+    word: `error`, `fail`, `failed`, `failure`, `invalid` and `rejected` are failures. Words and numbers that mean
+    something else are listed in `outcomes`.
     """
 
     path: str = ""

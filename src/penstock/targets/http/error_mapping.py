@@ -30,6 +30,8 @@ STATUS_KINDS = {
 DATA = frozenset({400, 404, 406, 409, 410, 411, 412, 417, 422, 423, 424, 428, 431})
 LOST = frozenset({408, 502, 503, 504})
 """Answers of something in between, which does not know what the remote did."""
+MOVED = frozenset({301, 307, 308})
+"""Nothing was done: the call belongs elsewhere."""
 ABOUT_RECORDS = frozenset({ErrorKind.DATA, ErrorKind.BUSINESS, ErrorKind.OTHER})
 MESSAGE_MAX = 500
 MESSAGE_MEMBERS = ("message", "detail", "error_description", "title", "error", "reason", "description")
@@ -45,27 +47,34 @@ class Reply(NamedTuple):
     body: Any
 
 
-def refusal(reply: Reply, endpoint: Endpoint, *, call: str, now: datetime, records: int = 1) -> TargetError:
+def refusal(
+    reply: Reply, endpoint: Endpoint, *, call: str, now: datetime, records: int = 1, is_write: bool = True
+) -> TargetError:
     """The error for a call with so many records that was answered with something else than success."""
     status, headers, body = reply
     kind = endpoint.error_kinds.get(status) or kind_of_status(status, headers, is_single=endpoint.is_single)
-    if kind is ErrorKind.OTHER and status >= 500 and endpoint.is_repeatable:
+    if kind is ErrorKind.OTHER and status >= 500 and (endpoint.is_repeatable or not is_write):
         kind = ErrorKind.SERVER
     message, code = said(body)
     is_throttle = kind is ErrorKind.THROTTLED
-    is_redirect = 300 <= status < 400 and "location" in headers
-    hint = "; it redirects, and only redirects (307, 308) within the same origin are followed" if is_redirect else ""
-    text = message or f"no reason given{hint}"
     return TargetError(
-        f"{call} answered {status}: {text}",
+        f"{call} answered {status}: {message or 'no reason given'}{_hint(status, headers)}",
         kind=kind,
         code=code or str(status),
         retry_after_s=retry_after_s(headers, now) if is_throttle else None,
         limit=limit_hit(headers) if is_throttle else None,
-        maybe_applied=_may_have_been_applied(status, kind, endpoint, records),
+        maybe_applied=is_write and _may_have_been_applied(status, kind, endpoint, records),
         field=named_field(message),
         details={"status": status},
     )
+
+
+def _hint(status: int, headers: Mapping[str, str]) -> str:
+    if status < 300:
+        return f"; {status} is not among the statuses that the endpoint calls a success"
+    if status < 400 and "location" in headers:
+        return "; it redirects, and only redirects (307, 308) within the same origin are followed"
+    return ""
 
 
 def is_own_refusal(error: TargetError) -> bool:
@@ -90,7 +99,9 @@ def width_hint(headers: Mapping[str, str], name: str | None) -> int | None:
     return int(hint) if hint.isdecimal() and int(hint) > 0 else None
 
 
-def item_error(status: int | None, error: Any, endpoint: Endpoint, *, code: Any, field: Any) -> TargetError:
+def item_error(
+    status: int | None, error: Any, endpoint: Endpoint, *, code: Any, field: Any, wait_s: float | None = None
+) -> TargetError:
     """The error for one record of an answer that lists what became of each."""
     message, found = said(error)
     kind = ErrorKind.DATA
@@ -103,6 +114,7 @@ def item_error(status: int | None, error: Any, endpoint: Endpoint, *, code: Any,
         message or f"the remote refused the record with {status if status is not None else 'no reason'}",
         kind=kind,
         code=str(code) if code is not None else found or (None if status is None else str(status)),
+        retry_after_s=wait_s if kind is ErrorKind.THROTTLED else None,
         maybe_applied=is_lost,
         field=str(field) if field is not None else named_field(message),
     )
@@ -141,7 +153,9 @@ def _may_have_been_applied(status: int, kind: ErrorKind, endpoint: Endpoint, rec
     if kind is ErrorKind.THROTTLED:
         # One that the endpoint declares is the remote's own; any other 503 may come from something in between.
         return status in LOST and status not in endpoint.error_kinds
-    if status in LOST or endpoint.is_atomic:
+    if status < 300:
+        return True  # a success, though not one that the endpoint knows
+    if status in LOST or status in MOVED or endpoint.is_atomic:
         return status in LOST
     if status >= 500:
         return status != 501

@@ -154,6 +154,7 @@ class HttpTarget(Target):
             headers[endpoint.idempotency_header] = batch.key
         reply = _read(await self._http.call(source, endpoint.method, path, content=content, headers=headers))
         call = _shown(endpoint.method, path)
+        wait_s = retry_after_s(reply.headers, self._now()) if "retry-after" in reply.headers else None
         # Under its key a call is answered as if it were the first.
         lost_deletes = frozenset[int]() if endpoint.idempotency_header else self._open.lost_deletes(batch)
         is_delete = batch.mode is Mode.DELETE and endpoint.is_single
@@ -164,13 +165,13 @@ class HttpTarget(Target):
                 f"{call} answered {CONFLICT}: it still works on the first call with this key",
                 kind=ErrorKind.CONNECTION,
                 code=str(CONFLICT),
-                retry_after_s=retry_after_s(reply.headers, self._now()) if "retry-after" in reply.headers else None,
+                retry_after_s=wait_s,
                 maybe_applied=True,
             )
         if reply.status not in endpoint.success:
-            raise self._refused(reply, endpoint, call, len(batch))
+            raise refusal(reply, endpoint, call=call, now=self._now(), records=len(batch))
         hint = width_hint(reply.headers, endpoint.width_header)
-        return read_answer(batch, endpoint, reply.status, reply.body, hint, lost_deletes=lost_deletes)
+        return read_answer(batch, endpoint, reply.status, reply.body, hint, lost_deletes=lost_deletes, wait_s=wait_s)
 
     async def _looked_up(self, batch: Batch, endpoint: Endpoint, source: str) -> Sequence[Verdict | None]:
         """What the records that exist prove: created ones are among them, deleted ones are not.
@@ -208,11 +209,8 @@ class HttpTarget(Target):
         headers = {"Accept": "application/json", **endpoint.headers}
         reply = _read(await self._http.call(source, "GET", path, headers=headers, is_write=False))
         if not 200 <= reply.status < 300 and reply.status not in also:
-            raise self._refused(reply, endpoint, _shown("GET", path))
+            raise refusal(reply, endpoint, call=_shown("GET", path), now=self._now(), is_write=False)
         return reply
-
-    def _refused(self, reply: Reply, endpoint: Endpoint, call: str, records: int = 1) -> TargetError:
-        return refusal(reply, endpoint, call=call, now=self._now(), records=records)
 
     def _now(self) -> datetime:
         return from_micros(self._clock.now_us())

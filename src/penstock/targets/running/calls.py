@@ -299,7 +299,12 @@ class Caller:
 
 
 def _lost_call(error: BaseException) -> TargetError | None:
-    """Why a call that ended so may have taken effect; None when it surely did not."""
+    """Why a call that ended so may have taken effect; None when it surely did not.
+
+    A target whose call is cancelled may give a `TargetError` as the cause, if it knows.
+    """
+    if isinstance(error, asyncio.CancelledError) and isinstance(error.__cause__, TargetError):
+        error = error.__cause__
     if isinstance(error, TargetError):
         return error if error.maybe_applied else None
     if isinstance(error, asyncio.CancelledError):

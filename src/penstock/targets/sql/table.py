@@ -110,6 +110,8 @@ class Table:
     """The same of updates."""
     has_one_key: bool = False
     """It has one unique index and no triggers, and replaces no rows, so only its key can be in the way of a row."""
+    statement_bytes_max: int | None = None
+    """What the server takes as one statement; None where that does not matter."""
     key_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """The columns of every unique index, where errors name the index."""
     columns_of_key: Mapping[frozenset[str], Mapping[str, Column]] = field(default_factory=dict)

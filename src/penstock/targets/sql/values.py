@@ -14,14 +14,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Decimal, InvalidOperation
 from enum import Enum
-from math import isfinite, isnan
-from typing import Any, TypeAlias
+from math import isfinite, isinf, isnan
+from typing import Any, TypeAlias, TypeVar
 from uuid import UUID
 
 __all__ = [
     "UNKNOWN_TO_DRIVERS",
     "Converters",
     "Step",
+    "approximate",
     "as_uuid",
     "boolean",
     "caseless",
@@ -33,19 +34,42 @@ __all__ = [
     "rounded",
     "single",
     "unpadded",
+    "whole",
 ]
 
 Step: TypeAlias = Callable[[Any], Any]
 """Makes one value of another; reading a text that means nothing raises ValueError."""
 
+Number = TypeVar("Number", float, Decimal)
+
 TRUE = frozenset(word[:n] for word in ("true", "yes") for n in range(1, len(word) + 1)) | {"on", "1"}
 FALSE = frozenset(word[:n] for word in ("false", "no") for n in range(1, len(word) + 1)) | {"of", "off", "0"}
+
+
+def _digits(text: str) -> str:
+    """A number as databases write it; Python would read `1_000` and digits of other scripts too."""
+    if "_" in text or not text.isascii():
+        raise ValueError(text)
+    return text
+
+
+def whole(text: str) -> int:
+    """A whole number."""
+    return int(_digits(text))
+
+
+def approximate(text: str) -> float:
+    """A number with as many digits as a float has; one that is too large for it is none."""
+    value = float(_digits(text))
+    if isinf(value) and "inf" not in text.lower():
+        raise ValueError(text)
+    return value
 
 
 def decimal(text: str) -> Decimal:
     """An exact number."""
     try:
-        return Decimal(text.strip())
+        return Decimal(_digits(text).strip())
     except InvalidOperation as error:
         raise ValueError(text) from error
 
@@ -131,7 +155,7 @@ def _refuse(value: Any) -> Any:
     raise TypeError(f"a value of type {type(value).__name__} cannot be stored")
 
 
-def finite(value: float) -> float:
+def finite(value: Number) -> Number:
     """A number that is neither NaN nor infinite, which MariaDB would take for names."""
     if not isfinite(value):
         raise ValueError(f"{value} cannot be stored")

@@ -8,14 +8,26 @@ from typing import Any
 
 from penstock.targets.model import ErrorKind, TargetError
 from penstock.targets.sql.table import Column, Table, no_such_table, split_name
-from penstock.targets.sql.values import Step, as_uuid, caseless, decimal, if_possible, lower, rounded, single, unpadded
+from penstock.targets.sql.values import (
+    Step,
+    approximate,
+    as_uuid,
+    caseless,
+    decimal,
+    if_possible,
+    lower,
+    rounded,
+    single,
+    unpadded,
+    whole,
+)
 
 __all__ = ["read_table"]
 
 WHERE = "WHERE table_schema = COALESCE(%s, DATABASE()) AND table_name = %s"
 TABLE = (
     "SELECT table_schema, table_name, table_type, engine, (SELECT e.transactions FROM information_schema.engines e "
-    f"WHERE e.engine = t.engine) FROM information_schema.tables t {WHERE}"
+    f"WHERE e.engine = t.engine), @@max_allowed_packet FROM information_schema.tables t {WHERE}"
 )
 COLUMNS = (
     "SELECT column_name, data_type, column_type, extra, generation_expression, "
@@ -32,10 +44,10 @@ NUMERIC = ("tinyint", "smallint", "mediumint", "int", "bigint", "decimal", "floa
 SPELLED_ONE_WAY = frozenset((*NUMERIC, "uuid")) - {"year"}
 """Types of which the fold tells values apart exactly as the server does, as it does texts compared by their bytes."""
 NUMBERS = (int, float, Decimal)
-FROM_TEXT = {kind: if_possible(int) for kind in NUMERIC} | {
+FROM_TEXT = {kind: if_possible(whole) for kind in NUMERIC} | {
     "decimal": if_possible(decimal),
-    "float": if_possible(float),
-    "double": if_possible(float),
+    "float": if_possible(approximate),
+    "double": if_possible(approximate),
 }
 FOLDS: dict[str, Step] = {"uuid": as_uuid, "float": single}
 SCALE = re.compile(r",(\d+)\)")
@@ -72,6 +84,7 @@ async def read_table(connection: Any, name: str) -> Table:
         columns=columns,
         primary_key=keys.get("PRIMARY", ()),
         unique_keys=tuple(keys.values()),
+        statement_bytes_max=found[5],
         key_names=keys,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from types import NoneType
@@ -16,8 +17,9 @@ from penstock.targets.model import BadInput, TargetError
 from penstock.targets.sql.connections import ConnectionPool
 from penstock.targets.sql.mariadb.catalog import read_table
 from penstock.targets.sql.mariadb.writing import DRIVER_ERRORS, ids_in_table, is_done, told, write_each, write_group
-from penstock.targets.sql.row_groups import RowGroup, as_laid_out, by_position
+from penstock.targets.sql.row_groups import Layout, RowGroup, as_laid_out, by_position
 from penstock.targets.sql.server import Pending, ServerTarget
+from penstock.targets.sql.table import Table
 from penstock.targets.sql.target import GroupVerdicts, TableBatch
 from penstock.targets.sql.values import UNKNOWN_TO_DRIVERS, Converters, finite
 
@@ -32,6 +34,7 @@ PLAIN_OPTIONS: dict[str, Callable[[str], Any]] = {
     "read_timeout": int,
     "init_command": str,
 }
+EXACT = ("tinyint", "smallint", "mediumint", "int", "bigint", "decimal")
 TLS_OPTIONS = ("ssl", "ssl_ca", "ssl_cert", "ssl_key")
 SQL_MODE = "STRICT_TRANS_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION,NO_AUTO_VALUE_ON_ZERO"
 
@@ -54,6 +57,7 @@ class MariaDbTarget(ServerTarget):
             **UNKNOWN_TO_DRIVERS,
             datetime: lambda value: value.astimezone(UTC).replace(tzinfo=None) if value.tzinfo else value,
             float: finite,
+            Decimal: finite,
         },
     )
 
@@ -100,6 +104,9 @@ class MariaDbTarget(ServerTarget):
     async def _execute(self, connection: Any, statement: str) -> None:
         await connection.query(statement)
 
+    def _as_texts(self, table: Table, layout: Layout) -> tuple[Table, Layout]:
+        return table, replace(layout, groups=[_exact(group, table) for group in layout.groups])
+
     def _mapped(self, error: BaseException, work: TableBatch | None, groups: Sequence[RowGroup]) -> TargetError:
         return told(error)
 
@@ -127,6 +134,19 @@ class MariaDbTarget(ServerTarget):
             connection.close()
             raise
         return connection
+
+
+def _exact(group: RowGroup, table: Table) -> RowGroup:
+    """The rows with floats as decimals where other values of their column would become floats beside them."""
+    return replace(
+        group,
+        values=[
+            [Decimal(repr(value)) if type(value) is float else value for value in values]
+            if table.columns[name].type in EXACT and {float} < set(map(type, values)) - {NoneType}
+            else values
+            for name, values in zip(group.columns, group.values, strict=True)
+        ],
+    )
 
 
 def _place(url: str) -> dict[str, Any]:

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import chain
+from math import inf
 from operator import itemgetter
+from types import NoneType
 from typing import Any
 
 from asyncmy.errors import InterfaceError, MySQLError
@@ -28,7 +30,12 @@ __all__ = ["DRIVER_ERRORS", "ids_in_table", "is_done", "told", "write_each", "wr
 ROWS_MAX = 1000
 """Rows in one statement; a batch may have more of them."""
 ORDINAL = "penstock ordinal"
-DUPLICATE = "1062"
+DUPLICATE, TOO_LONG = "1062", "1153"
+FRAME_BYTES = 500
+"""What a statement takes for each of its columns, beside the values."""
+VALUE_BYTES = 80
+"""What it takes for a value that is no text, at most."""
+TEXTS = (str, bytes, bytearray)
 DRIVER_ERRORS = (MySQLError, OSError, EOFError, TypeError, ValueError, OverflowError)
 
 
@@ -53,7 +60,7 @@ async def write_each(connection: Any, work: TableBatch, group: RowGroup) -> tupl
 async def ids_in_table(connection: Any, work: TableBatch, group: RowGroup) -> dict[int, Any]:
     """The primary keys of an upsert's rows by their places in the group, when it went by another key."""
     writer, found, start = TableWriter(connection, work), {}, 0
-    for part in _parts(group):
+    for part in writer.parts(group):
         for row in await writer.look_up(part, ", ".join(f"t.{backticks(name)}" for name in work.foreign_ids)):
             found[start + row[0]] = row[1] if len(row) == 2 else row[1:]
         start += len(part)
@@ -71,7 +78,7 @@ async def is_done(connection: Any, pending: Pending) -> bool:
     for group, verdicts in zip(reversed(pending.groups), reversed(pending.verdicts), strict=True):
         written, keys = _with_keys(pending.work, group, verdicts)
         fresh = [n for n, key in enumerate(keys) if key not in seen and not seen.add(key)]  # type: ignore[func-returns-value]
-        for part in reversed(list(_parts(written.pick(fresh)) if fresh else ())):
+        for part in reversed(list(writer.parts(written.pick(fresh)) if fresh else ())):
             found = await writer.find(part, compare=mode in (Mode.UPDATE, Mode.UPSERT))
             if len(found) != (0 if mode is Mode.DELETE else len(part)):
                 return False
@@ -98,15 +105,6 @@ def _with_keys(work: TableBatch, group: RowGroup, verdicts: Sequence[Verdict]) -
     return RowGroup.of(work.key, keys, [group.positions[n] for n in written]), keys
 
 
-def _parts(group: RowGroup) -> Iterator[RowGroup]:
-    """The group in pieces of which each is a statement."""
-    if len(group) <= ROWS_MAX:
-        yield group
-        return
-    for start in range(0, len(group), ROWS_MAX):
-        yield group.pick(range(start, min(start + ROWS_MAX, len(group))))
-
-
 def told(error: BaseException) -> TargetError:
     """Any error as a target's."""
     if isinstance(error, MySQLError) and len(error.args) > 1 and error.args[0]:
@@ -127,7 +125,7 @@ class TableWriter:
 
     async def write(self, group: RowGroup) -> list[Verdict]:
         """Write a group, and say what became of its rows; `KeysAlike` when several of them mean one row."""
-        mode, parts = self._work.mode, list(_parts(group))
+        mode, parts = self._work.mode, list(self.parts(group))
         if mode is Mode.CREATE:
             return [verdict for part in parts for verdict in await self._create(part)]
         only_changed = self._work.options.update_only_changed and mode is not Mode.DELETE
@@ -144,6 +142,25 @@ class TableWriter:
             if error.code == DUPLICATE and self._is_loose and len(group) > 1:
                 await self._refuse_equal(group)
             raise
+
+    def parts(self, group: RowGroup) -> Iterator[RowGroup]:
+        """The group in pieces of which each is a statement that the server takes."""
+        bytes_max = self._work.table.statement_bytes_max or inf
+        frame = FRAME_BYTES * (len(group.columns) + len(self._work.key))
+        if len(group) <= ROWS_MAX and frame + sum(map(_bytes_of_column, group.values)) <= bytes_max:
+            yield group
+            return
+        start, used = 0, frame
+        for n, row in enumerate(group.rows):
+            size = sum(map(_bytes, row))
+            if n > start and (n - start == ROWS_MAX or used + size > bytes_max):
+                yield group.pick(range(start, n))
+                start, used = n, frame
+            used += size
+            if used > bytes_max < (least := sum(map(_bytes_at_least, row))):
+                message = f"the record takes {least:,} bytes, and the server takes {bytes_max:,} (max_allowed_packet)"
+                raise TargetError(message, kind=ErrorKind.DATA, code=TOO_LONG, suspects=(group.positions[n],))
+        yield group.pick(range(start, len(group)))
 
     async def find(self, group: RowGroup, *, compare: bool) -> Sequence[Row]:
         """Of the rows that the table has: the place in the group and whether the table's differs; locks them.
@@ -168,7 +185,8 @@ class TableWriter:
 
     async def _create(self, group: RowGroup) -> Sequence[Verdict]:
         key = self._work.key
-        is_given = set(key) <= set(group.columns)
+        # For a key that is given as NULL the server makes a number.
+        is_given = set(key) <= set(group.columns) and not any(None in group.column(name) for name in key)
         made: Sequence[Row] = await self._insert(group, () if is_given else key)
         if not key:
             return [CREATED] * len(group)
@@ -265,3 +283,22 @@ def _refuse_alike(parts: Sequence[RowGroup], found: Sequence[Sequence[Row]]) -> 
 
 def _marks(group: RowGroup) -> str:
     return ", ".join([f"({', '.join(['%s'] * len(group.columns))})"] * len(group))
+
+
+def _bytes(value: Any) -> int:
+    """What a value takes in a statement, at most: every byte of it may have to be escaped."""
+    if isinstance(value, str) and not value.isascii():
+        return VALUE_BYTES + 4 * len(value)
+    return VALUE_BYTES + (2 * len(value) if isinstance(value, TEXTS) else 0)
+
+
+def _bytes_at_least(value: Any) -> int:
+    return len(value.encode() if isinstance(value, str) else value) if isinstance(value, TEXTS) else 1
+
+
+def _bytes_of_column(values: Sequence[Any]) -> int:
+    """What these values take, at most; quicker than to look at each, and so only roughly."""
+    kinds = set(map(type, values)) - {NoneType}
+    if not kinds.isdisjoint(TEXTS) and not kinds.issubset(TEXTS):
+        return sum(map(_bytes, values))
+    return VALUE_BYTES * len(values) + (4 * sum(map(len, filter(None, values))) if kinds.intersection(TEXTS) else 0)

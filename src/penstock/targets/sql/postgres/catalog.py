@@ -6,7 +6,18 @@ import re
 from typing import Any
 
 from penstock.targets.sql.table import Column, Table, ansi, no_such_table, split_name
-from penstock.targets.sql.values import Step, as_uuid, boolean, decimal, lower, rounded, single, unpadded
+from penstock.targets.sql.values import (
+    Step,
+    approximate,
+    as_uuid,
+    boolean,
+    decimal,
+    lower,
+    rounded,
+    single,
+    unpadded,
+    whole,
+)
 
 __all__ = ["read_table"]
 
@@ -14,8 +25,8 @@ KINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table", "i":
 
 FOLDS: dict[str, Step] = {"uuid": as_uuid, "citext": lower, "bpchar": unpadded, "character": unpadded, "real": single}
 FROM_TEXT: dict[str, Step] = {
-    **dict.fromkeys(("smallint", "integer", "bigint"), int),
-    **dict.fromkeys(("real", "double precision"), float),
+    **dict.fromkeys(("smallint", "integer", "bigint"), whole),
+    **dict.fromkeys(("real", "double precision"), approximate),
     "numeric": decimal,
     "boolean": boolean,
 }
@@ -44,7 +55,8 @@ SELECT c.relkind::text, n.nspname AS schema, c.relname AS name, c.relrowsecurity
       'is_generated', a.attgenerated <> '',
       'is_required', a.attnotnull AND d.adbin IS NULL AND a.attidentity = '',
       'is_array', t.typcategory = 'A',
-      'is_read_by_server', t.typcategory IN ('A', 'D', 'G', 'R', 'T', 'V') OR t.typname = 'bytea',
+      'is_read_by_server', t.typcategory IN ('A', 'C', 'D', 'G', 'I', 'R', 'T', 'V', 'Z')
+          OR t.typname IN ('bytea', 'oid', 'pg_lsn', 'xid8'),
       'is_copied_as_text', e.typtype = 'b' AND (e.typnamespace <> 'pg_catalog'::regnamespace OR e.typname LIKE 'reg%'
           OR e.typname IN ('aclitem', 'macaddr', 'macaddr8', 'money', 'refcursor', 'tsquery', 'tsvector')),
       'is_text', t.typcategory = 'S',

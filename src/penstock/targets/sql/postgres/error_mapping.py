@@ -11,7 +11,7 @@ import asyncpg  # type: ignore[import-untyped]
 
 from penstock.targets.model import ErrorKind, Limit, TargetError
 from penstock.targets.sql.connections import FULL_WAIT_S
-from penstock.targets.sql.postgres.values import in_column, quoted_texts, wrong_types
+from penstock.targets.sql.postgres.values import in_column, values_at_fault, wrong_types
 from penstock.targets.sql.row_groups import RowGroup
 from penstock.targets.sql.table import Table
 
@@ -121,9 +121,9 @@ def refusal_of_rows(error: BaseException, groups: Sequence[RowGroup], table: Tab
     told = refusal(error)
     if isinstance(error, asyncpg.PostgresError) and _is_told_by_server(error):
         facts = {"column": error.column_name, "detail": error.detail, "context": error.context}
-        quoted = [(group.positions[i], name) for group in groups for i, name in quoted_texts(group, table, told)]
-        told = in_column(told, quoted[0][1]) if quoted else told
-        found = [at for at, _ in quoted] or [
+        at_fault = [(group.positions[i], name) for group in groups for i, name in values_at_fault(group, table, told)]
+        told = in_column(told, at_fault[0][1]) if at_fault else told
+        found = [at for at, _ in at_fault] or [
             group.positions[i] for group in groups for i in suspects(group, table, code=str(error.sqlstate), **facts)
         ]
     elif told.kind is ErrorKind.DATA:

@@ -14,7 +14,7 @@ from zlib import crc32
 from penstock.targets.model import Mode, Outcome, Verdict
 from penstock.targets.sql.postgres.error_mapping import described
 from penstock.targets.sql.postgres.statements import ORDINAL, Plan, from_stage
-from penstock.targets.sql.postgres.values import in_column, quoted_texts, wrong_types
+from penstock.targets.sql.postgres.values import in_column, values_at_fault, wrong_types
 from penstock.targets.sql.postgres.writing import plan_for, stage
 from penstock.targets.sql.row_groups import RowGroup
 from penstock.targets.sql.table import ansi
@@ -114,8 +114,8 @@ def _verdict(work: TableBatch, group: RowGroup, index: int, row: Any) -> Verdict
     facts = {fact: row[column] for fact, column in TOLD.items()}
     if facts["code"]:
         error = described(facts.pop("code"), facts.pop("message"), facts)
-        quoted = quoted_texts(group.pick([index]), work.table, error)
-        return Verdict(Outcome.FAILED, error=in_column(error, quoted[0][1]) if quoted else error)
+        at_fault = values_at_fault(group.pick([index]), work.table, error)
+        return Verdict(Outcome.FAILED, error=in_column(error, at_fault[0][1]) if at_fault else error)
     outcome = row[OUTCOME]
     if outcome == "left out":
         return Verdict(Outcome.FAILED, error=left_out(work))

@@ -7,10 +7,11 @@ import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
+from weakref import WeakKeyDictionary
 
 import asyncpg  # type: ignore[import-untyped]
 
-from penstock.targets.model import BadInput, ErrorKind, Outcome, TargetError, Verdict
+from penstock.targets.model import BadInput, ErrorKind, Mode, Outcome, TargetError, Verdict
 from penstock.targets.sql.connections import ConnectionPool
 from penstock.targets.sql.postgres.catalog import read_table
 from penstock.targets.sql.postgres.error_mapping import DRIVER_ERRORS, STALE, refusal, refusal_of_rows
@@ -19,13 +20,36 @@ from penstock.targets.sql.postgres.values import as_texts
 from penstock.targets.sql.postgres.writing import ids_in_table, write_group
 from penstock.targets.sql.row_groups import Layout, RowGroup, as_laid_out, by_position
 from penstock.targets.sql.server import CANCEL_S, UNDO_S, Pending, ServerTarget, WriteGroup
-from penstock.targets.sql.table import Table
+from penstock.targets.sql.table import Table, ansi, listed
 from penstock.targets.sql.target import GroupVerdicts, TableBatch
 
 __all__ = ["PostgresTarget", "is_committed"]
 
 ASKED_MAX = 50
 PAUSE_S = 0.2
+
+
+TYPES_SEEN: WeakKeyDictionary[Any, dict[str, list[int]]] = WeakKeyDictionary()
+"""The types of columns by statements of a connection."""
+
+
+async def write_with_known_types(connection: Any, work: TableBatch, group: RowGroup) -> tuple[str, Sequence[Verdict]]:
+    """Write a group, unless the types of its columns are not what the connection takes them for.
+
+    For minutes the driver remembers how values are copied into a table. After a change of a column's type it would
+    send numbers in the old form, which the server may well read as others.
+    """
+    if work.mode is Mode.CREATE:
+        text = f"SELECT {listed(group.columns)} FROM {work.table.quoted(ansi)}"
+        # To prepare it locks the table, so that its types stay until the transaction ends.
+        statement = await connection.prepare(text, name="")
+        types = [attribute.type.oid for attribute in statement.get_attributes()]
+        seen = TYPES_SEEN.setdefault(connection, {})
+        if seen.setdefault(text, types) != types:
+            seen.clear()
+            await connection.reload_schema_state()
+            raise TargetError(f"the columns of {work.table} have other types now", kind=ErrorKind.RACE)
+    return await write_group(connection, work, group)
 
 
 class PostgresTarget(ServerTarget):
@@ -38,7 +62,7 @@ class PostgresTarget(ServerTarget):
     _driver_errors = DRIVER_ERRORS
     _stale_codes = STALE
     _describe = staticmethod(read_table)
-    _write_group = staticmethod(write_group)
+    _write_group = staticmethod(write_with_known_types)
     _ids_in_table = staticmethod(ids_in_table)
 
     def __init__(

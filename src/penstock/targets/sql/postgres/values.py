@@ -6,10 +6,12 @@ values the driver can put into a column is looked at only after it refused to, t
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
+from math import inf
 from typing import Any
 from uuid import UUID
 
@@ -17,8 +19,9 @@ from penstock.targets.model import ErrorKind, TargetError
 from penstock.targets.sql.keys import fault
 from penstock.targets.sql.row_groups import Layout, RowGroup
 from penstock.targets.sql.table import Column, Table
+from penstock.targets.sql.values import as_uuid
 
-__all__ = ["as_texts", "in_column", "quoted_texts", "wrong_types"]
+__all__ = ["as_texts", "in_column", "values_at_fault", "wrong_types"]
 
 DATA_EXCEPTION = "22"
 UNSTORABLE = re.compile("[\0\ud800-\udfff]")
@@ -37,6 +40,10 @@ CLASSES: dict[str, tuple[type, ...]] = {
     "uuid": (UUID, str),
     "bytea": (bytes, bytearray, memoryview),
 }
+SIZE = re.compile(r"numeric\((\d+),(-?\d+)\)")
+REAL_MAX = 3.4028235e38
+UUID_CHARS = range(32, 37)
+"""What the driver reads; the server also takes braces."""
 BITS = {"smallint": 15, "integer": 31, "bigint": 63}
 
 
@@ -54,17 +61,37 @@ def as_texts(table: Table, layout: Layout) -> tuple[Table, Layout]:
     return replace(table, columns=marked), replace(layout, groups=[_written(group, names) for group in layout.groups])
 
 
-def quoted_texts(group: RowGroup, table: Table, error: TargetError) -> list[tuple[int, str]]:
-    """The rows, and their columns, with a text that the server could not read: it quotes the text and names nothing."""
+def values_at_fault(group: RowGroup, table: Table, error: TargetError) -> list[tuple[int, str]]:
+    """The rows, and their columns, with a value that the server plainly complains of: its errors name no column."""
     if not (error.code or "").startswith(DATA_EXCEPTION) or error.field is not None:
         return []
     return [
         (i, name)
         for name in group.columns
-        if table.columns[name].is_given_as_text
-        for i, text in enumerate(group.column(name))
-        if text is not None and f'"{text}"' in error.message
+        for i, value in enumerate(group.column(name))
+        if value is not None and _is_meant(table.columns[name], value, error)
     ]
+
+
+def _is_meant(column: Column, value: Any, error: TargetError) -> bool:
+    if column.is_given_as_text or f" enum {column.type}:" in error.message:
+        return f'"{value}"' in error.message
+    match error.code:
+        case "22001" if column.length_max is not None and isinstance(value, str):
+            return len(value.rstrip(" ")) > column.length_max
+        case "22003" if (size := SIZE.fullmatch(column.full_type)) and isinstance(value, int | float | Decimal):
+            return bool(abs(value) >= 10 ** (int(size[1]) - int(size[2])))
+        case "22P02" if column.type in ("json", "jsonb") and isinstance(value, str):
+            return not _is_json(value)
+    return False
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
 
 
 def in_column(error: TargetError, name: str) -> TargetError:
@@ -123,8 +150,20 @@ def _problem(column: Column, value: Any) -> str | None:
     classes = (str,) if column.is_copied_as_text else CLASSES.get(column.type, (object,))
     if column.is_array or not isinstance(value, classes):
         return f"not {type(value).__name__}"
-    if isinstance(value, int) and column.type in BITS and not -1 <= value >> BITS[column.type] <= 0:
+    return _problem_of_text(column, value) if isinstance(value, str) else _problem_of_size(column, value)
+
+
+def _problem_of_size(column: Column, value: Any) -> str | None:
+    is_whole = isinstance(value, int) and column.type in BITS
+    is_too_large = is_whole and not -1 <= value >> BITS[column.type] <= 0
+    if is_too_large or (column.type == "real" and REAL_MAX < abs(value) < inf):
         return "and the number is too large"
-    if isinstance(value, str) and UNSTORABLE.search(value):
+    return None
+
+
+def _problem_of_text(column: Column, text: str) -> str | None:
+    if UNSTORABLE.search(text):
         return "and the text holds a character that PostgreSQL cannot store"
+    if column.type == "uuid" and not (len(text) in UUID_CHARS and isinstance(as_uuid(text), UUID)):
+        return f"not the text {text!r}"
     return None

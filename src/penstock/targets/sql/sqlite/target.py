@@ -56,7 +56,8 @@ class SqliteTarget(SqlTarget):
         super().__init__("SQLite", connections=1)
         path = checked_path(path)
         self._path, self._busy_timeout_s, self._foreign_keys = path, busy_timeout_s, foreign_keys
-        self._thread: ThreadPoolExecutor | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="penstock-sqlite")
+        """One for all event loops; it is started by the first job, and ends with the target."""
         self._connection: sqlite3.Connection | None = None
 
     async def refresh(self, source: str) -> None:
@@ -68,33 +69,35 @@ class SqliteTarget(SqlTarget):
         """Close the file."""
         if self._connection is not None:
             await self._run(self._close)
-        if self._thread is not None:
-            self._thread.shutdown(wait=False)
-            self._thread = None
 
     async def _read_table(self, name: str) -> Table:
         return await self._run(lambda: read_table(self._open(), name))
 
     async def _write(self, work: TableBatch) -> GroupVerdicts:
-        return await self._run(lambda: self._transact(work, work.layout.groups, self._write_group))
+        return await self._run(lambda: self._transact(work, work.layout.groups, self._write_group), is_write=True)
 
     async def _write_each(self, work: TableBatch) -> GroupVerdicts:
-        return await self._run(lambda: self._each(work))
+        return await self._run(lambda: self._each(work), is_write=True)
 
-    async def _run(self, job: Callable[[], T]) -> T:
-        """Run a job in the thread. When this ends, the job has ended too."""
-        self._thread = self._thread or ThreadPoolExecutor(1, thread_name_prefix="penstock-sqlite")
+    async def _run(self, job: Callable[[], T], *, is_write: bool = False) -> T:
+        """Run a job in the thread. When this ends, the job has ended too.
+
+        Who is cancelled meanwhile still hears what was written; the error that is the cause says that nothing was.
+        """
         submitted = self._thread.submit(job)
         running = asyncio.wrap_future(submitted)
         try:
             return await asyncio.shield(running)
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as cancelled:
             if not submitted.cancel():  # it has begun
                 if self._connection is not None:
                     self._connection.interrupt()
                 await asyncio.wait([running])
-                running.exception()  # it was interrupted; nobody will ask
-            raise
+                task = asyncio.current_task()
+                if running.exception() is None and is_write and task is not None and task.cancelling():
+                    task.uncancel()
+                    return running.result()
+            raise cancelled from TargetError("stopped before it was written")
         except ERRORS as error:
             raise refusal(error) from error
 
