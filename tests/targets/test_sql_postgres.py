@@ -158,6 +158,37 @@ async def test_a_partial_record_can_change_a_row_it_could_not_create(place: Plac
     assert outcomes(answer) == ["updated", "23502"]
 
 
+async def test_a_partial_record_can_change_a_row_whose_table_checks_columns_it_does_not_name(place: Place):
+    await place.make(
+        "people",
+        "CREATE TABLE people (id integer PRIMARY KEY, name text, email text, phone text,"
+        " CHECK (email IS NOT NULL OR phone IS NOT NULL), CHECK (name <> ''))",
+    )
+    await place.run("INSERT INTO people VALUES (1, 'Ada', 'ada@example.org', NULL)")
+    changed = await place.send(Mode.UPSERT, [{"id": 1, "name": "Ada L."}], table="people")
+    assert outcomes(changed) == ["updated"]
+    answer = await place.send(
+        Mode.UPSERT, [{"id": 1, "name": "Ada"}, {"id": 2, "name": "Bob"}], table="people", each=True
+    )
+    assert outcomes(answer) == ["updated", "23514"]
+
+
+async def test_a_type_can_be_replaced_while_connections_that_have_staged_it_are_idle(place: Place):
+    await place.run("DROP TYPE IF EXISTS mood CASCADE")
+    await place.run("CREATE TYPE mood AS ENUM ('sad', 'glad')")
+    await place.make("moods", "CREATE TABLE moods (id integer PRIMARY KEY, mood mood, before mood[])")
+    records = [{"id": n, "mood": "glad", "before": ["sad"]} for n in range(MANY)]
+    assert set(outcomes(await place.send(Mode.UPSERT, records, table="moods"))) == {"created"}
+    await place.run("ALTER TYPE mood RENAME TO old_mood")
+    await place.run("CREATE TYPE mood AS ENUM ('sad', 'glad', 'calm')")
+    for column, kind in (("mood", "mood"), ("before", "mood[]")):
+        await place.run(f"ALTER TABLE moods ALTER {column} TYPE {kind} USING {column}::text::{kind}")
+    await place.run("DROP TYPE old_mood")
+    executor = BulkExecutor(place.target, policy=RetryPolicy(wait_first_s=0.01))
+    result = await executor.upsert_multiple("moods", [record | {"mood": "calm"} for record in records])
+    assert (result.updated_count, result.errors) == (MANY, [])
+
+
 async def test_a_table_with_row_security_takes_new_rows_without_copy(place: Place):
     await place.products()
     await place.run("ALTER TABLE products ENABLE ROW LEVEL SECURITY")

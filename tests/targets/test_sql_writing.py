@@ -144,6 +144,13 @@ async def test_a_record_deleted_twice_is_not_found_the_second_time(place: Place)
     assert outcomes(await place.send(Mode.DELETE, [2, 1, 2])) == ["deleted", "deleted", "NOT_FOUND"]
 
 
+async def test_whole_records_name_what_to_delete_by_their_keys(place: Place):
+    await place.products()
+    await place.send(Mode.CREATE, [product(1), product(2)])
+    answer = await place.send(Mode.DELETE, [product(2, note="x"), {"id": 1}, {"name": "without a key"}])
+    assert outcomes(answer) == ["deleted", "deleted", "MISSING_KEY"]
+
+
 @pytest.mark.parametrize("each", [False, True])
 async def test_a_missing_record_fails_alone_and_by_name(place: Place, each: bool):
     await place.products()

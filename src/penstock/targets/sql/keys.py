@@ -81,9 +81,9 @@ def folded(value: Any, fold: Step | None) -> Any:
 
 
 def key_of_id(given: Any, key: tuple[str, ...]) -> Row:
-    """The key's values from what a caller calls an id: one value, a tuple of them, or a mapping."""
+    """The key's values from what a caller calls an id: one value, a tuple of them, or a mapping with them in it."""
     if isinstance(given, Mapping):
-        if set(given) == set(key):
+        if set(given) >= set(key):
             return tuple(given[name] for name in key)
     elif len(key) == 1:
         return (given,)

@@ -66,6 +66,8 @@ class Column:
     is_required: bool = False
     """It takes no null and has no default."""
     is_array: bool = False
+    is_user_defined: bool = False
+    """Somebody made its type, and may replace it."""
     is_copied_as_text: bool = False
     """The driver has no binary form of its values, so they are staged as text."""
     fold: Step | None = None
@@ -108,6 +110,8 @@ class Table:
     """A trigger runs before each insert, and may leave the row out."""
     has_update_trigger: bool = False
     """The same of updates."""
+    checks: Collection[tuple[str, ...]] = ()
+    """The columns that each check of a row is about."""
     has_one_key: bool = False
     """It has one unique index and no triggers, and replaces no rows, so only its key can be in the way of a row."""
     statement_bytes_max: int | None = None

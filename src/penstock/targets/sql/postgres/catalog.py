@@ -59,6 +59,7 @@ SELECT c.relkind::text, n.nspname AS schema, c.relname AS name, c.relrowsecurity
           OR t.typname IN ('bytea', 'oid', 'pg_lsn', 'xid8'),
       'is_copied_as_text', e.typtype = 'b' AND (e.typnamespace <> 'pg_catalog'::regnamespace OR e.typname LIKE 'reg%'
           OR e.typname IN ('aclitem', 'macaddr', 'macaddr8', 'money', 'refcursor', 'tsquery', 'tsvector')),
+      'is_user_defined', e.typnamespace <> 'pg_catalog'::regnamespace,
       'is_text', t.typcategory = 'S',
       'is_loose', EXISTS (SELECT FROM pg_collation o WHERE o.oid = a.attcollation AND NOT o.collisdeterministic),
       'length_max', CASE WHEN t.typname IN ('varchar', 'bpchar') AND b.typmod > 4 THEN b.typmod - 4 END
@@ -76,7 +77,10 @@ SELECT c.relkind::text, n.nspname AS schema, c.relname AS name, c.relrowsecurity
       WHERE k.place <= i.indnkeyatts)))
     FROM pg_index i
     WHERE i.indrelid = c.oid AND i.indisunique AND i.indimmediate AND i.indisvalid
-      AND i.indpred IS NULL AND i.indexprs IS NULL) AS keys
+      AND i.indpred IS NULL AND i.indexprs IS NULL) AS keys,
+  (SELECT json_agg((
+      SELECT json_agg(a.attname) FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum = ANY (o.conkey)))
+    FROM pg_constraint o WHERE o.conrelid = c.oid AND o.contype = 'c' AND o.conkey <> '{}') AS checks
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace,
 LATERAL (SELECT bool_or(g.tgtype & 7 = 7) AS of_inserts, bool_or(g.tgtype & 19 = 19) AS of_updates
   FROM pg_trigger g
@@ -107,6 +111,7 @@ async def read_table(connection: Any, name: str) -> Table:
         has_row_security=found["has_row_security"],
         has_insert_trigger=found["has_insert_trigger"],
         has_update_trigger=found["has_update_trigger"],
+        checks=tuple(map(tuple, found["checks"] or ())),
     )
 
 

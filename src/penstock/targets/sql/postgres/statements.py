@@ -58,7 +58,7 @@ class Plan:
         """Whether an upsert can name created rows by key, which saves joining them to what was sent."""
         exact = all(self.table.columns[name].type in EXACT for name in self.key)
         is_special = self.table.reads_before or self.table.has_insert_trigger or self.is_loose
-        return exact and not (self.only_changed or self.lacks_required or is_special) and bool(self._rest)
+        return exact and not (self.only_changed or self.is_partial or is_special) and bool(self._rest)
 
     @property
     def is_loose(self) -> bool:
@@ -66,9 +66,13 @@ class Plan:
         return any(self.table.columns[name].is_loose for name in self.key)
 
     @property
-    def lacks_required(self) -> bool:
-        """A row without a required column can only be updated, but ON CONFLICT would refuse it before it looked."""
-        return any(column.is_required and name not in self.columns for name, column in self.table.columns.items())
+    def is_partial(self) -> bool:
+        """Whether rows lack a column that is required or checked: some of them may only change a row that is there.
+
+        ON CONFLICT would refuse them before it looked.
+        """
+        needed = {name for name, column in self.table.columns.items() if column.is_required}
+        return not needed.union(*self.table.checks) <= set(self.columns)
 
     @property
     def generated(self) -> tuple[str, ...]:
@@ -99,7 +103,7 @@ class Plan:
             left_out = "CASE WHEN EXISTS (SELECT FROM written) THEN 'created' ELSE 'left out' END"
             is_written = left_out if may_leave_out else "'created'"
             return f"{self._create(source)}, told AS (SELECT {ORDINAL}, {is_written} AS outcome FROM given)"
-        if mode is Mode.UPSERT and not self.lacks_required:
+        if mode is Mode.UPSERT and not self.is_partial:
             return f"{self._upsert(source)}, told AS ({self._told_of_upsert()})"
         return self._change(mode, source)
 
@@ -261,11 +265,13 @@ def make_stage(columns: Sequence[Column], more: Sequence[str] = ()) -> tuple[str
     """A temporary table that is empty in every transaction: its name, and the statements that make it.
 
     `more` are columns as SQL declares them. No stage of other columns has its name: the driver remembers types by it.
+    One with a type that somebody made ends with its transaction, so that it is in nobody's way who replaces the type.
     """
+    end = "DROP" if any(column.is_user_defined for column in columns) else "DELETE ROWS"
     declared = ", ".join((*(f"{ansi(column.name)} {_staged_type(column)}" for column in columns), *more))
     name = f"penstock_stage_{crc32(declared.encode()):08x}"
     # A key that comes twice, or another portion, may have used the same stage in this transaction.
-    return name, f"CREATE TEMP TABLE IF NOT EXISTS {name} ({declared}) ON COMMIT DELETE ROWS; DELETE FROM {name}"
+    return name, f"CREATE TEMP TABLE IF NOT EXISTS {name} ({declared}) ON COMMIT {end}; DELETE FROM {name}"
 
 
 def _staged_type(column: Column) -> str:
