@@ -122,8 +122,10 @@ class Place:
         return () if self.server is not None else (self.definition(name),)
 
     def command(self, *words: str, app: bool = False) -> str:
-        """A command to try next, with the options that lead to the same place."""
-        options = ["--db", self.db] if self.db else []
+        """A command to try next, with the options that lead to the same place; a password among them is hidden."""
+        from penstock.settings import masked
+
+        options = ["--db", masked(self.db)] if self.db else []
         options += ["--url", self.url] if self.url else []
         if app and self.app:
             options += ["--app", self.app]
