@@ -15,8 +15,9 @@ from unittest.mock import patch
 
 from penstock.clock import ManualClock
 from penstock.db.dialects import Sqlite
+from penstock.operations.rows.step_threads import StepThreads
 
-__all__ = ["SeededLoop", "Stuck", "inline_sqlite"]
+__all__ = ["SeededLoop", "Stuck", "without_threads"]
 
 
 SPINS_MAX = 30_000
@@ -58,6 +59,14 @@ class SeededLoop(asyncio.SelectorEventLoop):
     def latency_s(self) -> float:
         """How long an answer from outside takes: a moment, now and then a long one."""
         return self._rng.expovariate(1 / LATENCY_S) * (HICCUP if self._rng.random() < 0.03 else 1)
+
+    def call_step(self, threads: StepThreads, work: Callable[[], None]) -> asyncio.Future[None]:
+        """Stands where plain functions of users go to a thread."""
+        answer = self.create_future()
+        threads._running.add(answer)
+        work()
+        self.call_later(self.latency_s(), threads._returned, answer)
+        return answer
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:  # type: ignore[override]
         future = self.create_future()
@@ -118,13 +127,21 @@ class _InlineQueue:
         _answer(loop, future, lambda: _THREAD.visit(function))
 
 
+def _call_step(threads: StepThreads, work: Callable[[], None]) -> asyncio.Future[None]:
+    loop = asyncio.get_event_loop()
+    assert isinstance(loop, SeededLoop)
+    return loop.call_step(threads, work)
+
+
 @contextmanager
-def inline_sqlite() -> Iterator[None]:
-    """SQLite without threads; a lock that is taken is an error at once, which the engine meets by trying again.
+def without_threads() -> Iterator[None]:
+    """Steps and SQLite without threads; a lock that is taken is an error at once, which the engine meets by trying
+    again.
 
     Nothing here loses power, so nothing waits for the disk.
     """
     with (
+        patch.object(StepThreads, "_begin", _call_step),
         patch("aiosqlite.core.SimpleQueue", _InlineQueue),
         patch("aiosqlite.core.Thread", lambda **_given: _THREAD),
         patch("penstock.db.onehop.threading", _THREAD),

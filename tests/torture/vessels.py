@@ -18,7 +18,7 @@ from penstock.operations.worker.worker import Worker
 
 from . import ordeal
 from .journal import Journal, Line, What
-from .seeded_loop import inline_sqlite
+from .seeded_loop import without_threads
 
 __all__ = ["CURRENT", "LATE_S", "SLOW_S", "MemoryJournal", "Process", "Sunk", "Vessel", "under_glass"]
 
@@ -132,5 +132,5 @@ def under_glass() -> Iterator[None]:
 
     ordeal.set_witness(note)
     patience = patch.multiple(ordeal, PACE_S=STEP_S), patch("time.sleep", lambda seconds: None)
-    with inline_sqlite(), patience[0], patience[1], failpoints.armed(hit):
+    with without_threads(), patience[0], patience[1], failpoints.armed(hit):
         yield
