@@ -12,6 +12,8 @@ from sqlalchemy.exc import OperationalError
 from test_blocked_loop import Item, heard, items, settings
 
 from penstock import BatchContext, Context, Penstock, Pipeline, failpoints, operation, step
+from penstock.operations.worker import vitals
+from penstock.operations.worker import worker as worker_module
 
 UNEXPECTED = OperationalError("UPDATE", {}, Exception(1105, "Unknown error"))
 
@@ -103,3 +105,28 @@ async def test_a_loop_that_is_stuck_is_seen_whatever_the_step_did_to_its_context
             made = await penstock.operations.create(Slow, file=items(1), file_name="a.jsonl")
             await penstock.run_until_done(made.id)
     assert stalled.records
+
+
+async def test_a_worker_leaves_though_the_database_answers_nothing_any_more(
+    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(vitals, "END_S", 0.01)
+    monkeypatch.setattr(worker_module, "SHUTDOWN_WRITE_S", 0.01)
+    beats, answers = threading.Event(), threading.Event()
+
+    def wait_for_ever(point: str) -> None:
+        if point == "beat:before" and threading.current_thread() is not threading.main_thread():
+            beats.set()
+            answers.wait(HANG_S)
+
+    async def unanswered() -> None:
+        await asyncio.Event().wait()
+
+    async with Penstock.open(operations=[plain], settings=settings(database_url, tmp_path)) as penstock:
+        try:
+            with failpoints.armed(wait_for_ever):
+                async with asyncio.timeout(HANG_S), penstock.worker() as worker:
+                    monkeypatch.setattr(worker.lease, "end", unanswered)
+                    await asyncio.to_thread(beats.wait, HANG_S)
+        finally:
+            answers.set()

@@ -30,6 +30,7 @@ __all__ = ["LoopWatch", "Vitals"]
 
 log = logging.getLogger("penstock.worker")
 
+END_S = 5.0  # how long a last beat may take
 LOOKS_EACH = 4  # looks until a call counts as blocking, so that a process that was suspended is not blamed
 REPEAT_S = 60.0  # between two warnings about one step
 OURS = "penstock.operations."
@@ -206,9 +207,9 @@ class Vitals:
         self._heartbeat.start()
 
     async def stop(self) -> None:
-        """Stop both threads; returns when they have ended."""
+        """Stop both threads; returns when they have ended, or the last beat gets no answer for long."""
         self._stop.set()
-        await asyncio.to_thread(self._heartbeat.join)
+        await asyncio.to_thread(self._heartbeat.join, END_S)
         await asyncio.to_thread(self.loop_watch.stop)
 
     # --- called on the threads

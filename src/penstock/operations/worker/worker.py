@@ -203,10 +203,10 @@ class Worker:
                     self.wake.clear()
                     await self.wake.wait()
         await self._end_tasks()
-        with contextlib.suppress(Unavailable):
-            await self.limit_shares.leave()
-        with contextlib.suppress(Unavailable):
-            await self.lease.end()
+        for leave in (self.limit_shares.leave, self.lease.end):
+            with contextlib.suppress(Unavailable, TimeoutError):  # it runs out by itself
+                async with asyncio.timeout(SHUTDOWN_WRITE_S):
+                    await leave()
 
     async def vanish(self) -> None:
         """Stop as a killed process would, without writing anything; for tests."""
