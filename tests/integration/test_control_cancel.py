@@ -195,6 +195,35 @@ async def test_a_call_that_does_not_stop_is_cut_off_after_its_grace(database_url
         assert await clean(e) == []
 
 
+async def test_a_row_cut_off_behind_a_step_that_was_tried_again_shows_no_error_of_that_step(database_url, tmp_path):
+    wall = Wall()
+
+    @operation("twice")
+    class Twice(Pipeline[Paper]):
+        @step(retries=1, backoff=0)
+        async def first(self, paper: Paper, ctx: Context) -> None:
+            if ctx.attempt == 1:
+                raise OSError("not now")
+
+        @step
+        async def second(self, paper: Paper, ctx: Context) -> None:
+            await wall.stop()
+
+    async with engine([Twice], url=database_url, tmp_path=tmp_path, settings=SMALL) as e:
+        made = await e.create(Twice, papers(1))
+        working = asyncio.create_task(e.work_until_idle())
+        await wall.reached.wait()
+        await e.operations.cancel(made.id)
+        await e.worker.look_round()
+        await working
+        steps = (await e.operations.row(made.id, 1)).steps
+        assert [(each.state, each.attempt, each.message) for each in steps if each.index >= 0] == [
+            (DONE, 2, None),
+            (CANCELLED, 1, None),
+        ]
+        assert await clean(e) == []
+
+
 async def test_an_at_most_once_call_that_was_cut_off_is_in_doubt(database_url, tmp_path):
     office = Office(delivery="at_most_once")
     one_chunk = Settings(cancel_grace_s=0)

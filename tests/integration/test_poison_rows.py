@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from approvals import Paper, Wall, at_wall, clean, history, papers, states, work_or_wall
+from approvals import Paper, Wall, a_moment, at_wall, clean, history, papers, states, work_or_wall
+from patience import HANG_S
 from stored import rows_of
 
 from penstock import Context, Pipeline, operation, step
@@ -183,6 +184,38 @@ async def test_deaths_at_steps_that_the_row_then_gets_through_do_not_add_up(data
             await e.crash()
         await e.work_until_idle()
         assert await states(e, made) == [DONE]
+        assert await clean(e) == []
+
+
+async def test_a_row_that_is_poison_behind_a_step_that_was_tried_again_has_one_error(database_url, tmp_path):
+    wall = Wall()
+
+    @operation("twice")
+    class Twice(Pipeline[Paper]):
+        @step(retries=1, backoff=0)
+        async def first(self, paper: Paper, ctx: Context) -> None:
+            if ctx.attempt == 1:
+                raise OSError("not now")
+
+        @step
+        async def second(self, paper: Paper, ctx: Context) -> None:
+            await wall.stop()
+
+    async with engine([Twice], url=database_url, tmp_path=tmp_path, settings=Settings(flush_s=0.01)) as e:
+        made = await e.create(Twice, papers(1))
+        for _ in range(4):
+            working = asyncio.create_task(e.work_until_idle())
+            async with asyncio.timeout(HANG_S):
+                await wall.reached.wait()
+                while [row.steps[0].state for row in await rows_of(e.penstock.db, made.id)] != [DONE]:
+                    await a_moment()  # until it is written that the first step is done
+            working.cancel()
+            await asyncio.gather(working, return_exceptions=True)
+            await e.crash()
+            wall.reached.clear()
+        await e.work_until_idle()
+        (error,) = (await e.operations.errors(made.id)).items
+        assert (error.step_name, error.error_type) == ("second", "Poison")
         assert await clean(e) == []
 
 

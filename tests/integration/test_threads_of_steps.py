@@ -183,7 +183,37 @@ async def test_a_rate_lets_plain_functions_through_when_a_thread_is_free_and_not
         block.gone.set()
         await working
         assert await states(e, made) == ["Completed"] * 4
-    assert (held_up, len(passed)) == (1, 4)
+    assert (held_up, len(passed)) == (2, 4), "the next one has waited for its time, and the others are behind it"
+
+
+async def test_a_rate_that_waits_for_its_time_holds_no_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    waits, go = threading.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    async def until_other_has_run(event: asyncio.Event, seconds: float) -> bool:
+        waits.set()
+        await go.wait()
+        return False
+
+    monkeypatch.setattr(gates, "happens_within", until_other_has_run)
+
+    @operation("paced")
+    class Paced(Pipeline[Paper]):
+        @step(rate="1/h")
+        def only(self, paper: Paper, ctx: Context) -> None: ...
+
+    @operation("other")
+    class Other(Pipeline[Paper]):
+        @step
+        def only(self, paper: Paper, ctx: Context) -> None:
+            assert waits.wait(HANG_S)
+            loop.call_soon_threadsafe(go.set)
+
+    async with engine([Paced, Other], tmp_path=tmp_path, settings=Settings(sync_threads=1)) as e:
+        made = [await e.create(kind, papers(1)) for kind in (Paced, Other)]
+        async with asyncio.timeout(HANG_S):
+            await e.work_until_idle()
+        assert [await states(e, each) for each in made] == [["Completed"]] * 2
 
 
 @pytest.mark.parametrize("kind", ["plain", "limited", "batch", "poll", "signal"])

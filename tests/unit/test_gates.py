@@ -167,6 +167,31 @@ async def test_a_call_that_begins_late_moves_those_behind_it(timers: Timers):
     assert calls[1].done()
 
 
+async def test_a_call_that_gets_ready_after_its_time_counts_from_then_and_needs_its_units_then(timers: Timers):
+    pace, zero, ready = Pace(10, timers.clock.monotonic), timers.clock.monotonic(), asyncio.Event()
+    pace.hold(10, rests=False)
+    calls = [asyncio.create_task(pace.wait(ready.wait)) for _ in range(2)]
+    await timers.run(zero + 5)
+    ready.set()
+    await timers.run(zero + 5.099)
+    assert [call.done() for call in calls] == [True, False]
+    ready.clear()
+    await timers.run(zero + 5.101)
+    pace.hold(1, rests=False)
+    ready.set()
+    await timers.run(zero + 5.999)
+    assert not calls[1].done(), "one unit is good for a call a second"
+    await timers.run(zero + 6.001)
+    assert calls[1].done()
+    ready.clear()
+    late = asyncio.create_task(pace.wait(ready.wait))
+    await timers.run(zero + 8)
+    pace.hold(0, rests=False)
+    ready.set()
+    await turn()
+    assert isinstance(late.exception(), NoUnits)
+
+
 async def test_a_pace_without_units_lets_nobody_wait(timers: Timers):
     pace = Pace(1, timers.clock.monotonic)
     with pytest.raises(NoUnits):

@@ -112,6 +112,15 @@ class OwnedChunk:
         self.changed.add(key)
         return record
 
+    def close_records(self, i: int, place: int, now: int) -> None:
+        """Bring the records of earlier attempts up to date, at steps before this one that have ended well since."""
+        for done in range(1, place):
+            record = self.record_of(i, done)
+            if record is not None and record.state == "Pending":
+                record = self.record(i, done, STATES[self.ledger.tracks[done].state[i]], now)
+                record.due_at = None
+                record.set_error(None, None)
+
     def store_output(self, i: int, place: int, output: bytes, now: int) -> None:
         """Keep what a step of row i that is about to be Completed returned: in the ledger, or in the step's record."""
         if self.ledger.add_output(i, place, output):
@@ -225,6 +234,7 @@ def recover(owned: OwnedChunk, now: int) -> None:
 
 def _poison(owned: OwnedChunk, i: int, place: int, now: int, state: str) -> None:
     owned.end_checks(i, place, now)
+    owned.close_records(i, place, now)
     owned.ledger.at[i] = place
     owned.ledger.tracks[place].state[i] = INVALID if owned.is_raw else FAILED
     record = owned.record(i, place, ROW_STEP.after(state, "poisoned"), now)
@@ -240,6 +250,7 @@ def cancel_unfinished(owned: OwnedChunk, now: int) -> None:
         if ledger.is_terminal(i):
             continue
         place = ledger.next_place(i)
+        owned.close_records(i, place, now)
         if place > 0 and ledger.state(i) == RUNNING and owned.option(place, "delivery") == "at_most_once":
             _leave_in_doubt(owned, i, place, now)
             continue

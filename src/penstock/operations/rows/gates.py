@@ -165,17 +165,24 @@ class Pace:
         self._change.set()
 
     async def wait(self, ready: Callable[[], Awaitable[Any]] | None = None) -> Any:
-        """Wait until the next call is `ready`, and then until it may begin; `NoUnits` when we hold none."""
+        """Wait until the next call may begin, and then until it is `ready`; `NoUnits` when we hold none."""
         async with self._turn:
-            found = None if ready is None else await ready()
-            at = max(self._monotonic(), self._last)
-            while (start := self._next()) > at:
-                self._change.clear()
-                is_time = not await happens_within(self._change, start - at)
-                # A manual clock does not move while we wait: it counts as having reached `start`.
-                at = max(self._monotonic(), start if is_time else at)
+            at, found = await self._time(self._last), None
+            if ready is not None:
+                found = await ready()
+                at = await self._time(at)  # we may hold fewer units by now
             self._last = at
             return found
+
+    async def _time(self, after: float) -> float:
+        """When the next call may begin, once that has come."""
+        at = max(self._monotonic(), after)
+        while (start := self._next()) > at:
+            self._change.clear()
+            is_time = not await happens_within(self._change, start - at)
+            # A manual clock does not move while we wait: it counts as having reached `start`.
+            at = max(self._monotonic(), start if is_time else at)
+        return at
 
     def _next(self) -> float:
         """When our next call may begin."""

@@ -132,7 +132,7 @@ class StepRuntime:
 
     def _on_thread(self, call: Call, seconds: float | None) -> Call:
         """The same for a plain function. Its rate lets it through when a thread is free for it, and not before: those
-        that wait for one would begin together.
+        that wait for one would begin together. But none holds a thread while it waits for its time.
         """
         gate, pace = self._gate, self._pace
 

@@ -134,7 +134,7 @@ class ChunkProgress:
         self.was_refused = True
         for i in rows:
             self.ledger.undo_start((i,))
-            self._close_records(i, self.ledger.at[i])
+            self.owned.close_records(i, self.ledger.at[i], self.runtime.clock.now_us())
 
     # --- outputs
 
@@ -169,7 +169,7 @@ class ChunkProgress:
         else:
             self.ledger.tracks[place].attempt[i] += 1
         if self.owned.records:
-            self._close_records(i, place)
+            self.owned.close_records(i, place, self.runtime.clock.now_us())
 
     def raised(self, i: int, place: int, error: BaseException, began: int, *, isolate: bool = False) -> None:
         """An attempt of row i's step raised, or could not begin."""
@@ -189,7 +189,7 @@ class ChunkProgress:
         )
         if isolate and verdict.event != "postponed":
             verdict = Verdict("postponed", verdict.error_type, verdict.message, spends_retry=True)
-        self._close_records(i, place)
+        self.owned.close_records(i, place, now)
         self._settle(i, verdict)
 
     def _log_error(self, i: int, place: int, error: BaseException) -> None:
@@ -279,7 +279,7 @@ class ChunkProgress:
         options = self.runtime.steps[place - 1].plan.options
         assert options.timeout is not None
         now = self._time(i, place, began)
-        self._close_records(i, place)
+        self.owned.close_records(i, place, now)
         record = self._move(i, place, ROW_STEP.after("Running", "parked"), now)
         record.set_error(None, None)
         record.errors = 0  # of a row that waits, the checks that raised
@@ -353,16 +353,6 @@ class ChunkProgress:
         record.row_key = self._stored_key(i)
         record.due_at = None
         return record
-
-    def _close_records(self, i: int, place: int) -> None:
-        """Bring the records of earlier attempts up to date, at steps that have ended well since."""
-        for done in range(1, place):
-            record = self.owned.record_of(i, done)
-            if record is not None and record.state == "Pending":
-                state = STATES[self.ledger.tracks[done].state[i]]
-                record = self.owned.record(i, done, state, self.runtime.clock.now_us())
-                record.due_at = None
-                record.set_error(None, None)
 
     def _stored_key(self, i: int) -> str | None:
         key = None if self.rows[i] is None else self.key_of(i)
