@@ -7,7 +7,17 @@ from collections.abc import Sequence
 import pytest
 from scripted import Lose, Refuse, Remote, executor, in_virtual_time, numbered, trouble
 
-from penstock.targets import Batch, BulkOptions, Capabilities, ErrorKind, Outcome, RateLimit, RetryPolicy, Verdict
+from penstock.targets import (
+    Answer,
+    Batch,
+    BulkOptions,
+    Capabilities,
+    ErrorKind,
+    Outcome,
+    RateLimit,
+    RetryPolicy,
+    Verdict,
+)
 
 IDEMPOTENT = Capabilities(is_idempotent=True, id_field="n")
 RECONCILABLE = Capabilities(can_reconcile=True, id_field="n")
@@ -131,6 +141,28 @@ async def test_the_answer_to_a_resend_settles_what_was_in_doubt():
     )
     result = await executor(remote).upsert_multiple("account", numbered(10))
     assert (result.success_count, result.failure_count, result.unknown_count) == (9, 1, 0)
+
+
+@in_virtual_time
+async def test_an_answer_to_a_resend_that_judges_no_record_settles_nothing_that_was_in_doubt():
+    async def says_little(batch: Batch) -> Answer:
+        errors = (trouble(ErrorKind.DATA), trouble(ErrorKind.OTHER), trouble(ErrorKind.PERMISSION), None)
+        return Answer([Verdict(Outcome.FAILED if error else Outcome.NOT_RUN, error=error) for error in errors])
+
+    remote = Remote(capabilities=IDEMPOTENT, script={1: Lose(), 2: says_little})
+    result = await executor(remote).upsert_multiple("account", numbered(4))
+    assert result.outcomes == [Outcome.FAILED, *[Outcome.UNKNOWN] * 3]
+    assert [error.kind for error in result.errors] == [ErrorKind.DATA, *[ErrorKind.CONNECTION] * 3]
+
+
+@in_virtual_time
+async def test_records_that_no_answer_to_a_resend_was_about_stay_in_doubt():
+    async def stopped(batch: Batch) -> Answer:
+        return Answer([Verdict(Outcome.UPDATED), Verdict(Outcome.NOT_RUN)])
+
+    remote = Remote(capabilities=IDEMPOTENT, script={1: Lose(), 2: stopped})
+    result = await executor(remote).upsert_multiple("account", numbered(2))
+    assert result.outcomes == [Outcome.UPDATED, Outcome.UNKNOWN]
 
 
 @in_virtual_time

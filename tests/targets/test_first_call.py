@@ -7,6 +7,7 @@ from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
 from threading import Thread
+from traceback import format_exception
 
 import pytest
 from patience import HANG_S
@@ -117,6 +118,19 @@ async def test_a_script_in_an_event_loop_is_told_what_to_write_instead():
 def test_a_wrong_address_is_refused_at_once(url: str, said: str):
     with pytest.raises(BadInput, match=said):
         open_target(url)
+
+
+@pytest.mark.parametrize("scheme", ["postgresql", "mariadb"])
+@pytest.mark.parametrize("password", ["s3cret/word", "s3cret#word", "s3cret?word", "s3cret[word"])
+def test_an_address_with_a_password_that_is_not_encoded_is_refused_without_it(scheme: str, password: str):
+    with pytest.raises(BadInput, match=f"{scheme}://user:password@host") as caught:
+        open_target(f"{scheme}://me:{password}@localhost/shop")
+    assert "s3cret" not in "".join(format_exception(caught.value))
+
+
+@pytest.mark.parametrize("servers", ["one:5432,two:5433,three", "[::1]:5432"])
+def test_an_address_may_name_several_servers_and_numbers(servers: str):
+    open_target(f"postgresql://me:secret@{servers}/shop")
 
 
 async def test_a_file_that_is_not_there_is_no_empty_database(tmp_path: Path):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
+
 import pytest
 from sql_places import Place, outcomes
 
+from penstock.targets import BulkExecutor
 from penstock.targets.model import ErrorKind, Mode, Outcome
 
 
@@ -173,6 +176,20 @@ async def test_postgresql_takes_only_values_of_the_columns_type(place: Place, mo
     error = await place.refused(mode, records)
     assert (error.kind, error.code) == (ErrorKind.DATA, "BAD_TYPE")
     assert outcomes(await place.send(mode, records, each=True)) == ["created", "BAD_TYPE"]
+
+
+@pytest.mark.databases("postgresql")
+@pytest.mark.parametrize("column, wrong", [("single", 1e300), ("amount", Decimal(1000))])
+async def test_a_decimal_that_is_no_number_does_not_hide_which_record_is_wrong(
+    place: Place, column: str, wrong: object
+):
+    await place.make("sums", "CREATE TABLE sums (id integer PRIMARY KEY, single real, amount numeric(5,2))")
+    records = [{"id": n, "single": 1.5, "amount": Decimal(1)} for n in range(40)]
+    records[3][column] = Decimal("NaN")
+    records[7][column] = wrong
+    result = await BulkExecutor(place.target).create_multiple("sums", records)
+    assert [(error.index, error.field) for error in result.errors] == [(7, column)]
+    assert (result.success_count, result.statistics.calls) == (39, 3)
 
 
 @pytest.mark.databases("mariadb", "sqlite")

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from importlib import import_module
 from typing import Any, TypeAlias
-from urllib.parse import urlsplit
 
 from penstock.targets.executor import BulkExecutor
 from penstock.targets.model import BadInput
@@ -30,7 +29,7 @@ ADDRESSES = "postgresql://user:password@host/name, mariadb://user:password@host/
 
 def open_target(url: str, **settings: Any) -> Target:
     """The database at an address as a target; `settings` are those of its class. Close it, or use `async with`."""
-    scheme = urlsplit(url).scheme.partition("+")[0]
+    scheme = url.partition(":")[0].partition("+")[0].lower()
     if scheme in ("http", "https"):
         raise BadInput(f"{scheme} does not say how records are sent there: make a DataverseTarget or an HttpTarget")
     if scheme not in CLASSES:

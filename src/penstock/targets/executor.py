@@ -35,7 +35,7 @@ class BulkCancelled(PenstockError):
     def found_in(cls, error: BaseException | None) -> BulkResult | None:
         """The partial result behind a `CancelledError` or the `TimeoutError` it became."""
         while error is not None and not isinstance(error, BulkCancelled):
-            error = error.__cause__
+            error = error.__cause__ or error.__context__  # timeouts of Python 3.11.2 name no cause
         return error.result if error is not None else None
 
 

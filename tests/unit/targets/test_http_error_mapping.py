@@ -165,6 +165,12 @@ def test_a_call_that_belongs_elsewhere_changed_nothing(status: int):
 
 @pytest.mark.parametrize("endpoint", [LOOSE, ATOMIC])
 @pytest.mark.parametrize("records", [1, 2])
+def test_a_call_whose_result_is_shown_elsewhere_may_have_been_applied(endpoint: Endpoint, records: int):
+    assert refused(303, {"location": "/jobs/7"}, endpoint=endpoint, records=records).maybe_applied
+
+
+@pytest.mark.parametrize("endpoint", [LOOSE, ATOMIC])
+@pytest.mark.parametrize("records", [1, 2])
 def test_a_success_that_the_endpoint_does_not_know_may_have_been_applied(endpoint: Endpoint, records: int):
     error = refused(206, endpoint=endpoint, records=records)
     assert error.maybe_applied

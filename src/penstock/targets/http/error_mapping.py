@@ -32,6 +32,8 @@ LOST = frozenset({408, 502, 503, 504})
 """Answers of something in between, which does not know what the remote did."""
 MOVED = frozenset({301, 307, 308})
 """Nothing was done: the call belongs elsewhere."""
+SEE_OTHER = 303
+"""It was done, and what came of it is shown elsewhere."""
 ABOUT_RECORDS = frozenset({ErrorKind.DATA, ErrorKind.BUSINESS, ErrorKind.OTHER})
 MESSAGE_MAX = 500
 MESSAGE_MEMBERS = ("message", "detail", "error_description", "title", "error", "reason", "description")
@@ -153,7 +155,7 @@ def _may_have_been_applied(status: int, kind: ErrorKind, endpoint: Endpoint, rec
     if kind is ErrorKind.THROTTLED:
         # One that the endpoint declares is the remote's own; any other 503 may come from something in between.
         return status in LOST and status not in endpoint.error_kinds
-    if status < 300:
+    if status < 300 or status == SEE_OTHER:
         return True  # a success, though not one that the endpoint knows
     if status in LOST or status in MOVED or endpoint.is_atomic:
         return status in LOST

@@ -83,7 +83,7 @@ class BatchLifecycle:
         # After a lost answer, what that call created is updated by this one.
         self.counts_exact &= answer.counts_exact and (work.unresolved is None or self._spec.mode is not Mode.UPSERT)
         self._learn(work, verdicts)
-        if verdicts.errors:
+        if verdicts.errors or work.unresolved is not None:
             return self._sort_verdicts(work, verdicts)
         self._settle(work, verdicts)
         return []
@@ -152,7 +152,7 @@ class BatchLifecycle:
         verdicts = [verdict for verdict in told if verdict is not None]
         match what:
             case _Next.SETTLE:
-                self._settle(piece, Verdicts.of(verdicts))
+                self._settle(piece, Verdicts.of([_in_doubt(piece, verdict) for verdict in verdicts]))
                 return []
             case _Next.ASK:
                 piece.verdicts = verdicts
@@ -296,3 +296,11 @@ class BatchLifecycle:
         else:
             verdict = Verdict(Outcome.UNKNOWN, error=work.unresolved)
         self._settle(work, UniformVerdicts(verdict, len(work)))
+
+
+def _in_doubt(work: PendingBatch, verdict: Verdict) -> Verdict:
+    """A verdict; that nobody knows, where it does not tell what became of a call for the work that was not answered."""
+    is_judged = verdict.error is not None and verdict.error.kind in JUDGED
+    if work.unresolved is None or is_judged or verdict.outcome not in (Outcome.FAILED, Outcome.NOT_RUN):
+        return verdict
+    return Verdict(Outcome.UNKNOWN, verdict.id, work.unresolved)

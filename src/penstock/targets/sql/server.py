@@ -6,11 +6,13 @@ The caller of a commit may stop waiting, and its answer may never come.
 from __future__ import annotations
 
 import asyncio
+import re
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeAlias
+from urllib.parse import SplitResult, urlsplit
 
 from penstock.targets.model import ErrorKind, TargetError, Verdict
 from penstock.targets.sql.connections import ConnectionPool
@@ -20,7 +22,7 @@ from penstock.targets.sql.table import Table
 from penstock.targets.sql.target import GroupVerdicts, SqlTarget, TableBatch, with_ids
 from penstock.targets.target import Batch, RecentBatches
 
-__all__ = ["CANCEL_S", "UNDO_S", "Pending", "ServerTarget", "WriteGroup"]
+__all__ = ["CANCEL_S", "UNDO_S", "Pending", "ServerTarget", "WriteGroup", "parts_of_address"]
 
 WriteGroup: TypeAlias = Callable[[Any, TableBatch, RowGroup], Awaitable[tuple[str, Sequence[Verdict]]]]
 """Writes a group: gives the transaction's id, if it has one, and verdicts in the order of the rows."""
@@ -28,6 +30,22 @@ UNDO_S = 10.0
 """How long the end of a transaction or of a connection may take."""
 CANCEL_S = 2.0
 """How long a cancelled call still waits for a commit or a rollback."""
+
+
+HOST = re.compile(r"(\[[^\]]*\]|[^:]*)(:\d*)?")
+
+
+def parts_of_address(url: str, schemes: Collection[str]) -> SplitResult | None:
+    """What the address of a server is made of; None when it is none.
+
+    An unencoded `/` in a password ends the name of the host: what stands there then is no port, and is never shown.
+    """
+    with suppress(ValueError):
+        parts = urlsplit(url)
+        hosts = parts.netloc.rpartition("@")[2].split(",")
+        if parts.scheme.partition("+")[0] in schemes and all(map(HOST.fullmatch, hosts)):
+            return parts
+    return None
 
 
 async def _committed(commit: Coroutine[Any, Any, Any]) -> None:

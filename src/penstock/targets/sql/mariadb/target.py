@@ -9,7 +9,7 @@ from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from types import NoneType
 from typing import Any
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, unquote
 
 import asyncmy
 
@@ -18,7 +18,7 @@ from penstock.targets.sql.connections import ConnectionPool
 from penstock.targets.sql.mariadb.catalog import read_table
 from penstock.targets.sql.mariadb.writing import DRIVER_ERRORS, ids_in_table, is_done, told, write_each, write_group
 from penstock.targets.sql.row_groups import Layout, RowGroup, as_laid_out, by_position
-from penstock.targets.sql.server import Pending, ServerTarget
+from penstock.targets.sql.server import Pending, ServerTarget, parts_of_address
 from penstock.targets.sql.table import Table
 from penstock.targets.sql.target import GroupVerdicts, TableBatch
 from penstock.targets.sql.values import UNKNOWN_TO_DRIVERS, Converters, finite
@@ -150,10 +150,13 @@ def _exact(group: RowGroup, table: Table) -> RowGroup:
 
 
 def _place(url: str) -> dict[str, Any]:
-    parts = urlsplit(url)
-    name = parts.path.strip("/")
-    if parts.scheme.partition("+")[0] not in ("mariadb", "mysql") or not name:
-        raise BadInput("the address of a MariaDB database is mariadb://user:password@host:3306/name")
+    parts = parts_of_address(url, ("mariadb", "mysql"))
+    name = parts.path.strip("/") if parts is not None else ""
+    if parts is None or not name:
+        raise BadInput(
+            "the address of a MariaDB database is mariadb://user:password@host:3306/name; "
+            "special characters of a password are encoded: / as %2F"
+        )
     return {
         "host": parts.hostname or "localhost",
         "port": parts.port or 3306,

@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 from weakref import WeakKeyDictionary
 
 import asyncpg  # type: ignore[import-untyped]
@@ -19,7 +19,7 @@ from penstock.targets.sql.postgres.row_by_row import portions, without_wrong_typ
 from penstock.targets.sql.postgres.values import as_texts
 from penstock.targets.sql.postgres.writing import ids_in_table, write_group
 from penstock.targets.sql.row_groups import Layout, RowGroup, as_laid_out, by_position
-from penstock.targets.sql.server import CANCEL_S, UNDO_S, Pending, ServerTarget, WriteGroup
+from penstock.targets.sql.server import CANCEL_S, UNDO_S, Pending, ServerTarget, WriteGroup, parts_of_address
 from penstock.targets.sql.table import Table, ansi, listed
 from penstock.targets.sql.target import GroupVerdicts, TableBatch
 
@@ -148,10 +148,12 @@ class PostgresTarget(ServerTarget):
 
 def checked_address(url: str) -> str:
     """An address as asyncpg takes it, or why it is none; SQLAlchemy's way to name a driver in it is taken too."""
-    parts = urlsplit(url)
-    has_place = bool(parts.netloc or "host" in parse_qs(parts.query) or "service" in parse_qs(parts.query))
-    if parts.scheme.partition("+")[0] not in ("postgresql", "postgres") or not has_place:
-        raise BadInput("the address of a PostgreSQL database is postgresql://user:password@host:5432/name")
+    parts = parts_of_address(url, ("postgresql", "postgres"))
+    if parts is None or not (parts.netloc or parse_qs(parts.query).keys() & {"host", "service"}):
+        raise BadInput(
+            "the address of a PostgreSQL database is postgresql://user:password@host:5432/name; "
+            "special characters of a password are encoded: / as %2F"
+        )
     return url.replace(parts.scheme, "postgresql", 1)
 
 

@@ -80,7 +80,7 @@ def _is_meant(column: Column, value: Any, error: TargetError) -> bool:
         case "22001" if column.length_max is not None and isinstance(value, str):
             return len(value.rstrip(" ")) > column.length_max
         case "22003" if (size := SIZE.fullmatch(column.full_type)) and isinstance(value, int | float | Decimal):
-            return bool(abs(value) >= 10 ** (int(size[1]) - int(size[2])))
+            return bool(_size(value) >= 10 ** (int(size[1]) - int(size[2])))
         case "22P02" if column.type in ("json", "jsonb") and isinstance(value, str):
             return not _is_json(value)
     return False
@@ -156,9 +156,14 @@ def _problem(column: Column, value: Any) -> str | None:
 def _problem_of_size(column: Column, value: Any) -> str | None:
     is_whole = isinstance(value, int) and column.type in BITS
     is_too_large = is_whole and not -1 <= value >> BITS[column.type] <= 0
-    if is_too_large or (column.type == "real" and REAL_MAX < abs(value) < inf):
+    if is_too_large or (column.type == "real" and REAL_MAX < _size(value) < inf):
         return "and the number is too large"
     return None
+
+
+def _size(value: Any) -> Any:
+    """How large a number is; NaN is of no size, and decimals refuse to compare it."""
+    return 0 if isinstance(value, Decimal) and value.is_nan() else abs(value)
 
 
 def _problem_of_text(column: Column, text: str) -> str | None:
