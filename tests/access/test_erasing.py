@@ -6,7 +6,7 @@ import json
 
 import httpx
 import pytest
-from pydantic import BaseModel, SecretStr
+from pydantic import BaseModel, Field, SecretStr
 from sqlalchemy import select
 
 from penstock import Context, Pipeline, StepFailed, operation, step
@@ -129,9 +129,9 @@ async def test_rows_all_over_a_file_are_erased_a_few_chunks_at_a_time(database_u
     monkeypatch.setattr(erasing, "ROWS_EACH", rows_each)
     forget, sizes = erasing._forget_rows, []
 
-    async def noted(number, part, tx):
+    async def noted(number, part, *given):
         sizes.append((len(part), sum(map(len, part.values()))))
-        await forget(number, part, tx)
+        await forget(number, part, *given)
 
     monkeypatch.setattr(erasing, "_forget_rows", noted)
     settings = Settings(secret_key=new_key(), chunk_rows=3)
@@ -176,6 +176,32 @@ async def test_a_signal_for_a_row_that_never_came_to_wait_is_erased_with_it(e, f
     assert [line for line in await stored(e) if CANARY in line and line.startswith("penstock_signal ")] == []
     assert [each.key for each in await e.penstock.signals.unclaimed(made.id)].count("answer-ben-bad") == 1
     assert (await e.operations.verify(deep=True)).differences == ()
+
+
+class Guest(BaseModel):
+    name: str = Field(alias="Full Name")
+
+
+@operation("guests")
+class Guests(Pipeline[Guest]):
+    @step.signal(key="answer-{row.name}", timeout=60)
+    async def answer(self, guest: Guest, ctx: Context) -> None:
+        raise StepFailed("is not at home")
+
+
+@pytest.mark.parametrize("file_name", ["guests.jsonl", "guests.csv"])
+async def test_a_signal_whose_key_comes_from_a_field_with_an_alias_is_erased_too(database_url, tmp_path, file_name):
+    names = [CANARY, "ben"]
+    lines = [json.dumps({"Full Name": name}) for name in names]
+    async with engine([Guests], url=database_url, tmp_path=tmp_path) as e:
+        source = "\n".join(lines if file_name.endswith("l") else ["Full Name", *names])
+        made = await e.create("guests", source.encode(), file_name=file_name)
+        for name in names:
+            await e.penstock.signals.complete(made.id, f"answer-{name}", payload={"said": f"yes, {name}"})
+        await e.work_until_idle()
+        await e.operations.erase(made.id, rows=[1])
+        assert {each.key for each in await e.penstock.signals.unclaimed(made.id)} == {erasing.ERASED, "answer-ben"}
+        assert [line for line in await stored(e) if CANARY in line] == []
 
 
 @pytest.mark.parametrize("rows", [None, [1]])

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
+from types import new_class
 from typing import Any, Self
 
 import pytest
@@ -144,6 +147,78 @@ async def test_rows_run_on_in_a_new_lifespan_when_theirs_has_ended_by_itself(dat
         assert (done.status, done.successful_rows) == ("Completed", 1)
         assert len(entered) == 2
         assert [ran_in[0], ran_in[-1]] == entered
+        assert await clean(e) == []
+
+
+Call = Callable[[Any, Context], threading.Event]
+
+
+def on_threads(call: Call, **options: Any) -> dict[str, Any]:
+    def work(self: Any, row: Item, ctx: Context) -> None:
+        assert call(self, ctx).wait(HANG_S)
+
+    return {"work": step(**options)(work)}
+
+
+def one_by_one(call: Call) -> dict[str, Any]:
+    async def first(self: Any, row: Item, ctx: Context) -> None:
+        assert await asyncio.to_thread(call(self, ctx).wait, HANG_S)
+
+    async def second(self: Any, row: Item, ctx: Context) -> None:
+        call(self, ctx)
+
+    return {"first": step(first), "second": step(second)}
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [partial(on_threads, timeout=HANG_S), partial(on_threads, rate=1000), one_by_one],
+    ids=["waits for a thread", "waits with a rate", "has a further step"],
+)
+async def test_no_step_begins_on_a_pipeline_whose_lifespan_has_ended(tmp_path, steps):
+    broken, begun, gone = asyncio.Event(), threading.Event(), threading.Event()
+    entered, over, began_on_over = list[Any](), list[Any](), list[int]()
+
+    def call(pipeline: Any, ctx: Context) -> threading.Event:
+        """Note a call that begins; it goes on until that happens."""
+        if pipeline in over:
+            began_on_over.append(ctx.row_number)
+        begun.set()
+        return gone
+
+    async def break_down() -> None:
+        await broken.wait()
+        raise OSError("the connection is gone")
+
+    @asynccontextmanager
+    async def lifespan(cls: type[Any]) -> AsyncGenerator[Any]:
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(break_down())
+            entered.append(cls())
+            try:
+                yield entered[-1]
+            finally:
+                over.append(entered[-1])
+                task.cancel()
+
+    body = {"lifespan": classmethod(lifespan), **steps(call)}
+    kind = new_class("Grouped", (Pipeline[Item],), exec_body=lambda names: names.update(body))
+    grouped = operation("grouped", max_row_concurrency=4)(kind)
+    async with engine([grouped], tmp_path=tmp_path, settings=Settings(sync_threads=1)) as e:
+        made = await e.create(grouped, items(6))
+        working = asyncio.create_task(e.work_until_idle())
+        await asyncio.to_thread(begun.wait)
+        await a_moment()
+        broken.set()
+        await a_moment()
+        broken.clear()
+        await e.worker.look_round()
+        gone.set()
+        await working
+        while (done := await e.operations.get(made.id)).status != "Completed":
+            await e.advance(60)
+            await e.work_until_idle()
+        assert (done.successful_rows, len(entered), began_on_over) == (6, 2, [])
         assert await clean(e) == []
 
 

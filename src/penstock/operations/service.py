@@ -564,7 +564,10 @@ class Operations:
         named = list(rows)
         if not named:
             raise InvalidInput("name at least one row, or give no rows to erase the whole operation")
-        return await erasing.erase_rows(self._db, self._blobs.storage, number, named, actor=actor)
+        async with self._db.read() as tx:
+            known = self._definitions.get((await self._layout(tx, operation)).name.casefold())
+        row_type = None if known is None else known.row
+        return await erasing.erase_rows(self._db, self._blobs.storage, number, named, row_type=row_type, actor=actor)
 
     async def hold(self, operation: str, reason: str, *, actor: str | None = None) -> Operation:
         """Let nothing of an operation be removed, whatever any policy says, until `release`. The last reason counts."""

@@ -34,6 +34,7 @@ from penstock.operations.states import OPERATION
 from penstock.operations.tables import chunk_rows, chunks, history, operations, requests, row_records, signals
 from penstock.outbox.retention import erase_texts
 from penstock.pipeline import KeyTemplate
+from penstock.pipeline.rows import RowType
 
 __all__ = ["erase", "erase_rows"]
 
@@ -65,15 +66,20 @@ async def erase(db: Database, files: Storage, number: int, *, actor: str) -> Pru
     return done
 
 
-async def erase_rows(db: Database, files: Storage, number: int, rows: Collection[int], *, actor: str) -> Pruned:
-    """Erase some rows: their data, outputs, histories and texts; and the file, because they stand in it too."""
+async def erase_rows(
+    db: Database, files: Storage, number: int, rows: Collection[int], *, row_type: RowType | None, actor: str
+) -> Pruned:
+    """Erase some rows: their data, outputs, histories and texts; and the file, because they stand in it too.
+
+    A `row_type`, where it is known, tells which field has which alias.
+    """
     named = sorted(set(rows))
     await db.transaction(partial(_begin, db, number, actor, named), "erase")
     async with db.read() as tx:
         query = select(chunks.c.first_row).where(chunks.c.operation == number).order_by(chunks.c.first_row)
         first_rows = (await tx.execute(query)).scalars().all()
     for part in _parts(named, first_rows):
-        await db.transaction(partial(_forget_rows, number, part), "erase")
+        await db.transaction(partial(_forget_rows, number, part, row_type), "erase")
     done = await remove_parts_now(db, files, number, ("files",))
     await _forget_answers(db, number)
     done.rows = len(named)
@@ -129,7 +135,7 @@ async def _forget(db: Database, number: int, actor: str, tx: Connection) -> None
     await erase_details(db, tx, tenant=of.tenant or "", subject=of.id, actor=actor)
 
 
-async def _forget_rows(number: int, part: Mapping[int, list[int]], tx: Connection) -> None:
+async def _forget_rows(number: int, part: Mapping[int, list[int]], row_type: RowType | None, tx: Connection) -> None:
     """Erase rows, given by the first row of their chunk."""
     if await touch(tx, number, IS_OVER) is None:
         raise Conflict("the operation was retried meanwhile")
@@ -139,21 +145,26 @@ async def _forget_rows(number: int, part: Mapping[int, list[int]], tx: Connectio
     for first_row, rows in part.items():
         raws += await _blank(tx, number, first_row, rows)
     of = (await tx.execute(select(operations).where(operations.c.number == number))).one()
-    await _forget_unclaimed(tx, number, named, {key for row, raw in raws for key in _keys(of, row, raw)})
+    await _forget_unclaimed(tx, number, named, {key for row, raw in raws for key in _keys(of, row_type, row, raw)})
     await _forget_texts(tx, number, named)
 
 
-def _keys(of: Row[Any], row: int, raw: Any) -> Iterator[str]:
+def _keys(of: Row[Any], row_type: RowType | None, row: int, raw: Any) -> Iterator[str]:
     """The keys on which a row would have waited for signals, as far as its data tells; it may not have come so far."""
     record = dict(zip(of.columns or (), raw, strict=False)) if isinstance(raw, list) else raw
-    fields = {f"row.{name}": value for name, value in record.items()} if isinstance(record, dict) else {}
-    if isinstance(of.metadata, dict):
-        fields |= {f"meta.{name}": value for name, value in of.metadata.items()}
-    fields |= {"row_number": row, "operation_id": of.id}
+
+    def value_of(place: str) -> Any:
+        source, _, name = place.partition(".")
+        if not name:
+            return {"row_number": row, "operation_id": of.id}[place]
+        if source == "meta":
+            return (of.metadata or {})[name]
+        return record[name if row_type is None else row_type.key_among(record, name)]
+
     for step in of.plan["steps"]:
         if step["kind"] == "signal" and step["options"]["key"] is not None:
-            with suppress(KeyError, ValueError):  # it lacks a value
-                yield KeyTemplate.parse(step["options"]["key"]).render(fields.__getitem__)
+            with suppress(KeyError, TypeError, ValueError):  # it lacks a value, or is no record
+                yield KeyTemplate.parse(step["options"]["key"]).render(value_of)
 
 
 async def _forget_unclaimed(tx: Connection, number: int, rows: list[int], keys: set[str]) -> None:

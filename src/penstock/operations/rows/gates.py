@@ -15,7 +15,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from penstock.clock import Clock
 
-__all__ = ["FOREVER", "Gate", "LeaseOver", "Limiter", "NoUnits", "Pace", "Refused", "StartLimit", "happens_within"]
+__all__ = [
+    "FOREVER",
+    "Gate",
+    "Limiter",
+    "NoUnits",
+    "Pace",
+    "Refused",
+    "RuntimeLimit",
+    "StartLimit",
+    "happens_within",
+]
 
 
 FOREVER = 2**63
@@ -23,10 +33,6 @@ FOREVER = 2**63
 
 class Refused(Exception):
     """A call may not begin here now: its row is put back, and its chunk given up."""
-
-
-class LeaseOver(Refused):
-    """No time is left in our lease: user code may not start."""
 
 
 class StartLimit:
@@ -45,9 +51,33 @@ class StartLimit:
         return self._ticks_ns() < self.until_ns
 
     def check(self) -> None:
-        """Raise `LeaseOver` unless user code may start now."""
+        """Raise `Refused` unless user code may start now."""
         if self._ticks_ns() >= self.until_ns:
-            raise LeaseOver
+            raise Refused
+
+
+class RuntimeLimit:
+    """The same for one runtime of an operation, which may be over before the lease is."""
+
+    __slots__ = ("_lease", "is_over")
+
+    def __init__(self, lease: StartLimit) -> None:
+        self._lease, self.is_over = lease, False
+
+    @property
+    def until_ns(self) -> int:
+        """Until when user code may start, in ticks."""
+        return 0 if self.is_over else self._lease.until_ns
+
+    def may_start(self) -> bool:
+        """Whether user code may start now."""
+        return not self.is_over and self._lease.may_start()
+
+    def check(self) -> None:
+        """Raise `Refused` unless user code may start now."""
+        if self.is_over:
+            raise Refused
+        self._lease.check()
 
 
 class NoUnits(Refused):

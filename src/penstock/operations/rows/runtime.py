@@ -21,7 +21,7 @@ from penstock.db.types import NotStorable, storable
 from penstock.errors import PenstockError, SecretsUnreadable, StepFailed
 from penstock.formats import Limits, Reader, open_reader
 from penstock.operations.chunk.records import SIGNAL_KEY_MAX
-from penstock.operations.rows.gates import Gate, Limiter, Pace, StartLimit
+from penstock.operations.rows.gates import Gate, Limiter, Pace, RuntimeLimit, StartLimit
 from penstock.operations.rows.segments import Span, cut_spans
 from penstock.operations.rows.step_threads import StepThreads
 from penstock.operations.rows.task_pool import TaskPool
@@ -48,8 +48,8 @@ class NoOutput(enum.Enum):
 class StepRuntime:
     """One step bound to its pipeline, behind its gates.
 
-    Its calls raise `LeaseOver` when the lease has run out on the way to the user's code. The caller checks the limit
-    before the call.
+    Its calls raise `Refused` when on the way to the user's code the lease has run out, or the runtime was over. The
+    caller checks the limit before the call.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class StepRuntime:
         *,
         clock: Clock,
         threads: StepThreads,
-        start_limit: StartLimit,
+        start_limit: RuntimeLimit,
         output_bytes_max: int,
     ) -> None:
         self.plan, self.bound, self._start_limit, self._threads = plan, bound, start_limit, threads
@@ -258,7 +258,8 @@ class OperationRuntime:
         self.number, self.file_format, self.file = number, file_format, file
         self.definition, self.pipeline, self.run, self.task_pool = definition, pipeline, run, task_pool
         self.clock, self.jitter, self.threads = clock, jitter, threads
-        self.start_limit, self.may_start = start_limit, start_limit.may_start
+        self.start_limit = RuntimeLimit(start_limit)
+        self.may_start = self.start_limit.may_start
         self.spans: tuple[Span, ...] = cut_spans(definition.steps)
         self.boundaries = frozenset(span.stop for span in self.spans)
         self.steps = tuple(
@@ -267,7 +268,7 @@ class OperationRuntime:
                 traced(step.bind(pipeline), step, trace_ratio),
                 clock=clock,
                 threads=threads,
-                start_limit=start_limit,
+                start_limit=self.start_limit,
                 output_bytes_max=output_bytes_max,
             )
             for step in definition.steps
@@ -280,8 +281,11 @@ class OperationRuntime:
         self.is_cancelled = False
         run.is_cancelled = lambda: self.is_cancelled
 
-    def refuse_waiting(self) -> None:
-        """Put back the rows that wait at a limit: they must not begin here."""
+    def end(self) -> None:
+        """Let nothing begin here any more, because the pipeline's lifespan has ended; rows that wait at a limit are put
+        back at once.
+        """
+        self.start_limit.is_over = True
         for limiter in self.limiters.values():
             limiter.hold(0, rests=False)
 

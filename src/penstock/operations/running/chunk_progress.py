@@ -130,7 +130,7 @@ class ChunkProgress:
         return found
 
     def refuse(self, rows: Iterable[int]) -> None:
-        """Put rows back that may not begin their step: our lease has no time left, or we have no units of a limit."""
+        """Put rows back that may not begin their step: our lease or runtime is over, or a limit leaves us no units."""
         self.was_refused = True
         for i in rows:
             self.ledger.undo_start((i,))

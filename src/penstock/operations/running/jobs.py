@@ -11,7 +11,7 @@ from typing import Any
 
 from penstock.operations.chunk.ledger import COMPLETED, SKIPPED, WAITING
 from penstock.operations.messages import shown
-from penstock.operations.rows.gates import LeaseOver, Refused
+from penstock.operations.rows.gates import Refused
 from penstock.operations.rows.runtime import NoOutput, StepRuntime
 from penstock.operations.rows.segments import Segment
 from penstock.operations.rows.task_pool import SLICE_NS, LoopSlice, is_ours
@@ -140,7 +140,7 @@ class CheckJob(RowsJob):
         except BaseException as error:
             if is_ours(error):
                 raise
-            if isinstance(error, LeaseOver):
+            if isinstance(error, Refused):
                 progress.refuse((i,))
             elif isinstance(error, AttemptTimedOut):
                 progress.owned.time_out(i, place, self.runtime.clock.now_us())

@@ -98,7 +98,7 @@ class BackgroundDuties:
                 known.halt("lost")
             elif not worker.runtimes.is_live(known.runtime):
                 known.halt("Paused")  # it is given back, and goes on with a pipeline that lives
-                known.runtime.refuse_waiting()
+                known.runtime.end()
         for reading in worker.readings.values():
             if reading is not None and not worker.runtimes.is_live(reading.runtime):
                 reading.halt()

@@ -59,7 +59,7 @@ class OperationRuntimes:
         if not self._is_current(number, plan):
             if number in self._made and not self.is_live(self._made[number][1]) and number in self._worker.working:
                 self._worker.halt("Paused", number)
-                self._made[number][1].refuse_waiting()
+                self._made[number][1].end()
                 raise CannotRun("its lifespan has ended, and rows that were begun before are still running")
             async with self._db.connection() as tx:
                 row = (await tx.execute(select(operations).where(operations.c.number == number))).one_or_none()
