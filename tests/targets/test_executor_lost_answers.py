@@ -166,6 +166,20 @@ async def test_records_that_no_answer_to_a_resend_was_about_stay_in_doubt():
 
 
 @in_virtual_time
+async def test_the_refusal_of_a_batch_says_nothing_of_records_that_may_have_been_taken_one_by_one():
+    remote = Remote(
+        width=1,
+        capabilities=Capabilities(is_atomic=True, is_idempotent=True, id_field="n"),
+        bad=lambda n: trouble(ErrorKind.DATA) if n == 3 else None,
+        sends_each=True,
+        script={2: Lose(kind=ErrorKind.OTHER), 5: Refuse(trouble(ErrorKind.UNSUPPORTED))},
+    )
+    result = await executor(remote).update_multiple("account", numbered(10))
+    assert [call.what for call in remote.calls] == ["send", "each", "send", "send", "each"]
+    assert result.outcomes == [*[Outcome.UNKNOWN] * 5, *[Outcome.UPDATED] * 5]
+
+
+@in_virtual_time
 async def test_a_timeout_of_a_big_batch_is_explained_first_and_split_then():
     def slow(batch, _source):
         return Lose(applied=0, kind=ErrorKind.TOO_BIG) if len(batch) > 30 else None

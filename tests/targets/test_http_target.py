@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import builtins
 from collections.abc import AsyncIterator
+from traceback import format_exception
 from typing import Any
 
 import httpx
@@ -260,6 +261,23 @@ async def test_a_credential_that_no_header_can_hold_is_told_without_it(remote: H
     assert "the header 'X-Api-Key' cannot be sent" in str(error)
     assert "s3" not in str(error)
     assert (error.code, error.maybe_applied, remote.calls) == ("BadHeader", False, [])
+
+
+@pytest.mark.parametrize("url", ["https://me:s3cret@host", "https://me:s3c/ret@host", "https://host/x?key=s3cret"])
+def test_an_address_with_credentials_is_refused_without_them(url: str):
+    with pytest.raises(SettingsInvalid, match="https://host/path") as caught:
+        HttpTarget(url, {Mode.CREATE: BULK})
+    assert "s3c" not in "".join(format_exception(caught.value))
+
+
+@pytest.mark.parametrize("place", ["{url}/nowhere", "http://127.0.0.1:1"], ids=["refused", "not reached"])
+async def test_no_error_shows_the_query_of_the_address_of_tokens(remote: HttpRemote, place: str):
+    remote.routes["/nowhere"] = lambda call: Reply(400)
+    address = place.format(url=remote.url).replace("http://", "http://me:s3cret@") + "?key=s3cret"
+    auth = ClientCredentials(address, "me", "s3cret")
+    error = await refusal_of(remote, BULK, {"id": "a"}, auth=auth)
+    assert str(error).startswith(place.format(url=remote.url))
+    assert "s3cret" not in str(error) + repr(auth)
 
 
 async def test_a_redirect_that_never_ends_is_an_error(remote: HttpRemote):

@@ -87,15 +87,16 @@ class ClientCredentials:
         self, token_url: str, client_id: str, client_secret: str, *, scope: str | None = None, **parameters: str
     ) -> None:
         parts = urlsplit(token_url)
+        self._shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
         if parts.scheme != "https" and parts.hostname not in LOCAL:
-            raise SettingsInvalid(f"{token_url!r} would get the client's secret in the clear; use https")
+            raise SettingsInvalid(f"{self._shown!r} would get the client's secret in the clear; use https")
         self._token_url = token_url
         self._form = {"grant_type": "client_credentials", "client_id": client_id, "client_secret": client_secret}
         self._form |= parameters | ({"scope": scope} if scope else {})
         self._token = RenewedToken(early_s=60.0)
 
     def __repr__(self) -> str:
-        return f"ClientCredentials({self._token_url!r}, {self._form['client_id']!r}, …)"
+        return f"ClientCredentials({self._shown!r}, {self._form['client_id']!r}, …)"
 
     async def headers(self, client: httpx.AsyncClient, clock: Clock) -> Mapping[str, str]:
         token = await self._token.get(clock, lambda: self._fetch(client, clock))
@@ -112,7 +113,7 @@ class ClientCredentials:
             response = await client.post(self._token_url, data=self._form, follow_redirects=False)
         except httpx.HTTPError as error:
             # Nothing was sent to the remote itself, so nothing can have been applied.
-            message = f"{self._token_url} did not answer: {type(error).__name__}"
+            message = f"{self._shown} did not answer: {type(error).__name__}"
             raise TargetError(message, kind=ErrorKind.CONNECTION) from error
         body = decoded(response.content)
         try:
@@ -131,7 +132,7 @@ class ClientCredentials:
         is_throttle = status == 429 or (status == 503 and wait_s is not None)
         kind = ErrorKind.THROTTLED if is_throttle else ErrorKind.CONNECTION if status >= 500 else ErrorKind.PERMISSION
         return TargetError(
-            f"{self._token_url} gave no token: {status}" + (f" {code}" if isinstance(code, str) else ""),
+            f"{self._shown} gave no token: {status}" + (f" {code}" if isinstance(code, str) else ""),
             kind=kind,
             code=code if isinstance(code, str) else str(status),
             retry_after_s=wait_s if is_throttle else None,

@@ -49,9 +49,14 @@ def installed() -> Any:
 
 def checked_base(url: str, *, has_credentials: bool = True, allow_plain_http: bool = False) -> str:
     """A base address without a closing slash; credentials travel in the clear only when that is asked for."""
-    base = installed().URL(url)
+    httpx = installed()
+    try:
+        base = httpx.URL(url)
+    except httpx.InvalidURL:
+        base = httpx.URL()
     if base.scheme not in {"http", "https"} or not base.host or base.query or base.fragment or base.userinfo:
-        raise SettingsInvalid(f"the address of a remote is like https://host/path, without user or query: {url!r}")
+        # It is not shown: what is wrong with it may be a credential.
+        raise SettingsInvalid("the address of a remote is like https://host/path, without user or query")
     if base.scheme == "http" and has_credentials and not allow_plain_http and base.host not in LOCAL:
         raise SettingsInvalid(f"{url!r} would send credentials in the clear; use https, or allow_plain_http=True")
     return url.rstrip("/")

@@ -193,8 +193,6 @@ class BatchLifecycle:
         elif self._is_unproven(work, error):
             work.refusal = error
             return self._ask(work)
-        elif error.kind in JUDGED:
-            work.believe()  # an earlier, unanswered call was told the same
         return self._decide(work, error)
 
     def _count(self, work: PendingBatch, error: TargetError, tries: int) -> int:
@@ -291,16 +289,17 @@ class BatchLifecycle:
 
     def _fail(self, work: PendingBatch, error: TargetError) -> None:
         """The records of the work fail; or nobody knows, when an earlier call for them may have taken effect."""
-        if work.unresolved is None:
-            verdict = Verdict(Outcome.FAILED, error=error)
-        else:
-            verdict = Verdict(Outcome.UNKNOWN, error=work.unresolved)
+        verdict = _in_doubt(work, Verdict(Outcome.FAILED, error=error))
         self._settle(work, UniformVerdicts(verdict, len(work)))
 
 
 def _in_doubt(work: PendingBatch, verdict: Verdict) -> Verdict:
-    """A verdict; that nobody knows, where it does not tell what became of a call for the work that was not answered."""
-    is_judged = verdict.error is not None and verdict.error.kind in JUDGED
+    """A verdict; that nobody knows, where it does not tell what became of a call for the work that was not answered.
+
+    What judges the record was the answer to that call too.
+    """
+    error = verdict.error
+    is_judged = error is not None and error.kind in JUDGED and not error.maybe_applied
     if work.unresolved is None or is_judged or verdict.outcome not in (Outcome.FAILED, Outcome.NOT_RUN):
         return verdict
     return Verdict(Outcome.UNKNOWN, verdict.id, work.unresolved)
