@@ -347,6 +347,14 @@ def test_the_command_that_makes_a_database_which_is_not_there_makes_the_one_that
     assert [path.name for path in tmp_path.glob("*.db")] == ["none.db"]
 
 
+def test_a_full_disk_is_told_of_an_export_as_of_everything_else(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], operation: str
+):
+    monkeypatch.chdir(folder)
+    assert main(["ops", "export", operation, "--out", "/dev/full"]) == 1
+    assert capsys.readouterr().err == "penstock: the output cannot be written: No space left on device\n"
+
+
 def test_an_unknown_row_says_how_many_there_are(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], operation: str
 ):
