@@ -22,6 +22,7 @@ from penstock.blobs.uploading import check_and_seal, stage_stream
 from penstock.clock import Clock, Entropy, operation_id
 from penstock.db.connection import Connection
 from penstock.db.database import Database
+from penstock.db.types import NotStorable, storable_json
 from penstock.db.unit import UnitOfWork
 from penstock.errors import Fault, FileRejected, InvalidInput, MetadataInvalid, SettingsInvalid, Throttled
 from penstock.formats import format_of
@@ -186,7 +187,10 @@ async def accept_metadata(definition: Definition, pipeline: object, metadata: An
             cause = None if secrets else error
             raise MetadataInvalid(f"metadata of {definition.name!r}: {why}", [Fault(why)]) from cause
     document = definition.meta.dump(meta)
-    size = len(msgspec.json.encode(document))
+    try:
+        size = len(storable_json(document))
+    except NotStorable as error:
+        raise MetadataInvalid(f"metadata of {definition.name!r}: {error}", [Fault(str(error))]) from None
     if size > bytes_max:
         raise MetadataInvalid(f"metadata of {definition.name!r} has {size:,} bytes; at most {bytes_max:,} are taken")
     return definition.meta.load(document)
