@@ -142,6 +142,13 @@ async def test_metadata_with_text_that_no_database_holds_is_refused(database_url
         assert (await e.run(Noted, [{"code": "a"}], metadata={"note": "a\0"})).metadata == {"note": "a\0"}
 
 
+@pytest.mark.parametrize("text", ["a\0.jsonl", "a\udcff.jsonl", f"{'a' * 250}.jsonl"])
+async def test_a_file_is_refused_by_its_name_that_no_database_holds(database_url: str, tmp_path: Path, text: str):
+    async with engine([Letters], url=database_url, tmp_path=tmp_path) as e:
+        with pytest.raises(InvalidInput, match=r"^the name of the file cannot be stored: text (contains|has 256 char)"):
+            await e.operations.create("letters", file=b'{"code": "a"}\n', file_name=text)
+
+
 async def test_operations_are_listed_by_instants_with_their_time_zone(database_url: str, tmp_path: Path):
     async with engine([Letters], url=database_url, tmp_path=tmp_path) as e:
         made = await e.create(Letters, [{"code": "a"}])
