@@ -12,7 +12,7 @@ __all__ = ["command"]
 def command() -> int:
     """Run the command that this process was started for; gives its exit code."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+        if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
             stream.reconfigure(errors="replace")  # what was done is told, also where characters of it are lacking
     try:
         return main()

@@ -14,7 +14,6 @@ from penstock.lifecycles.model import (
     Import,
     Instance,
     LogEntry,
-    Migration,
     Outcome,
     Version,
 )
@@ -30,7 +29,6 @@ __all__ = [
     "imported",
     "instance",
     "log_entry",
-    "migration",
     "outcome",
     "tick",
     "version",
@@ -157,18 +155,6 @@ def count(found: Count) -> Document:
         "state": found.state,
         "flags": _flags(found.flags),
         "instances": found.instances,
-    }
-
-
-def migration(found: Migration) -> Document:
-    """What moving instances to another version does."""
-    return {
-        "from": found.source,
-        "to": found.target,
-        "isDryRun": found.is_dry_run,
-        "instances": found.instances,
-        "moves": [{"from": old, "to": new, "instances": many} for (old, new), many in found.moves.items()],
-        "faults": [{"path": fault.field, "message": fault.message} for fault in found.faults],
     }
 
 

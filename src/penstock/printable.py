@@ -73,7 +73,7 @@ def moment(at: datetime | None) -> str:
     return "" if at is None else at.astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
-def short_moment(at: datetime, now: datetime | None = None) -> str:
+def short_moment(at: datetime) -> str:
     """A moment in a list: with its time of day while it is recent, with its year when it is not."""
-    is_recent = (now or datetime.now(UTC)) - at < timedelta(days=180)
+    is_recent = datetime.now(UTC) - at < timedelta(days=180)
     return at.astimezone().strftime("%d %b %H:%M" if is_recent else "%d %b %Y")

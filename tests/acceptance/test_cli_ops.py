@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -333,6 +334,25 @@ def test_what_is_not_there_is_exit_1(
     assert main([*words, "--json"]) == 1
     assert said in json.loads(capsys.readouterr().out)["detail"]
     assert not (folder / "none.db").exists()
+
+
+@pytest.mark.parametrize("look", [("ops", "list"), ("doctor",), ("db", "check"), ("lifecycle", "list")])
+def test_the_command_that_makes_a_database_which_is_not_there_makes_the_one_that_was_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], look: tuple[str, ...]
+):
+    monkeypatch.chdir(tmp_path)
+    assert main([*look, "--db", "sqlite:///none.db"]) == 1
+    _, *words = shlex.split(capsys.readouterr().err.split("`")[1])
+    assert main(words) == 0
+    assert [path.name for path in tmp_path.glob("*.db")] == ["none.db"]
+
+
+def test_a_full_disk_is_told_of_an_export_as_of_everything_else(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], operation: str
+):
+    monkeypatch.chdir(folder)
+    assert main(["ops", "export", operation, "--out", "/dev/full"]) == 1
+    assert capsys.readouterr().err == "penstock: the output cannot be written: No space left on device\n"
 
 
 def test_an_unknown_row_says_how_many_there_are(

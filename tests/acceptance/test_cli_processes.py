@@ -118,6 +118,10 @@ def test_an_encoding_without_our_characters_changes_no_exit_code_and_no_document
     asked = [*PENSTOCK, "ops", "show", "@last", "--json"]
     document = subprocess.run(asked, cwd=folder, env=latin, capture_output=True, check=False).stdout
     assert json.loads(document.decode("utf-8"))["metadata"]["words"] == "“Kom!”"
+    poor = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    listed = subprocess.run([*PENSTOCK, "ops", "rows", "@last"], cwd=folder, env=poor, capture_output=True, check=False)
+    assert listed.returncode == 0, listed.stderr
+    assert b"?sa" in listed.stdout
 
 
 def test_a_terminal_shows_each_command_to_copy_on_one_line(folder: Path):

@@ -96,8 +96,12 @@ def test_the_commands_to_try_next_fit_what_happened(penstock: Run, tmp_path: Pat
     assert re.search(rf"penstock ops rows \S+ {states}\n", out)
 
 
-def test_the_commands_to_try_next_work(penstock: Run):
-    _, out, _ = penstock(*invite("guests.csv", "--db", "sqlite:///other.db"))
+@pytest.mark.parametrize("server", ["", "http://127.0.0.1:1"], ids=["no server", "beside a server"])
+def test_the_commands_to_try_next_work(penstock: Run, monkeypatch: pytest.MonkeyPatch, server: str):
+    if server:  # which other commands ask, where `run` works on a database
+        monkeypatch.setenv("PENSTOCK_URL", server)
+        monkeypatch.setenv("PENSTOCK_DATABASE_URL", "sqlite:///other.db")
+    _, out, _ = penstock(*invite("guests.csv", *(() if server else ("--db", "sqlite:///other.db"))))
     tries = [
         line.split("penstock ", 1)[1].split()
         for line in out.splitlines()

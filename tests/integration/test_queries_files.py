@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from penstock import Context, Pipeline, operation, step
-from penstock.errors import Conflict, InvalidInput
+from penstock.errors import Conflict, InvalidInput, MetadataInvalid
 from penstock.operations.exporting import RESULTS, Export
 from penstock.testing import engine
 
@@ -72,6 +72,16 @@ class Letters(Pipeline[Letter]):
     async def send(self, letter: Letter, ctx: Context) -> None: ...
 
 
+class Note(BaseModel):
+    note: str
+
+
+@operation("noted")
+class Noted(Pipeline[Letter, Note]):
+    @step
+    async def send(self, letter: Letter, ctx: Context) -> None: ...
+
+
 async def test_the_columns_of_an_export_have_what_records_hold_under_an_alias(database_url: str, tmp_path: Path):
     async with engine([Letters], url=database_url, tmp_path=tmp_path) as e:
         done = await e.run(Letters, [{"code": "a", "E-Mail": "ana"}, {"code": "b", "mail": "ben"}, {"code": "c"}])
@@ -109,6 +119,34 @@ async def test_operations_are_found_by_their_creator_in_letters_of_any_alphabet(
         made = await e.create(Letters, [{"code": "a"}], created_by="Ärmel, ÖZGÜR")
         for text in ("Ärmel", "ÄRMEL", "rMel, Ö", "ÖZGÜR"):
             assert [each.id for each in (await e.operations.list(created_by=text)).items] == [made.id]
+
+
+@pytest.mark.parametrize("text", ["a\0", "a\ud800"])
+async def test_operations_are_not_looked_for_by_text_that_no_database_holds(
+    database_url: str, tmp_path: Path, text: str
+):
+    async with engine([Letters], url=database_url, tmp_path=tmp_path) as e:
+        for wanted in ({"name": text}, {"created_by": text}):
+            with pytest.raises(InvalidInput, match="text contains"):
+                await e.operations.list(**wanted)
+            with pytest.raises(InvalidInput, match="text contains"):
+                await e.operations.count(**wanted)
+
+
+async def test_metadata_with_text_that_no_database_holds_is_refused(database_url: str, tmp_path: Path):
+    async with engine([Noted], url=database_url, tmp_path=tmp_path) as e:
+        with pytest.raises(MetadataInvalid, match="metadata of 'noted': JSON contains a lone surrogate"):
+            await e.create(Noted, [{"code": "a"}], metadata={"note": "a\ud800"})
+        [fault] = (await e.operations.validate("noted", file=None, metadata={"note": "a\ud800"})).metadata_faults
+        assert "JSON contains a lone surrogate" in fault.message
+        assert (await e.run(Noted, [{"code": "a"}], metadata={"note": "a\0"})).metadata == {"note": "a\0"}
+
+
+@pytest.mark.parametrize("text", ["a\0.jsonl", "a\udcff.jsonl", f"{'a' * 250}.jsonl"])
+async def test_a_file_is_refused_by_its_name_that_no_database_holds(database_url: str, tmp_path: Path, text: str):
+    async with engine([Letters], url=database_url, tmp_path=tmp_path) as e:
+        with pytest.raises(InvalidInput, match=r"^the name of the file cannot be stored: text (contains|has 256 char)"):
+            await e.operations.create("letters", file=b'{"code": "a"}\n', file_name=text)
 
 
 async def test_operations_are_listed_by_instants_with_their_time_zone(database_url: str, tmp_path: Path):

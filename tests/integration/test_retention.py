@@ -14,6 +14,7 @@ from stored import stored_files
 
 from penstock import Context, Pipeline, StepFailed, failpoints, operation, step
 from penstock.access.model import Principal
+from penstock.clock import from_micros
 from penstock.errors import Conflict, InvalidInput, NotFound
 from penstock.operations.model import Operation
 from penstock.operations.proof.doctor import diagnose
@@ -381,3 +382,14 @@ async def test_who_deleted_an_operation_is_in_the_log_of_its_tenant(e):
     await e.operations.delete(made.id)
     [entry, *_] = (await e.penstock.audit.list(tenant="acme", subject=made.id)).items
     assert entry.action == "operation.delete"
+
+
+async def test_who_pruned_what_no_policy_names_is_in_the_log_as_who_deleted_it(e):
+    made = {kind: await e.create(kind, papers(1)) for kind in ("plain", "brief")}
+    for each in made.values():
+        await e.operations.cancel(each.id)
+    await e.advance(2 * DAY_S)
+    assert (await e.operations.prune()).operations == 1
+    assert (await e.operations.prune(from_micros(e.clock.now_us()))).operations == 1
+    entries = (await e.penstock.audit.list()).items
+    assert [entry.subject for entry in entries if entry.action == "operation.delete"] == [made["plain"].id]

@@ -36,10 +36,6 @@ class Principal:
         """Whether they have this role, or one that includes it."""
         return any(ROLES.index(own) >= ROLES.index(role) for own in self.roles)
 
-    def may_see(self, operation: str) -> bool:
-        """Whether they may see operations of this name; names ignore case."""
-        return self.operations is None or operation.casefold() in {name.casefold() for name in self.operations}
-
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:

@@ -5,6 +5,7 @@ Modules of commands import what is heavy inside their commands, so that `penstoc
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -37,7 +38,7 @@ from penstock.cli import (
 from penstock.cli.documents import stdout_for_documents
 from penstock.cli.options import Group, help_end
 from penstock.cli.problems import EXIT_MEANINGS, INTERRUPTED, exit_code, report, report_usage
-from penstock.errors import PenstockError
+from penstock.errors import DiskFull, PenstockError
 
 __all__ = ["app", "main"]
 
@@ -105,10 +106,19 @@ def _called(given: list[str], *, as_json: bool) -> int:
     try:
         return _command()(given, prog_name="penstock", standalone_mode=False) or 0
     except PenstockError as error:
-        report(error, as_json=as_json)
-        return exit_code(error)
+        return _failed(error, as_json=as_json)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        full = DiskFull(f"{error.filename or 'the output'} cannot be written: {error.strerror}")
+        return _failed(full, as_json=as_json)
     except typer.TyperException as error:
         report_usage(error, as_json=as_json)
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
+
+
+def _failed(error: PenstockError, *, as_json: bool) -> int:
+    report(error, as_json=as_json)
+    return exit_code(error)

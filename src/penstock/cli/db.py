@@ -50,9 +50,9 @@ def check(db: Db = None, as_json: Json = False) -> None:
     from penstock.clock import SystemClock
     from penstock.db.upgrade import check as look
 
-    url = Place(db).settings().database_address
-    require_database(url)
-    report = asyncio.run(look(url, SystemClock(), pages=True))
+    place = Place(db)
+    require_database(place)
+    report = asyncio.run(look(place.settings().database_address, SystemClock(), pages=True))
     Screen(as_json=as_json).answer(lambda: _document(report), lambda: _people(report))
     raise typer.Exit(1 if report.problems else 0)
 

@@ -37,9 +37,9 @@ def doctor(db: Db = None, as_json: Json = False) -> None:
     from penstock.clock import SystemClock
     from penstock.operations.proof.doctor import diagnose
 
-    settings = Place(db).settings()
-    require_database(settings.database_url)
-    found = asyncio.run(diagnose(settings, SystemClock()))
+    place = Place(db)
+    require_database(place)
+    found = asyncio.run(diagnose(place.settings(), SystemClock()))
     Screen(as_json=as_json).answer(lambda: resources.diagnosis(found), lambda: _people(found))
     raise typer.Exit(0 if found.is_healthy else 1)
 

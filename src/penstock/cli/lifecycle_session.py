@@ -45,7 +45,7 @@ def ask_lifecycles(
     async def answer() -> T:
         settings = place.settings()
         if not makes:
-            require_database(settings.database_url)
+            require_database(place)
         log_to_stderr("warning" if settings.log_level == "info" else settings.log_level)
         async with Penstock.open(settings=settings, guards=guards or {}, effects=effects or {}) as penstock:
             return await question(penstock.lifecycles.tenant(tenant))

@@ -125,7 +125,10 @@ class Place:
         """A command to try next, with the options that lead to the same place; a password among them is hidden."""
         from penstock.settings import masked
 
-        options = ["--db", masked(self.db)] if self.db else []
+        db = self.db
+        if self.url == NO_SERVER and db is None and self.settings().url:  # which other commands would ask
+            db = self.settings().database_url
+        options = ["--db", masked(db)] if db else []
         options += ["--url", self.url] if self.url else []
         if app and self.app:
             options += ["--app", self.app]
@@ -156,7 +159,7 @@ async def opened(
 
     settings = place.settings()
     if not makes:
-        require_database(settings.database_url)
+        require_database(place)
     log_to_stderr(settings.log_level, as_json=settings.log_format == "json")
     # Only they have workers, who fire timers and carry out effects.
     guards, effects = (place.guards(), place.effects()) if makes else ({}, {})
@@ -241,16 +244,15 @@ def penstock_command() -> tuple[str, ...]:
     return (str(beside.relative_to(here) if beside.is_relative_to(here) else beside),)
 
 
-def require_database(url: str) -> None:
+def require_database(place: Place) -> None:
     """A look must not make a database: a mistyped path would seem to be an empty one."""
     from penstock.db.address import parse
 
-    address, dialect = parse(url)
+    address, dialect = parse(place.settings().database_url)
     path = Path((address.database or "").removeprefix("file:").partition("?")[0])
     if dialect.is_file and not path.exists():
         raise NotFound(
-            f"database not found: {path}; "
-            "create it with `penstock db upgrade` or `penstock run`, or name another with --db"
+            f"database not found: {path}; create it with `{place.command('db', 'upgrade')}`, or name another with --db"
         )
 
 

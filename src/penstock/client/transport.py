@@ -63,10 +63,9 @@ class Transport:
         key: str | None,
         *,
         client: httpx.AsyncClient | None = None,
-        entropy: Entropy | None = None,
         sleep: Sleep = asyncio.sleep,
     ) -> None:
-        self._url, self._entropy, self._sleep = url.rstrip("/"), entropy or Entropy(), sleep
+        self._url, self._entropy, self._sleep = url.rstrip("/"), Entropy(), sleep
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
         self._client = client or httpx.AsyncClient(timeout=TIMEOUT_S, follow_redirects=False)
 

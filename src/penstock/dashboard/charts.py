@@ -51,7 +51,7 @@ def flow_picture(flow: Flow) -> Markup:
     width = len(flow.steps) * (COLUMN + GUTTER) + 90
     lines = max((sum(bool(getattr(step, name)) for name, _, _ in _STUCK) for step in flow.steps), default=0)
     height = BAND_TOP + BAND + 14 + max(1, lines) * LINE
-    parts = [*_bands(flow), *(part for place, step in enumerate(flow.steps) for part in _column(place, step, flow))]
+    parts = [*_bands(flow), *(part for place, step in enumerate(flow.steps) for part in _column(place, step))]
     through = flow.steps[-1].passed if flow.steps else 0
     end = len(flow.steps) * (COLUMN + GUTTER)
     parts.append(_text(end + 8, 16, "done", "flow-name"))
@@ -98,7 +98,7 @@ def _band(x1: float, x2: float, top: float, share: float, kind: str) -> Markup:
     )
 
 
-def _column(place: int, step: StepFlow, flow: Flow) -> Iterator[Markup]:
+def _column(place: int, step: StepFlow) -> Iterator[Markup]:
     x = place * (COLUMN + GUTTER)
     yield _text(x, 16, cut(step.name, NAME_CHARS), "flow-name", title=step.name)
     yield _text(x, 36, f"{number(step.passed)} through", "flow-count")

@@ -18,7 +18,7 @@ from sqlalchemy.types import TypeDecorator, TypeEngine
 
 from penstock.errors import InvalidInput
 
-__all__ = ["Bytes", "Json", "Key", "LongText", "NotStorable", "shortened"]
+__all__ = ["Bytes", "Json", "Key", "LongText", "NotStorable", "shortened", "storable", "storable_json"]
 
 # MariaDB's plain "_bin" collations ignore trailing spaces; only the "nopad" ones compare every byte.
 BYTEWISE_MARIADB = "utf8mb4_nopad_bin"
@@ -47,6 +47,14 @@ def storable(text: str, chars: int | None = None) -> str:
                 f"text contains a lone surrogate at position {error.start}; it has no UTF-8 form"
             ) from None
     return text
+
+
+def storable_json(value: Any) -> bytes:
+    """A value as JSON, or `NotStorable`; NUL is written with an escape there."""
+    try:
+        return msgspec.json.encode(value)
+    except UnicodeEncodeError as error:
+        raise NotStorable(f"JSON contains a lone surrogate at position {error.start}; it has no UTF-8 form") from None
 
 
 def shortened(text: str, chars: int) -> str:
@@ -120,14 +128,7 @@ class Json(TypeDecorator[Any]):
     cache_ok = True
 
     def process_bind_param(self, value: Any, dialect: Dialect) -> str | None:
-        if value is None:
-            return None
-        try:
-            return msgspec.json.encode(value).decode()
-        except UnicodeEncodeError as error:
-            raise NotStorable(
-                f"JSON contains a lone surrogate at position {error.start}; it has no UTF-8 form"
-            ) from None
+        return None if value is None else storable_json(value).decode()
 
     def process_result_value(self, value: str | None, dialect: Dialect) -> Any:
         return None if value is None else msgspec.json.decode(value)

@@ -95,9 +95,9 @@ def oversized(limits: Limits) -> Fault:
     return Fault(f"is larger than {limits.row_bytes_max:,} bytes")
 
 
-def printable(key: str, length_max: int = 100) -> str:
+def printable(key: str) -> str:
     """A key as it can be stored and shown anywhere."""
-    return (key if key.isprintable() else ascii(key)[1:-1])[:length_max]
+    return (key if key.isprintable() else ascii(key)[1:-1])[:100]
 
 
 def count_keys(value: dict[str, Any] | list[Any], levels: int) -> int:

@@ -133,11 +133,6 @@ class Instance:
         """What the environment of its definition is called."""
         return environment_label(self.environment)
 
-    @property
-    def is_active(self) -> bool:
-        """Whether its work is under way."""
-        return InstanceFlag.ACTIVE in self.flags
-
 
 class Start(Struct, frozen=True):
     """What one instance of a bulk start begins with."""

@@ -80,13 +80,11 @@ async def versions_of(tx: Connection, definition: Definition) -> list[Version]:
     return [_version(row, definition) for row in await tx.execute(query)]
 
 
-async def version_named(
-    tx: Connection, definition: Definition, version: str | int | None = None, *, drafts: bool = False
-) -> Version:
+async def version_named(tx: Connection, definition: Definition, version: str | int | None = None) -> Version:
     """A version by number or label; the latest published one unless named."""
     found = await versions_of(tx, definition)
     if version is None:
-        latest = next((each for each in found if drafts or not each.is_draft), None)
+        latest = next((each for each in found if not each.is_draft), None)
         if latest is None:
             raise NotFound(f"definition {definition.name!r} has no published version")
         return latest

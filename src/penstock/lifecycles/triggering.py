@@ -207,9 +207,9 @@ async def guard_denial(
     )
 
 
-async def can(scope: Scope, instance: str | int, event: str, stamp: Stamp, tx: Connection | None = None) -> Outcome:
+async def can(scope: Scope, instance: str | int, event: str, stamp: Stamp) -> Outcome:
     """What a trigger would come to now, without moving anything."""
-    async with reading(scope, tx) as look:
+    async with reading(scope, None) as look:
         record = await record_of(look, scope, instance)
         graph = await graph_of(look, scope, record.version)
     found = decide(graph, record.guid, record.state, record.flags, event)

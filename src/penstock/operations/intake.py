@@ -15,6 +15,7 @@ from sqlalchemy import Insert, func, insert, select
 
 from penstock.access.audit import Act, record
 from penstock.blobs import queries as blob_queries
+from penstock.blobs.checks.policy import NAME_CHARS
 from penstock.blobs.checks.upload import Rejection
 from penstock.blobs.model import BlobDescriptor
 from penstock.blobs.service import Blobs
@@ -22,6 +23,7 @@ from penstock.blobs.uploading import check_and_seal, stage_stream
 from penstock.clock import Clock, Entropy, operation_id
 from penstock.db.connection import Connection
 from penstock.db.database import Database
+from penstock.db.types import NotStorable, storable, storable_json
 from penstock.db.unit import UnitOfWork
 from penstock.errors import Fault, FileRejected, InvalidInput, MetadataInvalid, SettingsInvalid, Throttled
 from penstock.formats import format_of
@@ -107,6 +109,10 @@ async def create(
     columns = _metadata_columns(resolved, meta, settings.secret_keys)
     new_id = operation_id(clock, entropy)
     name = file_name or (source.file_name if isinstance(source, BlobDescriptor) else name_of(source))
+    try:
+        storable(name, NAME_CHARS)
+    except NotStorable as error:
+        raise InvalidInput(f"the name of the file cannot be stored: {error}") from None
     file_format = format_of(name)
     columns |= {"file_name": name, "file_format": file_format}
 
@@ -186,7 +192,10 @@ async def accept_metadata(definition: Definition, pipeline: object, metadata: An
             cause = None if secrets else error
             raise MetadataInvalid(f"metadata of {definition.name!r}: {why}", [Fault(why)]) from cause
     document = definition.meta.dump(meta)
-    size = len(msgspec.json.encode(document))
+    try:
+        size = len(storable_json(document))
+    except NotStorable as error:
+        raise MetadataInvalid(f"metadata of {definition.name!r}: {error}", [Fault(str(error))]) from None
     if size > bytes_max:
         raise MetadataInvalid(f"metadata of {definition.name!r} has {size:,} bytes; at most {bytes_max:,} are taken")
     return definition.meta.load(document)

@@ -543,7 +543,8 @@ class Operations:
             return await pruning.would_prune(self._db, policy, self._clock.now_us())
         self._blobs.storage.require()
         await remove_dead_workers(self._db, long_dead_s=LONG_DEAD_S)
-        return await pruning.prune(self._db, self._blobs.storage, policy, self._clock.now_us())
+        actor = None if before is None else self._actor  # who asks for more than what policies say
+        return await pruning.prune(self._db, self._blobs.storage, policy, self._clock.now_us(), actor=actor)
 
     async def delete(self, operation: str) -> Pruned:
         """Remove one operation that has ended, for good; `Conflict` while it is held or under way."""

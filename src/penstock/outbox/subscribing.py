@@ -82,7 +82,6 @@ def subscription_row(
     created_by: str,
     tenant: str = "",
     operation: str | None = None,
-    subject: str | None = None,
 ) -> dict[str, Any]:
     """The columns of a new subscription but its times and position; `InvalidInput` when it cannot work."""
     channel = channel_of(url, allowed)
@@ -101,7 +100,7 @@ def subscription_row(
         "encrypted": None if channel == "email" else encrypted(known, keys),
         "types": check_types(types),
         "operation": operation,
-        "subject": subject,
+        "subject": None,
         "state": ACTIVE,
         "created_by": created_by,
     }

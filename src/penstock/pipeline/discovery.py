@@ -50,9 +50,11 @@ def load_app(spec: str) -> tuple[Definition, ...]:
 def load_module(spec: str) -> ModuleType:
     """The module that "pkg.module", "pkg.module:name" or the path of a .py file stands for."""
     place = spec.partition(":")[0]
-    if not place:
+    if place.endswith(".py"):
+        return _file_module(Path(place))
+    if not all(place.split(".")):
         raise DeclarationError(f"{spec!r} names no module; write pkg.module, pkg.module:name or path/to/file.py")
-    return _file_module(Path(place)) if place.endswith(".py") else _named_module(place)
+    return _named_module(place)
 
 
 def _is_marked(value: Any) -> bool:

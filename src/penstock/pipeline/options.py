@@ -143,10 +143,10 @@ COMMON_RULES: dict[str, Rule] = {
 }
 
 STEP_RULES: Mapping[StepKind, Mapping[str, Rule]] = {
-    "plain": COMMON_RULES | {"timeout": optional(duration())},
-    "batch": COMMON_RULES | {"timeout": optional(duration()), "size": whole(1), "isolate": claim},
-    "poll": COMMON_RULES | {"timeout": duration(), "every": duration()},
-    "signal": COMMON_RULES | {"timeout": duration(), "key": optional(text)},
+    "plain": COMMON_RULES | {"timeout": optional(duration)},
+    "batch": COMMON_RULES | {"timeout": optional(duration), "size": whole(1), "isolate": claim},
+    "poll": COMMON_RULES | {"timeout": duration, "every": duration},
+    "signal": COMMON_RULES | {"timeout": duration, "key": optional(text)},
 }
 
 OPERATION_RULES: Mapping[str, Rule] = {

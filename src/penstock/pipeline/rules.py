@@ -58,16 +58,12 @@ def whole(least: int) -> Rule:
     return rule
 
 
-def duration(*, zero: bool = False) -> Rule:
-    """Seconds or a timedelta, more than nothing unless `zero` is allowed."""
-
-    def rule(value: Any) -> float:
-        found = seconds(value)
-        if found < 0 or (found == 0 and not zero):
-            raise ValueError("must not be negative" if zero else "must be longer than zero")
-        return found
-
-    return rule
+def duration(value: Any) -> float:
+    """Seconds or a timedelta, more than nothing."""
+    found = seconds(value)
+    if found <= 0:
+        raise ValueError("must be longer than zero")
+    return found
 
 
 def optional(inner: Rule) -> Rule:

@@ -174,8 +174,6 @@ class Pool:
         self._begin()
         self.shared_until_s = float("-inf")
         """When our shares of quotas that others use too are to be renewed."""
-        self.throttle_count = 0
-        """How often the remote asked to be left alone, by all bulk calls together."""
 
     def _begin(self) -> None:
         """Nobody waits and nothing is in flight."""
@@ -354,7 +352,6 @@ class Pool:
         self._tried_until_s = max(self._tried_until_s, now + 2 * pause_s)
 
     def _throttle(self, source: Source, error: TargetError, now: float, policy: RetryPolicy) -> None:
-        self.throttle_count += 1
         source.pace.refused()
         seconds = policy.throttle_s(error.retry_after_s)
         # Calls under way when the throttle began report it too; one throttle lowers the width once.

@@ -122,6 +122,8 @@ def test_a_file_named_like_a_loaded_module_does_not_replace_it(folder: Path):
         ("no_such_app.py", "there is no file"),
         ("", "names no module"),
         (":greet", "names no module"),
+        ("./good_app", "'./good_app' names no module; write pkg.module, pkg.module:name or path/to/file.py"),
+        ("..", "names no module"),
         ("good_app:nosuch", "module 'good_app' has no 'nosuch'; it has: greet"),
         ("good_app:Person", "is not an operation"),
         ("broken_app", "'broken_app' cannot be imported: ZeroDivisionError: division by zero"),

@@ -101,9 +101,9 @@ async def due_operations(db: Database, policy: Policy, now_us: int, *, after: in
         after = found[-1].number
 
 
-async def prune(db: Database, files: Storage, policy: Policy, now_us: int) -> Pruned:
+async def prune(db: Database, files: Storage, policy: Policy, now_us: int, *, actor: str | None) -> Pruned:
     """Remove all that is due, the oldest operations first. A retry or a hold that comes before its removal wins."""
-    removal = Removal(db, files)
+    removal = Removal(db, files, actor)
     found: list[Due] = []
     async for due in due_operations(db, policy, now_us):
         found.append(due)

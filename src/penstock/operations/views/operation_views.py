@@ -13,6 +13,7 @@ from penstock.blobs.model import StoredBytes
 from penstock.clock import from_micros, micros
 from penstock.db.connection import Connection
 from penstock.db.database import Database
+from penstock.db.types import storable
 from penstock.errors import InvalidInput, NotFound
 from penstock.journal import queries as journal
 from penstock.journal.tables import transitions
@@ -142,7 +143,7 @@ class OperationFilter:
 def _contains(column: ColumnElement[str], text: str) -> ColumnElement[bool]:
     """Whether a text is in a column, ignoring case; that of letters beyond ASCII only where the database knows it."""
     lower = func.lower(column)
-    as_written = text.encode(errors="surrogatepass").lower().decode(errors="surrogatepass")  # but for ASCII
+    as_written = storable(text).encode().lower().decode()  # but for ASCII
     return or_(*(lower.contains(each, autoescape=True) for each in {text.lower(), as_written}))
 
 
