@@ -334,6 +334,33 @@ def test_two_processes_use_most_of_a_quota_whenever_the_second_comes(
     used()
 
 
+@pytest.mark.covers("BX-057")
+@pytest.mark.parametrize("later_s", [(0, 0), (0, 1.1), (0, 2.4), (0, 4.2), (0, 31.2), (0, 0.7, 2.9)])
+@pytest.mark.parametrize("latency_s", [0.1, 0.5, 1, 2])
+def test_several_processes_use_nearly_all_that_is_permitted_from_the_first_minute_on(
+    latency_s: float, later_s: tuple[float, ...]
+):
+    """None learns the window from the part of it that the others left, nor from a throttle that they made longer."""
+
+    @in_virtual_time
+    async def used() -> None:
+        width = max(5, round(25 * latency_s))
+        target, members = Metered(1, Quota(requests=50, window_s=5), latency_s=latency_s, width=width), Members()
+        target.quota = "metered"
+
+        async def process(number: int, later_s: float) -> None:
+            use_quotas(Member(f"{number}", members))
+            await asyncio.sleep(later_s)
+            await drive(target, 120 - later_s)
+
+        await asyncio.gather(*(process(number, each_s) for number, each_s in enumerate(later_s)))
+        assert target.settled(0, 60)[0] >= 0.85 * 10
+        assert target.settled(30, 120)[0] >= 0.85 * 10
+        assert len(target.refused) <= 60
+
+    used()
+
+
 @in_virtual_time
 @pytest.mark.covers("BX-057")
 async def test_a_limit_on_the_time_of_the_server_is_kept_as_well():

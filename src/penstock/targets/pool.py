@@ -274,6 +274,7 @@ class Pool:
         for name, share in shares.items():
             self._sources[name].set_share(share)
             if share.throttled_s > 0:
+                self._sources[name].pace.heard(now, share.throttled_s)
                 self._throttles.record(name, now + share.throttled_s, now)
         self._renew_before_a_throttle_ends(now)
         self._serve()

@@ -114,6 +114,33 @@ def test_what_was_let_through_of_one_share_says_nothing_about_another():
     assert pace.per_second(30) == pytest.approx(5)
 
 
+def test_the_first_window_of_a_share_is_no_measure_since_others_had_filled_a_part_of_it():
+    pace = Pace()
+    pace.scale(1 / 2)
+    throttle(pace, calls(pace, 9, 0), 4)
+    for at_s in (4, 14):
+        throttle(pace, calls(pace, 50, at_s), 10)
+    assert pace.per_second(24) == pytest.approx(5)
+
+
+def test_a_window_begins_after_the_throttle_that_another_heard_of():
+    pace = Pace()
+    calls(pace, 50, 0)
+    pace.heard(1, 9)
+    throttle(pace, calls(pace, 50, 10), 10)
+    throttle(pace, calls(pace, 50, 20), 10)
+    assert pace.per_second(30) == pytest.approx(5)
+
+
+def test_a_throttle_that_was_longer_since_we_called_in_that_of_another_does_not_make_the_window_longer():
+    pace = Pace()
+    for at_s in (0, 10):
+        throttle(pace, calls(pace, 50, at_s), 12)
+        for later_s in (0.1, 1.1):  # renewals tell of it again and again
+            pace.heard(at_s + later_s, 10 - later_s)
+    assert pace.per_second(20) == pytest.approx(5, rel=0.02)
+
+
 def test_throttles_that_cost_little_are_waited_out_without_a_pace():
     pace = Pace()
     for at_s in (100.0, 200.0, 300.0):

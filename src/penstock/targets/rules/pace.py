@@ -74,6 +74,8 @@ class Pace:
         self._last_call_s = 0.0
         self._calls = 0
         self._waits_s = 0.0
+        self._resumes_s = 0.0
+        self._is_share_new = False
         self._let_through = 0
         self._fullest = NO_WINDOW
 
@@ -109,10 +111,11 @@ class Pace:
             self._starts.append(now_s)
 
     def scale(self, factor: float) -> None:
-        """Our part of the quota is so many times what it was: so is the pace, and earlier windows say nothing more."""
+        """Our part of the quota is so many times what it was: so are the pace, and what a window took of it."""
         if factor == 1:
             return
-        self._fullest = NO_WINDOW
+        calls, window_s = self._fullest
+        self._fullest, self._is_share_new = (round(calls * factor), window_s), True
         if self._base is not None:
             self._base *= factor
             self._top = None if self._top is None else self._top * factor
@@ -153,12 +156,39 @@ class Pace:
         else:
             if self._base is not None:  # it was dropped
                 self._forget()
+            if self._is_share_new:  # others had filled another part of this window
+                self._begin_cycle(now_s, wait_s)
+                return
             if not self._learn(now_s, wait_s, limit, is_guess):
                 return
-        self._let_through = self._calls if limit is not Limit.TIME else 0
-        self._cycle_from_s, self._first_call_s, self._calls, self._waits_s = now_s, None, 0, wait_s
+        self._begin_cycle(now_s, wait_s, self._calls if limit is not Limit.TIME else 0)
         is_held = self._top is None and not self._is_guess
-        self._grows_from_s = now_s + wait_s + (HELD_SPANS * self._span_s if is_held else 0.0)
+        self._grows_from_s = self._resumes_s + (HELD_SPANS * self._span_s if is_held else 0.0)
+
+    def heard(self, now_s: float, wait_s: float) -> None:
+        """Another member of our quota was throttled, for so long from now.
+
+        The remote counts our calls together: a window that we measure begins after the last throttle of anyone.
+        """
+        if now_s >= self._resumes_s:
+            if self.per_second(now_s) is None and (self._is_share_new or self._calls >= CALLS_MIN):
+                self._begin_cycle(now_s, wait_s)
+        elif now_s + wait_s < self._resumes_s:
+            self._lengthened(self._resumes_s - (now_s + wait_s))
+            self._resumes_s = now_s + wait_s
+
+    def _begin_cycle(self, now_s: float, wait_s: float, let_through: int = 0) -> None:
+        self._is_share_new = False
+        self._let_through, self._resumes_s = let_through, now_s + wait_s
+        self._cycle_from_s, self._first_call_s, self._calls, self._waits_s = now_s, None, 0, wait_s
+
+    def _lengthened(self, by_s: float) -> None:
+        """The remote made our throttle longer, since another's had begun: the window is shorter than it seemed."""
+        calls, window_s = self._fullest
+        if calls and calls == self._let_through and by_s < window_s:
+            self._fullest = calls, _meant(window_s - by_s, self._waits_s)
+            if self._base is not None and self._top is None:
+                self._base *= window_s / self._fullest[1]
 
     def _learn(self, now_s: float, wait_s: float, limit: Limit | None, is_guess: bool) -> bool:
         """Begin a pace if throttles cost too much; False when too few calls came through to end the cycle."""
