@@ -241,7 +241,8 @@ class Source:
 
     def set_share(self, share: Share) -> None:
         """Use no more than this of the quota."""
-        self.pace.scale(self.share.members / share.members)
+        whole = max(self.width.now, share.members, self.share.members)
+        self.pace.scale(share.of(whole) / self.share.of(whole))
         self.share = share
         if self.bucket:
             self.bucket.share(share.members)
