@@ -190,6 +190,18 @@ async def test_while_others_cannot_be_asked_the_last_share_holds(caplog: pytest.
     assert "cannot be shared at the moment" in caplog.text
 
 
+@in_virtual_time
+async def test_a_call_goes_on_though_who_keeps_the_quotas_has_ended():
+    class Ended(Board):
+        async def renew(self, remote: str, throttled_s: Mapping[str, float]) -> Mapping[str, Share]:
+            asked = asyncio.get_running_loop().create_future()
+            asked.cancel()  # as all that runs in an event loop is, when that loop ends
+            return await asked
+
+    async with asyncio.timeout(60):
+        await run(counted(Remote()), Ended(2, 0, {}), 5)
+
+
 @given(st.integers(1, 60), st.integers(1, 60))
 def test_all_shares_together_are_the_whole(width: int, members: int):
     parts = [Share(rank, members).of(width) for rank in range(members)]

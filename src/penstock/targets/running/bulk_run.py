@@ -91,10 +91,12 @@ class BulkRun:
 
     async def _keep_share(self) -> None:
         """Say again and again that we use the target's quota, and use our share of it."""
-        while await keep_share(self._pool, self._spec.target.quota):
+        try:
+            while await keep_share(self._pool, self._spec.target.quota):
+                self._has_share.set()
+                await self._pool.sharing_is_due()
+        finally:  # also when the loop that keeps the quotas has ended, and cancels who asks there
             self._has_share.set()
-            await self._pool.sharing_is_due()
-        self._has_share.set()
 
     async def _end_at_deadline(self) -> None:
         if self._spec.options.deadline_s is not None:
