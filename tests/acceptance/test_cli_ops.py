@@ -307,6 +307,9 @@ def test_validate_is_a_dry_run(folder: Path, monkeypatch: pytest.MonkeyPatch, ca
     assert [fault["field"] for fault in found["metadataFaults"]] == ["words"]
     assert main(["ops", "list", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["items"]) == 1
+    before = sorted(folder.iterdir())
+    assert main(["ops", "validate", "invite", "good.csv", *meta, "--db", "sqlite:///elsewhere.db"]) == 0
+    assert sorted(folder.iterdir()) == before
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from penstock.cli import control, erase, export, prune, waits, watch
 from penstock.cli.inputs import InputFile, Meta, MetaFile, OperationName, Set, existing_file, metadata, overrides
 from penstock.cli.options import App, Cursor, Db, Json, Limit, OperationId, OperationIdOrAll, Url, command, group
 from penstock.cli.pages import answer_page
-from penstock.cli.session import Place, about, ask, reached
+from penstock.cli.session import Place, about, ask, leaving_no_database, reached
 
 if TYPE_CHECKING:
     from penstock.engine import Penstock
@@ -332,13 +332,14 @@ def validate(
     path, definitions = existing_file(file), place.definitions_for(operation)
     given, changed = metadata(meta, meta_file, definitions), overrides(options)
 
-    async def look() -> FileCheck:
-        async with reached(place, definitions=definitions, makes=True) as penstock:
+    async def look(at: Place) -> FileCheck:
+        async with reached(at, definitions=definitions, makes=True) as penstock:
             return await penstock.operations.validate(
                 operation, file=path, metadata=given, options=changed or None, limit_errors=limit
             )
 
-    found = asyncio.run(look())
+    with leaving_no_database(place) as at:
+        found = asyncio.run(look(at))
     Screen(as_json=as_json).answer(lambda: resources.file_check(found), lambda: views.file_check(found))
     raise typer.Exit(0 if found.is_valid else 1)
 

@@ -7,11 +7,12 @@ import logging
 import shlex
 import shutil
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from penstock.cli.problems import WrongUsage
@@ -31,6 +32,7 @@ __all__ = [
     "ask",
     "database_of",
     "exact_id",
+    "leaving_no_database",
     "log_to_stderr",
     "opened",
     "penstock_command",
@@ -246,14 +248,30 @@ def penstock_command() -> tuple[str, ...]:
 
 def require_database(place: Place) -> None:
     """A look must not make a database: a mistyped path would seem to be an empty one."""
+    path = _missing_database(place)
+    if path is not None:
+        raise NotFound(
+            f"database not found: {path}; create it with `{place.command('db', 'upgrade')}`, or name another with --db"
+        )
+
+
+@contextmanager
+def leaving_no_database(place: Place) -> Iterator[Place]:
+    """The place for a command that stores nothing; where there is no database yet, one that is removed again."""
+    if place.server is not None or _missing_database(place) is None:
+        yield place
+        return
+    with TemporaryDirectory(prefix="penstock-") as folder:
+        yield replace(place, db=f"sqlite:///{folder}/penstock.db")
+
+
+def _missing_database(place: Place) -> Path | None:
+    """The file of the database, if that is a file and not there."""
     from penstock.db.address import parse
 
     address, dialect = parse(place.settings().database_url)
     path = Path((address.database or "").removeprefix("file:").partition("?")[0])
-    if dialect.is_file and not path.exists():
-        raise NotFound(
-            f"database not found: {path}; create it with `{place.command('db', 'upgrade')}`, or name another with --db"
-        )
+    return path if dialect.is_file and not path.exists() else None
 
 
 def log_to_stderr(level: str, *, with_time: bool = False, as_json: bool = False) -> None:
