@@ -163,7 +163,7 @@ async def test_a_false_condition_skips_the_step_and_the_row_goes_on(
         done = await e.run(Some, items(4))
         stored = await rows_of(e.penstock.db, done.id)
     assert (done.status, done.successful_rows) == ("Completed", 4)
-    assert ran == [1, 3]
+    assert sorted(ran) == [1, 3]  # rows have no order on threads
     assert [row.states[0] for row in stored] == ["Completed", "Skipped"] * 2
     assert {row.states[1] for row in stored} == {"Completed"}
 
